@@ -173,6 +173,8 @@ def _open_keyboard() -> "Keyboard":
 def _is_oneshot(config: "ChatConfig") -> bool:
     """Return whether to answer one prompt; raises `UsageError` for contradictory options."""
     as_json = config.json or config.stream_json
+    if config.prompt_logprobs is not None and not as_json:
+        raise UsageError("--prompt-logprobs needs JSON", "add --json")
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if config.interactive and (as_json or config.no_template or not at_terminal):
         raise UsageError(

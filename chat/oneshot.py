@@ -17,17 +17,24 @@ from swiftchat.chat.model.answer_saver import AnswerSaver
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.chat.render.logprobs import as_json, as_terminal_text
+from swiftchat.chat.render.logprobs import (
+    as_json,
+    as_terminal_text,
+    cumulative_logprob,
+    prompt_as_json,
+)
 from swiftchat.chat.render.stats import rounded, speeds, stats_line
 from swiftchat.chat.render.style import choose_style, is_accessible
 from swiftchat.chat.render.view import AnswerView, open_view, preload
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.process_age import process_age_s
 from swiftchat.chat.terminal.status_line import StatusLine
+from swiftchat.engine.api.params import SAMPLING_RANGES, SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Prefill
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
 
 SCHEMA = 1
+_MAIN_PARAMS = ("temperature", "top_k", "top_p", "min_p")
 
 
 def prompt_text(config: ChatConfig) -> str:
@@ -218,6 +225,8 @@ class OneShot:
             "reasoning": answer.reasoning,
             "finish_reason": reason,
             "logprobs": as_json(answer, self.chat_model.tokenizer),
+            "cumulative_logprob": cumulative_logprob(answer),
+            "prompt_logprobs": prompt_as_json(answer, self.chat_model.tokenizer),
             "usage": {
                 "prompt_tokens": answer.num_prompt_tokens,
                 "cached_tokens": result.cached_tokens if result else 0,
@@ -231,16 +240,22 @@ class OneShot:
                 "first_token_s": rounded(answer.ttft_s and self._age_s + answer.ttft_s),
                 **speeds(answer),
             },
-            "params": {
-                "temperature": answer.params.temperature,
-                "top_k": answer.params.top_k,
-                "top_p": answer.params.top_p,
-                "min_p": answer.params.min_p,
-                "seed": result.seed if result else answer.params.seed,
-            },
+            "params": self._params(answer),
             "warnings": self.warnings,
         }
         return {"event": "end", **report} if self.config.stream_json else report
+
+    def _params(self, answer: Answer) -> dict[str, Any]:
+        """Return the main sampling parameters, and all others that are not at their defaults."""
+        params = answer.params
+        shown = {name: getattr(params, name) for name in _MAIN_PARAMS}
+        for name in SAMPLING_RANGES:
+            value = getattr(params, name)
+            if value != getattr(SamplingParams, name):
+                shown[name] = value
+        texts = self.config.texts(self.chat_model.changes)
+        shown |= {name: list(found) for name, found in texts.items() if found}
+        return {**shown, "seed": answer.result.seed if answer.result else params.seed}
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -92,7 +92,7 @@ def _continued(ctx: click.Context, options: dict[str, Any], given: set[str]) -> 
     settings = {
         option_name(name): value
         for name, value in conversation.settings.items()
-        if option_name(name) in (*SESSION_OPTIONS, "stop")
+        if option_name(name) in SESSION_OPTIONS
     }
     _apply(ctx, options, given, {**settings, "system": conversation.system})
     return conversation

@@ -10,14 +10,21 @@ from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.model.description import describe, property_label, property_text
-from swiftchat.chat.options.parameters import PARAMETERS, UNSET, Parameter, option_name
+from swiftchat.chat.options.parameters import (
+    ALL_PARAMETERS,
+    PARAMETERS,
+    TEXTS_PARAMETERS,
+    UNSET,
+    Parameter,
+    option_name,
+)
 from swiftchat.chat.render.logprobs import as_terminal_text
 from swiftchat.chat.render.stats import answer_rows, memory_line
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
-_SETTABLE = (*PARAMETERS, "stop", "system")
+_SETTABLE = (*PARAMETERS, *TEXTS_PARAMETERS, "system")
 _NAMES_HINT = f"names: {', '.join(_SETTABLE)}"
 _MAX_ROWS = 200  # of /show
 
@@ -39,8 +46,8 @@ def set_parameter(state: ChatState, argument: str) -> None:
     name, text = _settable(words[0]), words[1].strip()
     if name == "system":
         state.conversation.system = None if text in UNSET else _unquoted(text)
-    elif name == "stop":
-        _set_stop(state, text)
+    elif name in TEXTS_PARAMETERS:
+        _add_text(state, name, text)
     else:
         _set_number(state, PARAMETERS[name], text)
     print(sanitize(f"{name} = {_value_text(_values(state)[name])}"))
@@ -67,11 +74,12 @@ def _set_number(state: ChatState, parameter: Parameter, text: str) -> None:
         state.chat_model.set_engine_option(parameter.name, value)
 
 
-def _set_stop(state: ChatState, text: str) -> None:
-    stop = _unquoted(text)
-    if not stop:
-        raise UsageError("a stop text is empty", "/set stop off removes all stop texts")
-    state.chat_model.stops = [] if text in UNSET else [*state.chat_model.stops, stop]
+def _add_text(state: ChatState, name: str, text: str) -> None:
+    chat_model, added = state.chat_model, _unquoted(text)
+    if not added:
+        raise UsageError(f"a {name} text is empty", f"/set {name} off removes all {name} texts")
+    before = chat_model.config.texts(chat_model.changes)[name]
+    chat_model.set_parameter(name, () if text in UNSET else (*before, added))
 
 
 def _unquoted(text: str) -> str:
@@ -95,13 +103,13 @@ def _value_text(value: object) -> str:
 
 def _values(state: ChatState) -> dict[str, object]:
     """Return the current value of each parameter, None for an unset one."""
-    chat_model, stops = state.chat_model, state.chat_model.stops
-    info = chat_model.engine.info
+    chat_model = state.chat_model
+    info, texts = chat_model.engine.info, chat_model.config.texts(chat_model.changes)
     return {
         **vars(chat_model.params),
+        **{name: " ".join(map(json.dumps, found)) or None for name, found in texts.items()},
         "ctx_size": info.ctx_size_tokens if info else chat_model.config.ctx_size,
         "threads": chat_model.config.threads,
-        "stop": " ".join(map(json.dumps, stops)) or None,
         "system": state.conversation.system or None,
     }
 
@@ -191,10 +199,7 @@ def show_stats(state: ChatState, argument: str) -> None:
 
 
 def _complete_parameters(state: ChatState) -> dict[str, str]:
-    return {name: one.help for name, one in PARAMETERS.items()} | {
-        "stop": "Stop before this text.",
-        "system": "System prompt.",
-    }
+    return {one.name: one.help for one in ALL_PARAMETERS} | {"system": "System prompt."}
 
 
 SETTINGS_COMMANDS = (
@@ -206,8 +211,9 @@ SETTINGS_COMMANDS = (
         set_parameter,
         completion=_complete_parameters,
         details="/set NAME off returns to the model's value. Context and threads restart the\n"
-        "engine. A stop text may stand between quotes, with \\n for a new line.\n"
-        + two_columns((" ".join((p.name, *p.aliases)), p.help) for p in PARAMETERS.values()),
+        "engine. A text may stand between quotes, with \\n for a new line; each /set stop TEXT\n"
+        "adds one, and so do ban, logit_bias, dry_breaker and top_p_reset.\n"
+        + two_columns((" ".join((p.name, *p.aliases)), p.help) for p in ALL_PARAMETERS),
     ),
     Command(
         "/show",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from swiftchat.chat.help.columns import two_columns
-from swiftchat.chat.options.parameters import PARAMETERS
+from swiftchat.chat.options.parameters import ALL_PARAMETERS
 
 
 class Page(NamedTuple):
@@ -110,17 +110,27 @@ that you type never becomes a control token.
 """
 
 _SAMPLING = """\
-Each token is chosen in this order: penalties, temperature, top_k, min_p,
-top_p. The parameters:
+Each token is chosen in this order:
 
-{{parameters}}
+  1  logit_bias is added to the logits
+  2  repeat_penalty, presence_penalty and frequency_penalty, of the last
+     repeat_last_n tokens; then dry
+  3  bans: no_repeat_ngram, ban, and end tokens before min_tokens
+  4  temperature; 0 takes the most probable token and ends here
+  5  filters: top_k, typical_p, min_p, top_p
 
 A parameter is a flag (--top-k 40), a variable (SWIFTCHAT_TOP_K=40), a line of
 the configuration file or of a role (top_k = 40), or is set at the prompt:
 
   >>> /set top_k 40
   >>> /set stop "\\n\\n"
+  >>> /set ban delve
+  >>> /set logit_bias yes=5
   >>> /set top_k off
+
+ban bans the usual tokens of a text, with and without a space before it; other
+spellings stay possible. logit_bias changes single tokens that write the text,
+with and without a space. In files, several texts are a list: ban = ["a", "b"].
 
 Parameters that you do not set come from the model's generation_config.json;
 off returns to them. Print the probability of each token, before all steps:
@@ -128,6 +138,15 @@ off returns to them. Print the probability of each token, before all steps:
   swiftchat -p "Heads or tails?" --logprobs 3 --json
   >>> /set logprobs 5
   >>> /show alternatives
+
+swiftchat help parameters lists all of them.
+"""
+
+_PARAMETERS = """\
+Names for flags, variables, files and /set; swiftchat help sampling says how
+they work together.
+
+{{parameters}}
 """
 
 _GPU = """\
@@ -240,6 +259,7 @@ PAGES = {
     "roles": Page("Named system prompts with options", _ROLES),
     "templates": Page("Chat templates", _TEMPLATES),
     "sampling": Page("Temperature and other sampling options, logprobs", _SAMPLING),
+    "parameters": Page("All sampling parameters", _PARAMETERS),
     "gpu": Page("Running models on GPUs", _GPU),
     "serve": Page("Keeping a model loaded, and the HTTP API", _SERVE),
     "hosts": Page("Remote engines, and engines on several hosts", _HOSTS),
@@ -290,7 +310,7 @@ def _keys() -> str:
 
 def _parameters() -> str:
     rows = []
-    for one in PARAMETERS.values():
+    for one in ALL_PARAMETERS:
         also = f" Also {', '.join(one.aliases)}." if one.aliases else ""
         rows.append((one.name, f"{one.help}{also}"))
     return two_columns(rows)

@@ -12,7 +12,7 @@ from swiftchat.chat.model.reasoning import (
 )
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import Finished, Logprob, Prefill, Tokens
+from swiftchat.engine.api.protocol import Finished, Logprob, Prefill, PromptLogprobs, Tokens
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt, Tokenizer
@@ -23,7 +23,8 @@ class Answer:
 
     `text` is the answer so far, `reasoning` the text of the reasoning. `ids` are the sampled ids,
     which may be more than `text` uses (`num_tokens`); `logprobs` are theirs, if the parameters
-    request them. `finish_reason` is None while generating, then `stop` (end token or stop string),
+    request them, and `prompt_logprobs` those of the prompt's tokens but the first.
+    `finish_reason` is None while generating, then `stop` (end token or stop string),
     `length` or `interrupt`. `result` is the engine's report, None if the answer was interrupted
     before. Iterating does not catch `KeyboardInterrupt`; the caller then calls `interrupt`.
     """
@@ -46,6 +47,7 @@ class Answer:
         self.num_prompt_tokens = len(prompt)
         self.ids: list[int] = []
         self.logprobs: list[Logprob] = []
+        self.prompt_logprobs: list[Logprob] = []
         self.num_tokens = 0
         self.text = ""
         self.num_reasoning_tokens = 0
@@ -77,6 +79,8 @@ class Answer:
                     self.result = event
                     self.ttft_s = self.ttft_s or event.prefill_s
                     yield from self._end(event.reason)
+                case PromptLogprobs(logprobs):
+                    self.prompt_logprobs += logprobs
                 case Prefill() if self._on_prefill is not None:
                     self._on_prefill(event)
             if self._stops.stopped and self.finish_reason is None:

@@ -51,8 +51,12 @@ class AnswerSaver:
             self._message = self._conversation.add("assistant", "", None)
             self._message.model = self._conversation.settings.get("model")
             params = asdict(self._answer.params)
-            del params["stop_ids"]
-            self._message.params = {k: v for k, v in params.items() if v is not None}
+            # Ids belong to one model, and the texts they stand for are saved with the conversation.
+            self._message.params = {
+                name: value
+                for name, value in params.items()
+                if value is not None and not isinstance(value, tuple)
+            }
         self._message.content = self._prefix + self._answer.text
         self._message.reasoning = self._answer.reasoning
         self._conversation.unsaved[self._message] = None

@@ -12,6 +12,7 @@ from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.reasoning import ReasoningFormat, find_reasoning_format
 from swiftchat.chat.model.template_choice import TemplateChoice, choose_template
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.options.token_texts import TokenTexts, check_texts
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.engine.api.attach import attach
 from swiftchat.engine.api.client import EngineClient
@@ -78,7 +79,6 @@ class ChatModel:
         self.path = path
         self.config = config
         self.changes: dict[str, Any] = {}
-        self.stops = list(config.stop)
         self.think = config.think
         self._start = start
         self._failure: Exception | None = None
@@ -100,8 +100,7 @@ class ChatModel:
     def for_model(self, path: Path, name: str) -> "ChatModel":
         """Return a ChatModel for another model with the same options and changes."""
         other = ChatModel(path, replace(self.config, model=name), self._start)
-        other.changes, other.stops = dict(self.changes), list(self.stops)
-        other.think = self.think
+        other.changes, other.think = dict(self.changes), self.think
         return other
 
     @property
@@ -143,15 +142,24 @@ class ChatModel:
         ends = [control[end] for end in self.template.ends if end in control]
         stop_ids = (*self.tokenizer.eos_ids, *self.model.config.eos_ids, *ends)
         stop_ids = tuple(dict.fromkeys(stop_ids))
-        return self.config.sampling(self.model.generation_config, stop_ids, changes)
+        params = self.config.sampling(self.model.generation_config, stop_ids, changes)
+        texts = self.config.texts(changes)
+        check_texts(texts)
+        if not (params.dry_multiplier or any(texts.values())):
+            return params  # looking for tokens takes some time
+        return replace(params, **self._token_texts.parameters(texts))
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop texts."""
+        return self.config.texts(self.changes)["stop"]
 
     @property
     def settings(self) -> dict[str, Any]:
         """The options to save with a conversation."""
         from swiftchat.weights.hub.aliases import DEFAULT_MODEL
 
-        stop = {"stop": list(self.stops)} if self.stops else {}
-        return {"model": DEFAULT_MODEL} | self.config.settings(self.changes) | stop
+        return {"model": DEFAULT_MODEL} | self.config.settings(self.changes)
 
     @property
     def template(self) -> TemplateChoice:
@@ -168,7 +176,7 @@ class ChatModel:
     def set_parameter(self, name: str, value: Any) -> None:
         """Change a sampling parameter of future answers. Raises `UsageError` for a bad value."""
         changes = {**self.changes, name: value}
-        self.config.sampling(self.model.generation_config, (), changes)
+        self.params_with(changes)
         self.changes = changes
 
     def set_engine_option(self, name: str, value: float | None) -> None:
@@ -328,6 +336,7 @@ class ChatModel:
         try:
             self._model = Model.open(self.path)
             self._tokenizer = Tokenizer.load(self.path)
+            self._token_texts = TokenTexts(self._tokenizer)
             self._template = self._choose_template()
             # Imports jinja2 now instead of during the first answer.
             import swiftchat.tokenizer.template.template  # noqa: F401

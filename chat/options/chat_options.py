@@ -17,7 +17,8 @@ from swiftchat.chat.options.completion import (
     complete_variables,
 )
 from swiftchat.chat.options.config import config_path
-from swiftchat.chat.options.parameters import PARAMETERS, Parameter
+from swiftchat.chat.options.parameters import PARAMETERS, TEXTS_PARAMETERS, Parameter
+from swiftchat.engine.api.params import MAX_LOGPROBS
 from swiftchat.errors import UsageError
 
 
@@ -87,6 +88,17 @@ class ChatOption(click.Option):
         return super().get_error_hint(ctx)
 
 
+class TextsOption(ChatOption):
+    """An option with any number of texts; a variable has one on each line."""
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        return super().type_cast_value(ctx, [value] if isinstance(value, str) else value)
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        text = self.resolve_envvar_value(ctx)
+        return None if text is None else text.split("\n")
+
+
 class ModelOption(ChatOption):
     """A model; given several times, the first value, and `compared_models` returns the others."""
 
@@ -124,6 +136,19 @@ def _parameter(name: str, *short: str, env: bool = True, **settings: Any) -> cli
     found = PARAMETERS[name]
     return _option(
         *short, *found.flags, name, env=env, type=Number(found), help=found.help, **settings
+    )
+
+
+def _texts(name: str) -> click.Option:
+    """The option of a parameter with texts."""
+    found = TEXTS_PARAMETERS[name]
+    variables = ["SWIFTCHAT_" + flag[2:].replace("-", "_").upper() for flag in found.flags]
+    return TextsOption(
+        (*found.flags, name),
+        envvar=variables,
+        multiple=True,
+        metavar=found.metavar,
+        help=found.help,
     )
 
 
@@ -201,16 +226,38 @@ _CONVERSATIONS = (
 )
 _ANSWER = (
     _parameter("max_tokens", "-n"),
-    _option("--stop", env=False, multiple=True, help="Stop before this text (repeatable)."),
+    _parameter("min_tokens"),
+    _texts("stop"),
+    _texts("ban"),
+    _texts("logit_bias"),
     _parameter("temperature"),
     _parameter("top_k"),
-    _parameter("top_p"),
+    _parameter("typical_p"),
     _parameter("min_p"),
+    _parameter("top_p"),
+    _parameter("top_p_decay"),
+    _parameter("top_p_min"),
+    _texts("top_p_reset"),
     _parameter("repeat_penalty"),
     _parameter("presence_penalty"),
     _parameter("frequency_penalty"),
+    _parameter("repeat_last_n"),
+    _parameter("dry_multiplier"),
+    _parameter("dry_base"),
+    _parameter("dry_allowed_length"),
+    _texts("dry_breaker"),
+    _parameter("no_repeat_ngram"),
     _parameter("seed"),
     _parameter("logprobs", env=False, is_flag=False, flag_value=5, metavar="[N]"),
+    _option(
+        "--prompt-logprobs",
+        env=False,
+        type=click.IntRange(0, MAX_LOGPROBS),
+        is_flag=False,
+        flag_value=5,
+        metavar="[N]",
+        help="The same for the tokens of the prompt, in --json.",
+    ),
 )
 _OUTPUT = (
     _flag("--json", env=False, help="Print one JSON object instead of text."),
@@ -305,10 +352,11 @@ CONFIG_NAMES = {option.name for option in CHAT_OPTIONS if option.name and option
 def typed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of options in their types. Raises `UsageError` for an invalid value."""
     options = {option.name: option for option in CHAT_OPTIONS if option.name in settings}
+    context = click.Context(click.Command("swiftchat"))
     found = {}
     for name, value in settings.items():
         try:
-            found[name] = options[name].type.convert(value, options[name], None)
+            found[name] = options[name].type_cast_value(context, value)
         except click.BadParameter as error:
             raise UsageError(f"{name}: {error.message}") from None
     return found

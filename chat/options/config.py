@@ -6,14 +6,22 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from swiftchat.chat.options.parameters import PARAMETERS, named_options, option_name
+from swiftchat.chat.options.parameters import (
+    PARAMETERS,
+    TEXTS_PARAMETERS,
+    named_options,
+    option_name,
+)
+from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.engine.api.params import EngineConfig, NumRanks, SamplingParams
 from swiftchat.errors import FileSystemError, UsageError
 
-# Parameters of each answer, but `logprobs`, which is not saved.
-SAMPLING_OPTIONS = tuple(
-    name for name, one in PARAMETERS.items() if one.is_sampled and name != "logprobs"
+_LOGPROBS = ("logprobs", "prompt_logprobs")  # parameters of each answer that are not saved
+_NUMBERS = tuple(
+    name for name, one in PARAMETERS.items() if one.is_sampled and name not in _LOGPROBS
 )
+# Parameters of each answer.
+SAMPLING_OPTIONS = (*_NUMBERS, *TEXTS_PARAMETERS)
 # Options that are saved with a conversation.
 SESSION_OPTIONS = ("model", "template", *SAMPLING_OPTIONS)
 # The names of sampling parameters in generation_config.json.
@@ -54,11 +62,25 @@ class ChatConfig:
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    repeat_last_n: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_breaker: tuple[str, ...] = ()
+    no_repeat_ngram: int | None = None
+    top_p_decay: float | None = None
+    top_p_min: float | None = None
+    top_p_reset: tuple[str, ...] = ()
+    typical_p: float | None = None
+    logit_bias: tuple[str, ...] = ()
+    ban: tuple[str, ...] = ()
+    min_tokens: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     think: str = "auto"
     overflow: str = "error"
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     device: str = "auto"
     tp: NumRanks = 1
     pp: int = 1
@@ -89,8 +111,11 @@ class ChatConfig:
             raise UsageError(
                 "two models answer one prompt", "leave out -i, -x, --dummy and --connect"
             )
-        if "" in self.stop:
-            raise UsageError("a --stop text is empty", "leave out the option, or give a text")
+        for name in TEXTS_PARAMETERS:
+            if "" in getattr(self, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"a {flag} text is empty", "leave out the option, or give a text")
+        check_texts(self.texts({}))
         if self.variables and self.role is None:
             raise UsageError("-v is for the variables of a role", "add --role NAME")
         if self.no_template and self.template is not None:
@@ -120,15 +145,19 @@ class ChatConfig:
     ) -> SamplingParams:
         """Return sampling parameters: `changes` (from `/set`), else options, else the model's.
 
-        None in `changes` unsets an option.
+        None in `changes` unsets an option. Without those that `texts` stand for: see `TokenTexts`.
         """
         values = _model_defaults(generation_config)
-        changes = changes or {}
-        options = {name: getattr(self, name) for name in (*SAMPLING_OPTIONS, "logprobs")}
-        for name, value in {**options, **changes}.items():
-            if value is not None:
-                values[name] = value
+        numbers = (*_NUMBERS, *_LOGPROBS)
+        options = {name: getattr(self, name) for name in numbers}
+        options |= {name: value for name, value in (changes or {}).items() if name in numbers}
+        values |= {name: value for name, value in options.items() if value is not None}
         return SamplingParams(**values, stop_ids=stop_ids)
+
+    def texts(self, changes: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+        """Return the texts of each parameter that has texts: `changes`, else options."""
+        texts = {name: changes.get(name, getattr(self, name)) for name in TEXTS_PARAMETERS}
+        return {name: tuple(value or ()) for name, value in texts.items()}
 
     def settings(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Return the options to save with a conversation; `changes` (from `/set`) take precedence.
@@ -140,7 +169,7 @@ class ChatConfig:
         for name in ("model", "template"):
             if options[name] and Path(options[name]).exists():
                 options[name] = str(Path(options[name]).absolute())
-        return {name: value for name, value in options.items() if value is not None}
+        return {name: value for name, value in options.items() if value not in (None, ())}
 
     def engine(self) -> EngineConfig:
         return EngineConfig(
@@ -166,7 +195,11 @@ class ChatConfig:
 def sampling_changes(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters in the settings of a conversation."""
     found = {option_name(name): value for name, value in settings.items()}
-    return {name: value for name, value in found.items() if name in SAMPLING_OPTIONS}
+    return {
+        name: tuple(value) if name in TEXTS_PARAMETERS else value
+        for name, value in found.items()
+        if name in SAMPLING_OPTIONS
+    }
 
 
 def _model_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:

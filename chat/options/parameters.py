@@ -64,15 +64,39 @@ PARAMETERS = {
         _sampled("temperature", float, "Randomness of the answer; 0 is greedy.", ("temp",)),
         _sampled("top_k", int, "Sample from the k most probable tokens; 0 is off."),
         _sampled("top_p", float, "Nucleus sampling with probability p; 1 is off."),
+        _sampled("top_p_decay", float, "Factor of top-p for each token of the answer; 1 is off."),
+        _sampled("top_p_min", float, "Smallest top-p that --top-p-decay leads to."),
         _sampled(
             "min_p", float, "Minimum probability relative to the most probable token; 0 is off."
+        ),
+        _sampled(
+            "typical_p",
+            float,
+            "Locally typical sampling with probability p; 1 is off.",
+            ("typ_p", "typical"),
         ),
         _sampled(
             "repeat_penalty", float, "Penalize repeated tokens; 1 is off.", ("repetition_penalty",)
         ),
         _sampled("presence_penalty", float, "Subtracted from the logit of tokens that occurred."),
         _sampled("frequency_penalty", float, "Subtracted from the logit per occurrence."),
+        _sampled(
+            "repeat_last_n",
+            int,
+            "The penalties count this many last tokens; -1 is all, 0 none.",
+            ("penalty_last_n",),
+        ),
+        _sampled("dry_multiplier", float, "Penalty of repeated sequences (DRY); 0 is off."),
+        _sampled("dry_base", float, "Growth of the DRY penalty with each repeated token (1.75)."),
+        _sampled("dry_allowed_length", int, "Longest repetition without a DRY penalty (2)."),
+        _sampled(
+            "no_repeat_ngram",
+            int,
+            "No sequence of this many tokens occurs twice; 0 is off.",
+            ("no_repeat_ngram_size",),
+        ),
         _sampled("seed", int, "Seed; makes an answer repeatable."),
+        _sampled("min_tokens", int, "Minimum length of an answer in tokens.", ("min_new_tokens",)),
         Parameter(
             "max_tokens",
             int,
@@ -94,9 +118,49 @@ PARAMETERS = {
         Parameter("threads", int, _AT_LEAST_1, "CPU threads.", ("num_thread",), is_sampled=False),
     )
 }
+
+
+@dataclass(frozen=True)
+class TextsParameter:
+    """A parameter with any number of texts as its value: a flag that can be repeated."""
+
+    name: str
+    help: str
+    metavar: str = "TEXT"
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The long flags: `--ban`."""
+        return tuple(f"--{name.replace('_', '-')}" for name in (self.name, *self.aliases))
+
+
+# All of them are parameters of each answer.
+TEXTS_PARAMETERS = {
+    parameter.name: parameter
+    for parameter in (
+        TextsParameter("stop", "Stop before this text (repeatable)."),
+        TextsParameter("ban", "Never write this text (repeatable)."),
+        TextsParameter(
+            "logit_bias",
+            "Add a number between -100 and 100 to the logit of a token (repeatable).",
+            "TEXT=NUMBER",
+        ),
+        TextsParameter(
+            "dry_breaker",
+            "A repetition for DRY ends at this text (repeatable); none: no text does.",
+            aliases=("dry_sequence_breaker",),
+        ),
+        TextsParameter("top_p_reset", "After this text top-p decays anew (repeatable)."),
+    )
+}
+ALL_PARAMETERS: tuple[Parameter | TextsParameter, ...] = (
+    *PARAMETERS.values(),
+    *TEXTS_PARAMETERS.values(),
+)
 _NAMES = {
     name: parameter.name
-    for parameter in PARAMETERS.values()
+    for parameter in ALL_PARAMETERS
     for name in (parameter.name, *parameter.aliases)
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from swiftchat.chat.options.chat_options import typed
 from swiftchat.chat.options.config import SAMPLING_OPTIONS
-from swiftchat.chat.options.parameters import option_name
+from swiftchat.chat.options.parameters import TEXTS_PARAMETERS, option_name
 from swiftchat.errors import UsageError
 
 FILE_NAME = ".swiftchat.toml"
@@ -89,7 +89,9 @@ def _checked(name: str, value: Any, folder: Path) -> Any:
     """Return the value of an option. Raises `UsageError` if a project file may not set it."""
     if name not in PROJECT_OPTIONS:
         raise UsageError("a project file sets only model, role and sampling parameters")
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    is_texts = name in TEXTS_PARAMETERS and isinstance(value, list)
+    is_texts = is_texts and all(isinstance(one, str) for one in value)
+    if isinstance(value, bool) or not (is_texts or isinstance(value, str | int | float)):
         raise UsageError("it is neither a string nor a number")
     if name == "model":
         return _checked_model(str(value), folder)

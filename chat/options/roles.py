@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.chat.options.config import config_path, read_text, unknown_option
-from swiftchat.chat.options.parameters import named_options, option_name
+from swiftchat.chat.options.parameters import TEXTS_PARAMETERS, named_options, option_name
 from swiftchat.errors import UsageError
 
 _FENCE = "---"
@@ -148,7 +148,9 @@ def _parse_settings(values: dict[Any, Any], known: Collection[str], file: str) -
         option = option_name(str(key))
         if option not in known:
             raise unknown_option(file, str(key), known)
-        if not isinstance(value, str | int | float):
+        is_texts = option in TEXTS_PARAMETERS and isinstance(value, list)
+        is_texts = is_texts and all(isinstance(one, str) for one in value)
+        if not (is_texts or isinstance(value, str | int | float)):
             raise UsageError(
                 f"{file}: the value of {key} is neither a string nor a number",
                 "put a text with braces between quotes",

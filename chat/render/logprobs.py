@@ -7,7 +7,7 @@ tokens including reasoning, up to and including the token that completed a stop 
 import io
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.render.style import Style
@@ -30,12 +30,32 @@ _MAX_COLUMNS = 100
 
 
 def as_json(answer: "Answer", tokenizer: "Tokenizer") -> list[dict[str, Any]] | None:
-    """Return a list of `token`, `id`, `logprob`, `alternatives`; None if not requested.
+    """Return a list of `token`, `id`, `logprob`, `alternatives`; None if not requested."""
+    if answer.params.logprobs is None:
+        return None
+    return entries(_pairs(answer), tokenizer)
+
+
+def prompt_as_json(answer: "Answer", tokenizer: "Tokenizer") -> list[dict[str, Any]] | None:
+    """Return the same for the prompt's tokens but the first, which has no logprob."""
+    if answer.params.prompt_logprobs is None:
+        return None
+    ids = answer.prompt.ids[1 : 1 + len(answer.prompt_logprobs)]
+    return entries(zip(ids, answer.prompt_logprobs, strict=True), tokenizer)
+
+
+def cumulative_logprob(answer: "Answer") -> float | None:
+    """Return the logprob of the whole answer; None if logprobs were not requested."""
+    if answer.params.logprobs is None:
+        return None
+    return round(math.fsum(one.logprob for _, one in _pairs(answer)), 6)
+
+
+def entries(pairs: "Iterable[tuple[int, Logprob]]", tokenizer: "Tokenizer") -> list[dict[str, Any]]:
+    """Return `token`, `id`, `logprob` and `alternatives` of each token.
 
     The text of a token that is only part of a character contains U+FFFD; use the id instead.
     """
-    if answer.params.logprobs is None:
-        return None
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         text = _text(tokenizer, token_id)
@@ -46,7 +66,7 @@ def as_json(answer: "Answer", tokenizer: "Tokenizer") -> list[dict[str, Any]] | 
             **entry(token_id, one.logprob),
             "alternatives": [entry(*alternative) for alternative in one.top],
         }
-        for token_id, one in _pairs(answer)
+        for token_id, one in pairs
     ]
 
 

@@ -272,6 +272,8 @@ def test_json_is_one_object_of_schema_1(program: Program) -> None:
         "reasoning",
         "finish_reason",
         "logprobs",
+        "cumulative_logprob",
+        "prompt_logprobs",
         "usage",
         "timings",
         "params",

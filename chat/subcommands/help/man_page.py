@@ -14,7 +14,17 @@ from swiftchat.chat.help.pages import EXIT_CODES, page
 from swiftchat.chat.options.chat_options import SECTIONS
 from swiftchat.chat.options.help_layout import EXAMPLES
 
-_TOPICS = ("keys", "commands", "sessions", "roles", "templates", "sampling", "gpu", "config")
+_TOPICS = (
+    "keys",
+    "commands",
+    "sessions",
+    "roles",
+    "templates",
+    "sampling",
+    "parameters",
+    "gpu",
+    "config",
+)
 
 
 def man_page(root: click.Group) -> str:

@@ -103,7 +103,7 @@ def test_the_ids_of_a_partial_character_are_reused(talk: Talk) -> None:
 
 
 def test_an_answer_ended_by_a_stop_string_is_encoded_again(talk: Talk) -> None:
-    talk.chat_model.stops = ["STOP"]
+    talk.chat_model.changes["stop"] = ("STOP",)
     talk.turn("hi", "heSTOP")
     assert talk.turn("and?", "x") == talk.encoded_from_text()
 

@@ -33,6 +33,15 @@ WRONG = {
     "logprobs": "51",
     "ctx_size": "0",
     "threads": "0",
+    "top_p_decay": "0",
+    "top_p_min": "2",
+    "typical_p": "0",
+    "repeat_last_n": "-2",
+    "dry_multiplier": "-1",
+    "dry_base": "0.5",
+    "dry_allowed_length": "0",
+    "no_repeat_ngram": "-1",
+    "min_tokens": "-1",
 }
 
 
@@ -84,7 +93,8 @@ def test_wrong_values_say_the_range(chat: Chat, option: str) -> None:
 @pytest.mark.parametrize("option", PARAMETERS)
 def test_off_and_default_unset_every_parameter(chat: Chat, option: str, word: str) -> None:
     before = chat.send(f"/set {option}")
-    chat.send(f"/set {option} 0.5" if PARAMETERS[option].kind is float else f"/set {option} 7")
+    value = 7 if PARAMETERS[option].kind is int else 0.5 if 0.5 in PARAMETERS[option].range else 2
+    chat.send(f"/set {option} {value}")
     assert chat.send(f"/set {option}") != before or option == "ctx_size"
     chat.send(f"/set {option} {word}")
     assert chat.send(f"/set {option}") == before
@@ -104,10 +114,10 @@ def test_off_unsets_options_of_the_command_line_too(chat: Chat) -> None:
 def test_stop_texts_and_the_system_prompt_are_unset(chat: Chat) -> None:
     chat.send('/set stop "a\\nb"')
     chat.send("/set stop END")
-    assert chat.state.chat_model.stops == ["a\nb", "END"]
+    assert chat.state.chat_model.stops == ("a\nb", "END")
     assert '"a\\nb" "END"' in chat.send("/set stop")
     chat.send("/set stop off")
-    assert chat.state.chat_model.stops == []
+    assert chat.state.chat_model.stops == ()
     chat.send("/set system Be brief.")
     chat.send("/set system off")
     assert not chat.state.conversation.system

@@ -56,7 +56,8 @@ def test_logprobs_end_at_a_stop_string(program: Program) -> None:
 def test_logprobs_need_json_output(program: Program) -> None:
     error = failure(program, "-p", "x", "--logprobs")
     assert error.exit_code == 2 and "--json" in error.hint
-    assert failure(program, "-p", "x", "--logprobs", "51", "--json").exit_code == 2
+    error = failure(program, "-p", "x", "--prompt-logprobs")
+    assert error.exit_code == 2 and "--json" in error.hint
     assert program.engine.prompts == []
 
 

@@ -20,7 +20,7 @@ from swiftchat.chat.help.pages import EXIT_CODES, FILLED, PAGES, page
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import SessionStore, list_names, sessions_path
 from swiftchat.chat.options.chat_options import SECTIONS
-from swiftchat.chat.options.parameters import PARAMETERS
+from swiftchat.chat.options.parameters import ALL_PARAMETERS
 from swiftchat.chat.options.roles import roles_folder
 from swiftchat.chat.subcommands.help.man_page import man_page
 from swiftchat.engine.server.standalone import _parser
@@ -85,10 +85,10 @@ def test_help_is_short_and_every_option_has_a_section() -> None:
     assert sorted(shown) == sorted(param.name or "" for param in cli.chat.params)
     whole = CliRunner().invoke(cli.swiftchat, ["chat", "--help"]).stdout
     options = {option for param in cli.chat.params for option in param.opts}
-    aliases = {flag for parameter in PARAMETERS.values() for flag in parameter.flags[1:]}
+    aliases = {flag for parameter in ALL_PARAMETERS for flag in parameter.flags[1:]}
     assert all(option in whole for option in options - aliases)
-    sampling = page("sampling", "")
-    assert all(flag.removeprefix("--").replace("-", "_") in sampling for flag in aliases)
+    parameters = page("parameters", "")
+    assert all(flag.removeprefix("--").replace("-", "_") in parameters for flag in aliases)
 
 
 def test_manual_page_is_valid_roff(tmp_path: Path) -> None:
