@@ -1,4 +1,7 @@
-"""Perplexity of quantized SmolLM2-135M on the first chapter of "Pride and Prejudice" (1813)."""
+"""Perplexity of SmolLM2-135M, quantized or with quantized activations, on two texts.
+
+The first chapter of "Pride and Prejudice" (1813), and a manual of a program with Markdown and code.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +18,8 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.quantize import QuantizationSpec
 from tests.support import gguf_directory
 
-TEXT = Path(__file__).parent / "data" / "pride_and_prejudice.txt"
+DATA = Path(__file__).parent / "data"
+NOVEL, MANUAL = DATA / "pride_and_prejudice.txt", DATA / "program_manual.txt"
 
 # Allowed relative increase over the perplexity of bf16 weights: the largest measured plus a tenth.
 # Round-to-nearest without calibration costs a model of this size much. The results of a processor
@@ -28,10 +32,16 @@ MAX_INCREASE_OF_CACHE = {"int8": 0.003, "fp8": 0.0105}
 
 
 @torch.inference_mode()
-def perplexity(folder: Path, chunk_tokens: int = 512, kv_dtype: str = "auto") -> float:
+def perplexity(
+    folder: Path,
+    chunk_tokens: int = 512,
+    kv_dtype: str = "auto",
+    dtype: str | None = None,
+    text: Path = NOVEL,
+) -> float:
     """exp of the mean of −log p over all tokens but the first, in one context."""
-    engine = build_engine(folder, EngineConfig(device="cpu", kv_dtype=kv_dtype))
-    ids = Tokenizer.load(folder).encode(TEXT.read_text())
+    engine = build_engine(folder, EngineConfig(device="cpu", kv_dtype=kv_dtype, dtype=dtype))
+    ids = Tokenizer.load(folder).encode(text.read_text())
     decoder, size = engine.decoder, engine.config.block_size
     sequence = Sequence(0, ids, SamplingParams())
     sequence.block_table = list(range(-(-len(ids) // size)))
@@ -79,3 +89,12 @@ def test_perplexity_of_gguf_blocks(
     """GGUF blocks against the same weights dequantized: only scales are rounded differently."""
     gguf_directory.of_file(smollm2_gguf, tmp_path / "packed")
     assert abs(perplexity(tmp_path / "packed") / bf16_perplexity - 1) <= 0.005
+
+
+@pytest.mark.parametrize("text", [NOVEL, MANUAL], ids=["novel", "manual"])
+def test_perplexity_of_16_bit_activations(smollm2_gguf: Path, tmp_path: Path, text: Path) -> None:
+    """Of a GGUF file's own blocks with a bf16 cache, against exact products and an fp32 cache."""
+    gguf_directory.of_file(smollm2_gguf, tmp_path / "packed")
+    exact = perplexity(tmp_path / "packed", dtype="float32", text=text)
+    found = perplexity(tmp_path / "packed", dtype="bfloat16", text=text)
+    assert abs(found / exact - 1) <= 0.001
