@@ -1,12 +1,16 @@
-"""A quick check of the kernels against torch, before an engine computes with them.
+"""A quick check of the kernels against numpy, before an engine computes with them.
 
 It finds a library that does not fit to this processor or was damaged: one small layer of each kind,
-as one decode row and as a prefill, takes a few milliseconds.
+as one decode row and as a prefill, takes a few milliseconds. Torch is not the reference: its
+operators would bring more than 10 MB of code into memory that the engine does not use otherwise.
 """
 
+import math
 from ctypes import POINTER, cast
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -38,19 +42,10 @@ _INT4_CENTER = 8
 
 
 def self_test(pool: Pool) -> str | None:
-    """Compute a small layer with the kernels and with torch; return what differs, None if nothing.
+    """Compute a small layer with the kernels and with numpy; return what differs, None if nothing.
 
     Raises MemoryError.
     """
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on busy cores several take 100 ms, for a reference that is tiny
-    try:
-        return _find_fault(pool)
-    finally:
-        torch.set_num_threads(num_threads)
-
-
-def _find_fault(pool: Pool) -> str | None:
     layer = _Layer.random()
     # Few rows are computed by GEMV, many by GEMM; the prefill is computed by all threads.
     for num_rows in (1, _MAX_ROWS):
@@ -74,12 +69,12 @@ class _Layer:
 
     @classmethod
     def random(cls) -> "_Layer":
-        generator = torch.Generator().manual_seed(0)
+        noise = _Noise()
 
         def random(*shape: int) -> Tensor:
-            return torch.rand(shape, generator=generator) - 0.5
+            return torch.from_numpy(noise.numbers(*shape) - 0.5).float()
 
-        qkv, values = _random_int4(3 * _WIDTH, _WIDTH, generator)
+        qkv, values = _random_int4(3 * _WIDTH, _WIDTH, noise)
         return cls(
             random(_MAX_ROWS, _WIDTH).bfloat16(),
             1 + random(_WIDTH),
@@ -111,16 +106,18 @@ class _Layer:
         return {name: program.buffer(i).clone() for i, name in enumerate(names)}
 
     def reference(self, num_rows: int) -> dict[str, Tensor]:
-        """Compute the first `num_rows` rows with torch, in fp64."""
-        x = self.table[:num_rows].double()
-        normed = x / x.square().mean(1, keepdim=True).sqrt() * self.norm_weight.double()
-        qkv = normed @ self.qkv_values.T
-        q, k, v = qkv.view(num_rows, 3, _NUM_HEADS, _HEAD_DIM).permute(1, 2, 0, 3)
-        future = torch.ones(num_rows, num_rows, dtype=torch.bool).triu(1)
-        weights = (q @ k.transpose(1, 2)).masked_fill(future, -torch.inf).softmax(2)
-        attended = (weights @ v).transpose(0, 1).reshape(num_rows, _WIDTH)
-        residual = x + attended @ self.output.double().T
-        return {"residual": residual, "int4 matmul": qkv, "attention": attended}
+        """Compute the first `num_rows` rows in fp64, by numpy without BLAS."""
+        x = self.table[:num_rows].double().numpy()
+        normed = x / np.sqrt(np.mean(x**2, axis=1, keepdims=True)) * self.norm_weight.numpy()
+        qkv = np.einsum("nk,mk->nm", normed, self.qkv_values.numpy())
+        q, k, v = qkv.reshape(num_rows, 3, _NUM_HEADS, _HEAD_DIM).transpose(1, 2, 0, 3)
+        scores = np.einsum("hnd,hmd->hnm", q, k)
+        weights = np.exp(np.where(np.tri(num_rows, dtype=bool), scores, -np.inf))
+        weights /= weights.sum(axis=2, keepdims=True)
+        attended = np.einsum("hnm,hmd->nhd", weights, v).reshape(num_rows, _WIDTH)
+        residual = x + np.einsum("nk,mk->nm", attended, self.output.double().numpy())
+        found = {"residual": residual, "int4 matmul": qkv, "attention": attended}
+        return {name: torch.from_numpy(np.ascontiguousarray(y)) for name, y in found.items()}
 
 
 def _linear(
@@ -143,19 +140,35 @@ def _linear(
     )
 
 
-def _random_int4(rows: int, cols: int, generator: torch.Generator) -> tuple[TiledMatrix, Tensor]:
+class _Noise:
+    """Pseudorandom numbers by xorshift, for which no library's generator is loaded."""
+
+    def __init__(self) -> None:
+        self._used = 1
+
+    def numbers(self, *shape: int) -> npt.NDArray[np.float64]:
+        """Return numbers from 0 to 1 (exclusive)."""
+        count = math.prod(shape)
+        x = np.arange(self._used, self._used + count, dtype=np.uint32) * np.uint32(2654435761)
+        self._used += count
+        for shift in (13, -17, 5):
+            x ^= x << np.uint32(shift) if shift > 0 else x >> np.uint32(-shift)
+        return (x / 2.0**32).reshape(shape)
+
+
+def _random_int4(rows: int, cols: int, noise: _Noise) -> tuple[TiledMatrix, Tensor]:
     """Return a matrix in tiles and its values fp64, decoded as matrix.h documents the layout."""
     layout = TileLayout(4, cols, group_cols=BLOCK_COLS, has_minimum=False)
     num_tiles, blocks = rows // TILE_ROWS, cols // BLOCK_COLS
-    scales = torch.rand(num_tiles, blocks, TILE_ROWS, generator=generator).half() / 16
-    packed = torch.randint(
-        256, (num_tiles, blocks, 4, TILE_ROWS, 4), generator=generator, dtype=torch.uint8
-    )
-    tiles = torch.zeros(num_tiles, layout.tile_bytes, dtype=torch.uint8)
-    table = scales.reshape(num_tiles, -1).view(torch.uint8)
+    scales = (noise.numbers(num_tiles, blocks, TILE_ROWS) / 16).astype(np.float16)
+    packed = (noise.numbers(num_tiles, blocks, 4, TILE_ROWS, 4) * 256).astype(np.uint8)
+    tiles = np.zeros((num_tiles, layout.tile_bytes), np.uint8)
+    table = scales.reshape(num_tiles, -1).view(np.uint8)
     tiles[:, : table.shape[1]] = table
     tiles[:, layout.table_bytes :] = packed.reshape(num_tiles, -1)
-    halves = torch.stack((packed & 15, packed >> 4))  # [half, tile, block, j, row, c]
-    values = halves.permute(1, 4, 2, 0, 3, 5).reshape(num_tiles, TILE_ROWS, blocks, BLOCK_COLS)
-    weights = (values.double() - _INT4_CENTER) * scales.double().transpose(1, 2).unsqueeze(3)
-    return TiledMatrix(layout, rows, tiles, None), weights.reshape(rows, cols)
+    halves = np.stack((packed & 15, packed >> 4))  # [half, tile, block, j, row, c]
+    values = halves.transpose(1, 4, 2, 0, 3, 5).reshape(num_tiles, TILE_ROWS, blocks, BLOCK_COLS)
+    weights = (values.astype(np.float64) - _INT4_CENTER) * scales.swapaxes(1, 2)[..., None]
+    aligned = torch.empty(tiles.size, dtype=torch.uint8).view(tiles.shape)  # to 64 bytes
+    aligned.numpy()[:] = tiles
+    return TiledMatrix(layout, rows, aligned, None), torch.from_numpy(weights.reshape(rows, cols))

@@ -71,8 +71,8 @@ def cos_sin_table(
     frequencies = inverse_frequencies(rope, head_dim, num_positions).to(device)
     table = torch.empty(num_positions, head_dim, device=device)
     # In chunks: fp64 temporaries of a whole table for 128k positions would take 200 MB.
-    for first in range(0, num_positions, 8192):
-        end = min(first + 8192, num_positions)
+    for first in range(0, num_positions, 1024):
+        end = min(first + 1024, num_positions)
         positions = torch.arange(first, end, dtype=torch.float64, device=device)
         angles = torch.outer(positions, frequencies)
         table[first:end] = torch.cat([angles.cos(), angles.sin()], 1)
