@@ -62,9 +62,12 @@ def memory_line(info: EngineInfo) -> str:
         weights, cache, unit = weights * info.tp, cache * info.tp, " in total"
     elif info.tp > 1:
         unit = " each"
+    workspace = (
+        f"activations {info.workspace_bytes / 1e9:.2f} GB · " if info.workspace_bytes else ""
+    )
     kv_dtype = "" if info.kv_dtype in ("auto", info.dtype) else f" in {info.kv_dtype}"
     return (
         f"{devices}, {info.dtype} · weights {weights / 1e9:.2f} GB{unit} · "
         f"cache for {info.cache_tokens} tokens{kv_dtype} {cache / 1e9:.2f} GB{unit} · "
-        f"context {info.ctx_size_tokens}"
+        f"{workspace}context {info.ctx_size_tokens}"
     )

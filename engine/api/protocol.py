@@ -77,7 +77,8 @@ class EngineInfo:
     `load_s` is the time from the `load` message to readiness, without the start of Python and
     torch. Bytes are those of one rank of each stage, summed over the `pp` stages. `table_bytes`
     is the part of `weights_bytes` in embeddings that are not also the LM head: a decode step
-    reads only one row of them per token.
+    reads only one row of them per token. `workspace_bytes` is the memory of the activations of
+    the native CPU kernels.
     """
 
     device: str
@@ -93,6 +94,7 @@ class EngineInfo:
     pp: int = 1
     kv_dtype: str = "auto"
     table_bytes: int = 0
+    workspace_bytes: int = 0
 
     def to_wire(self) -> Message:
         return {"type": "ready", "info": asdict(self)}

@@ -42,6 +42,15 @@ class NativeDecoder(Decoder):
         two_dimensional = config.rope is not None and config.rope.two_dimensional
         self._inputs = _Inputs(cache.block_size, two_dimensional)
 
+    @property
+    def workspace_bytes(self) -> int:
+        """The memory of activations and temporary results."""
+        return self._program.memory_bytes
+
+    def reserve(self, num_tokens: int, num_logits: int) -> None:
+        """Allocate memory for batches of this size; a larger batch allocates more."""
+        self._program.reserve(num_tokens, num_logits)
+
     def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
         """As `Decoder.forward`; `cache` is the one that the decoder was made with."""
         assert cache is self._cache

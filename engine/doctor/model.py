@@ -36,7 +36,8 @@ def engine_checks(engine: Engine) -> list[Check]:
     summary = (
         f"{config.architecture}, {info.num_parameters / 1e6:.0f}M parameters; weights "
         f"{info.weights_bytes / 1e6:.0f} MB, cache of {info.cache_tokens} tokens in "
-        f"{info.kv_dtype} {info.cache_bytes / 1e6:.0f} MB"
+        f"{info.kv_dtype} {info.cache_bytes / 1e6:.0f} MB, "
+        f"activations {info.workspace_bytes / 1e6:.0f} MB"
     )
     is_slow = isinstance(engine.decoder.ops, TorchOps)
     hint = "torch's operators take several times as long as the kernels" if is_slow else ""

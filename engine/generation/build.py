@@ -1,33 +1,23 @@
-"""Build an engine: device, shard, memory plan, weights, operations, KV cache and graphs."""
+"""Build an engine: memory plan, weights, operations, KV cache and graphs."""
 
 import math
-import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo, OnProgress
-from swiftchat.engine.comm.communicator import Communicator, RankPlacement, SingleRank
+from swiftchat.engine.comm.communicator import Communicator, SingleRank
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
 from swiftchat.engine.cpu.backend import NativeKernels
 from swiftchat.engine.cpu.native_decoder import NativeDecoder
 from swiftchat.engine.cpu.recorder import CannotRecordError
-from swiftchat.engine.cpu.threads import default_threads
-from swiftchat.engine.device.device import (
-    available_bytes,
-    describe_device,
-    find_device,
-    find_kernels,
-)
+from swiftchat.engine.device.device import describe_device
 from swiftchat.engine.generation.engine import Engine, EngineParts
 from swiftchat.engine.generation.graphs import Graphs, build_graphs
-from swiftchat.engine.generation.prefill_graphs import GRAPH_TOKENS
-from swiftchat.engine.linear.factory import WeightFactory, weight_factory
+from swiftchat.engine.generation.setup import EngineSetup, set_up
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import dtype_name
 from swiftchat.engine.load.dummy import dummy_weights
@@ -47,16 +37,6 @@ from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.weights.architectures.tensors import expected_tensors
-from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.model.directory import Model
-from swiftchat.weights.model.dummy import dummy_config, parse_dummy_name
-from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
-
-# Default number of tokens of one prefill step; 4096 with kernels on a GPU.
-_CHUNK_TOKENS = 512
-_CHUNK_TOKENS_ON_GPU = 4096
-# The number of cores, or OMP_NUM_THREADS. Read here because engines change it.
-_TORCH_THREADS = torch.get_num_threads()
 
 
 def build_engine(
@@ -75,7 +55,7 @@ def build_engine(
     """
     started = time.perf_counter()
     ranks, stages = ranks or SingleRank(), stages or SingleStage()
-    setup = _set_up(path, config, cubins, ranks, stages)
+    setup = set_up(path, config, cubins, ranks, stages)
     plan = _plan_cache(setup, _estimated_bytes(setup), ranks, stages)
     weights = _load_weights(setup, on_progress)
     if setup.is_quantized:  # the loader may have dequantized some matrices
@@ -104,105 +84,7 @@ def build_engine(
     )
 
 
-@dataclass(frozen=True)
-class _Setup:
-    """Everything that is decided before weights are loaded.
-
-    `checkpoint` is None for a dummy model, whose quantization scheme is `dummy_scheme`. `kernels`
-    are those of the GPU or the CPU; a text says why torch's operators compute.
-    """
-
-    config: EngineConfig
-    device: torch.device
-    kernels: LinearKernels | NativeKernels | str
-    shard: Shard
-    checkpoint: Checkpoint | None
-    dummy_scheme: str | None
-    dtype: torch.dtype
-    available_bytes: int
-    num_threads: int
-
-    @property
-    def is_quantized(self) -> bool:
-        if self.checkpoint is None:
-            return self.dummy_scheme is not None
-        return self.checkpoint.is_quantized
-
-    @property
-    def gpu(self) -> Gpu | None:
-        return self.kernels.gpu if isinstance(self.kernels, LinearKernels) else None
-
-    @property
-    def factory(self) -> WeightFactory:
-        if isinstance(self.kernels, NativeKernels):
-            return self.kernels.factory
-        return weight_factory(
-            self.device, self.kernels if isinstance(self.kernels, LinearKernels) else None
-        )
-
-    @property
-    def chunk_tokens(self) -> int:
-        default = _CHUNK_TOKENS if self.gpu is None else _CHUNK_TOKENS_ON_GPU
-        return self.config.chunk_tokens or default
-
-    def new_cache(self, plan: CachePlan, *, heads_first: bool) -> KVCache:
-        return KVCache(
-            self.shard.local_config,
-            plan.num_blocks,
-            self.config.block_size,
-            self.dtype,
-            self.device,
-            heads_first=heads_first,
-            kv_dtype=self.config.kv_dtype,
-        )
-
-
-def _set_up(
-    path: Path, config: EngineConfig, cubins: Path | None, ranks: Communicator, stages: Pipeline
-) -> _Setup:
-    device = _set_up_device(config, ranks.placement)
-    model = None if config.dummy else Model.open(path)
-    model_config = model.config if model else dummy_config(config.dummy or "")
-    shard = shard_of(model_config, ranks.size, ranks.rank, stages.stage, stages.size)
-    checkpoint = model.checkpoint(shard) if model else None
-    dtype: torch.dtype = getattr(torch, config.dtype or shard.local_config.dtype)
-    kernels: LinearKernels | NativeKernels | str
-    if device.type == "cpu":
-        kernels = _cpu_kernels(config)
-    else:
-        gpu = find_kernels(device, config, shard.local_config, dtype, cubins)
-        hidden_size = shard.local_config.hidden_size
-        kernels = gpu if isinstance(gpu, str) else LinearKernels(gpu, hidden_size)
-    return _Setup(
-        config=config,
-        device=device,
-        kernels=kernels,
-        shard=shard,
-        checkpoint=checkpoint,
-        dummy_scheme=None if model else parse_dummy_name(config.dummy or "")[1],
-        dtype=dtype,
-        available_bytes=available_bytes(device, ranks.placement.num_local_ranks),
-        num_threads=torch.get_num_threads(),
-    )
-
-
-def _cpu_kernels(config: EngineConfig) -> NativeKernels | str:
-    if not config.kernels:
-        return "switched off"
-    return NativeKernels.open(os.environ, torch.get_num_threads())
-
-
-def _set_up_device(config: EngineConfig, placement: RankPlacement) -> torch.device:
-    """Return this rank's device; divide the CPU threads among the ranks of the machine."""
-    device = find_device(config.device, placement.local_rank)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # for streams, events and pinned memory
-    default = min(default_threads(), _TORCH_THREADS) // placement.num_local_ranks
-    torch.set_num_threads(config.num_threads or max(1, default))
-    return device
-
-
-def _estimated_bytes(setup: _Setup) -> int | None:
+def _estimated_bytes(setup: EngineSetup) -> int | None:
     """Estimate `weights_bytes` of `_plan_cache` before loading; 0 for quantized dummy weights."""
     if not (setup.is_quantized and setup.factory.keeps_quantized):
         return None
@@ -214,7 +96,7 @@ def _estimated_bytes(setup: _Setup) -> int | None:
 
 
 def _plan_cache(
-    setup: _Setup, weights_bytes: int | None, ranks: Communicator, stages: Pipeline
+    setup: EngineSetup, weights_bytes: int | None, ranks: Communicator, stages: Pipeline
 ) -> CachePlan:
     """Plan the KV cache: the largest that fits on every rank.
 
@@ -224,8 +106,7 @@ def _plan_cache(
         setup.config,
         setup.shard,
         setup.dtype,
-        # Captured chunks have activations of their own.
-        setup.chunk_tokens + GRAPH_TOKENS[-1] if setup.gpu else None,
+        setup.workspace_bytes,
         setup.available_bytes,
         weights_bytes,
     )
@@ -239,7 +120,7 @@ def _min_across_ranks(number: int, ranks: Communicator, stages: Pipeline) -> int
     return min(stages.gather_from_stages(ranks.min_across_ranks(number)))
 
 
-def _load_weights(setup: _Setup, on_progress: OnProgress) -> DecoderWeights:
+def _load_weights(setup: EngineSetup, on_progress: OnProgress) -> DecoderWeights:
     shard = setup.shard
     if setup.checkpoint is None:
         return dummy_weights(
@@ -262,7 +143,11 @@ def _load_weights(setup: _Setup, on_progress: OnProgress) -> DecoderWeights:
 
 
 def _build_decoder(
-    setup: _Setup, weights: DecoderWeights, plan: CachePlan, ranks: Communicator, stages: Pipeline
+    setup: EngineSetup,
+    weights: DecoderWeights,
+    plan: CachePlan,
+    ranks: Communicator,
+    stages: Pipeline,
 ) -> tuple[Decoder, KVCache, str]:
     """Build the decoder with the device's operations, and its cache; allocate peer buffers.
 
@@ -288,7 +173,7 @@ def _build_decoder(
 
 
 def _native_decoder(
-    setup: _Setup,
+    setup: EngineSetup,
     kernels: NativeKernels,
     weights: DecoderWeights,
     plan: CachePlan,
@@ -299,13 +184,14 @@ def _native_decoder(
         raise CannotRecordError("there are several ranks")
     cache, config = setup.new_cache(plan, heads_first=True), setup.shard.local_config
     decoder = NativeDecoder(config, weights, cache, plan.ctx_size_tokens, kernels.pool)
+    decoder.reserve(setup.chunk_tokens + setup.config.max_num_seqs, setup.config.max_num_seqs)
     # The kernels' threads compute everything but sampling; torch's would take their cores.
     torch.set_num_threads(1)
     return decoder, cache, f"{kernels.variant} kernels"
 
 
 def _engine_info(
-    setup: _Setup,
+    setup: EngineSetup,
     decoder: Decoder,
     cache: KVCache,
     plan: CachePlan,
@@ -325,6 +211,7 @@ def _engine_info(
         cache_tokens=plan.num_blocks * config.block_size,
         kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
         cache_bytes=sum(stages.gather_from_stages(cache.num_bytes)),
+        workspace_bytes=decoder.workspace_bytes if isinstance(decoder, NativeDecoder) else 0,
         ctx_size_tokens=plan.ctx_size_tokens,
         num_threads=setup.num_threads,
         load_s=time.perf_counter() - started,

@@ -32,18 +32,29 @@ def workspace_bytes(config: ModelConfig, chunk_tokens: int, dtype: torch.dtype) 
     return 2 * chunk_tokens * widest * dtype.itemsize + logits_bytes
 
 
+def native_workspace_bytes(config: ModelConfig, num_tokens: int, num_logits: int) -> int:
+    """Return an upper estimate of the memory of a native CPU program for batches of this size."""
+    num_heads = config.num_heads + 2 * config.num_kv_heads
+    widest = 4 * config.hidden_size + 2 * num_heads * config.head_dim
+    widest += 3 * config.intermediate_size + 3 * config.shared_expert_size
+    # Rows of all chosen experts: input, gate and up, activation, output.
+    widest += config.experts_per_token * (3 * config.expert_size + 2 * config.hidden_size)
+    widest += config.num_experts
+    logits_bytes = num_logits * config.vocab_size * 4
+    return 2 * num_tokens * widest * 4 + logits_bytes
+
+
 def plan_shard_cache(
     config: EngineConfig,
     shard: Shard,
     dtype: torch.dtype,
-    chunk_tokens: int | None,
+    workspace_bytes: int,
     available_bytes: int,
     quantized_bytes: int | None = None,
 ) -> CachePlan:
     """`plan_cache` for one rank's shard of a model.
 
-    `chunk_tokens` is the longest forward pass of the GPU kernels, which need a workspace, else
-    None. `quantized_bytes` is the size of all weights if some of them are quantized.
+    `quantized_bytes` is the size of all weights if some of them are quantized.
     """
     local = shard.local_config
     plain_bytes = sum(math.prod(shape) for shape in shard.shapes().values()) * dtype.itemsize
@@ -52,7 +63,7 @@ def plan_shard_cache(
         max_context_tokens=local.max_context_tokens,
         bytes_per_token=kv_bytes_per_token(local, dtype.itemsize, config.kv_dtype),
         weights_bytes=plain_bytes if quantized_bytes is None else quantized_bytes,
-        workspace_bytes=workspace_bytes(local, chunk_tokens, dtype) if chunk_tokens else 0,
+        workspace_bytes=workspace_bytes,
         available_bytes=available_bytes,
     )
 

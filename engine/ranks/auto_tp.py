@@ -82,7 +82,7 @@ def _smallest_tp(config: EngineConfig, shape: ModelConfig, schemes: Mapping[str,
     import torch
 
     from swiftchat.engine.device.device import available_bytes, find_device
-    from swiftchat.engine.model.memory import plan_shard_cache
+    from swiftchat.engine.model.memory import plan_shard_cache, workspace_bytes
 
     first = find_device(config.device)
     if first.type == "cpu":
@@ -102,8 +102,9 @@ def _smallest_tp(config: EngineConfig, shape: ModelConfig, schemes: Mapping[str,
         try:
             for shard in shards:
                 packed_bytes = gpu_weight_bytes(shard, schemes, dtype.itemsize) if schemes else None
+                workspace = workspace_bytes(shard.local_config, chunk_tokens, dtype)
                 plan_shard_cache(
-                    with_context, shard, dtype, chunk_tokens, min(free_bytes), packed_bytes
+                    with_context, shard, dtype, workspace, min(free_bytes), packed_bytes
                 )
         except OutOfMemory as error:
             too_small = OutOfMemory(f"on {tp * config.pp} GPUs: {error.message}", error.hint)

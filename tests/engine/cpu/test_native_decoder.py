@@ -14,6 +14,7 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.cpu.native_decoder import NativeDecoder
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.memory import native_workspace_bytes
 from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
@@ -21,6 +22,7 @@ from swiftchat.weights.quantization.quantize import QuantizationSpec
 from tests.support import gguf_directory, tiny
 from tests.support.quantized_models import FORMATS, quantized_model
 from tests.support.tiny_llama import tiny_llama
+from tests.support.tiny_models import FAMILIES
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 IDS = tiny.random_ids(40, seed=1)
@@ -141,3 +143,13 @@ def test_kernels_that_are_switched_off(int4: Path, monkeypatch: pytest.MonkeyPat
     assert engine.info.device == "cpu, torch only: switched off by SWIFTCHAT_CPU_KERNELS=off"
     assert type(engine.decoder) is Decoder
     assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_memory_plan_covers_the_activations(name: str, tmp_path: Path) -> None:
+    tiny.native_kernels()
+    tiny.make(name, tmp_path)
+    engine = tiny.engine(tmp_path)
+    num_seqs = engine.config.max_num_seqs
+    planned = native_workspace_bytes(engine.decoder.config, 512 + num_seqs, num_seqs)
+    assert 0 < engine.info.workspace_bytes <= planned
