@@ -94,6 +94,25 @@ token. Without -p, the prompt is the message, or the beginning of the first
 message at the prompt. /role lists the roles, /role show review prints one.
 """
 
+_COMPARE = """\
+Several models answer one prompt, one after the other, under headings:
+
+  swiftchat -m A -m B -p "Why is the sky blue?"
+  >>> /compare B                      answer the last question with B too
+
+-m loads each model after the one before it is closed. /compare keeps the
+current model loaded if there is memory for both. A model that fails prints its
+error, and the others answer; the exit code is that of the first failure.
+
+The answers are branches of one conversation. It continues with the first model
+and its answer; /switch takes another answer.
+
+--json prints {"schema": 1, "answers": […]}: for each model the object of a
+single answer, and "error", which is null or has message, hint and exit_code.
+--stream-json prints the lines of a single answer, each with "index", the number
+of the model from 0; a model that fails ends with the event "error".
+"""
+
 _TEMPLATES = """\
 A chat template turns messages into the text format that a model was trained
 on. Most models contain their template. A model without one gets the template
@@ -257,6 +276,7 @@ PAGES = {
     "commands": Page("Slash commands at the prompt", _COMMANDS),
     "sessions": Page("Saved conversations", _SESSIONS),
     "roles": Page("Named system prompts with options", _ROLES),
+    "compare": Page("Answers of several models", _COMPARE),
     "templates": Page("Chat templates", _TEMPLATES),
     "sampling": Page("Temperature and other sampling options, logprobs", _SAMPLING),
     "parameters": Page("All sampling parameters", _PARAMETERS),

@@ -54,7 +54,7 @@ def test_light_commands_import_nothing_heavy(args: tuple[str, ...]) -> None:
         (("-p", "x", "-m", "/no/such/dir"), 3),
         (("show", "nobody/nothing"), 3),
         (("convert", "missing.gguf", "out"), 3),
-        (("rm", "nothing"), 2),
+        (("rm", "nothing"), 3),
     ],
 )
 def test_errors_are_one_line_and_a_hint(args: tuple[str, ...], code: int, tmp_path: Path) -> None:
