@@ -9,7 +9,6 @@ import importlib
 import io
 import os
 import shlex
-import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,8 @@ from swiftchat.chat.options.chat_options import CHAT_OPTIONS, CONFIG_NAMES, comp
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
 from swiftchat.chat.terminal.error_report import print_error, print_lines
-from swiftchat.chat.terminal.ignored_signals import retry_ignored_signals
 from swiftchat.chat.terminal.output import print_notice
+from swiftchat.chat.terminal.signals import install_signal_handlers
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
@@ -243,10 +242,7 @@ def main() -> None:
         sys.exit(141)
     _prepare_streams()
     debug = "--debug" in sys.argv
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
-            signal.signal(number, _exit_on_signal)
-    retry_ignored_signals()
+    install_signal_handlers()
     code = 1
     try:
         code = _run()
@@ -311,12 +307,6 @@ def _prepare_streams() -> None:
         sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123  (open until the process ends)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123  (open until the process ends)
-
-
-def _exit_on_signal(number: int, frame: object) -> None:
-    # A Ctrl-C that arrives meanwhile must not replace this exit.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

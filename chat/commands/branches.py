@@ -10,7 +10,7 @@ from swiftchat.chat.commands.sessions import show_end
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.terminal.editor import edit_text
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.output import print_line
 from swiftchat.errors import UsageError
 
 _PREVIEW = 36  # characters
@@ -97,7 +97,8 @@ def list_branches(state: ChatState, argument: str) -> None:
         if first is not leaf:  # several branches may begin with the same message
             preview += f" … {_preview(leaf)}"
         mark = "*" if is_current else " "
-        print(sanitize(f"{mark}{number:3}  {len(path):3} messages  {first.role}: {preview}"))
+        head = f"{mark}{number:3}  {len(path):3} messages  "
+        print_line(f"{head}{first.role}: {preview}", indent=len(head))
 
 
 def _preview(message: Message) -> str:

@@ -23,6 +23,7 @@ from swiftchat.chat.repl.keyboard_input import KeyboardInput, open_output
 from swiftchat.chat.repl.message import is_unfinished
 from swiftchat.chat.repl.pastes import Pastes
 from swiftchat.chat.repl.shell_paths import ShellPathCompleter
+from swiftchat.chat.repl.word_wrap import WordWrap
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.sanitize import sanitize
 
@@ -52,10 +53,11 @@ class InputLine:
         self._input = None if keyboard is None else KeyboardInput(keyboard)
         self._default = ""
         self.completer = _CommandCompleter(commands, complete_argument)
+        prompt, continuation = ">>> " if toolbar else "You >>> ", "... "
         self._session: PromptSession[str] = PromptSession(
-            ">>> " if toolbar else "You >>> ",
+            prompt,
             multiline=True,
-            prompt_continuation="... ",
+            prompt_continuation=continuation,
             key_bindings=_key_bindings(self._pastes, Condition(self._has_typed_text)),
             editing_mode=EditingMode.VI if is_vi else EditingMode.EMACS,
             cursor=ModalCursorShapeConfig() if is_vi else None,
@@ -67,7 +69,7 @@ class InputLine:
             history=open_history(history_file, self._pastes),
             placeholder=_placeholder if toolbar else None,
             bottom_toolbar=toolbar,
-            input_processors=[_Sanitizer()],
+            input_processors=[_Sanitizer(), WordWrap(prompt, continuation)],
             refresh_interval=0.5 if toolbar else 0,  # shows the loading progress
             input=self._input,
             output=None if keyboard is None else open_output(),

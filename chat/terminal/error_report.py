@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+from swiftchat.chat.terminal.output import wrapped
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError
 
@@ -37,18 +38,7 @@ def print_lines(message: str, hint: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         for text in [f"error: {message}", f"hint: {hint}" if hint else ""]:
             if line := sanitize(" ".join(text.split())):
-                print(_wrapped(line), file=sys.stderr, flush=True)
-
-
-def _wrapped(line: str) -> str:
-    """Break a line between words for a terminal; a pipe gets one line."""
-    if not sys.stderr.isatty():
-        return line
-    import shutil
-    import textwrap
-
-    width = shutil.get_terminal_size().columns
-    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+                print(wrapped(line, sys.stderr), file=sys.stderr, flush=True)
 
 
 def reports_folder() -> Path:

@@ -1,6 +1,8 @@
-"""Output to the terminal: text on stdout, notices on stderr."""
+"""Output to the terminal: text and lines on stdout, notices on stderr."""
 
+import shutil
 import sys
+from typing import TextIO
 
 from swiftchat.chat.terminal.sanitize import sanitize
 
@@ -11,6 +13,32 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def print_line(text: str, indent: int = 0) -> None:
+    """Print one line on stdout, sanitized; further rows on the terminal are indented."""
+    print(wrapped(sanitize(text), sys.stdout, indent), flush=True)
+
+
 def print_notice(text: str) -> None:
     """Print one line to stderr, sanitized."""
-    print(sanitize(text), file=sys.stderr, flush=True)
+    print(wrapped(sanitize(text), sys.stderr), file=sys.stderr, flush=True)
+
+
+def wrapped(line: str, stream: TextIO, indent: int = 0) -> str:
+    """Break a line between words if `stream` is a terminal; others get one line."""
+    if not stream.isatty():
+        return line
+    # Imported here, because a pipe does not need it.
+    import textwrap
+
+    width = shutil.get_terminal_size().columns
+    rows = (
+        textwrap.fill(
+            part,
+            width,
+            subsequent_indent=" " * min(indent, width // 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for part in line.split("\n")
+    )
+    return "\n".join(rows)

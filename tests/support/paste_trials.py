@@ -77,7 +77,12 @@ class _Chat:
         script.chmod(0o700)
         homes = {f"XDG_{name}_HOME": str(folder / name) for name in ("DATA", "STATE", "CONFIG")}
         self.terminal = Terminal(
-            "bash", ["--norc", "--noprofile", "-i"], PS1="$ ", HOME=str(folder), **homes
+            "bash",
+            ["--norc", "--noprofile", "-i"],
+            PS1="$ ",
+            IGNOREEOF="1000",
+            HOME=str(folder),
+            **homes,
         )
         self.terminal.wait_for("$")
         self.terminal.type(f"clear; cd {folder}; ./chat\r")
@@ -132,7 +137,7 @@ class _Chat:
         terminal.wait_for("A slow", _PATIENCE_S)
         terminal.type_now("\x03")
         terminal.wait_for("stopped", _PATIENCE_S)
-        lines = {"typing": "half a line", "stats": "/stats\r", "shell": "!sleep 0.5\r"}
+        lines = {"typing": "half a line", "stats": "/stats all\r", "shell": "!sleep 0.5\r"}
         if moment in lines:
             terminal.wait_for(lambda text: terminal.is_at_prompt, _PATIENCE_S)
             terminal.type_now(lines[moment])

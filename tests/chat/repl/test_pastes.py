@@ -14,6 +14,7 @@ from tests.support import fake_engine
 from tests.support.paste_trials import ENDS, MOMENTS, Trial, run_trial
 from tests.support.terminal import Terminal
 
+Chat = Callable[..., Terminal]
 LONG = {"text": "x" * 3000, "delay_s": 0.01}
 
 
@@ -26,13 +27,13 @@ def test_a_pasted_megabyte_is_never_sent_and_never_runs(number: int) -> None:
 
 
 @pytest.fixture
-def chat(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+def chat(tmp_path: Path) -> Iterator[Chat]:
     program = Program(fake_engine.make_folder(tmp_path / "model"))
     opened: list[Terminal] = []
 
-    def open_chat(*answers: object, **env: str) -> Terminal:
+    def open_chat(*answers: object, columns: int = 80, **env: str) -> Terminal:
         executable, *args = program.command(*answers)
-        opened.append(Terminal(executable, args, **env))
+        opened.append(Terminal(executable, args, columns, **env))
         opened[-1].wait_for(">>>")
         return opened[-1]
 
@@ -44,7 +45,7 @@ def chat(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 PASTE = "\x1b[200~" + "".join(f"line {i}\r" for i in range(300)) + "\x1b[201~"
 
 
-def test_ctrl_c_behind_a_large_paste_stops_the_answer(chat: Callable[..., Terminal]) -> None:
+def test_ctrl_c_behind_a_large_paste_stops_the_answer(chat: Chat) -> None:
     terminal = chat(LONG, "Next.")
     terminal.type("go\r")
     terminal.wait_for("xxx")
@@ -53,7 +54,7 @@ def test_ctrl_c_behind_a_large_paste_stops_the_answer(chat: Callable[..., Termin
     terminal.wait_for(">>> [pasted 120000 characters]")
 
 
-def test_text_and_pastes_during_an_answer_are_one_draft(chat: Callable[..., Terminal]) -> None:
+def test_text_and_pastes_during_an_answer_are_one_draft(chat: Chat) -> None:
     terminal = chat({"text": "0123456789" * 10, "delay_s": 0.01}, "Second.")
     terminal.type("go\r")
     terminal.wait_for("0123")
@@ -64,7 +65,7 @@ def test_text_and_pastes_during_an_answer_are_one_draft(chat: Callable[..., Term
     terminal.wait_for("the context 256")  # the whole text was sent
 
 
-def test_lines_without_paste_marks_are_one_draft(chat: Callable[..., Terminal]) -> None:
+def test_lines_without_paste_marks_are_one_draft(chat: Chat) -> None:
     terminal = chat("First.", "Second.")
     terminal.type_now("one\rtwo\rthree\r")
     text = terminal.wait_for(">>> one\n... two\n... three\n...")
@@ -75,7 +76,7 @@ def test_lines_without_paste_marks_are_one_draft(chat: Callable[..., Terminal]) 
 
 
 def test_a_screen_reader_terminal_sends_pasted_lines_at_enter(
-    chat: Callable[..., Terminal],
+    chat: Chat,
 ) -> None:
     terminal = chat("First.", "Second.", TERM="dumb")
     terminal.type_now("one\rtwo\rthree\r")
@@ -88,7 +89,7 @@ def test_a_screen_reader_terminal_sends_pasted_lines_at_enter(
 
 
 def test_what_was_typed_during_a_shell_command_is_not_sent(
-    chat: Callable[..., Terminal],
+    chat: Chat,
 ) -> None:
     terminal = chat("Sent.")
     terminal.type("!cat; echo ended\r")
@@ -104,7 +105,7 @@ def test_what_was_typed_during_a_shell_command_is_not_sent(
     assert "Sent." not in terminal.look()
 
 
-def test_ctrl_c_ends_a_shell_command_and_the_chat_goes_on(chat: Callable[..., Terminal]) -> None:
+def test_ctrl_c_ends_a_shell_command_and_the_chat_goes_on(chat: Chat) -> None:
     terminal = chat("Sent.")
     terminal.type("!echo begun; sleep 60\r")
     terminal.wait_for("\nbegun")
@@ -127,7 +128,7 @@ def test_typing_while_the_program_starts(tmp_path: Path) -> None:
     terminal.process.close(force=True)
 
 
-def test_the_terminal_asks_for_marks_until_the_end(chat: Callable[..., Terminal]) -> None:
+def test_the_terminal_asks_for_marks_until_the_end(chat: Chat) -> None:
     terminal = chat("First.", "Second.")
     for text in ("First.", "Second."):
         terminal.type("hello\r")

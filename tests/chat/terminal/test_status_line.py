@@ -45,7 +45,7 @@ def test_ctrl_c_during_prefill_and_a_busy_engine(chat: Callable[..., Terminal]) 
     terminal.wait_for(lambda text: text.count(">>> hello") == 2)
     assert "computing" not in terminal.look()
     terminal.type_now("\x15")  # Ctrl-U
-    terminal.type("/stats\r")
+    terminal.type("/stats all\r")
     terminal.wait_for("waiting for the engine")
     terminal.wait_for("free blocks")
     assert "waiting" not in terminal.look()
