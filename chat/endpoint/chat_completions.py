@@ -8,7 +8,7 @@ from typing import Any
 from swiftchat.chat.endpoint.answers import Piece
 from swiftchat.chat.endpoint.generation import Format, usage
 from swiftchat.chat.endpoint.logprobs import chat_logprobs
-from swiftchat.chat.endpoint.messages import template_message
+from swiftchat.chat.endpoint.messages import template_messages
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.chat_model import ChatModel
@@ -17,7 +17,7 @@ from swiftchat.chat.model.chat_model import ChatModel
 def chat_answer(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], Answer]:
     """Check a request and return the function that starts its answer."""
     params, stops = chat_model.params_with(body.sampling()), body.stops()
-    messages = list(map(template_message, body.messages))
+    messages = template_messages(body.messages)
 
     def start() -> Answer:
         prompt = chat_model.encoder(tools=body.offered_tools)(messages)

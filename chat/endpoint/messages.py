@@ -1,5 +1,6 @@
 """Messages of a request in the form that chat templates expect."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from swiftchat.chat.endpoint.errors import ApiError
@@ -7,11 +8,27 @@ from swiftchat.chat.endpoint.requests import ChatMessage, ContentPart, ToolCall
 from swiftchat.chat.history.tool_call import arguments_of
 
 
-def template_message(message: ChatMessage) -> dict[str, Any]:
-    """Convert a message; raises `ApiError` for images, audio and invalid calls of tools.
+def template_messages(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
+    """Convert messages; raises `ApiError` for images, audio, invalid calls and lost results.
 
-    The role `developer` is that of newer models of OpenAI; templates know it as `system`.
+    The role `developer` is that of newer models of OpenAI; templates know it as `system`. The
+    result of a tool gets the name of the tool, which only the call has.
     """
+    names: dict[str | None, str] = {}
+    found = []
+    for message in messages:
+        names |= {call.id: call.function.name for call in message.tool_calls or ()}
+        fields = _fields(message)
+        if message.role == "tool":
+            if message.tool_call_id not in names:
+                text = f"tool_call_id: no call has the id {message.tool_call_id!r:.80}"
+                raise ApiError(400, text, None, "messages")
+            fields["name"] = names[message.tool_call_id]
+        found.append(fields)
+    return found
+
+
+def _fields(message: ChatMessage) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": _text(message.content),

@@ -175,6 +175,11 @@ def test_wrong_tool_calls_are_refused(served: Served) -> None:
     assert served.chat(tools=[{"type": "function", "function": deep}])[0] == 400
 
 
+def test_a_result_without_its_call_is_refused(served: Served) -> None:
+    status, body = served.chat({"role": "tool", "content": "rain", "tool_call_id": "7"})
+    assert status == 400 and "no call has the id '7'" in body["error"]["message"]
+
+
 def test_a_template_that_rejects_the_messages_is_the_clients_error(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "model", "{{ raise_exception('no system prompt') }}")
     with serving(folder) as served:
