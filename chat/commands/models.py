@@ -13,7 +13,8 @@ _PREVIEW = 40  # characters
 def change_model(state: ChatState, argument: str) -> None:
     """Replace the model; the conversation stays."""
     if not argument:
-        print(sanitize(f"{state.chat_model.settings['model']} ({state.chat_model.model.location})"))
+        name, location = state.chat_model.settings["model"], str(state.chat_model.model.location)
+        print(sanitize(name if name == location else f"{name} ({location})"))
         return
     path, _ = open_model(state, argument)
     state.close_compared()
@@ -27,12 +28,14 @@ def change_model(state: ChatState, argument: str) -> None:
 def list_models(state: ChatState, argument: str) -> None:
     from swiftchat.weights.store import default_store
 
-    models = default_store().list()
+    models, current = default_store().list(), state.chat_model.path
+    if current not in [model.path for model in models]:
+        print(sanitize(f"* {state.chat_model.name}"))  # a GGUF file or another directory
     for model in models:
-        mark = "*" if model.path == state.chat_model.path else " "
+        mark = "*" if model.path == current else " "
         print(sanitize(f"{mark} {model.name}  {format_bytes(model.size_bytes)}"))
     if not models:
-        print("no models yet; try: swiftchat download")
+        print("no models are installed; try: swiftchat download")
 
 
 def _complete_models(state: ChatState) -> dict[str, str]:
