@@ -30,7 +30,10 @@ INPUTS = (
     "/show alternatives",
     "Write a Python function that tells whether a number is even.",
     "/undo",
+    "/role",
+    "/role review lang=Rust",
 )
+ROLE = "---\ntemperature: 0.2\nvariables:\n  lang: Python\n---\nYou review {{lang}} code.\n"
 HERE = Path(__file__).parent
 _PROMPT = ">>> Send a message"
 _TIMEOUT_S = 60
@@ -45,9 +48,13 @@ def record(command: list[str], inputs: tuple[str, ...] = INPUTS) -> pyte.Screen:
         hints = Path(folder, "swiftchat", "hints")
         hints.parent.mkdir()
         hints.write_text("start\nstopped\ncode\n")
+        role = Path(folder, "swiftchat", "roles", "review.md")
+        role.parent.mkdir()
+        role.write_text(ROLE)
         folders = {"XDG_STATE_HOME": folder, "XDG_CONFIG_HOME": folder}
         # pyte does not report its cursor position, and prompt_toolkit would wait for the report.
         terminal = {"TERM": "xterm-256color", "FORCE_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        terminal |= {"NO_COLOR": "", "COLORFGBG": ""}
         process = pexpect.spawn(
             command[0],
             command[1:],

@@ -20,7 +20,7 @@ RECORDED = (ROOT / "docs" / "session.txt").read_text("utf-8")
 # The answers of docs/session.txt before rendering.
 ANSWERS = (
     "The capital of France is Paris.",
-    "```python\ndef is_even(num):\n    return num % 2 == 0\n```\n\nThis function uses the modulo "
+    "```python\ndef is_even(num):\n    return num % 2 == 0\n```\n\nThis function uses the modulus "
     "operator (`%`) to check if the remainder of the division of the input number by 2 is 0. If it "
     "is, the function returns `True`; otherwise, it returns `False`.",
 )
