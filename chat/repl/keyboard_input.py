@@ -54,6 +54,8 @@ class KeyboardInput(Input):
         new_line = KeyPress(Keys.ControlJ, "\n")
         while draft and draft[-1] == new_line:
             draft.pop()
+        if draft and draft[-1].key == Keys.BracketedPaste:
+            draft[-1] = KeyPress(Keys.BracketedPaste, draft[-1].data.rstrip("\r\n"))
         if after and draft:
             draft.insert(0, new_line)
         store_typeahead(self, draft)

@@ -141,7 +141,8 @@ class Repl:
             except KeyboardInterrupt:
                 if self._interrupts.record():
                     return 130
-                print_notice("Ctrl-D or /bye leaves")
+                is_draft = bool(self.state.draft)
+                print_notice("the message is not sent" if is_draft else "Ctrl-D or /bye leaves")
 
     def _handle_safely(self, text: str) -> bool:
         """Handle a line; an error is printed, and the conversation goes on."""

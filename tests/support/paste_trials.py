@@ -54,6 +54,8 @@ def run_trial(trial: Trial) -> str:
     try:
         chat.paste_and_end(trial)
         return chat.fault()
+    except AssertionError as error:  # something has not appeared on the screen
+        return f"{error}\n{chat.fault()}"
     finally:
         chat.terminal.process.close(force=True)
         shutil.rmtree(folder, ignore_errors=True)
