@@ -119,6 +119,10 @@ class NativeWeights:
     def blocks(self) -> Self:
         return self
 
+    def quantizes_activations(self, dtype: torch.dtype) -> bool:
+        """Only in fp32, which computes a model as it is defined; 16 bits cost no more than 8."""
+        return dtype == torch.float32
+
     def plain(self, tensor: Tensor) -> LinearWeight:
         contiguous = tensor if tensor.stride(1) == 1 else tensor.contiguous()
         return self._weight([FloatMatrix(contiguous)], tensor.dtype)

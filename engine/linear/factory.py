@@ -44,6 +44,9 @@ class WeightFactory(Protocol):
     def blocks(self) -> "BlockFactory | None":
         """What makes weights of GGUF's own blocks, or None."""
 
+    def quantizes_activations(self, dtype: torch.dtype) -> bool:
+        """Whether W8A8 models get 8-bit activations, instead of more exact ones of `dtype`."""
+
     def plain(self, tensor: Tensor) -> LinearWeight: ...
     def quantized(
         self, parts: Sequence[QuantizedMatrix], dtype: torch.dtype
@@ -79,6 +82,9 @@ class TorchWeights:
     def __init__(self, *, keeps_quantized: bool) -> None:
         self.keeps_quantized = keeps_quantized
 
+    def quantizes_activations(self, dtype: torch.dtype) -> bool:
+        return True
+
     def plain(self, tensor: Tensor) -> LinearWeight:
         return PlainWeight(tensor)
 
@@ -102,6 +108,9 @@ class KernelWeights:
 
     def __init__(self, kernels: LinearKernels) -> None:
         self._kernels = kernels
+
+    def quantizes_activations(self, dtype: torch.dtype) -> bool:
+        return True
 
     def plain(self, tensor: Tensor) -> LinearWeight:
         return GpuPlainWeight(tensor, self._kernels)

@@ -80,7 +80,7 @@ class _RandomPlacement:
         self._schemes = dummy_schemes(config, scheme)
         self._indices = {name: index for index, name in enumerate(self._shapes)}
         self._activations: ActivationQuantization | None = None
-        if scheme is not None and scheme in W8A8:
+        if scheme is not None and scheme in W8A8 and factory.quantizes_activations(dtype):
             self._activations = ActivationQuantization(W8A8[scheme])
 
     def tensor(self, slices: NamedSlices) -> Tensor:

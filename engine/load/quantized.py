@@ -66,7 +66,7 @@ def load_matrix(
     *,
     is_table: bool,
 ) -> LinearWeight:
-    """Load the parts as one weight, with quantized activations if the checkpoint has them.
+    """Load the parts as one weight, with quantized activations if checkpoint and factory have them.
 
     Neighbors in one scheme become one matrix, and so do those that are dequantized; several
     matrices become a merged weight.
@@ -82,6 +82,8 @@ def load_matrix(
             parts.append(factory.plain(dequantize(checkpoint, plain, dtype, device)))
     weight = parts[0] if len(parts) == 1 else factory.merged(parts)
     if is_table:
+        return weight
+    if not factory.quantizes_activations(dtype):
         return weight
     scheme = activation_scheme([checkpoint.quantized.get(name) for name, _ in slices])
     return weight if scheme is None else W8A8Weight(weight, scheme)

@@ -120,15 +120,20 @@ def test_logits_are_not_changed_by_the_next_step(int4: Path) -> None:
     assert torch.equal(first, copy)
 
 
-def test_a_model_with_quantized_activations_uses_the_kernels_for_matmuls(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_w8a8_has_more_exact_activations(folder: Path, tmp_path: Path) -> None:
+    """In 16 bits it equals its dequantized weights; in fp32 it quantizes as the checkpoint says."""
     convert(folder, tmp_path / "w8a8", quantization=QuantizationSpec("w8a8-int8"))
+    convert(tmp_path / "w8a8", tmp_path / "plain", dtype="float32")
+    expected = logits(tmp_path / "plain", torch.float32, native=False)
+    allowed = relative_error(logits(tmp_path / "plain", torch.bfloat16, native=False), expected)
+    found = logits(tmp_path / "w8a8", torch.bfloat16, native=True)
+    assert 0 < relative_error(found, expected) <= 1.5 * allowed
     engine = tiny.engine(tmp_path / "w8a8", dtype="bfloat16")
-    assert not isinstance(engine.decoder, NativeDecoder)
+    assert isinstance(engine.decoder, NativeDecoder)
+    engine = tiny.engine(tmp_path / "w8a8", dtype="float32")
     assert isinstance(engine.decoder.weights.layers[0].down, W8A8Weight)
-    expected = "kernels for matmuls, torch for the rest: no kernel multiplies with W8A8Weight"
-    assert engine.info.device.endswith(expected)
+    reason = "kernels for matmuls, torch for the rest: no kernel multiplies with W8A8Weight"
+    assert engine.info.device.endswith(reason)
     ids, _ = tiny.run(engine, {1: IDS}, GREEDY)
     assert len(ids[1]) == 8 or ids[1][-1] == 2
 
