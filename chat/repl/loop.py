@@ -142,7 +142,8 @@ class Repl:
                 if self._interrupts.record():
                     return 130
                 is_draft = bool(self.state.draft)
-                print_notice("the message is not sent" if is_draft else "Ctrl-D or /bye leaves")
+                back = "no answer; the message is in the input line again"
+                print_notice(back if is_draft else "Ctrl-D or /bye leaves")
 
     def _handle_safely(self, text: str) -> bool:
         """Handle a line; an error is printed, and the conversation goes on."""
