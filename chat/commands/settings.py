@@ -50,14 +50,19 @@ def set_parameter(state: ChatState, argument: str) -> None:
         _add_text(state, name, text)
     else:
         _set_number(state, PARAMETERS[name], text)
-    print(sanitize(f"{name} = {_value_text(_values(state)[name])}"))
+    value = _values(state)[name]
+    restarts = name in PARAMETERS and not PARAMETERS[name].is_sampled
+    note = "; the engine starts again" if restarts else ""
+    is_set = f"{name} = {_value_text(value)}" if value is not None else f"{name} is not set"
+    print(sanitize(f"{is_set}{note}"))
 
 
 def _settable(name: str) -> str:
     found = option_name(name)
     if found in _SETTABLE:
         return found
-    near = difflib.get_close_matches(found, _SETTABLE, n=1)
+    aliases = [alias for parameter in PARAMETERS.values() for alias in parameter.aliases]
+    near = difflib.get_close_matches(found, [*_SETTABLE, *aliases], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UsageError(f"no parameter {name!r}", f"{hint}{_NAMES_HINT}")
 
@@ -194,7 +199,8 @@ def show_stats(state: ChatState, argument: str) -> None:
         # The engine answers after its current step.
         with state.status.waiting("waiting for the engine"):
             counters = state.chat_model.engine.stats()
-        rows |= {name.replace("_", " "): str(value) for name, value in counters.items()}
+        for name, value in counters.items():
+            rows[name.removeprefix("num_").replace("_", " ")] = str(value)
     print(sanitize(two_columns(rows.items(), shutil.get_terminal_size().columns)))
 
 

@@ -55,7 +55,7 @@ def _per_s(value: float | None) -> str:
 
 
 def memory_line(info: EngineInfo) -> str:
-    """Return one line on the engine's devices, weights, KV cache and context."""
+    """Return one line on the engine's devices, weights, KV cache and activations."""
     count, weights, cache, unit = info.tp * info.pp, info.weights_bytes, info.cache_bytes, ""
     devices = f"{count} × {info.device}" if count > 1 else info.device
     if info.pp > 1:  # stages differ in size: show the sum
@@ -63,11 +63,10 @@ def memory_line(info: EngineInfo) -> str:
     elif info.tp > 1:
         unit = " each"
     workspace = (
-        f"activations {info.workspace_bytes / 1e9:.2f} GB · " if info.workspace_bytes else ""
+        f" · activations {info.workspace_bytes / 1e9:.2f} GB" if info.workspace_bytes else ""
     )
     kv_dtype = "" if info.kv_dtype in ("auto", info.dtype) else f" in {info.kv_dtype}"
     return (
         f"{devices}, {info.dtype} · weights {weights / 1e9:.2f} GB{unit} · "
-        f"cache for {info.cache_tokens} tokens{kv_dtype} {cache / 1e9:.2f} GB{unit} · "
-        f"{workspace}context {info.ctx_size_tokens}"
+        f"cache for {info.cache_tokens} tokens{kv_dtype} {cache / 1e9:.2f} GB{unit}{workspace}"
     )

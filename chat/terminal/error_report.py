@@ -2,12 +2,10 @@
 
 import contextlib
 import os
-import sys
 import time
 from pathlib import Path
 
-from swiftchat.chat.terminal.output import wrapped
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import SwiftchatError
 
 _MAX_REPORTS = 20  # older ones are removed
@@ -37,8 +35,8 @@ def print_lines(message: str, hint: str) -> None:
     """Print the lines `error:` and `hint:` on stderr, sanitized; a closed stderr is ignored."""
     with contextlib.suppress(OSError, ValueError):
         for text in [f"error: {message}", f"hint: {hint}" if hint else ""]:
-            if line := sanitize(" ".join(text.split())):
-                print(wrapped(line, sys.stderr), file=sys.stderr, flush=True)
+            if line := " ".join(text.split()):
+                print_notice(line)
 
 
 def reports_folder() -> Path:
