@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS, CONFIG_NAMES, compared_models
+from swiftchat.chat.options.chat_options import (
+    CHAT_OPTIONS,
+    CONFIG_NAMES,
+    FILE_NAMES,
+    compared_models,
+)
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
 from swiftchat.chat.terminal.error_report import print_error, print_lines
@@ -212,26 +217,34 @@ def _run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Aut
 
 def _answer_once(config: "ChatConfig", conversation: "Conversation", autosave: "Autosave") -> int:
     from swiftchat.chat.model.chat_model import chat_model_for
+    from swiftchat.chat.model.tools import start_tools
     from swiftchat.chat.oneshot import OneShot
     from swiftchat.chat.terminal.echo import hide_typing
 
     if config.interactive:
-        with _open_keyboard() as keyboard, chat_model_for(config) as chat_model:
-            one_shot = OneShot(chat_model, config, autosave)
+        with (
+            _open_keyboard() as keyboard,
+            chat_model_for(config) as chat_model,
+            start_tools(config, chat_model) as toolbox,
+        ):
+            one_shot = OneShot(chat_model, config, autosave, toolbox=toolbox)
             # Imported while the engine loads, because it takes 0.1 s.
             from swiftchat.chat.repl.loop import Repl
 
             with keyboard.erasing(one_shot.pause):
                 one_shot.run(conversation)
-            repl = Repl(chat_model, config, conversation, (), autosave, keyboard)
+            repl = Repl(chat_model, config, conversation, (), autosave, keyboard, toolbox)
             return repl.run(shows_end=False)
     if config.compared:
         from swiftchat.chat.comparison import Comparison
+        from swiftchat.chat.terminal.output import print_notice
 
+        if config.mcp:
+            print_notice("note: two models are compared without the tools of --mcp")
         return Comparison(config, autosave).run(conversation)
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    with chat_model_for(config) as chat_model:
-        one_shot = OneShot(chat_model, config, autosave)
+    with chat_model_for(config) as chat_model, start_tools(config, chat_model) as toolbox:
+        one_shot = OneShot(chat_model, config, autosave, toolbox=toolbox)
         with hide_typing(one_shot.pause) if at_terminal else contextlib.nullcontext():
             return one_shot.run(conversation)
 
@@ -283,7 +296,7 @@ def _run() -> int:
     is_help = {"--help", "-h", "--version"} & set(sys.argv)
     values, project = {}, None
     if not is_help:
-        values, project = load_config_file(CONFIG_NAMES), current_project()
+        values, project = load_config_file(FILE_NAMES), current_project()
         values |= project.values if project else {}
     # `token_file` is that of --connect; serve's option of this name is another.
     serve = {name: value for name, value in values.items() if name != "token_file"}

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from swiftchat.chat.attachments.files import read_attachments
@@ -16,6 +17,7 @@ from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.answer_saver import AnswerSaver
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.reasoning import ReasoningText
+from swiftchat.chat.model.tools import max_result_characters
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.logprobs import (
     as_json,
@@ -29,6 +31,9 @@ from swiftchat.chat.render.view import AnswerView, open_view, preload
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.process_age import process_age_s
 from swiftchat.chat.terminal.status_line import StatusLine
+from swiftchat.chat.tools.reported_calls import ReportedCalls
+from swiftchat.chat.tools.rounds import ToolRounds
+from swiftchat.chat.tools.toolbox import Toolbox
 from swiftchat.engine.api.params import SAMPLING_RANGES, SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Prefill
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
@@ -75,13 +80,16 @@ class OneShot:
         autosave: Autosave,
         print_json: Callable[[dict[str, Any]], None] | None = None,
         before_answer: Callable[[], None] | None = None,
+        toolbox: Toolbox | None = None,
     ) -> None:
         self.chat_model = chat_model
         self.config = config
         self.autosave = autosave
         self._print_json = print_json or _print_json
         self._before_answer = before_answer
+        self.toolbox = toolbox or Toolbox([])
         self.warnings: list[str] = []
+        self._tool_calls = ReportedCalls(self._print_event, self._warn, config.quiet)
         self._session_id: str | None = None
         self._age_s = 0.0  # of the process when it requested the answer
         self._view: AnswerView | None = None
@@ -89,7 +97,7 @@ class OneShot:
 
     def run(self, conversation: Conversation) -> int:
         """Answer the last message, add the answer to the conversation, return the exit code."""
-        started, age_s = time.perf_counter(), process_age_s()
+        started = time.perf_counter()
         self.chat_model.prepare()
         conversation.settings = self.chat_model.settings
         self.autosave.open()  # while the engine loads
@@ -101,12 +109,45 @@ class OneShot:
             )
         load_s = time.perf_counter() - started
         self._print_event({"event": "start", "model": self._model(info)})
+        answer, reason, exit_code = self._answer_with_tools(conversation, info, load_s)
+        exit_code = exit_code or self._warn_limit(answer, info)
+        self._end(answer, info, load_s, reason)
+        if self.config.stats:
+            print(stats_line(answer, load_s, self._age_s), file=sys.stderr)
+        return exit_code
+
+    def _answer_with_tools(
+        self, conversation: Conversation, info: EngineInfo, load_s: float
+    ) -> tuple[Answer, str, int]:
+        """Answer until no tool is called; return the last answer, its finish reason, exit code."""
+        limits = self.config.max_tool_rounds, partial(max_result_characters, self.chat_model)
+        rounds = ToolRounds(self.toolbox, conversation, self._tool_calls, *limits)
+        while True:
+            answer, exit_code = self._answer(conversation, info, load_s)
+            if exit_code or not answer.tool_calls:
+                return answer, answer.finish_reason or "interrupt", exit_code
+            if self._view is not None and answer.text:
+                self._view.close()
+            goes_on = rounds.run(answer.tool_calls)
+            self.chat_model.tools = self.toolbox.specs  # a server may have ended
+            if not goes_on:
+                reason = "length" if rounds.is_at_limit else "interrupt"
+                if rounds.is_at_limit:
+                    self._warn(f"the limit of --max-tool-rounds {rounds.max_rounds} is reached")
+                conversation.add("assistant", "", reason)
+                self.autosave.save(conversation)
+                return answer, reason, 0 if rounds.is_at_limit else 130
+
+    def _answer(
+        self, conversation: Conversation, info: EngineInfo, load_s: float
+    ) -> tuple[Answer, int]:
+        """Show and save one answer; return it and the exit code."""
         with self._status.waiting("encoding the prompt"):
             answer = self.chat_model.answer(conversation, self._warn_dropped, self._show_prefill)
-        self._age_s = age_s + time.perf_counter() - started
+        self._age_s = process_age_s()
         saver = AnswerSaver(self.autosave, conversation, answer)
         if not (self.config.json or self.config.stream_json or self.config.extract):
-            if self._before_answer is not None:
+            if self._before_answer is not None and self._view is None:
                 self._before_answer()
             self._view = open_view(self._style, answer, self.chat_model.name)
         exit_code = 0
@@ -125,11 +166,7 @@ class OneShot:
         finally:
             self._status.clear()
         self._save(conversation, answer, saver, answer.finish_reason)
-        exit_code = exit_code or self._warn_limit(answer, info)
-        self._end(answer, info, load_s, answer.finish_reason or "interrupt")
-        if self.config.stats:
-            print(stats_line(answer, load_s, self._age_s), file=sys.stderr)
-        return exit_code
+        return answer, exit_code
 
     def pause(self) -> None:
         """Erase temporary output before the program is suspended."""
@@ -241,6 +278,7 @@ class OneShot:
                 **speeds(answer),
             },
             "params": self._params(answer),
+            **({"tool_calls": self._tool_calls.found} if self.toolbox.has_servers else {}),
             "warnings": self.warnings,
         }
         return {"event": "end", **report} if self.config.stream_json else report

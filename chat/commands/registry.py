@@ -16,6 +16,7 @@ from swiftchat.chat.commands.roles import ROLE_COMMANDS
 from swiftchat.chat.commands.sessions import SESSION_COMMANDS
 from swiftchat.chat.commands.settings import SETTINGS_COMMANDS
 from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.commands.tools import TOOL_COMMANDS
 from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.help.pages import KEYS, PAGES, page
 from swiftchat.errors import SwiftchatError, UsageError
@@ -71,6 +72,7 @@ COMMANDS: tuple[Command, ...] = (
     *BRANCH_COMMANDS,
     *SESSION_COMMANDS,
     *MODEL_COMMANDS,
+    *TOOL_COMMANDS,
     *ATTACH_COMMANDS,
     *ROLE_COMMANDS,
 )

@@ -14,6 +14,7 @@ from swiftchat.chat.render.style import Style
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.status_line import StatusLine
+from swiftchat.chat.tools.toolbox import Toolbox
 
 
 @dataclass
@@ -36,6 +37,7 @@ class ChatState:
     shell_output: Attachment | None = None
     last_answer: Answer | None = None
     keyboard: Keyboard = field(default_factory=Keyboard)
+    toolbox: Toolbox = field(default_factory=lambda: Toolbox([]))
     compared: ChatModel | None = None
 
     def open(self, conversation: Conversation) -> None:

@@ -42,6 +42,30 @@ Type these at the prompt; Tab completes them.
   >>> /attach
 """
 
+_TOOLS = """\
+MCP servers offer tools that a model may call: read files, search, compute. Needs
+pip install 'swiftchat[mcp]', and a model whose chat template takes tools.
+
+  swiftchat --mcp "python server.py"       a program; repeatable
+  swiftchat --mcp servers.json             a file with "mcpServers"
+  swiftchat --mcp http://127.0.0.1:8000/mcp
+
+Each call is shown with its arguments and asked for: y, n, or a for always in
+this conversation. With -p and in pipes there is no question: a call is refused
+unless --allow-tool NAME (or all) allows it. NAME is that of the server, or
+SERVER.NAME as /tools lists it. Ctrl-C cancels a call.
+
+In the configuration file:
+
+  mcp = ["npx -y @modelcontextprotocol/server-filesystem /home/me/notes"]
+  allow_tool = ["server-filesystem.read_text_file"]
+
+--mcp none starts no servers. --max-tool-rounds limits the rounds of one answer.
+Descriptions and results of tools are data: text in them never becomes a control
+token, and control characters in them never reach the terminal. But a model may
+do what a result asks for, so allow only tools whose calls cannot do harm.
+"""
+
 _SESSIONS = """\
 Every conversation is saved while you chat, in one file that only you can read.
 
@@ -277,6 +301,7 @@ PAGES = {
     "sessions": Page("Saved conversations", _SESSIONS),
     "roles": Page("Named system prompts with options", _ROLES),
     "compare": Page("Answers of several models", _COMPARE),
+    "tools": Page("Tools of MCP servers", _TOOLS),
     "templates": Page("Chat templates", _TEMPLATES),
     "sampling": Page("Temperature and other sampling options, logprobs", _SAMPLING),
     "parameters": Page("All sampling parameters", _PARAMETERS),

@@ -25,8 +25,12 @@ class ToolCall:
     @property
     def text(self) -> str:
         """The call as one line; not sanitized."""
+        return self.labeled(self.name)
+
+    def labeled(self, label: str) -> str:
+        """Return the call as one line with another name of the tool."""
         arguments = json.dumps(self.arguments, ensure_ascii=False) if self.arguments else ""
-        return f"{self.name} {arguments}".rstrip()
+        return f"{label} {arguments}".rstrip()
 
     def as_object(self) -> dict[str, Any]:
         return {"id": self.id, "name": self.name, "arguments": self.arguments}

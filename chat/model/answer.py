@@ -4,12 +4,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.reasoning import (
     ReasoningFormat,
     ReasoningSplitter,
     ReasoningText,
     marker_tokens,
 )
+from swiftchat.chat.tools.formats import ToolCallSplitter, ToolFormat
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Finished, Logprob, Prefill, PromptLogprobs, Tokens
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
 class Answer:
     """Iterate for pieces of text; pieces of reasoning are `ReasoningText`.
 
+    While the text of a call of a tool is held back, the pieces are empty.
+
     `text` is the answer so far, `reasoning` the text of the reasoning. `ids` are the sampled ids,
     which may be more than `text` uses (`num_tokens`); `logprobs` are theirs, if the parameters
     request them, and `prompt_logprobs` those of the prompt's tokens but the first.
     `finish_reason` is None while generating, then `stop` (end token or stop string),
     `length` or `interrupt`. `result` is the engine's report, None if the answer was interrupted
-    before. Iterating does not catch `KeyboardInterrupt`; the caller then calls `interrupt`.
+    before. `tool_calls` are the calls of a complete answer; `text` is without them. Iterating does
+    not catch `KeyboardInterrupt`; the caller then calls `interrupt`.
     """
 
     def __init__(
@@ -38,6 +43,7 @@ class Answer:
         stops: Sequence[str] = (),
         on_prefill: Callable[[Prefill], None] | None = None,
         reasoning: ReasoningFormat | None = None,
+        tool_format: ToolFormat | None = None,
     ) -> None:
         # Imported here, because it would delay the prompt.
         from swiftchat.tokenizer import StopMatcher
@@ -63,7 +69,10 @@ class Answer:
         self._reasoning: list[str] = []
         prompt_end = "".join(span.text for span in prompt.spans[-4:])
         self._splitter = ReasoningSplitter(reasoning, prompt_end)
-        self._markers = marker_tokens(reasoning, tokenizer.special_tokens) if reasoning else {}
+        self._calls = ToolCallSplitter(tool_format)
+        control = tokenizer.special_tokens
+        self._markers = marker_tokens(reasoning.markers, control) if reasoning else {}
+        self._call_markers = marker_tokens(tool_format.markers, control) if tool_format else {}
         self._on_prefill = on_prefill
         self._generation = engine.generate(prompt.ids, params)
 
@@ -113,6 +122,15 @@ class Answer:
         """Request the end of the generation; iterating yields what comes until then."""
         self._generation.cancel()
 
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return self._calls.calls if self.finish_reason == "stop" else []
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the model writes the call of a tool, which is held back."""
+        return self._calls.is_in_call
+
     def interrupt(self) -> str:
         """Cancel without waiting for the engine; return buffered text of the answer."""
         self._generation.cancel()
@@ -121,9 +139,14 @@ class Answer:
         return "".join(p for p in self._end("interrupt") if not isinstance(p, ReasoningText))
 
     def _decode(self, token_id: int) -> str:
-        """Return a token's text; a control token has text only if it can mark reasoning."""
-        text = self._decoder.push(token_id)
-        return text if self._splitter.is_answering else text + self._markers.get(token_id, "")
+        """Return a token's text; a control token has text only if it can mark a part of the answer.
+
+        Such parts are the reasoning and calls of tools.
+        """
+        marker = self._call_markers.get(token_id, "")
+        if not self._splitter.is_answering:
+            marker = marker or self._markers.get(token_id, "")
+        return self._decoder.push(token_id) + marker
 
     def _end(self, reason: str) -> Iterator[str]:
         if self.finish_reason is None:
@@ -131,6 +154,7 @@ class Answer:
             yield from self._split(self._stops.flush())
             yield from self._record(self._splitter.flush())
             self.finish_reason = "stop" if self._stops.stopped else reason
+            yield from self._record_text(self._calls.flush(self.finish_reason == "stop"))
 
     def _split(self, piece: str) -> Iterator[str]:
         if piece and self.finish_reason is None:
@@ -141,9 +165,16 @@ class Answer:
         for piece in pieces:
             if isinstance(piece, ReasoningText):
                 self._reasoning.append(piece)
+                yield piece
             else:
-                self.text += piece
+                yield from self._record_text(self._calls.push(piece))
+
+    def _record_text(self, pieces: Iterator[str]) -> Iterator[str]:
+        for piece in pieces:
+            self.text += piece
             yield piece
+        if self._calls.is_in_call and self.finish_reason is None:
+            yield ""  # for the display of progress
 
     def _count(self, num_tokens: int) -> None:
         now = time.perf_counter()

@@ -40,6 +40,7 @@ class AnswerSaver:
         """Set the finish reason and the statistics of the message, and save it."""
         message, answer = self._update(), self._answer
         message.finish_reason = reason or "interrupt"
+        message.tool_calls = list(answer.tool_calls)
         message.prompt_tokens, message.completion_tokens = len(answer.prompt), answer.num_tokens
         message.seconds = time.monotonic() - self._started
         if answer.result is not None:

@@ -5,15 +5,22 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from swiftchat.chat.history.conversation import Conversation, EncodedTurn
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.reasoning import ReasoningFormat, find_reasoning_format
 from swiftchat.chat.model.template_choice import TemplateChoice, choose_template
+from swiftchat.chat.model.tool_support import (
+    ToolSupport,
+    find_tool_support,
+    has_tool_messages,
+    without_tools,
+)
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.options.token_texts import TokenTexts, check_texts
 from swiftchat.chat.terminal.output import print_notice
+from swiftchat.chat.tools.formats import ToolFormat
 from swiftchat.engine.api.attach import attach
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
@@ -70,7 +77,7 @@ class ChatModel:
     The constructor starts the engine, which loads in the background. `prepare` (or the first use)
     loads the tokenizer, so that the prompt can be drawn before. `changes` are sampling parameters
     set with `/set`; they take precedence over those of the config. `think` is `on`, `off`, or
-    `auto` for the default of the chat template.
+    `auto` for the default of the chat template. `tools` are given to the template.
     """
 
     def __init__(
@@ -80,6 +87,8 @@ class ChatModel:
         self.config = config
         self.changes: dict[str, Any] = {}
         self.think = config.think
+        self.tools: list[dict[str, Any]] = []
+        self._tool_support: ToolSupport | Literal["unknown"] | None = "unknown"
         self._start = start
         self._failure: Exception | None = None
         self._engine_failed = False
@@ -234,14 +243,18 @@ class ChatModel:
         params = replace(self.params, seed=None) if new_seed else self.params
         quarter = info.ctx_size_tokens // 4
         room = quarter if params.max_tokens is None else min(params.max_tokens, quarter)
-        last_turn = conversation.last_turn
-        encode = self._encode_plain if self.config.no_template else self.encoder(last_turn, prefix)
+        encode = (
+            self._encode_plain
+            if self.config.no_template
+            else self.encoder(conversation.last_turn, prefix, self.tools or None)
+        )
         prompt, num_dropped = conversation.fit_context(
             encode, info.ctx_size_tokens, self.config.overflow, room
         )
         if num_dropped:
             on_dropped(num_dropped)
-        answer = self.start_answer(prompt, params, self.stops, on_prefill)
+        tool_format = self.require_tools().tool_format if self.tools else None
+        answer = self.start_answer(prompt, params, self.stops, on_prefill, tool_format)
         conversation.last_turn = EncodedTurn(prompt, answer.ids)
         return answer
 
@@ -251,14 +264,18 @@ class ChatModel:
         params: SamplingParams,
         stops: Sequence[str],
         on_prefill: Callable[[Prefill], None] | None = None,
+        tool_format: ToolFormat | None = None,
     ) -> Answer:
-        """Start to answer a prompt. It ends before any of `stops` and of the template's ends."""
+        """Start to answer a prompt. It ends before any of `stops` and of the template's ends.
+
+        Calls of tools are text without `tool_format`.
+        """
         if not len(prompt):
             raise UsageError("the prompt is empty", "type a message")
         text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
         return Answer(
             *(self.engine, self.tokenizer, prompt, params, [*stops, *text_ends], on_prefill),
-            self._reasoning_format(),
+            *(self._reasoning_format(), tool_format),
         )
 
     def check_fits(self, prompt: "Prompt") -> None:
@@ -294,14 +311,41 @@ class ChatModel:
 
         `tools` are descriptions of functions as JSON schemas, for templates that list tools.
         """
-        tokenizer, source = self.tokenizer, self.template.source
+        tokenizer = self.tokenizer
         earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
         variables: dict[str, Any] = {} if tools is None else {"tools": list(tools)}
         if self.think != "auto":
             variables |= dict.fromkeys(_THINKING_VARIABLES, self.think == "on")
-        return lambda messages: tokenizer.prompt(
-            messages, earlier=earlier, template=source, answer_prefix=prefix, **variables
-        )
+
+        def encode(messages: Sequence[Mapping[str, Any]]) -> "Prompt":
+            source = self.template.source
+            if tools or has_tool_messages(messages):
+                support = self._find_tool_support()
+                source = support.source if support else source
+                messages = support.adapted(messages) if support else without_tools(messages)
+            return tokenizer.prompt(
+                messages, earlier=earlier, template=source, answer_prefix=prefix, **variables
+            )
+
+        return encode
+
+    def require_tools(self) -> ToolSupport:
+        """Return how the chat template takes tools. Raises `UsageError` if it does not."""
+        support = self._find_tool_support()
+        if support is None:
+            raise UsageError(
+                f"the chat template of {self.name} takes no tools, or in a way that is not known",
+                "choose a model whose template takes tools, as qwen3:0.6b; or leave out --mcp",
+            )
+        return support
+
+    def _find_tool_support(self) -> ToolSupport | None:
+        if self._tool_support == "unknown":
+            has_template = self.template.source or self.tokenizer.templates
+            self._tool_support = (
+                find_tool_support(self.tokenizer, self.template.source) if has_template else None
+            )
+        return self._tool_support
 
     @property
     def can_switch_thinking(self) -> bool:

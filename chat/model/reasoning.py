@@ -64,12 +64,12 @@ def find_reasoning_format(template: str, control: Collection[str]) -> ReasoningF
     return next((f for f in FORMATS if {f.opens[0], f.close} <= set(control)), None)
 
 
-def marker_tokens(reasoning: ReasoningFormat, control: Mapping[str, int]) -> dict[int, str]:
+def marker_tokens(markers: Collection[str], control: Mapping[str, int]) -> dict[int, str]:
     """Return the control tokens that occur in the markers: text by id."""
     return {
         token_id: text
         for text, token_id in control.items()
-        if any(text in marker for marker in reasoning.markers)
+        if any(text in marker for marker in markers)
     }
 
 

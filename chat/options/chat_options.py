@@ -259,6 +259,29 @@ _ANSWER = (
         help="The same for the tokens of the prompt, in --json.",
     ),
 )
+_TOOLS = (
+    _option(
+        "--mcp",
+        env=False,
+        multiple=True,
+        metavar="COMMAND|FILE|URL",
+        help="Give the model the tools of this MCP server (repeatable); see swiftchat help tools.",
+    ),
+    _option(
+        "--allow-tool",
+        env=False,
+        multiple=True,
+        metavar="NAME|all",
+        help="Call this tool without asking (repeatable).",
+    ),
+    _option(
+        "--max-tool-rounds",
+        type=click.IntRange(1, 100),
+        default=8,
+        metavar="N",
+        help="How often the model may call tools for one answer.",
+    ),
+)
 _OUTPUT = (
     _flag("--json", env=False, help="Print one JSON object instead of text."),
     _flag("--stream-json", env=False, help="Print JSON lines while the answer is generated."),
@@ -341,12 +364,15 @@ SECTIONS: dict[str, tuple[click.Option, ...]] = {
     "Input": _INPUT,
     "Conversations": _CONVERSATIONS,
     "Answer": _ANSWER,
+    "Tools": _TOOLS,
     "Output": _OUTPUT,
     "Machine": _MACHINE,
 }
 CHAT_OPTIONS = [option for options in SECTIONS.values() for option in options]
-# The options that the configuration file may set: those with an environment variable.
+# The options that have a variable; roles may set them too.
 CONFIG_NAMES = {option.name for option in CHAT_OPTIONS if option.name and option.envvar}
+# The options that the configuration file may set: also lists, which a variable could not separate.
+FILE_NAMES = CONFIG_NAMES | {"mcp", "allow_tool"}
 
 
 def typed(settings: Mapping[str, Any]) -> dict[str, Any]:

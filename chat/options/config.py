@@ -22,6 +22,7 @@ _NUMBERS = tuple(
 )
 # Parameters of each answer.
 SAMPLING_OPTIONS = (*_NUMBERS, *TEXTS_PARAMETERS)
+_LIST_OPTIONS = ("mcp", "allow_tool")
 # Options that are saved with a conversation.
 SESSION_OPTIONS = ("model", "template", *SAMPLING_OPTIONS)
 # The names of sampling parameters in generation_config.json.
@@ -81,6 +82,9 @@ class ChatConfig:
     overflow: str = "error"
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    mcp: tuple[str, ...] = ()
+    allow_tool: tuple[str, ...] = ()
+    max_tool_rounds: int = 8
     device: str = "auto"
     tp: NumRanks = 1
     pp: int = 1
@@ -272,7 +276,13 @@ def load_config_file(known: set[str]) -> dict[str, Any]:
     for name in values:
         if option_name(name) not in known:
             raise unknown_option(str(path), name, known)
+        if option_name(name) in _LIST_OPTIONS and not _is_list_of_texts(values[name]):
+            raise UsageError(f"{path}: {name} is not a list of texts", f'as {name} = ["…"]')
     return named_options(values, str(path))
+
+
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def unknown_option(file: str, name: str, known: Collection[str]) -> UsageError:

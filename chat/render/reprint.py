@@ -15,7 +15,7 @@ from swiftchat.chat.render.style import Style
 from swiftchat.chat.terminal.sanitize import sanitize
 
 _CONSOLE = Console(width=80)  # rich reads the tab size from it
-_MAX_RESULT_ROWS = 6  # of a tool
+_MAX_RESULT_ROWS, _MAX_RESULT_COLUMNS = 6, 200  # of a tool
 _MAX_QUESTION_ROWS = 6  # in a bounded reprint
 
 
@@ -65,7 +65,7 @@ def _rows(style: Style, message: Message, width: int) -> list[str]:
     if message.role == "user":
         return _question_rows(style, message.content, width)
     if message.role == "tool":
-        return _result_rows(message)
+        return result_rows(message)
     label = [f"{sanitize(author(message))}:"] if style.mode == "accessible" else []
     note = [sanitize(f"calls {call.text}") for call in message.tool_calls]
     note += ["⏹ stopped"] if message.interrupted else []
@@ -82,11 +82,15 @@ def _rows(style: Style, message: Message, width: int) -> list[str]:
     return [*label, *map(encoder.encode, found), *note, ""]
 
 
-def _result_rows(message: Message) -> list[str]:
+def result_rows(message: Message) -> list[str]:
     """Return the beginning of the result of a tool."""
     names = ", ".join(call.name for call in message.tool_calls)
     lines = message.content.splitlines()
-    shown = [*lines[:_MAX_RESULT_ROWS], *(["…"] if len(lines) > _MAX_RESULT_ROWS else [])]
+    shown = [
+        line if len(line) <= _MAX_RESULT_COLUMNS else f"{line[:_MAX_RESULT_COLUMNS]}…"
+        for line in lines[:_MAX_RESULT_ROWS]
+    ]
+    shown += ["…"] if len(lines) > _MAX_RESULT_ROWS else []
     return [sanitize(f"result of {names}:"), *map(sanitize, shown), ""]
 
 

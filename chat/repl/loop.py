@@ -14,6 +14,7 @@ from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
+from swiftchat.chat.model.tools import start_tools
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.style import can_ask_background, choose_style, is_accessible, is_dumb
 from swiftchat.chat.repl.comparison import compare
@@ -28,6 +29,7 @@ from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.terminal.theme import choose_theme, parse_colors
+from swiftchat.chat.tools.toolbox import Toolbox
 from swiftchat.errors import ContextOverflow
 
 _ANSWER_WAIT_S = 0.15  # from the question for the background color to the first rendered text
@@ -44,9 +46,12 @@ def run_repl(
     """Find the model, start to load it, and run the loop; return the exit code."""
     attachments = read_attachments(config.file, offline=config.offline)
     with chat_model_for(config) as chat_model:
-        repl = Repl(chat_model, config, conversation, attachments, autosave, keyboard)
-        repl.state.draft = config.opening
-        return repl.run()
+        status = StatusLine(not is_accessible(config, os.environ))
+        with start_tools(config, chat_model, status.show) as toolbox:
+            status.clear()
+            repl = Repl(chat_model, config, conversation, attachments, autosave, keyboard, toolbox)
+            repl.state.draft = config.opening
+            return repl.run()
 
 
 class Repl:
@@ -63,6 +68,7 @@ class Repl:
         attachments: Sequence[Attachment] = (),
         autosave: Autosave | None = None,
         keyboard: Keyboard | None = None,
+        toolbox: Toolbox | None = None,
     ) -> None:
         self._is_accessible = is_accessible(config, os.environ)
         self.state = ChatState(
@@ -74,6 +80,7 @@ class Repl:
             StatusLine(not self._is_accessible),
             attachments=list(attachments),
             keyboard=keyboard or Keyboard(),
+            toolbox=toolbox or Toolbox([]),
         )
         self._hints = Hints(None if config.quiet else hints_file(), print_notice)
         self._interrupts = InterruptTimer()
@@ -113,6 +120,9 @@ class Repl:
         print_notice(
             f"swiftchat · {self.state.chat_model.name}{place} · /? for help, Ctrl-D to leave"
         )
+        for server, tools in self.state.toolbox.servers().items():
+            if tools:
+                print_notice(f"{len(tools)} tools of {server}; /tools lists them")
         self._hints.show("start")
         for attachment in self.state.attachments:
             for note in attachment.notes:

@@ -1,16 +1,21 @@
 """One turn at the prompt: wait for the engine, stream the answer, save it."""
 
 import time
+from functools import partial
 
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Message, title_of
+from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.answer_saver import AnswerSaver
+from swiftchat.chat.model.tools import max_result_characters
 from swiftchat.chat.render.stats import stats_line
 from swiftchat.chat.render.view import AnswerView, open_view, preload
 from swiftchat.chat.repl.hints import Hints
 from swiftchat.chat.repl.message import message_of
+from swiftchat.chat.repl.tool_view import ToolView
 from swiftchat.chat.terminal.output import print_notice, write
+from swiftchat.chat.tools.rounds import ToolRounds
 from swiftchat.engine.api.protocol import Prefill
 from swiftchat.errors import UsageError
 
@@ -57,7 +62,7 @@ class TurnRunner:
         """Extend the last answer; the shorter one stays in a branch."""
         old_tip = self._state.conversation.tip
         assert old_tip is not None
-        self._state.conversation.pop_answer()
+        self._state.conversation.tip = old_tip.parent
         self._answer_or_restore(old_tip, "", prefix=old_tip.content)
 
     def _answer_or_restore(
@@ -67,20 +72,63 @@ class TurnRunner:
         try:
             with state.keyboard.erasing(self._pause):
                 self._answer(new_seed, prefix)
-        except (Exception, KeyboardInterrupt):
-            if state.conversation.tip and state.conversation.tip.role == "user":
+        except (Exception, KeyboardInterrupt) as error:
+            tip = state.conversation.tip
+            if tip and tip.role == "user":
                 state.conversation.tip = old_tip
                 state.draft = draft
                 state.save()
+            elif tip and tip.is_tool_round:
+                self._end_turn("interrupt" if isinstance(error, KeyboardInterrupt) else "error")
             raise
 
+    def _end_turn(self, reason: str) -> None:
+        """End a turn after a call of a tool: with an empty answer, which /continue extends."""
+        self._state.conversation.add("assistant", "", reason)
+        self._state.save()
+
     def _answer(self, new_seed: bool, prefix: str) -> None:
-        """Stream the answer to the last message; Ctrl-C stops it and keeps the partial answer."""
-        state, chat_model = self._state, self._state.chat_model
-        state.conversation.settings = chat_model.settings
+        """Answer the last message, with as many rounds of tools as the model asks for."""
+        state = self._state
+        state.conversation.settings = state.chat_model.settings
         state.save()
         preload(state.style)  # while the engine loads
         self._wait_ready()
+        rounds = self._tool_rounds()
+        while calls := self._answer_once(new_seed, prefix):
+            prefix = ""
+            goes_on = rounds.run(calls)
+            state.save()
+            self._offer_tools()  # a server may have ended
+            if rounds.is_at_limit:
+                print_notice(f"the limit of {rounds.max_rounds} tool rounds is reached (/continue)")
+            if not goes_on:
+                self._end_turn("length" if rounds.is_at_limit else "interrupt")
+                return
+
+    def _tool_rounds(self) -> ToolRounds:
+        state = self._state
+        self._offer_tools()
+        limits = state.config.max_tool_rounds, partial(max_result_characters, state.chat_model)
+        return ToolRounds(state.toolbox, state.conversation, ToolView(state), *limits)
+
+    def _offer_tools(self) -> None:
+        """Give the model the tools that there are now."""
+        chat_model, specs = self._state.chat_model, self._state.toolbox.specs
+        try:
+            if specs:
+                chat_model.require_tools()
+        except UsageError as error:  # after /model
+            print_notice(f"{error.message}; /tools off")
+            specs = []
+        chat_model.tools = specs
+
+    def _answer_once(self, new_seed: bool, prefix: str) -> list[ToolCall]:
+        """Stream one answer and return the calls in it.
+
+        Ctrl-C stops it and keeps the partial answer.
+        """
+        state, chat_model = self._state, self._state.chat_model
         with state.status.waiting("encoding the prompt"):
             answer = chat_model.answer(
                 state.conversation, self._warn_dropped, self._show_prefill, new_seed, prefix
@@ -89,10 +137,12 @@ class TurnRunner:
         saver = AnswerSaver(state.autosave, state.conversation, answer, prefix)
         self._view = open_view(state.style, answer, chat_model.name)
         was_stopped = self._stream(answer, saver, self._view)
-        if prefix and not answer.text:
+        calls = [] if was_stopped else answer.tool_calls
+        if prefix and not (answer.text or calls):
             raise UsageError("the model added no text", "/regen answers the last message again")
         saver.finish(answer.finish_reason)
-        write("\n")
+        if answer.text or not calls:
+            write("\n")
         if was_stopped:
             self._hints.show("stopped")
         elif "```" in answer.text:
@@ -100,6 +150,7 @@ class TurnRunner:
         self._show_limit(answer)
         if state.config.stats and chat_model.engine.info:
             print_notice(stats_line(answer, chat_model.engine.info.load_s))
+        return calls
 
     def _show_limit(self, answer: Answer) -> None:
         """Print what has ended the answer early, and what continues it."""
@@ -123,8 +174,12 @@ class TurnRunner:
         self._state.status.show("waiting for the engine")
         try:
             for piece in saver:
-                self._state.status.clear()
-                view.push(piece)
+                if answer.is_in_call and not piece:
+                    view.pause()
+                    self._state.status.show(f"calling a tool, {answer.num_tokens} tokens")
+                else:
+                    self._state.status.clear()
+                    view.push(piece)
         except KeyboardInterrupt:
             self._state.status.clear()
             view.push(answer.interrupt())

@@ -31,7 +31,7 @@ def config_path_command() -> None:
 @click.pass_context
 def config_show(ctx: click.Context) -> None:
     """Print every setting and its origin."""
-    from swiftchat.chat.options.chat_options import CONFIG_NAMES
+    from swiftchat.chat.options.chat_options import FILE_NAMES
     from swiftchat.chat.options.config import defaults
 
     root = ctx.find_root()
@@ -46,7 +46,7 @@ def config_show(ctx: click.Context) -> None:
         click.core.ParameterSource.ENVIRONMENT: "environment",
         click.core.ParameterSource.DEFAULT_MAP: "config file",
     }
-    for name in sorted(CONFIG_NAMES | {"role"}):
+    for name in sorted(FILE_NAMES | {"role"}):
         source = root.get_parameter_source(name)
         value, origin = root.params[name], origins.get(source, "default")
         if origin == "config file" and project is not None and name in project.values:

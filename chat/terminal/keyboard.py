@@ -36,6 +36,7 @@ _MAX_DISCARD_S = 10.0
 _MAX_PAUSES = 5  # within a paste that the terminal still sends
 _MAX_ANSWER_S = 0.5  # from a question to the terminal's answer
 _POLL_S = 0.005
+_BEFORE_QUESTION_S = 0.1  # for the reader to deliver what was typed before
 _EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Attributes = list[Any]  # of termios
@@ -126,6 +127,34 @@ class Keyboard:
             finally:
                 self._is_line_mode = False
                 self._restore_mode()
+
+    def ask(self, question: str) -> str | None:
+        """Return the line that is typed after a question, None without a terminal or at Ctrl-D.
+
+        What was typed or pasted before is no answer, and waits for the next prompt. Raises
+        `KeyboardInterrupt` at Ctrl-C.
+        """
+        if not self._is_open:
+            return None
+        time.sleep(_BEFORE_QUESTION_S)
+        earlier = list(iter(self.take, None))
+        try:
+            with self.line_mode():
+                self._write(question.encode())
+                line = b""
+                while not line.endswith((b"\n", b"\r")):
+                    self.wait()
+                    event = self.take()
+                    if event == END or (event is None and self.is_closed):
+                        return None
+                    if event is not None and event.is_paste:
+                        earlier.append(event)
+                        self._write(b"\n(a paste is no answer)\n" + question.encode())
+                    elif event is not None:
+                        line += event.data
+                return line.decode("utf-8", "replace").strip()
+        finally:
+            self._events.extendleft(reversed(earlier))
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:

@@ -4,8 +4,8 @@
 choice of the model to the options. SCRIPT is a JSON list of
 answers, each a string or an object with "text" or "ids", and optionally "delay_s" (before each
 token), "end_delay_s" (before the end), "limit" (of tokens, as of a full context),
-"prefill_s" and "error". A first object {"load_s"} sets the load time, and its "stats_s" the time
-that /stats takes.
+"prefill_s" and "error". A first object {"load_s"} sets the load time; its "stats_s" is the time
+that /stats takes, its "ctx_size_tokens" the context.
 """
 
 import json
@@ -25,6 +25,24 @@ TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# A template that takes tools, as those of Hermes and Qwen.
+TOOL_TEMPLATE = """{%- if tools %}
+{{- '<|im_start|>system\n<tools>' }}
+{%- for tool in tools %}{{ '\n' }}{{ tool | tojson }}{%- endfor %}
+{{- '\n</tools><|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\n' + message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '\n<tool_call>\n' }}{{ call.function | tojson }}{{ '\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 START_ID, END_ID = 256, 257
 
 
@@ -33,6 +51,12 @@ def byte_symbols() -> list[str]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+
+
+def tool_call(name: str, **arguments: object) -> str:
+    """Return an answer that calls a tool, for `TOOL_TEMPLATE`."""
+    value = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{value}\n</tool_call>"
 
 
 def make_folder(
@@ -179,6 +203,7 @@ class FakeEngine:
             first = self.answers.pop(0)
             time.sleep(first["load_s"])
             self.stats_s = first.get("stats_s", 0)
+            self.ctx_size_tokens = first.get("ctx_size_tokens", self.ctx_size_tokens)
         self.info = EngineInfo(
             "fake", "float32", 1000, 4000, 512, 8000, self.ctx_size_tokens, 1, 0.125
         )

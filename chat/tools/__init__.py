@@ -1,0 +1,1 @@
+"""Tools of MCP servers: calls in answers, their confirmation and execution."""

@@ -1,0 +1,227 @@
+"""The formats in which models write calls of tools, and splitting calls from streamed answers."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from swiftchat.chat.history.tool_call import ToolCall
+from swiftchat.chat.tools.parsers import (
+    parse_deepseek,
+    parse_function,
+    parse_functions,
+    parse_harmony,
+    parse_invokes,
+    parse_json,
+    parse_kimi,
+    parse_mistral,
+    parse_python,
+    parse_tagged,
+)
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """The syntax of calls; a chat template with `signature` in it uses this format.
+
+    A call begins with one of `opens` and ends with `close`, or with the answer if that is empty.
+    `starts` are calls only at the beginning of an answer, and belong to the parsed text. `marks`
+    are other control tokens inside a call.
+    """
+
+    signature: str
+    opens: tuple[str, ...]
+    close: str
+    parse: Callable[[str], list[ToolCall]]
+    starts: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (*self.opens, self.close, *self.marks)
+
+
+def _tags(name: str, parse: Callable[[str], list[ToolCall]]) -> ToolFormat:
+    return ToolFormat(f"<{name}>", (f"<{name}>",), f"</{name}>", parse)
+
+
+# From the published chat templates; the first whose signature is in the template counts.
+FORMATS = (
+    # gpt-oss
+    ToolFormat(
+        "<|channel|>commentary",
+        tuple(
+            f"{start}to=functions."
+            for start in (
+                "<|start|>assistant<|channel|>commentary ",
+                "<|channel|>commentary ",
+                "<|start|>assistant ",
+                " ",
+            )
+        ),
+        "",
+        parse_harmony,
+        marks=("<|message|>", "<|constrain|>"),
+    ),
+    ToolFormat(  # Kimi K2
+        "<|tool_calls_section_begin|>",
+        ("<|tool_calls_section_begin|>",),
+        "<|tool_calls_section_end|>",
+        parse_kimi,
+        marks=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    ),
+    ToolFormat(  # DeepSeek R1, V3
+        "<｜tool▁calls▁begin｜>",
+        ("<｜tool▁calls▁begin｜>",),
+        "<｜tool▁calls▁end｜>",
+        parse_deepseek,
+        marks=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    ),
+    ToolFormat(  # DeepSeek V3.2, V4
+        "｜DSML｜",
+        ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
+        "",
+        parse_invokes,
+        marks=("｜DSML｜",),
+    ),
+    _tags("minimax:tool_call", parse_invokes),  # MiniMax M2
+    _tags("seed:tool_call", parse_functions),  # Seed-OSS
+    _tags("TOOLCALL", parse_json),  # Nemotron Nano 2
+    ToolFormat(  # LFM2
+        "List of tools: ", ("<|tool_call_start|>",), "<|tool_call_end|>", parse_python
+    ),
+    ToolFormat(  # Command R7B, Command A
+        "<|START_ACTION|>", ("<|START_ACTION|>",), "<|END_ACTION|>", parse_json
+    ),
+    ToolFormat(  # Granite 3, Phi-4-mini
+        "<|tool_call|>", ("<|tool_call|>",), "<|/tool_call|>", parse_json
+    ),
+    ToolFormat(  # Mistral
+        "[TOOL_CALLS]",
+        ("[TOOL_CALLS]",),
+        "",
+        parse_mistral,
+        marks=("[ARGS]", "[CALL_ID]"),
+    ),
+    _tags("tool_calls", parse_json),  # MiniMax M1, Apriel
+    _tags("tool_call", parse_tagged),  # Hermes, Qwen, SmolLM3, GLM-4.5, Granite 4, Nemotron 3
+    ToolFormat("functools[", ("functools",), "", parse_json),  # Firefunction
+    ToolFormat(  # Functionary 3.1
+        "<function=", ("<function=",), "</function>", parse_function
+    ),
+    ToolFormat(  # Llama 3.1 to 3.3
+        '"parameters": dictionary of argument name',
+        ("<|python_tag|>",),
+        "",
+        parse_json,
+        starts=('{"name"', '{ "name"', '{"type": "function"', '[{"name"'),
+    ),
+)
+
+
+def find_tool_format(template: str) -> ToolFormat | None:
+    """Return the format of calls that a chat template uses, None if it is not known."""
+    return next((f for f in FORMATS if f.signature in template), None)
+
+
+class ToolCallSplitter:
+    """Splits streamed text of an answer into text and calls of tools.
+
+    A marker may be spread over several pieces. The text of a call is held back until its end; text
+    that is not a call after all is yielded then. `calls` are the calls so far. Without a format
+    all is text.
+    """
+
+    def __init__(self, tool_format: ToolFormat | None) -> None:
+        self.calls: list[ToolCall] = []
+        self._format = tool_format
+        self._buffer = ""
+        self._open: str | None = None  # the marker that began the held text
+        self._at_start = True
+        self._held: list[str] = []  # the texts of the calls
+        opens = tool_format.opens if tool_format else ()
+        self._opens = re.compile("|".join(map(re.escape, opens)) or r"(?!)")
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the text of a call is held back."""
+        return self._open is not None
+
+    def push(self, text: str) -> Iterator[str]:
+        """Yield the pieces that are certain to be text."""
+        self._buffer += text
+        while self._buffer:
+            if self._format is None:
+                yield self._take(len(self._buffer))
+            elif self._open is None:
+                if self._is_start_unknown(self._format):
+                    return
+                yield from self._read_text(self._format)
+                if self._open is None:
+                    return
+            elif not self._format.close or self._format.close not in self._buffer:
+                return
+            else:
+                inside = self._take(self._buffer.index(self._format.close))
+                self._take(len(self._format.close))
+                yield from self._end_call(inside, self._format.close)
+
+    def flush(self, is_complete: bool) -> Iterator[str]:
+        """Yield the held text at the end of the stream.
+
+        Calls of an answer that is not complete are text, so that nothing is called by accident.
+        """
+        if self._open is not None:
+            yield from self._end_call(self._take(len(self._buffer)), "")
+        elif self._buffer:
+            yield self._take(len(self._buffer))
+        if not is_complete and self.calls:
+            self.calls = []
+            yield "".join(self._held)
+
+    def _is_start_unknown(self, tool_format: ToolFormat) -> bool:
+        """Open a call at the beginning of the answer; return whether more text is needed."""
+        begin = self._buffer.lstrip()
+        if not self._at_start:
+            return False
+        if begin.startswith(tool_format.starts):
+            self._open, self._at_start = "", False
+            return False
+        return not begin or any(start.startswith(begin) for start in tool_format.starts)
+
+    def _read_text(self, tool_format: ToolFormat) -> Iterator[str]:
+        """Yield the text before a marker; hold back its possible beginning."""
+        if self._open is not None:
+            return
+        match = self._opens.search(self._buffer)
+        if match:
+            end, self._open = match.start(), match[0]
+        else:
+            end = len(self._buffer) - max(map(self._overlap, tool_format.opens))
+        text = self._take(end)
+        self._take(len(match[0]) if match else 0)
+        self._at_start = self._at_start and not text.strip()
+        if text and not (self.calls and not text.strip()):  # blank lines between calls
+            yield text
+
+    def _end_call(self, inside: str, close: str) -> Iterator[str]:
+        """Parse a held text; yield it with its markers if it is not a call."""
+        assert self._format is not None and self._open is not None
+        raw, self._open = f"{self._open}{inside}{close}", None
+        calls = self._format.parse(inside)
+        if not calls:
+            yield raw
+            return
+        self._held.append(raw)
+        for call in calls:
+            is_known = any(call.id == other.id for other in self.calls)
+            new_id = ToolCall(call.name, {}).id
+            self.calls.append(replace(call, id=new_id) if is_known else call)
+
+    def _take(self, num_characters: int) -> str:
+        taken, self._buffer = self._buffer[:num_characters], self._buffer[num_characters:]
+        return taken
+
+    def _overlap(self, marker: str) -> int:
+        """Return the length of the longest end of the buffer that is a beginning of `marker`."""
+        buffer = self._buffer
+        return max((n for n in range(1, len(marker)) if buffer.endswith(marker[:n])), default=0)

@@ -1,0 +1,195 @@
+"""Parsers of the text between the markers of a tool call, one for each kind of syntax.
+
+The text is untrusted. Each parser returns the calls in it, [] if it is not a call, in a time
+proportional to its length: hence no regular expressions that search for a closing mark.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from swiftchat.chat.history.tool_call import ToolCall, arguments_of
+
+_NAMES = ("name", "tool_name")
+_ARGUMENTS = ("arguments", "parameters", "args")
+_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
+_NAME = re.compile(r"[^\s<>{}\[\]]{1,128}")
+_SEPARATORS = " \t\r\n;,"
+_MAX_EXPRESSION_CHARACTERS = 65_536
+
+
+def parse_json(text: str) -> list[ToolCall]:
+    """Parse objects with a name and arguments, in a list or one after the other."""
+    values = _json_values(text)
+    entries = [entry for v in values for entry in (v if isinstance(v, list) else [v])]
+    return _all(map(_call_of, entries))
+
+
+def parse_tagged(text: str) -> list[ToolCall]:
+    """Parse the syntaxes inside `<tool_call>`: JSON, `<function=…>` and `<arg_key>`."""
+    if text.lstrip().startswith(("{", "[")):
+        return parse_json(text)
+    return parse_functions(text) if "<function=" in text else _parse_argument_keys(text)
+
+
+def parse_functions(text: str) -> list[ToolCall]:
+    """Parse `<function=NAME>` with `<parameter=NAME>` or with JSON inside."""
+    found = []
+    for part in _between(text, "<function=", "</function>"):
+        name, _, body = part.partition(">")
+        parameters = _between(body, "<parameter=", "</parameter>")
+        values = {key: value for key, _, value in (pair.partition(">") for pair in parameters)}
+        found.append((name, body.strip() if body.lstrip().startswith("{") else _texts(values)))
+    return _calls(found)
+
+
+def parse_function(text: str) -> list[ToolCall]:
+    """Parse the same after its first marker."""
+    return parse_functions(f"<function={text}")
+
+
+def parse_invokes(text: str) -> list[ToolCall]:
+    """Parse `<invoke name="…">` with `<parameter name="…">` inside."""
+    found = []
+    for part in _between(text.replace("｜DSML｜", ""), '<invoke name="', "</invoke>"):
+        name, _, body = part.partition('"')
+        values = {}
+        for parameter in _between(body, '<parameter name="', "</parameter>"):
+            key, _, rest = parameter.partition('"')
+            values[key] = rest.partition(">")[2]
+        found.append((name, _texts(values)))
+    return _calls(found)
+
+
+def parse_deepseek(text: str) -> list[ToolCall]:
+    """Parse DeepSeek's calls: `function` or the name, a separator, and JSON, fenced or not."""
+    found = []
+    for part in _between(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"):
+        name, _, body = part.partition("<｜tool▁sep｜>")
+        if name.strip() == "function":
+            name, _, body = body.partition("\n")
+        body = body.strip().removeprefix("```json").removeprefix("```").removesuffix("```")
+        found.append((name, body))
+    return _calls(found)
+
+
+def parse_kimi(text: str) -> list[ToolCall]:
+    """Parse Kimi's calls; the id has the name in it, as `functions.NAME:0`."""
+    calls = []
+    for part in _between(text, "<|tool_call_begin|>", "<|tool_call_end|>"):
+        call_id, _, body = part.partition("<|tool_call_argument_begin|>")
+        name = call_id.strip().removeprefix("functions.").partition(":")[0]
+        calls.append(_call_of({"id": call_id.strip(), "name": name, "arguments": body}))
+    return _all(calls)
+
+
+def parse_mistral(text: str) -> list[ToolCall]:
+    """Parse what follows `[TOOL_CALLS]`: JSON, or NAME[ARGS]JSON once or more often."""
+    if text.lstrip().startswith(("[", "{")):
+        return parse_json(text)
+    calls = []
+    for part in text.split("[TOOL_CALLS]"):
+        head, mark, body = part.partition("[ARGS]")
+        name, _, call_id = head.partition("[CALL_ID]")
+        fields = {"id": call_id.strip(), "name": name.strip(), "arguments": body}
+        calls.append(_call_of(fields) if mark else None)
+    return _all(calls)
+
+
+def parse_harmony(text: str) -> list[ToolCall]:
+    """Parse what follows `to=functions.` in an answer of gpt-oss: a name, and JSON."""
+    head, mark, body = text.partition("<|message|>")
+    name = re.match(r"[^<\s]+", head)
+    return _calls([(name[0], body)]) if name and mark else []
+
+
+def parse_python(text: str) -> list[ToolCall]:
+    """Parse a list of Python calls with constant keyword arguments; nothing is evaluated."""
+    if len(text) > _MAX_EXPRESSION_CHARACTERS:
+        return []
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        return _all(map(_python_call, tree.elts if isinstance(tree, ast.List) else [tree]))
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return []
+
+
+def _python_call(node: ast.expr) -> ToolCall | None:
+    if not isinstance(node, ast.Call) or node.args:
+        return None
+    values = {str(word.arg): ast.literal_eval(word.value) for word in node.keywords}
+    arguments = json.loads(json.dumps(values))  # a set or bytes raise TypeError
+    return _call_of({"name": ast.unparse(node.func), "arguments": arguments})
+
+
+def _parse_argument_keys(text: str) -> list[ToolCall]:
+    name = text.partition("<arg_key>")[0]
+    values = {}
+    for part in _between(text, "<arg_key>", "</arg_value>"):
+        key, _, rest = part.partition("</arg_key>")
+        values[key.strip()] = rest.partition("<arg_value>")[2]
+    return _calls([(name, _texts(values))])
+
+
+def _calls(found: Iterable[tuple[str, object]]) -> list[ToolCall]:
+    """Return calls from names and arguments, objects or JSON; [] if one is invalid."""
+    return _all(_call_of({"name": name.strip(), "arguments": value}) for name, value in found)
+
+
+def _all(calls: Iterable[ToolCall | None]) -> list[ToolCall]:
+    """Return the calls, [] if one is None."""
+    found = list(calls)
+    valid = [call for call in found if call is not None]
+    return valid if len(valid) == len(found) else []
+
+
+def _between(text: str, start: str, end: str) -> Iterator[str]:
+    """Yield the parts between two marks; the last end may be missing."""
+    at = text.find(start)
+    while at >= 0:
+        stop = text.find(end, at)
+        yield text[at + len(start) : stop if stop >= 0 else len(text)]
+        at = text.find(start, stop) if stop >= 0 else -1
+
+
+def _texts(values: dict[str, str]) -> dict[str, str]:
+    """Return the values without the line ends that separate them from their tags."""
+    return {key: text.removeprefix("\n").removesuffix("\n") for key, text in values.items()}
+
+
+def _call_of(value: Any) -> ToolCall | None:
+    """Return the call that an object expresses, None if it is not one."""
+    if not isinstance(value, dict):
+        return None
+    inner = value.get("function")
+    fields = inner if isinstance(inner, dict) else value
+    name = next((fields[key] for key in _NAMES if key in fields), inner)
+    arguments = arguments_of(next((fields[key] for key in _ARGUMENTS if key in fields), None))
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or arguments is None:
+        return None
+    call_id = value.get("id", value.get("tool_call_id"))
+    if isinstance(call_id, str) and _ID.fullmatch(call_id):
+        return ToolCall(name, arguments, call_id)
+    return ToolCall(name, arguments)
+
+
+def _json_values(text: str) -> list[Any]:
+    """Return the JSON values in a text, [] if there is anything else in it."""
+    decoder = json.JSONDecoder(strict=False)  # models write line ends inside strings
+    values, at = [], 0
+    try:
+        while (at := _skip(text, at)) < len(text):
+            value, at = decoder.raw_decode(text, at)
+            values.append(value)
+    except (ValueError, RecursionError):
+        return []
+    return values
+
+
+def _skip(text: str, at: int) -> int:
+    """Return the position after blanks and separators."""
+    while at < len(text) and text[at] in _SEPARATORS:
+        at += 1
+    return at

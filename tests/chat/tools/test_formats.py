@@ -1,0 +1,196 @@
+"""Calls of tools in streamed answers: the formats of the model families, and hostile text."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.tools.formats import FORMATS, ToolCallSplitter, ToolFormat, find_tool_format
+
+BY_SIGNATURE = {tool_format.signature: tool_format for tool_format in FORMATS}
+HERMES = BY_SIGNATURE["<tool_call>"]
+ARGUMENTS = {"a": "x y", "b": "2"}
+JSON = '{"a": "x y", "b": "2"}'
+CALL = f'{{"name": "add", "arguments": {JSON}}}'
+
+# Answers that call `add` once, as the published templates write them.
+ANSWERS = [
+    ("<tool_call>", f"<tool_call>\n{CALL}\n</tool_call>"),
+    ("<tool_call>", f"<tool_call>{CALL.replace(', ', ',' + chr(10))}"),  # the end marker is missing
+    (
+        "<tool_call>",
+        "<tool_call>\n<function=add>\n<parameter=a>\nx y\n</parameter>\n<parameter=b>\n2\n"
+        "</parameter>\n</function>\n</tool_call>",
+    ),
+    (
+        "<tool_call>",
+        "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>x y</arg_value>\n<arg_key>b</arg_key>\n"
+        "<arg_value>2</arg_value>\n</tool_call>",
+    ),
+    ("<tool_calls>", f"<tool_calls>\n{CALL}\n</tool_calls>"),
+    (
+        "<seed:tool_call>",
+        "<seed:tool_call>\n<function=add>\n<parameter=a>x y</parameter>\n"
+        "<parameter=b>2</parameter>\n</function>\n</seed:tool_call>",
+    ),
+    (
+        "<minimax:tool_call>",
+        '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">x y</parameter>\n'
+        '<parameter name="b">2</parameter>\n</invoke>\n</minimax:tool_call>',
+    ),
+    (
+        "｜DSML｜",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n'
+        '<｜DSML｜parameter name="a" string="true">x y</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="b" string="true">2</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    ),
+    ('"parameters": dictionary of argument name', CALL.replace("arguments", "parameters")),
+    ('"parameters": dictionary of argument name', f"<|python_tag|>{CALL}"),
+    ("[TOOL_CALLS]", f"[TOOL_CALLS][{CALL}]"),
+    ("[TOOL_CALLS]", f"[TOOL_CALLS]add[ARGS]{JSON}"),
+    ("[TOOL_CALLS]", f"[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{JSON}"),
+    (
+        "<｜tool▁calls▁begin｜>",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{JSON}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    (
+        "<｜tool▁calls▁begin｜>",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{JSON}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    ("<|tool_call|>", f"<|tool_call|>[{CALL}]"),
+    ("<TOOLCALL>", f"<TOOLCALL>[{CALL}]</TOOLCALL>"),
+    (
+        "<|START_ACTION|>",
+        f'<|START_ACTION|>[\n{{"tool_call_id": "0", "tool_name": "add", "parameters": {JSON}}}\n]'
+        "<|END_ACTION|>",
+    ),
+    (
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
+        f"<|tool_call_argument_begin|>{JSON}<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    (
+        "<|channel|>commentary",
+        "<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json"
+        f"<|message|>{JSON}",
+    ),
+    ("<|channel|>commentary", f" to=functions.add<|channel|>commentary json<|message|>{JSON}"),
+    ("functools[", f"functools[{CALL}]"),
+    ("List of tools: ", '<|tool_call_start|>[add(a="x y", b="2")]<|tool_call_end|>'),
+    ("<function=", f"<function=add>{JSON}</function>"),
+]
+
+
+def split(
+    tool_format: ToolFormat | None, answer: str, seed: int = 0, is_complete: bool = True
+) -> tuple[str, list[Any]]:
+    """Return text and calls of an answer that arrives in random pieces."""
+    splitter, text, rest = ToolCallSplitter(tool_format), "", answer
+    numbers = random.Random(seed)
+    while rest:
+        length = numbers.randint(1, 9)
+        text += "".join(splitter.push(rest[:length]))
+        rest = rest[length:]
+    text += "".join(splitter.flush(is_complete))
+    return text, [(call.name, call.arguments) for call in splitter.calls]
+
+
+@pytest.mark.parametrize(("signature", "answer"), ANSWERS)
+def test_a_call_is_split_from_the_answer(signature: str, answer: str) -> None:
+    tool_format = find_tool_format(f"{{{{ '{signature}' }}}}")
+    assert tool_format is BY_SIGNATURE[signature]
+    for seed in range(20):
+        assert split(tool_format, answer, seed) == ("", [("add", ARGUMENTS)])
+        if not answer.startswith("{"):
+            text = f"I look it up.\n\n{answer}"
+            assert split(tool_format, text, seed) == ("I look it up.\n\n", [("add", ARGUMENTS)])
+
+
+def test_every_format_has_an_example() -> None:
+    assert {signature for signature, _ in ANSWERS} == set(BY_SIGNATURE)
+
+
+def test_several_calls_keep_their_order_and_get_different_ids() -> None:
+    answer = f"First.<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call> Then."
+    assert split(HERMES, answer) == ("First. Then.", [("add", ARGUMENTS)] * 2)
+    mistral = '[{"name": "a", "id": "abcdefghi"}, {"name": "b", "id": "abcdefghi"}]'
+    splitter = ToolCallSplitter(BY_SIGNATURE["[TOOL_CALLS]"])
+    assert not list(splitter.push(f"[TOOL_CALLS]{mistral}")) + list(splitter.flush(True))
+    first, second = splitter.calls
+    assert first.id == "abcdefghi" != second.id
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<tool_call>not JSON</tool_call> and more",
+        '<tool_call>{"name": 5}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "add"',
+        "The marker <tool_call> begins a call.",
+        "a < b, <tool",
+    ],
+)
+def test_what_is_not_a_call_stays_text(answer: str) -> None:
+    for seed in range(20):
+        assert split(HERMES, answer, seed) == (answer, [])
+
+
+def test_a_call_of_an_interrupted_answer_is_text() -> None:
+    answer = f"One. <tool_call>{CALL}</tool_call>"
+    assert split(HERMES, answer, is_complete=False) == (answer, [])
+
+
+def test_without_tools_markers_are_text() -> None:
+    assert split(None, f"<tool_call>{CALL}</tool_call>") == (f"<tool_call>{CALL}</tool_call>", [])
+
+
+def test_text_arrives_before_the_answer_ends() -> None:
+    splitter = ToolCallSplitter(HERMES)
+    assert list(splitter.push("some text <tool")) == ["some text "]
+    assert list(splitter.push("s> and")) == ["<tools> and"]
+    assert not list(splitter.push("<tool_call>{")) and splitter.is_in_call
+
+
+MARKERS = sorted({marker for f in FORMATS for marker in (*f.markers, *f.starts) if marker})
+PIECES = st.lists(
+    st.sampled_from([*MARKERS, CALL, JSON, "[", "]", "{", '"', "<", ">", "\\", "\n", "\x1b", "x="])
+    | st.text(max_size=5),
+    max_size=12,
+)
+
+
+@given(st.sampled_from(FORMATS), PIECES, st.booleans())
+def test_random_text_never_fails_and_does_not_depend_on_the_pieces(
+    tool_format: ToolFormat, pieces: list[str], is_complete: bool
+) -> None:
+    answer = "".join(pieces)
+    found = split(tool_format, answer, 1, is_complete)
+    assert found == split(tool_format, answer, 2, is_complete)
+    text, calls = found
+    if not calls:
+        assert sorted(text) == sorted(answer)  # nothing is lost
+
+
+@given(st.sampled_from(FORMATS), st.text())
+def test_a_parser_never_fails_and_its_calls_can_be_shown(
+    tool_format: ToolFormat, text: str
+) -> None:
+    for call in tool_format.parse(text):
+        shown = sanitize(call.text)
+        assert not any(ord(c) < 32 and c not in "\n\t" for c in shown)
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_deep_nesting_and_repeated_marks_take_a_bounded_time(tool_format: ToolFormat) -> None:
+    """Time grows with the length, not with its square; the test has a time limit."""
+    nested = ["[" * 100_000, '{"name": "f", "arguments": ' * 5000, "f(a=" * 5000, "-" * 60_000]
+    inner = ["<parameter=", '<invoke name="a">', "<arg_key>", "<｜tool▁sep｜>", " ", "1 "]
+    for deep in [*nested, *(mark * 20_000 for mark in (*MARKERS, *inner))]:
+        assert len(tool_format.parse(deep)) <= 1
