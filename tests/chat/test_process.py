@@ -150,7 +150,8 @@ def test_interactive_continues_after_the_first_answer(chat: Callable[..., Termin
     terminal = chat("First answer.", "Second answer.", options=("-p", "one", "-i"))
     assert "First answer." in terminal.look()
     terminal.type("two\r")
-    terminal.wait_for("Second answer.")
+    text = terminal.wait_for("Second answer.")
+    assert text.count("First answer.") == 1 and "continuing" not in text
 
 
 def test_files_precede_the_first_message(chat: Callable[..., Terminal], tmp_path: Path) -> None:

@@ -275,6 +275,14 @@ def test_stats_show_the_number_of_ranks() -> None:
     assert memory_line(info).startswith("6 × H200, bfloat16 · weights 16.00 GB in total · ")
 
 
+def test_several_ranks_need_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    require_gpus(EngineConfig(tp=1))
+    for config in (EngineConfig(tp=2), EngineConfig(pp=2)):
+        with pytest.raises(UsageError, match="needs GPUs, and none was found"):
+            require_gpus(config)
+
+
 def test_ranks_restart_with_a_message_and_end_with_the_worker(tmp_path: Path) -> None:
     model = fake_engine.make_folder(tmp_path / "model")
     config = ChatConfig(
