@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`."""
 
+import json
 import time
 import uuid
 from collections.abc import Callable
@@ -10,19 +11,25 @@ from swiftchat.chat.endpoint.generation import Format, usage
 from swiftchat.chat.endpoint.logprobs import chat_logprobs
 from swiftchat.chat.endpoint.messages import template_messages
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest
+from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.chat_model import ChatModel
 
 
 def chat_answer(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], Answer]:
-    """Check a request and return the function that starts its answer."""
+    """Check a request and return the function that starts its answer.
+
+    The function raises `UsageError` if there are tools and the chat template does not take any.
+    """
     params, stops = chat_model.params_with(body.sampling()), body.stops()
     messages = template_messages(body.messages)
 
     def start() -> Answer:
-        prompt = chat_model.encoder(tools=body.offered_tools)(messages)
+        tools = body.offered_tools
+        tool_format = chat_model.require_tools().tool_format if tools else None
+        prompt = chat_model.encoder(tools=tools)(messages)
         chat_model.check_fits(prompt)
-        return chat_model.start_answer(prompt, params, stops)
+        return chat_model.start_answer(prompt, params, stops, tool_format=tool_format)
 
     return start
 
@@ -40,14 +47,21 @@ class ChatFormat(Format):
         self._num_reported = 0  # tokens with their logprobs
 
     def response(self, answer: Answer) -> dict[str, Any]:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.text,
+            "refusal": None,
+        }
         if answer.reasoning is not None:
             message["reasoning_content"] = answer.reasoning
+        if answer.tool_calls:
+            message["content"] = answer.text.strip() or None
+            message["tool_calls"] = list(map(_call_object, answer.tool_calls))
         choice = {
             "index": 0,
             "message": message,
             "logprobs": self._new_logprobs(answer, answer.num_tokens),
-            "finish_reason": answer.finish_reason,
+            "finish_reason": _finish_reason(answer),
         }
         return {
             **self._common,
@@ -65,7 +79,11 @@ class ChatFormat(Format):
 
     def last_chunk(self, answer: Answer) -> dict[str, Any]:
         logprobs = self._new_logprobs(answer, answer.num_tokens)
-        return self._chunk({}, logprobs, answer.finish_reason)
+        calls = [
+            {"index": index, **_call_object(call)} for index, call in enumerate(answer.tool_calls)
+        ]
+        delta = {"tool_calls": calls} if calls else {}
+        return self._chunk(delta, logprobs, _finish_reason(answer))
 
     def usage_chunk(self, answer: Answer) -> dict[str, Any] | None:
         if not self._body.includes_usage:
@@ -90,3 +108,13 @@ class ChatFormat(Format):
     def _new_logprobs(self, answer: Answer, num_tokens: int) -> dict[str, Any] | None:
         start, self._num_reported = self._num_reported, num_tokens
         return chat_logprobs(answer, self._chat_model.tokenizer, start, num_tokens)
+
+
+def _finish_reason(answer: Answer) -> str | None:
+    return "tool_calls" if answer.tool_calls else answer.finish_reason
+
+
+def _call_object(call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

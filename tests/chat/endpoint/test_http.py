@@ -26,8 +26,9 @@ TOKEN = "0123456789abcdef"
 TOOLS_TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments.city }})"
-    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}"
+    "({{ c.function.arguments.city }})</tool_call>{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
 )
 THINKING_TEMPLATE = TOOLS_TEMPLATE + "{# <think></think> #}"
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -155,12 +156,49 @@ def test_messages_and_tools_reach_the_template(served: Served) -> None:
     assert '"name": "weather"' in prompt.partition("Be brief.")[0]
     assert prompt.endswith(
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n"
-        "<|im_start|>assistant\nweather(Oslo)<|im_end|>\n"
+        "<|im_start|>assistant\n<tool_call>weather(Oslo)</tool_call><|im_end|>\n"
         "<|im_start|>tool\nrain<|im_end|><|im_end|>\n<|im_start|>assistant\n"
     )
     assert served.engine.prompts[-1].count(257) == 5  # none from the tool's result
     served.chat(tools=[WEATHER], tool_choice="none")
     assert "weather" not in served.engine.prompt_text()
+
+
+CALL_TEXT = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+
+
+def test_calls_in_an_answer_are_parsed(folder: Path) -> None:
+    with serving(folder, *[f"I look. {CALL_TEXT}"] * 3) as served:
+        choice = served.chat(tools=[WEATHER])[1]["choices"][0]
+        events = served.chat(tools=[WEATHER], stream=True)[1]
+        plain = served.chat()[1]["choices"][0]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "I look."
+    (call,) = choice["message"]["tool_calls"]
+    assert call["type"] == "function" and call["id"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("content") or "" for delta in deltas).strip() == "I look."
+    (streamed,) = deltas[-1]["tool_calls"]
+    assert streamed["index"] == 0 and streamed["function"] == call["function"]
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    # Without tools in the request it is text.
+    assert plain["message"]["content"].endswith(CALL_TEXT) and plain["finish_reason"] == "stop"
+
+
+def test_invalid_and_cut_calls_are_text(folder: Path) -> None:
+    invalid = "<tool_call>weather in Oslo</tool_call>"
+    with serving(folder, invalid, CALL_TEXT) as served:
+        choice = served.chat(tools=[WEATHER])[1]["choices"][0]
+        cut = served.chat(tools=[WEATHER], max_tokens=30)[1]["choices"][0]
+    assert choice["message"]["content"] == invalid and "tool_calls" not in choice["message"]
+    assert cut["message"]["content"] == CALL_TEXT[:30] and cut["finish_reason"] == "length"
+
+
+def test_tools_for_a_template_that_takes_none_are_refused(tmp_path: Path) -> None:
+    with serving(make_folder(tmp_path / "model"), "fine") as served:
+        status, body = served.chat(tools=[WEATHER])
+        assert status == 400 and "takes no tools" in body["error"]["message"]
+        assert served.chat(tools=[WEATHER], tool_choice="none")[0] == 200
 
 
 def test_wrong_tool_calls_are_refused(served: Served) -> None:
