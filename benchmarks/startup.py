@@ -1,14 +1,17 @@
-"""Start-up times of swiftchat: `--help`, the prompt, and one answer.
+"""Start-up times of swiftchat as rows of Markdown: `--help`, prompt, answers, compiling kernels.
 
     python benchmarks/startup.py [MODEL] [RUNS]
 
 The prompt is timed in a pty, from the start of the process to the byte that completes `>>>`. "not
 engine" is the time of `swiftchat -p` without the engine's: starting the worker until it is ready,
 generating, and closing. "first byte" is the time of `swiftchat -p` until its answer begins:
-"cold" loads the model, "attached" uses the engine of a `swiftchat serve`. Prints median and minimum
-of each; on a busy machine the minimum is the better estimate.
+"cold" loads the model, "attached" uses the engine of a `swiftchat serve`. "first token" is that of
+a prompt of 340 tokens, once the model is loaded, by two threads with AVX2. The CPU kernels of all
+variants are compiled once. Prints median and minimum; on a busy machine the minimum is the better
+estimate.
 """
 
+import json
 import os
 import statistics
 import subprocess
@@ -21,9 +24,18 @@ from tempfile import TemporaryDirectory
 
 import pexpect
 
+from swiftchat.engine.cpu.build import build, host_target
 from swiftchat.weights.hub.package_index import DEFAULT_MODEL
 from swiftchat.weights.store import default_store
 
+# Limits our kernels and torch's libraries to AVX2.
+AVX2 = {
+    "SWIFTCHAT_CPU_KERNELS": "avx2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
+PROMPT_TOKENS = 340
 SWIFTCHAT = [sys.executable, "-m", "swiftchat.chat"]
 # Runs swiftchat and prints to stderr how long it waited for the engine.
 _TIMED = """
@@ -125,24 +137,59 @@ def first_byte_s(model: Path, environment: dict[str, str], *options: str) -> flo
         return time.perf_counter() - start
 
 
+def first_token_s(model: Path, num_words: int) -> tuple[float, int]:
+    """Return the time to the first token of a prompt of this many words, and its tokens."""
+    args = ["-m", str(model), "-p", " one" * num_words, "-n", "1", "--temp", "0", "--threads", "2"]
+    done = subprocess.run(
+        [*SWIFTCHAT, *args, "--no-save", "--no-attach", "--json"],
+        env=os.environ | AVX2,
+        check=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+    )
+    report = json.loads(done.stdout)
+    return report["timings"]["ttft_s"], report["usage"]["prompt_tokens"]
+
+
+def compile_s() -> float:
+    """Return the time to compile all variants of the CPU kernels, with empty caches."""
+    target = host_target()
+    assert target is not None
+    with TemporaryDirectory() as folder:
+        os.environ["ZIG_GLOBAL_CACHE_DIR"] = folder
+        start = time.perf_counter()
+        build(target, Path(folder) / "lib")
+        return time.perf_counter() - start
+
+
 def main() -> None:
     model = default_store().find(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_MODEL, offline=True)
     num_runs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
-    times: dict[str, list[float]] = {"--help": [], "prompt": [], "one shot": [], "not engine": []}
-    first_bytes: dict[str, list[float]] = {"first byte, cold": [], "first byte, attached": []}
-    print(f"load average {os.getloadavg()[0]:.2f}, {os.cpu_count()} CPUs")
+    print(f"load average {os.getloadavg()[0]:.2f}, {os.cpu_count()} CPUs, {num_runs} runs\n")
+    _, few_tokens = first_token_s(model, 1)
+    num_words = PROMPT_TOKENS - few_tokens + 1
+    times: dict[str, list[float]] = {}
     for _ in range(num_runs):
-        times["--help"].append(help_s())
-        times["prompt"].append(prompt_s(model))
-        for name, taken_s in zip(("one shot", "not engine"), one_shot_s(model), strict=True):
-            times[name].append(taken_s)
+        one_shot, not_engine = one_shot_s(model)
+        first_token, num_tokens = first_token_s(model, num_words)
+        for name, taken_s in (
+            ("`swiftchat --help`", help_s()),
+            ("prompt visible", prompt_s(model)),
+            ("`swiftchat -p`, 8 tokens, all of it", one_shot),
+            ("`swiftchat -p`, without the engine's own time", not_engine),
+            (f"first token of {num_tokens} prompt tokens, 2 threads, AVX2", first_token),
+        ):
+            times.setdefault(name, []).append(taken_s)
     with serving(model) as environment:
         for _ in range(num_runs):
-            for (_, values), option in zip(first_bytes.items(), (["--no-attach"], []), strict=True):
-                values.append(first_byte_s(model, environment, *option))
-    for name, values in (times | first_bytes).items():
-        print(f"{name:20} median {statistics.median(values):.3f} s  least {min(values):.3f} s")
-    print(f"load average {os.getloadavg()[0]:.2f}")
+            for name, options in (("cold", ["--no-attach"]), ("attached", [])):
+                name = f"`swiftchat -p` to the first byte, {name}"
+                times.setdefault(name, []).append(first_byte_s(model, environment, *options))
+    times["compile the CPU kernels, all variants (once)"] = [compile_s()]
+    print("| | median s | least s |\n|---|---|---|")
+    for name, values in times.items():
+        print(f"| {name} | {statistics.median(values):.3f} | {min(values):.3f} |")
+    print(f"\nload average {os.getloadavg()[0]:.2f}")
 
 
 if __name__ == "__main__":
