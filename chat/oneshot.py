@@ -30,6 +30,7 @@ from swiftchat.chat.render.style import choose_style, is_accessible
 from swiftchat.chat.render.view import AnswerView, open_view, preload
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.process_age import process_age_s
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.tools.reported_calls import ReportedCalls
 from swiftchat.chat.tools.rounds import ToolRounds
@@ -146,7 +147,7 @@ class OneShot:
             answer = self.chat_model.answer(conversation, self._warn_dropped, self._show_prefill)
         self._age_s = process_age_s()
         saver = AnswerSaver(self.autosave, conversation, answer)
-        if not (self.config.json or self.config.stream_json or self.config.extract):
+        if not (self._prints_events or self.config.extract or self._is_json):
             if self._before_answer is not None and self._view is None:
                 self._before_answer()
             self._view = open_view(self._style, answer, self.chat_model.name)
@@ -168,6 +169,16 @@ class OneShot:
         self._save(conversation, answer, saver, answer.finish_reason)
         return answer, exit_code
 
+    @property
+    def _prints_events(self) -> bool:
+        return self.config.json or self.config.stream_json
+
+    @property
+    def _is_json(self) -> bool:
+        """Whether the answer is a JSON document, which is printed only when it is complete."""
+        form = self.chat_model.output_format
+        return form is not None and form.is_json
+
     def pause(self) -> None:
         """Erase temporary output before the program is suspended."""
         self._status.clear()
@@ -188,7 +199,7 @@ class OneShot:
             return 0
         if answer.limit == "max_tokens":
             self._warn(f"answer ended at its token limit (-n {answer.params.max_tokens})")
-            return 0
+            return ContextOverflow.exit_code if self._is_json else 0
         size = info.ctx_size_tokens
         self._warn(f"answer ended at the context limit of {size} tokens; --ctx-size N changes it")
         return ContextOverflow.exit_code
@@ -202,7 +213,7 @@ class OneShot:
             self._print_event({"event": kind, "content": piece})
 
     def _end(self, answer: Answer, info: EngineInfo, load_s: float, reason: str) -> None:
-        if self.config.json or self.config.stream_json:
+        if self._prints_events:
             self._print_json(self._report(answer, info, load_s, reason))
         elif self.config.extract:
             from swiftchat.chat.render.parse import code_blocks
@@ -211,6 +222,11 @@ class OneShot:
             write("".join(code))
             if not code:
                 print("warning: the answer has no code block", file=sys.stderr)
+        elif self._is_json:
+            if reason == "stop":
+                write(answer.text + "\n")
+            else:
+                print(f"incomplete answer: {sanitize(answer.text)}", file=sys.stderr)
         elif self._view is not None:
             self._view.close()
             if answer.logprobs:

@@ -223,6 +223,12 @@ class Tokenizer:
         """Return the bytes of each id of one text, control tokens included."""
         return list(map(self._token_decoder(skip_special=False), ids))
 
+    def token_bytes(self) -> list[bytes]:
+        """Return the bytes of each id in the middle of a text; no bytes for an unknown id."""
+        # Some decoders treat the first token of a text differently.
+        first = next(token_id for token_id in self._tokens if token_id not in self._special_ids)
+        return [self.pieces((first, token_id))[1] for token_id in range(self.vocab_size)]
+
     def stream(self, skip_special: bool = True) -> TokenStream:
         """Return an incremental decoder."""
         return TokenStream(lambda: self._token_decoder(skip_special))

@@ -12,6 +12,7 @@ from swiftchat.chat.commands.attach import ATTACH_COMMANDS
 from swiftchat.chat.commands.branches import BRANCH_COMMANDS
 from swiftchat.chat.commands.command import Command, Next
 from swiftchat.chat.commands.models import MODEL_COMMANDS
+from swiftchat.chat.commands.output_format import OUTPUT_FORMAT_COMMANDS
 from swiftchat.chat.commands.roles import ROLE_COMMANDS
 from swiftchat.chat.commands.sessions import SESSION_COMMANDS
 from swiftchat.chat.commands.settings import SETTINGS_COMMANDS
@@ -69,6 +70,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("/bye", "", "leave", _leave, aliases=("/exit", "/quit")),
     *SETTINGS_COMMANDS,
     *ANSWER_COMMANDS,
+    *OUTPUT_FORMAT_COMMANDS,
     *BRANCH_COMMANDS,
     *SESSION_COMMANDS,
     *MODEL_COMMANDS,

@@ -152,6 +152,29 @@ Built in: {{templates}}.
 that you type never becomes a control token.
 """
 
+_FORMATS = """\
+An answer can be limited to a format. Tokens that would leave it are never
+chosen, so the answer always matches, whatever the model and the temperature.
+
+  swiftchat -p "Describe Bob." --schema person.json   a JSON schema
+  swiftchat -p "Describe Bob." --schema '{"type": …}'  the schema itself
+  swiftchat -p "Describe Bob." --json-object          any JSON object
+  swiftchat -p "When?" --regex '[0-9]{4}-[0-9]{2}'    a regular expression
+  swiftchat -p "Yes or no?" --grammar answer.lark     a grammar, Lark or GBNF
+  >>> /schema person.json
+
+The schema is also added to the system prompt, unless --no-schema-prompt is
+given. A model that thinks does so freely; the format applies to its answer.
+
+With a schema or --json-object, stdout receives exactly one JSON document. If
+the context or -n ends the answer before, stdout stays empty, the incomplete
+answer is on stderr, and the exit code is 5.
+
+A schema with a keyword that cannot be enforced, such as "not", is an error
+that names its place. While an answer has a format, a GPU computes its tokens
+without captured steps, which is slower.
+"""
+
 _SAMPLING = """\
 Each token is chosen in this order:
 
@@ -303,6 +326,7 @@ PAGES = {
     "compare": Page("Answers of several models", _COMPARE),
     "tools": Page("Tools of MCP servers", _TOOLS),
     "templates": Page("Chat templates", _TEMPLATES),
+    "formats": Page("JSON schemas, regular expressions and grammars", _FORMATS),
     "sampling": Page("Temperature and other sampling options, logprobs", _SAMPLING),
     "parameters": Page("All sampling parameters", _PARAMETERS),
     "gpu": Page("Running models on GPUs", _GPU),

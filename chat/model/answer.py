@@ -10,11 +10,13 @@ from swiftchat.chat.model.reasoning import (
     ReasoningSplitter,
     ReasoningText,
     marker_tokens,
+    opens_reasoning,
 )
 from swiftchat.chat.tools.formats import ToolCallSplitter, ToolFormat
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Finished, Logprob, Prefill, PromptLogprobs, Tokens
+from swiftchat.engine.api.vocabulary import ConstraintSpec
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt, Tokenizer
@@ -44,6 +46,7 @@ class Answer:
         on_prefill: Callable[[Prefill], None] | None = None,
         reasoning: ReasoningFormat | None = None,
         tool_format: ToolFormat | None = None,
+        constraint: ConstraintSpec | None = None,
     ) -> None:
         # Imported here, because it would delay the prompt.
         from swiftchat.tokenizer import StopMatcher
@@ -67,14 +70,14 @@ class Answer:
         self._decoder = tokenizer.stream()
         self._stops = StopMatcher(stops)
         self._reasoning: list[str] = []
-        prompt_end = "".join(span.text for span in prompt.spans[-4:])
-        self._splitter = ReasoningSplitter(reasoning, prompt_end)
+        is_thinking = reasoning is not None and opens_reasoning(prompt, reasoning)
+        self._splitter = ReasoningSplitter(reasoning, is_thinking=is_thinking)
         self._calls = ToolCallSplitter(tool_format)
         control = tokenizer.special_tokens
         self._markers = marker_tokens(reasoning.markers, control) if reasoning else {}
         self._call_markers = marker_tokens(tool_format.markers, control) if tool_format else {}
         self._on_prefill = on_prefill
-        self._generation = engine.generate(prompt.ids, params)
+        self._generation = engine.generate(prompt.ids, params, constraint)
 
     def __iter__(self) -> Iterator[str]:
         for event in self._generation:

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from swiftchat.chat.history.conversation import Conversation, EncodedTurn
 from swiftchat.chat.model.answer import Answer
-from swiftchat.chat.model.reasoning import ReasoningFormat, find_reasoning_format
+from swiftchat.chat.model.output_format import Encode, chosen_format, output_grammar
+from swiftchat.chat.model.reasoning import (
+    ReasoningFormat,
+    find_reasoning_format,
+    opens_reasoning,
+)
 from swiftchat.chat.model.template_choice import TemplateChoice, choose_template
 from swiftchat.chat.model.tool_support import (
     ToolSupport,
@@ -25,6 +30,7 @@ from swiftchat.engine.api.attach import attach
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Prefill, Progress
+from swiftchat.engine.api.vocabulary import ConstraintSpec, Vocabulary
 from swiftchat.errors import ContextOverflow, FileSystemError, SwiftchatError, UsageError
 
 if TYPE_CHECKING:
@@ -89,6 +95,8 @@ class ChatModel:
         self.think = config.think
         self.tools: list[dict[str, Any]] = []
         self._tool_support: ToolSupport | Literal["unknown"] | None = "unknown"
+        self.output_format = chosen_format(config)
+        self._vocabulary: Vocabulary | None = None
         self._start = start
         self._failure: Exception | None = None
         self._engine_failed = False
@@ -110,6 +118,7 @@ class ChatModel:
         """Return a ChatModel for another model with the same options and changes."""
         other = ChatModel(path, replace(self.config, model=name), self._start)
         other.changes, other.think = dict(self.changes), self.think
+        other.output_format = self.output_format
         return other
 
     @property
@@ -248,6 +257,8 @@ class ChatModel:
             if self.config.no_template
             else self.encoder(conversation.last_turn, prefix, self.tools or None)
         )
+        if self.output_format is not None:
+            encode = self.output_format.instructed(encode)
         prompt, num_dropped = conversation.fit_context(
             encode, info.ctx_size_tokens, self.config.overflow, room
         )
@@ -275,7 +286,7 @@ class ChatModel:
         text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
         return Answer(
             *(self.engine, self.tokenizer, prompt, params, [*stops, *text_ends], on_prefill),
-            *(self._reasoning_format(), tool_format),
+            *(self._reasoning_format(), tool_format, self._constraint(prompt, params)),
         )
 
     def check_fits(self, prompt: "Prompt") -> None:
@@ -306,7 +317,7 @@ class ChatModel:
         last: EncodedTurn | None = None,
         prefix: str = "",
         tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> Callable[[Sequence[Mapping[str, Any]]], "Prompt"]:
+    ) -> Encode:
         """Return a function that renders and encodes messages, reusing the ids of the last turn.
 
         `tools` are descriptions of functions as JSON schemas, for templates that list tools.
@@ -351,6 +362,20 @@ class ChatModel:
     def can_switch_thinking(self) -> bool:
         """Whether the chat template has a variable that switches thinking."""
         return _THINKING_PATTERN.search(self._template_source()) is not None
+
+    def _constraint(self, prompt: "Prompt", params: SamplingParams) -> ConstraintSpec | None:
+        """Return the constraint of the answer to a prompt by the output format."""
+        form, control = self.output_format, self.tokenizer.special_tokens
+        if form is None:
+            return None
+        if self._vocabulary is None:
+            pieces = tuple(self.tokenizer.token_bytes())
+            stop_ids = tuple(i for i in params.stop_ids if i < len(pieces))
+            self._vocabulary = Vocabulary(pieces, tuple(control.values()), stop_ids)
+        reasoning = None if self.think == "off" else self._reasoning_format()
+        is_thinking = reasoning is not None and opens_reasoning(prompt, reasoning)
+        grammar = output_grammar(form, reasoning, control, is_thinking=is_thinking)
+        return ConstraintSpec(grammar, self._vocabulary)
 
     def _reasoning_format(self) -> ReasoningFormat | None:
         """Return the format of the reasoning, None if the raw text is requested."""

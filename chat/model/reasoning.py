@@ -2,6 +2,10 @@
 
 from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swiftchat.tokenizer import Prompt
 
 
 class ReasoningText(str):
@@ -73,18 +77,24 @@ def marker_tokens(markers: Collection[str], control: Mapping[str, int]) -> dict[
     }
 
 
+def opens_reasoning(prompt: "Prompt", reasoning: ReasoningFormat) -> bool:
+    """Return whether a prompt ends with a marker that starts reasoning."""
+    end = "".join(span.text for span in prompt.spans[-4:])
+    return end.rstrip().endswith(reasoning.opens)
+
+
 class ReasoningSplitter:
     """Splits streamed text into reasoning and answer, and removes the markers.
 
-    A marker may be spread over several pieces. `prompt_end` is the end of the prompt, because some
-    templates open the reasoning there. Markers count only at the beginning and after reasoning:
+    A marker may be spread over several pieces. `is_thinking` is true if the prompt has opened the
+    reasoning. Markers count only at the beginning and after reasoning:
     `<think>` later in an answer is text.
     """
 
-    def __init__(self, reasoning: ReasoningFormat | None, prompt_end: str = "") -> None:
+    def __init__(self, reasoning: ReasoningFormat | None, *, is_thinking: bool = False) -> None:
         self._format = reasoning
         self._buffer = ""
-        self.is_thinking = reasoning is not None and prompt_end.rstrip().endswith(reasoning.opens)
+        self.is_thinking = is_thinking
         self.is_answering = reasoning is None
         self._is_first = not self.is_thinking
 

@@ -282,6 +282,25 @@ _TOOLS = (
         help="How often the model may call tools for one answer.",
     ),
 )
+_FORMAT = (
+    _option(
+        "--schema",
+        env=False,
+        metavar="FILE|JSON",
+        shell_complete=complete_files,
+        help="Answer with JSON that matches this JSON schema.",
+    ),
+    _flag("--json-object", env=False, help="Answer with a JSON object."),
+    _option("--regex", env=False, metavar="REGEX", help="Answer with text that matches this."),
+    _option(
+        "--grammar",
+        env=False,
+        metavar="FILE",
+        shell_complete=complete_files,
+        help="Answer with text of this grammar (Lark or GBNF).",
+    ),
+    _flag("--no-schema-prompt", env=False, help="Do not show the schema to the model."),
+)
 _OUTPUT = (
     _flag("--json", env=False, help="Print one JSON object instead of text."),
     _flag("--stream-json", env=False, help="Print JSON lines while the answer is generated."),
@@ -365,6 +384,7 @@ SECTIONS: dict[str, tuple[click.Option, ...]] = {
     "Conversations": _CONVERSATIONS,
     "Answer": _ANSWER,
     "Tools": _TOOLS,
+    "Format": _FORMAT,
     "Output": _OUTPUT,
     "Machine": _MACHINE,
 }

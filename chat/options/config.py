@@ -78,6 +78,11 @@ class ChatConfig:
     min_tokens: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    schema: str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    grammar: str | None = None
+    no_schema_prompt: bool = False
     think: str = "auto"
     overflow: str = "error"
     logprobs: int | None = None
@@ -136,6 +141,14 @@ class ChatConfig:
         if self.device == "cpu" and (self.tp != 1 or self.pp != 1):
             option = "--tp" if self.tp != 1 else "--pp"
             raise UsageError(f"{option} needs GPUs, but --device is cpu", f"leave out {option}")
+        has_format = self.schema or self.json_object or self.regex or self.grammar
+        if self.mcp and has_format:
+            raise UsageError(
+                "an answer with a format calls no tools",
+                "leave out --mcp, or --schema, --json-object, --regex and --grammar",
+            )
+        if self.no_schema_prompt and self.schema is None:
+            raise UsageError("--no-schema-prompt is for --schema", "add --schema FILE")
         if self.extract and (self.json or self.stream_json or self.raw or self.interactive):
             raise UsageError("-x prints only code", "leave out --json, --stream-json, --raw and -i")
         self.engine()

@@ -19,6 +19,7 @@ from typing import Any
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Event, Finished, Logprob, Prefill, Tokens
+from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.errors import DeviceError
 
 TEMPLATE = (
@@ -178,7 +179,7 @@ class FakeGeneration:
 
 
 class FakeEngine:
-    """Returns the scripted answers in order and records prompts and parameters."""
+    """Returns the scripted answers in order and records prompts, parameters and constraints."""
 
     is_attached = False
 
@@ -187,6 +188,7 @@ class FakeEngine:
         self.ctx_size_tokens = ctx_size_tokens
         self.prompts: list[list[int]] = []
         self.params: list[SamplingParams] = []
+        self.constraints: list[ConstraintSpec | None] = []
         self.num_starts = self.num_closes = 0
         self.ended = threading.Event()
         self.info: EngineInfo | None = None
@@ -209,9 +211,15 @@ class FakeEngine:
         )
         return self.info
 
-    def generate(self, prompt: Sequence[int], params: SamplingParams) -> FakeGeneration:
+    def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        constraint: ConstraintSpec | None = None,
+    ) -> FakeGeneration:
         self.prompts.append(list(prompt))
         self.params.append(params)
+        self.constraints.append(constraint)
         return FakeGeneration(prompt, self.answers.pop(0), params, cached_tokens=3)
 
     def wait_ended(self) -> None:

@@ -14,8 +14,10 @@ from swiftchat.chat.model.reasoning import (
     ReasoningSplitter,
     ReasoningText,
     find_reasoning_format,
+    opens_reasoning,
 )
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.tokenizer.prompt import Prompt, PromptSpan
 from tests.support import fake_engine
 
 THINK, HARMONY = FORMATS[1], FORMATS[0]
@@ -63,11 +65,14 @@ def split(splitter: ReasoningSplitter, *pieces: str) -> tuple[str, str]:
 def test_reasoning_is_split_from_the_answer(
     markers: ReasoningFormat | None, prompt_end: str, text: str, thought: str, answer: str
 ) -> None:
-    assert split(ReasoningSplitter(markers, prompt_end), text) in [
+    prompt = Prompt((PromptSpan(prompt_end, (1,), False),))
+    is_thinking = markers is not None and opens_reasoning(prompt, markers)
+    splitter = ReasoningSplitter(markers, is_thinking=is_thinking)
+    assert split(splitter, text) in [
         (thought, answer),
         (f"\n{thought}", answer),
     ]
-    by_character = split(ReasoningSplitter(markers, prompt_end), *text)
+    by_character = split(ReasoningSplitter(markers, is_thinking=is_thinking), *text)
     assert (by_character[0].strip("\n"), by_character[1]) == (thought.strip("\n"), answer)
 
 

@@ -1,0 +1,241 @@
+"""The format that answers must have: from options to a grammar in llguidance's JSON."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from swiftchat.chat.model.reasoning import ReasoningFormat
+from swiftchat.chat.options.config import ChatConfig, read_text
+from swiftchat.errors import SwiftchatError, UsageError
+
+if TYPE_CHECKING:
+    from swiftchat.tokenizer import Prompt
+
+Messages = Sequence[Mapping[str, Any]]
+Encode = Callable[[Messages], "Prompt"]
+
+# Between the tokens of JSON: nothing, a blank, or a new line with indentation. Without a bound
+# some models write blanks forever.
+_WHITESPACE = r"( |\n {0,24})?"
+_ANSWER = "answer"  # the name of the grammar of the answer in that of the whole output
+
+# Keywords of JSON Schema whose values are schemas, lists of schemas, or schemas by name.
+_SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
+_LISTS = ("prefixItems", "anyOf", "allOf", "oneOf", "items")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_DEFINITIONS = ("$defs", "definitions")
+
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """`name` for the user, the `grammar` of an answer, and the `instruction` for the model."""
+
+    name: str
+    grammar: Mapping[str, Any]
+    instruction: str = ""
+    is_json: bool = False
+
+    def instructed(self, encode: Encode) -> Encode:
+        """Return `encode` with the instruction in the system prompt.
+
+        Or in the first question, if the chat template has no system prompt.
+        """
+        if not self.instruction:
+            return encode
+
+        def with_instruction(messages: Messages) -> "Prompt":
+            try:
+                return encode(self._instruct(messages, "system"))
+            except SwiftchatError:
+                if messages[0]["role"] == "system":
+                    raise
+                return encode(self._instruct(messages, "user"))
+
+        return with_instruction
+
+    def _instruct(self, messages: Messages, role: str) -> Messages:
+        """Return the messages with the instruction in the first one, which has this role."""
+        first, *rest = messages
+        if first["role"] != role:
+            return [{"role": role, "content": self.instruction}, *messages]
+        return [{**first, "content": f"{first['content']}\n\n{self.instruction}"}, *rest]
+
+
+def chosen_format(config: ChatConfig) -> OutputFormat | None:
+    """Return the format of --schema, --json-object, --regex or --grammar, None without them.
+
+    Raises `UsageError` for more than one of them and for what llguidance cannot enforce, and
+    `FileSystemError` for a file that cannot be read.
+    """
+    given = {
+        "--schema": config.schema is not None,
+        "--json-object": config.json_object,
+        "--regex": config.regex is not None,
+        "--grammar": config.grammar is not None,
+    }
+    names = [name for name, is_given in given.items() if is_given]
+    if len(names) > 1:
+        raise UsageError(f"{names[0]} and {names[1]} were both given", "choose one")
+    if config.schema is not None:
+        return schema_format(config.schema, has_instruction=not config.no_schema_prompt)
+    if config.json_object:
+        return _json_format("JSON object", {"type": "object"}, "Answer with a JSON object.")
+    if config.regex is not None:
+        return _checked("--regex", {"lark_grammar": f"start: /{_escaped(config.regex)}/"})
+    if config.grammar is not None:
+        return _checked("--grammar", {"lark_grammar": _lark(read_text(config.grammar))})
+    return None
+
+
+def schema_format(text: str, *, has_instruction: bool = True) -> OutputFormat:
+    """Return the format of a JSON schema, given as its text or as the name of its file.
+
+    Raises as `chosen_format` does.
+    """
+    is_text = text.lstrip().startswith("{")
+    schema = _parse(text if is_text else read_text(text), "the schema" if is_text else text)
+    instruction = (
+        "Answer with a JSON document that matches this JSON schema, and with nothing else:\n"
+        + json.dumps(schema, ensure_ascii=False)
+    )
+    name = "JSON schema" if is_text else Path(text).name
+    return _json_format(name, schema, instruction if has_instruction else "")
+
+
+def output_grammar(
+    form: OutputFormat,
+    reasoning: ReasoningFormat | None,
+    control: Mapping[str, int],
+    *,
+    is_thinking: bool,
+) -> str:
+    """Return the grammar of all that the model generates: its reasoning, then the answer.
+
+    `is_thinking`: the prompt has opened the reasoning. `control` are the ids of the control tokens.
+    """
+    if reasoning is None:
+        return json.dumps({"grammars": [form.grammar]})
+    begins = " | ".join(_marker(text, control) for text in reasoning.opens)
+    heads = " | ".join(_marker(text, control) for text in reasoning.heads)
+    rules = [
+        f"start: {'thought' if is_thinking else f'(({begins}) thought)?'} SPACE "
+        f"{f'({heads})? ' if heads else ''}@{_ANSWER}",
+        r"SPACE: /[ \n]{0,4}/",
+    ]
+    if reasoning.close in control:
+        rules += [f"thought: TEXT {_marker(reasoning.close, control)}", r"TEXT: /(?s:.*)/"]
+    else:
+        rules.append(f"thought[suffix={json.dumps(reasoning.close)}]: /(?s:.*)/")
+    whole = {"name": "output", "lark_grammar": "\n".join(rules)}
+    return json.dumps({"grammars": [whole, {**form.grammar, "name": _ANSWER}]})
+
+
+def _marker(text: str, control: Mapping[str, int]) -> str:
+    """Return Lark for a marker of reasoning: control tokens by their ids, and text."""
+    parts, start = [], 0
+    while start < len(text):
+        found = [name for name in control if name and text.startswith(name, start)]
+        if found:
+            longest = max(found, key=len)
+            parts.append(f"<[{control[longest]}]>")
+            start += len(longest)
+            continue
+        ends = [at for name in control if name and (at := text.find(name, start)) >= 0]
+        end = min(ends, default=len(text))
+        parts.append(json.dumps(text[start:end]))
+        start = end
+    return " ".join(parts)
+
+
+def _json_format(name: str, schema: Mapping[str, Any], instruction: str) -> OutputFormat:
+    if message := _fault(schema):
+        path, message = _innermost_fault(schema, message)
+        raise UsageError(
+            f"the schema cannot be enforced at {path}: {message}",
+            "remove the keyword, or express it with others",
+        )
+    return OutputFormat(name, _schema_grammar(schema), instruction, is_json=True)
+
+
+def _schema_grammar(schema: Mapping[str, Any]) -> dict[str, Any]:
+    # Options of the schema itself take precedence.
+    guidance = {"whitespace_pattern": _WHITESPACE, **schema.get("x-guidance", {})}
+    return {"json_schema": {**schema, "x-guidance": guidance}}
+
+
+def _fault(schema: Mapping[str, Any]) -> str:
+    """Return what llguidance has against a schema, the empty text for nothing."""
+    return _grammar_fault(_schema_grammar(schema))
+
+
+def _grammar_fault(grammar: Mapping[str, Any]) -> str:
+    from llguidance import LLMatcher
+
+    message: str = LLMatcher.validate_grammar(json.dumps({"grammars": [grammar]}))
+    return message.strip().partition("\n")[0]
+
+
+def _innermost_fault(schema: Mapping[str, Any], message: str) -> tuple[str, str]:
+    """Return the JSON pointer of the innermost schema with a fault, and the fault."""
+    definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    pointer, current = "#", schema
+    while True:
+        for step, inner in _inner_schemas(current):
+            if found := _fault({**definitions, **inner}):
+                pointer, current, message = f"{pointer}/{step}", inner, found
+                break
+        else:
+            return pointer, message
+
+
+def _inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Return the schemas directly inside a schema, with their JSON pointers from there."""
+    for name, value in schema.items():
+        found: Iterable[tuple[str, Any]] = ()
+        if name in _SCHEMAS and isinstance(value, dict):
+            found = [(name, value)]
+        elif name in _LISTS and isinstance(value, list):
+            found = ((f"{name}/{i}", one) for i, one in enumerate(value))
+        elif name in _MAPS and isinstance(value, dict):
+            found = ((f"{name}/{_escaped_key(key)}", one) for key, one in value.items())
+        yield from ((pointer, one) for pointer, one in found if isinstance(one, dict))
+
+
+def _escaped_key(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")  # RFC 6901
+
+
+def _parse(text: str, name: str) -> Mapping[str, Any]:
+    try:
+        schema = json.loads(text)
+    except RecursionError:
+        raise UsageError(f"{name} is nested too deeply", "use a simpler schema") from None
+    except ValueError as error:
+        raise UsageError(f"{name} is not valid JSON: {error}", "give a JSON schema") from None
+    if not isinstance(schema, dict):
+        raise UsageError(f"{name} is not a JSON object", 'give a schema such as {"type": "object"}')
+    return schema
+
+
+def _checked(name: Literal["--regex", "--grammar"], grammar: Mapping[str, Any]) -> OutputFormat:
+    if message := _grammar_fault(grammar):
+        raise UsageError(f"{name}: {message}", "see swiftchat help formats")
+    return OutputFormat(name, grammar)
+
+
+def _lark(text: str) -> str:
+    """Return a grammar in Lark or GBNF (llama.cpp's format) as Lark."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        converted: str = any_to_lark(text)
+    except Exception as error:  # noqa: BLE001  (it raises no narrower class)
+        raise UsageError(f"--grammar: {error}", "give a grammar in Lark or GBNF") from None
+    return converted
+
+
+def _escaped(regex: str) -> str:
+    """Escape the slashes of a regular expression, which end one in Lark."""
+    return regex.replace("\\/", "/").replace("/", "\\/")
