@@ -11,7 +11,7 @@ from swiftchat.errors import BadModelFile
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Tokenizer
 
-_NAME, _RESULT = "find_word_length", "seventeen letters"
+_NAME, _ARGUMENT, _RESULT = "find_word_length", "rhinoceros", "ten letters"
 _TOOL = {
     "type": "function",
     "function": {
@@ -55,13 +55,13 @@ def find_tool_support(tokenizer: "Tokenizer", source: str | None) -> ToolSupport
     for text_arguments in (False, True):
         support = ToolSupport(text, tool_format, text_arguments)
         shown = _rendered(tokenizer, text, support.adapted(_example()))
-        if _RESULT in shown and shown.count(_NAME) > 1:
+        if _RESULT in shown and _ARGUMENT in shown:
             return support
     return None
 
 
 def _example() -> list[dict[str, Any]]:
-    function = {"name": _NAME, "arguments": {"word": "x"}}
+    function = {"name": _NAME, "arguments": {"word": _ARGUMENT}}
     call = {"id": _CALL_ID, "type": "function", "function": function}
     return [
         _QUESTION,

@@ -52,7 +52,8 @@ _LLAMA_3_TOOLS = """{{- bos_token }}
 {%- if tools is not none %}{{- "Environment: ipython\\n" }}{%- endif %}
 {{- "Today: " + date_string + "\\n\\n" }}
 {%- if tools is not none %}
-    {{- "Functions:\\n\\n" }}
+    {{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name' }}
+    {{- " and its value}.\\n\\n" }}
     {%- for t in tools %}
         {{- t | tojson(indent=4) }}
         {{- "\\n\\n" }}

@@ -1,7 +1,8 @@
 """An MCP server for tests, made with the SDK: `mcp_server.py [MODE]`.
 
 Modes are faults: `silent` never answers, `nonsense` writes text, `dies` ends during a call,
-`noisy` writes escape sequences to stderr, `deaf` ignores the end of its input and SIGTERM.
+`noisy` writes escape sequences to stderr, `deaf FILE` ignores the end of its input and SIGTERM,
+`strange` has tools with invalid names and parameters. `http PORT` speaks streamable HTTP.
 """
 
 import os
@@ -54,6 +55,27 @@ def end() -> str:
     os._exit(3)
 
 
+@server.tool()
+def variables() -> str:
+    """Return the names of the environment variables."""
+    return " ".join(os.environ)
+
+
+def add_strange_tools() -> None:
+    """Add tools that a server should not have."""
+
+    def nothing() -> str:
+        return ""
+
+    server.add_tool(nothing, name="a\x1b[31m b")
+    server.add_tool(nothing, name="wordy", description="word " * 10_000)
+    server.add_tool(nothing, name="deep")
+    schema: dict[str, object] = {}
+    for _ in range(40):
+        schema = {"type": "object", "properties": {"x": schema}}
+    server._tool_manager._tools["deep"].parameters = schema
+
+
 def main() -> None:
     mode = sys.argv[1] if len(sys.argv) > 1 else ""
     if mode == "silent":
@@ -67,6 +89,10 @@ def main() -> None:
     if mode == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Path(sys.argv[2]).write_text(str(os.getpid()))
+    if mode == "strange":
+        add_strange_tools()
+    if mode == "http":
+        server.run("streamable-http", port=int(sys.argv[2]))
     server.run()
     if mode == "deaf":
         time.sleep(600)

@@ -137,13 +137,13 @@ def test_tools_lists_switches_and_allows(chat: Chat) -> None:
     terminal = chat("Without tools.", ADD, "Five.")
     terminal.type("/tools\r")
     text = terminal.wait_for("tools are on")
-    assert "mcp_server: 6 tools" in text and "Add two numbers." in text
+    assert "mcp_server: 7 tools" in text and "Add two numbers." in text
     terminal.type("/tools off\r")
     terminal.wait_for("the tools are off")
     terminal.type("hello\r")
     terminal.wait_for("Without tools.")
     terminal.type("/tools on\r")
-    terminal.wait_for("6 tools are on")
+    terminal.wait_for("7 tools are on")
     terminal.type("/tools allow mcp_server.add\r")
     terminal.wait_for("until the end of this chat")
     terminal.type("add\r")
@@ -171,7 +171,7 @@ def test_a_server_that_ends_is_one_error_and_can_be_started_again(chat: Chat) ->
     terminal.type("/tools\r")
     terminal.wait_for("mcp_server: does not run")
     terminal.type("/tools on\r")
-    terminal.wait_for("6 tools are on", 60)
+    terminal.wait_for("7 tools are on", 60)
 
 
 @pytest.mark.parametrize("how", ["/bye\r", "SIGTERM", "SIGKILL"])
