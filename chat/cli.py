@@ -49,6 +49,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "stop": ("subcommands.engines", "stop", "End a running engine."),
     "sessions": ("subcommands.sessions", "sessions", "List, search, export, import conversations."),
     "tokens": ("subcommands.tokens", "tokens", "Count the tokens of a text."),
+    "score": ("subcommands.score", "score", "Print the perplexity of a text."),
     "bench": ("subcommands.bench.command", "bench", "Measure a model's speed on this machine."),
     "doctor": ("subcommands.doctor", "doctor", "Check what models can run on: CPU, GPUs."),
     "config": ("subcommands.config", "config", "Show the configuration and its file."),
@@ -300,7 +301,8 @@ def _run() -> int:
         values |= project.values if project else {}
     # `token_file` is that of --connect; serve's option of this name is another.
     serve = {name: value for name, value in values.items() if name != "token_file"}
-    default_map = {**values, "chat": values, "serve": serve, "tokens": values}
+    commands = {"serve": serve} | dict.fromkeys(("chat", "tokens", "score", "batch"), values)
+    default_map = {**values, **commands}
     # click's own `main` would turn a closed pipe into exit status 1.
     with swiftchat.make_context(
         "swiftchat", sys.argv[1:], default_map=default_map, obj=project

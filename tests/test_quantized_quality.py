@@ -3,16 +3,13 @@
 The first chapter of "Pride and Prejudice" (1813), and a manual of a program with Markdown and code.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.generation.build import build_engine
-from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.api.client import EngineClient
+from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.api.score import score
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.quantize import QuantizationSpec
@@ -31,29 +28,13 @@ MAX_INCREASE = {"int8": 0.001, "fp8": 0.016, "int4": 0.22, "w8a8-int8": 0.03}
 MAX_INCREASE_OF_CACHE = {"int8": 0.003, "fp8": 0.0105}
 
 
-@torch.inference_mode()
 def perplexity(
-    folder: Path,
-    chunk_tokens: int = 512,
-    kv_dtype: str = "auto",
-    dtype: str | None = None,
-    text: Path = NOVEL,
+    folder: Path, kv_dtype: str = "auto", dtype: str | None = None, text: Path = NOVEL
 ) -> float:
-    """exp of the mean of −log p over all tokens but the first, in one context."""
-    engine = build_engine(folder, EngineConfig(device="cpu", kv_dtype=kv_dtype, dtype=dtype))
-    ids = Tokenizer.load(folder).encode(text.read_text())
-    decoder, size = engine.decoder, engine.config.block_size
-    sequence = Sequence(0, ids, SamplingParams())
-    sequence.block_table = list(range(-(-len(ids) // size)))
-    total = 0.0
-    for start in range(0, len(ids) - 1, chunk_tokens):
-        count = min(chunk_tokens, len(ids) - 1 - start)
-        batch = Batch.pack([Row(sequence, count)], size)
-        logits = decoder.forward(replace(batch, logits_indices=list(range(count))), engine.cache)
-        targets = torch.tensor(ids[start + 1 : start + 1 + count])
-        total += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
-        sequence.num_computed += count
-    return float(torch.tensor(total / (len(ids) - 1)).exp())
+    """The perplexity of a text in one context."""
+    config = EngineConfig(device="cpu", kv_dtype=kv_dtype, dtype=dtype)
+    with EngineClient(config, folder) as client:
+        return score(client, Tokenizer.load(folder).encode(text.read_text())).perplexity
 
 
 @pytest.fixture(scope="module")

@@ -253,7 +253,7 @@ class ChatModel:
         quarter = info.ctx_size_tokens // 4
         room = quarter if params.max_tokens is None else min(params.max_tokens, quarter)
         encode = (
-            self._encode_plain
+            self._encode_messages
             if self.config.no_template
             else self.encoder(conversation.last_turn, prefix, self.tools or None)
         )
@@ -304,7 +304,7 @@ class ChatModel:
         from swiftchat.tokenizer.prompt import Prompt, PromptSpan
 
         if isinstance(text_or_ids, str):
-            prompt = self._encode_plain([{"content": text_or_ids}])
+            prompt = self.encode_plain(text_or_ids)
         else:
             prompt = Prompt((PromptSpan("", tuple(text_or_ids), False),))
         if not len(prompt):
@@ -386,12 +386,15 @@ class ChatModel:
     def _template_source(self) -> str:
         return self.template.source or self.tokenizer.template or ""
 
-    def _encode_plain(self, messages: Sequence[Mapping[str, Any]]) -> "Prompt":
+    def _encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> "Prompt":
+        return self.encode_plain("".join(message["content"] for message in messages))
+
+    def encode_plain(self, text: str) -> "Prompt":
+        """Encode a text without the chat template, after the model's first control token."""
         from swiftchat.tokenizer.prompt import Prompt, PromptSpan
 
         tokenizer = self.tokenizer
         bos = [] if tokenizer.bos_id is None or not self._adds_bos() else [tokenizer.bos_id]
-        text = "".join(message["content"] for message in messages)
         return Prompt((PromptSpan(text, (*bos, *tokenizer.encode(text)), False),))
 
     def _adds_bos(self) -> bool:
