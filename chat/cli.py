@@ -49,6 +49,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "stop": ("subcommands.engines", "stop", "End a running engine."),
     "sessions": ("subcommands.sessions", "sessions", "List, search, export, import conversations."),
     "tokens": ("subcommands.tokens", "tokens", "Count the tokens of a text."),
+    "batch": ("subcommands.batch.command", "batch", "Answer the prompts of a file."),
     "score": ("subcommands.score", "score", "Print the perplexity of a text."),
     "bench": ("subcommands.bench.command", "bench", "Measure a model's speed on this machine."),
     "doctor": ("subcommands.doctor", "doctor", "Check what models can run on: CPU, GPUs."),

@@ -52,6 +52,7 @@ class ChatConfig:
     role: str | None = None
     variables: tuple[str, ...] = ()
     opening: str = ""  # the prompt of the role
+    parallel: int | None = None  # answers at a time, of `batch`
     no_template: bool = False
     template: str | None = None
     max_tokens: int | None = None
@@ -198,6 +199,7 @@ class ChatConfig:
             dummy=self.dummy,
             tp=self.tp,
             pp=self.pp,
+            max_num_seqs=self.parallel or EngineConfig.max_num_seqs,
         )
 
     def system_text(self) -> str | None:

@@ -1,0 +1,1 @@
+"""`swiftchat batch`: answer the prompts of a file."""

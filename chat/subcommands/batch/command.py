@@ -1,0 +1,167 @@
+"""`swiftchat batch`: options, progress and exit code."""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swiftchat.chat.options.chat_options import CHAT_OPTIONS
+from swiftchat.chat.options.parameters import ALL_PARAMETERS
+from swiftchat.chat.subcommands.score import ENGINE_OPTIONS, MODEL
+from swiftchat.chat.terminal.status_line import StatusLine
+from swiftchat.errors import UsageError
+
+if TYPE_CHECKING:
+    from swiftchat.chat.options.config import ChatConfig
+    from swiftchat.chat.subcommands.batch.lines import Line
+    from swiftchat.chat.subcommands.batch.output import Output
+
+_OPTIONS = {
+    *ENGINE_OPTIONS,
+    *(parameter.name for parameter in ALL_PARAMETERS),
+    *("system", "system_file", "template", "no_template", "think"),
+}
+
+
+@click.command(params=[MODEL, *(one for one in CHAT_OPTIONS if one.name in _OPTIONS)])
+@click.argument("file", metavar="IN.jsonl", type=click.Path())
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write the answers to this file."
+)
+@click.option("--as-finished", is_flag=True, help="Leave the answers in the order of their ends.")
+@click.option("--overwrite", is_flag=True, help="Answer all lines again, also those in -o.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Answers at a time; default: 16. More need more memory for the KV cache.",
+)
+def batch(
+    file: str,
+    output: Path | None,
+    as_finished: bool,
+    overwrite: bool,
+    parallel: int | None,
+    **options: Any,
+) -> None:
+    """Answer each line of IN.jsonl (- is stdin), many at a time; one JSON object per answer.
+
+    A line is a JSON string, or an object with prompt or messages, and optionally id, system and
+    sampling options, which take precedence over those of the command line:
+
+    \b
+    "Why is the sky blue?"
+    {"id": 7, "prompt": "Name a color.", "temperature": 0, "max_tokens": 5}
+    {"messages": [{"role": "user", "content": "Hi"}], "stop": ["\\n"]}
+
+    An answer has the line's number and id, content, reasoning, finish_reason and usage; a line
+    that cannot be answered has an error instead, and the others are answered.
+
+    After an interrupt, the same command with -o answers the lines that are missing or had an
+    error. The exit code is 0 if all lines have an answer, otherwise that of the first error.
+    """
+    from swiftchat.chat.options.config import ChatConfig
+    from swiftchat.chat.subcommands.batch.lines import split_lines
+    from swiftchat.chat.subcommands.batch.output import open_output
+
+    if overwrite and output is None:
+        raise UsageError("--overwrite belongs to -o", "add -o OUT.jsonl")
+    config = ChatConfig(**options, parallel=parallel)
+    config.check()
+    lines = split_lines(_read(file))
+    with open_output(output, lines, as_finished=as_finished, overwrite=overwrite) as out:
+        waiting = [line for line in lines if line.number not in out.kept]
+        # A status line would mix with answers on the same terminal.
+        is_quiet = config.quiet or (output is None and sys.stdout.isatty())
+        run = _Run(config, Totals(len(lines), len(out.kept)), StatusLine(True, is_quiet))
+        try:
+            run.answer(waiting, out)
+        finally:
+            run.print_totals(is_resumable=output is not None)
+        out.finish()
+    click.get_current_context().exit(run.exit_code)
+
+
+def _read(file: str) -> str:
+    from swiftchat.chat.options.config import read_text
+
+    return sys.stdin.buffer.read().decode("utf-8", "replace") if file == "-" else read_text(file)
+
+
+@dataclass
+class Totals:
+    """Counts of lines and tokens, `kept` those with an answer from before."""
+
+    lines: int
+    kept: int
+    answered: int = 0
+    errors: int = 0
+    tokens: int = 0
+
+    @property
+    def missing(self) -> int:
+        return self.lines - self.kept - self.answered - self.errors
+
+    def text(self, seconds: float) -> str:
+        """Describe the counts, with the speed of `seconds` seconds."""
+        kept = f" · {self.kept} from before" if self.kept else ""
+        errors = f" · {self.errors} errors" if self.errors else ""
+        missing = f" · {self.missing} missing" if self.missing else ""
+        speed = f" · {self.tokens / seconds:.1f} tok/s" if self.tokens and seconds else ""
+        return (
+            f"{self.lines} lines · {self.answered} answered{kept}{errors}{missing} · "
+            f"{self.tokens} tokens in {seconds:.1f} s{speed}"
+        )
+
+
+class _Run:
+    """Answers the waiting lines and counts them; `exit_code` is that of the first error."""
+
+    def __init__(self, config: "ChatConfig", totals: Totals, status: StatusLine) -> None:
+        self.exit_code = 0
+        self._config, self._totals, self._status = config, totals, status
+        self._started: float | None = None
+
+    def answer(self, waiting: "list[Line]", out: "Output") -> None:
+        """Answer the lines in `waiting`; raises the error that ended the engine."""
+        from swiftchat.chat.model.chat_model import chat_model_for
+        from swiftchat.chat.subcommands.batch.answers import answer_lines
+
+        if not waiting:
+            return
+        config = self._config
+        num_parallel = config.engine().max_num_seqs
+        with chat_model_for(config) as chat_model, self._status.waiting("loading the model"):
+            chat_model.prepare()
+            chat_model.wait_ready()
+            self._started = time.monotonic()
+            for _, record in answer_lines(
+                chat_model, iter(waiting), config.system_text(), num_parallel
+            ):
+                out.add(record)
+                self._count(record)
+
+    def print_totals(self, is_resumable: bool) -> None:
+        """Print what was done; the engine may have ended in the middle."""
+        self._status.clear()
+        if self._config.quiet:
+            return
+        seconds = time.monotonic() - self._started if self._started else 0.0
+        print(self._totals.text(seconds), file=sys.stderr)
+        if self._totals.missing and is_resumable:
+            print("the same command answers the missing lines", file=sys.stderr)
+
+    def _count(self, record: dict[str, Any]) -> None:
+        totals = self._totals
+        if "error" in record:
+            totals.errors += 1
+            self.exit_code = self.exit_code or record["error"]["exit_code"]
+        else:
+            totals.answered += 1
+            totals.tokens += record["usage"]["completion_tokens"]
+        assert self._started is not None
+        seconds = time.monotonic() - self._started
+        self._status.show(totals.text(seconds), totals.lines - totals.missing, totals.lines)

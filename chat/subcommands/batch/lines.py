@@ -1,0 +1,111 @@
+"""The lines of a batch's input: prompts or messages, with options of their own."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from swiftchat.chat.options.chat_options import typed
+from swiftchat.chat.options.config import SAMPLING_OPTIONS
+from swiftchat.chat.options.parameters import named_options, option_name
+from swiftchat.errors import UsageError
+
+_OPTIONS = (*SAMPLING_OPTIONS, "logprobs")
+_ROLES = ("system", "user", "assistant")
+_KEY_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the input and its number, from 1 on."""
+
+    number: int
+    text: str
+
+    @property
+    def key(self) -> str:
+        """Hexadecimal digits that another text does not have."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:_KEY_DIGITS]
+
+    @property
+    def id(self) -> Any:
+        """The field `id`, None for a line without one."""
+        try:
+            value = json.loads(self.text)
+        except (ValueError, RecursionError):
+            return None
+        return value.get("id") if isinstance(value, dict) else None
+
+
+@dataclass(frozen=True)
+class Request:
+    """Messages to answer, and the sampling options that differ from those of the command."""
+
+    messages: list[dict[str, Any]]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def split_lines(text: str) -> list[Line]:
+    """Return the lines of a file that are not blank."""
+    return [Line(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def parse_request(line: Line, system: str | None) -> Request:
+    """Return the request of a line, with a system prompt unless the line has one.
+
+    A line is a JSON string, the prompt, or an object with `prompt` or `messages`, and optionally
+    `id`, `system` and sampling options. Raises `UsageError`.
+    """
+    value = _parse_json(line.text)
+    if isinstance(value, str):
+        value = {"prompt": value}
+    if not isinstance(value, dict):
+        raise UsageError("the line is neither a JSON string nor an object", _HINT)
+    known = {"id", "prompt", "messages", "system"}
+    settings = {name: one for name, one in value.items() if name not in known}
+    if ("prompt" in value) == ("messages" in value):
+        count = "both" if "prompt" in value else "neither"
+        raise UsageError(f"the line has {count} of prompt and messages", _HINT)
+    messages = _messages(value)
+    system = value.get("system", system)
+    if system is not None and not isinstance(system, str):
+        raise UsageError("system is not a string", _HINT)
+    if system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return Request(messages, _options(settings))
+
+
+_HINT = 'as {"prompt": "Why is the sky blue?", "temperature": 0}'
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the line is not JSON: {error}", _HINT) from error
+
+
+def _messages(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = value.get("messages", [{"role": "user", "content": value.get("prompt")}])
+    if not isinstance(found, list) or not found:
+        raise UsageError("messages is not a list of messages", _HINT)
+    for message in found:
+        is_object = isinstance(message, dict) and message.keys() == {"role", "content"}
+        if not is_object or not isinstance(message["content"], str):
+            name = "prompt is not a string" if "prompt" in value else "a message is invalid"
+            raise UsageError(name, 'a message is {"role": "user", "content": "…"}')
+        if message["role"] not in _ROLES:
+            raise UsageError(f"no role {message['role']!r}", f"roles: {', '.join(_ROLES)}")
+    if not any(message["content"].strip() for message in found):
+        raise UsageError("the prompt is empty", _HINT)
+    return [dict(message) for message in found]
+
+
+def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in settings.items():
+        if option_name(name) not in _OPTIONS:
+            raise UsageError(f"no option {name!r}", f"a line may have: {', '.join(_OPTIONS)}")
+        if isinstance(value, bool | dict):
+            raise UsageError(f"{name} must be a number or a text, not {json.dumps(value)}")
+    return typed(named_options(settings, "the line"))

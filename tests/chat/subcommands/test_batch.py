@@ -1,0 +1,170 @@
+"""`swiftchat batch` with SmolLM2 in real processes: answers, bad lines, kills and resumption."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swiftchat.chat.subcommands.batch.lines import Line, parse_request, split_lines
+from swiftchat.chat.subcommands.batch.output import Stdout
+from swiftchat.errors import UsageError
+from tests.support.worker_processes import wait_until
+
+GREEDY = {"temperature": 0, "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def command(smollm2_gguf: Path) -> list[str]:
+    model = ["-m", str(smollm2_gguf), "--device", "cpu", "--no-attach", "--ctx-size", "512"]
+    return [sys.executable, "-m", "swiftchat.chat", "batch", *model]
+
+
+def run(command: list[str], *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*command, *args], input=stdin, capture_output=True, text=True)
+
+
+def jsonl(values: list[Any]) -> str:
+    return "".join(f"{json.dumps(value)}\n" for value in values)
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_each_line_is_answered_as_alone_and_bad_lines_are_errors(command: list[str]) -> None:
+    prompts = [{"prompt": f"Count to {n}.", **GREEDY} for n in range(2, 6)]
+    lines = [
+        *prompts,
+        "a text",
+        {"messages": [{"role": "user", "content": "Hi"}], "logprobs": 1, **GREEDY},
+        {"id": "long", "prompt": "word " * 600},
+        {"prompt": "x", "color": 1},
+    ]
+    text = jsonl(lines) + "\nnot JSON\n"
+    done = run(command, "-", "-n", "4", stdin=text)
+    found = records(done.stdout)
+    assert [one["line"] for one in found] == [1, 2, 3, 4, 5, 6, 7, 8, 10]
+    assert found[4]["usage"]["completion_tokens"] == 4
+    assert found[5]["cumulative_logprob"] < 0
+    errors = [one["error"] for one in found[6:]]
+    assert [one["exit_code"] for one in errors] == [5, 2, 2] and found[6]["id"] == "long"
+    assert "no option 'color'" in errors[1]["message"] and "not JSON" in errors[2]["message"]
+    assert done.returncode == 5, "the code of the first error"
+    assert "9 lines · 6 answered · 3 errors" in done.stderr
+    for prompt, one in zip(prompts, found, strict=False):
+        (alone,) = records(run(command, "-", stdin=jsonl([prompt])).stdout)
+        assert (alone["content"], alone["finish_reason"]) == (one["content"], one["finish_reason"])
+
+
+def test_a_file_has_the_answers_in_order(command: list[str], tmp_path: Path) -> None:
+    lengths = [120, 1, 12, 2]  # the first answer ends last
+    lines = [
+        {"prompt": "Tell me a story.", "max_tokens": n, "min_tokens": n, "temperature": 0}
+        for n in lengths
+    ]
+    out = tmp_path / "out.jsonl"
+    done = run(command, "-", "-o", str(out), "-q", stdin=jsonl(lines))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = records(out.read_text())
+    assert [one["line"] for one in found] == [1, 2, 3, 4]
+    assert [one["usage"]["completion_tokens"] for one in found] == lengths
+    run(command, "-", "-o", str(out), "--overwrite", "--as-finished", stdin=jsonl(lines))
+    found = records(out.read_text())
+    assert {one["line"] for one in found} == {1, 2, 3, 4} and found[-1]["line"] == 1
+    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["out.jsonl"]
+
+
+def test_a_killed_batch_continues_with_the_missing_lines(
+    command: list[str], tmp_path: Path
+) -> None:
+    lines = [{"prompt": f"Write about {n}.", "temperature": 0, "max_tokens": 40} for n in range(20)]
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(jsonl(lines))
+    arguments = [*command, str(source), "-o", str(out), "--parallel", "2"]
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE)
+    wait_until(lambda: out.exists() and out.read_text().count("\n") >= 2, 120)
+    process.kill()
+    process.communicate()
+    kept = [one for one in out.read_text().split("\n")[:-1] if json.loads(one)]
+    assert 2 <= len(kept) < len(lines)
+    with out.open("a") as file:
+        file.write(kept[0][:20])  # as if it was killed while it wrote
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: out.read_text().count("\n") > len(kept), 120)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130 and "the same command answers the missing lines" in errors
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 0 and "from before" in done.stderr
+    found = out.read_text().splitlines()
+    assert [json.loads(one)["line"] for one in found] == list(range(1, 21))
+    assert set(kept) <= set(found)
+    other = run(command, str(out), "-o", str(out))
+    assert other.returncode == 2 and "something else than answers to this input" in other.stderr
+
+
+def test_lines_with_errors_are_tried_again(command: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    text = jsonl([{"prompt": "Hi", **GREEDY}, {"prompt": ""}])
+    for _ in range(2):
+        done = run(command, "-", "-o", str(out), stdin=text)
+        assert done.returncode == 2
+        assert ["error" in one for one in records(out.read_text())] == [False, True]
+    assert "1 from before · 1 errors" in done.stderr
+
+
+def test_the_end_of_the_engine_ends_the_batch(command: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = run(command, "-", "-o", str(out), "--device", "cuda:77", stdin='"Hi"\n')
+    assert done.returncode == 4 and "1 missing" in done.stderr
+    assert run(command, "-", "--overwrite").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "neither a JSON string nor an object"),
+        ("{}", "neither of prompt and messages"),
+        ('{"prompt": "a", "messages": []}', "both of prompt and messages"),
+        ('{"messages": []}', "not a list of messages"),
+        ('{"messages": ["a"]}', "a message is invalid"),
+        ('{"messages": [{"role": "tool", "content": "a"}]}', "no role 'tool'"),
+        ('{"prompt": 1}', "prompt is not a string"),
+        ('{"prompt": " "}', "the prompt is empty"),
+        ('{"prompt": "a", "system": 1}', "system is not a string"),
+        ('{"prompt": "a", "top_k": true}', "top_k must be a number or a text"),
+        ('{"prompt": "a", "top_k": "x"}', "top_k: must be a whole number"),
+        ('{"prompt": "a", "temp": 1, "temperature": 1}', "temperature is set twice"),
+        ('{"prompt": "a", "ctx_size": 1}', "no option 'ctx_size'"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_invalid_lines_say_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_request(Line(1, text), None)
+
+
+def test_lines_have_options_and_a_system_prompt() -> None:
+    text = '{"prompt": "a", "temp": 1, "stop": "x", "ban": ["y", "z"], "id": [1]}'
+    (line,) = split_lines(f"\n  \n{text}\n")
+    assert (line.number, line.id) == (3, [1])
+    request = parse_request(line, "Be brief.")
+    assert request.options == {"temperature": 1.0, "stop": ("x",), "ban": ("y", "z")}
+    assert [one["content"] for one in request.messages] == ["Be brief.", "a"]
+    own = '{"prompt": "a", "system": "Be long."}'
+    assert parse_request(Line(1, own), "Be brief.").messages[0]["content"] == "Be long."
+
+
+def test_stdout_waits_for_earlier_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [Line(1, "a"), Line(3, "b"), Line(4, "c")]
+    out = Stdout(lines, as_finished=False)
+    out.add({"line": 3})
+    assert capsys.readouterr().out == ""
+    out.add({"line": 1})
+    assert [one["line"] for one in records(capsys.readouterr().out)] == [1, 3]
+    out.add({"line": 4})
+    assert capsys.readouterr().out == '{"line": 4}\n'
