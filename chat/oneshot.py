@@ -114,7 +114,7 @@ class OneShot:
         exit_code = exit_code or self._warn_limit(answer, info)
         self._end(answer, info, load_s, reason)
         if self.config.stats:
-            print(stats_line(answer, load_s, self._age_s), file=sys.stderr)
+            print(stats_line(answer, info, load_s, self._age_s), file=sys.stderr)
         return exit_code
 
     def _answer_with_tools(

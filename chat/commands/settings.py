@@ -189,7 +189,7 @@ def show_stats(state: ChatState, argument: str) -> None:
     if argument not in ("", "all"):
         raise UsageError(f"/stats has no {argument!r}", "/stats or /stats all")
     info = state.chat_model.engine.info
-    rows = answer_rows(state.last_answer) if state.last_answer else {"answer": "none yet"}
+    rows = answer_rows(state.last_answer, info) if state.last_answer else {"answer": "none yet"}
     size, used = state.chat_model.context_tokens, state.conversation.context_used
     known = "not counted" if used is None else f"{used} of {size} tokens ({100 * used // size} %)"
     rows["context"] = known

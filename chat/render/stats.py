@@ -15,8 +15,10 @@ def speeds(answer: Answer) -> dict[str, float | None]:
     return {"prompt_tps": rounded(prompt_tps), "completion_tps": rounded(answer.tokens_per_s)}
 
 
-def stats_line(answer: Answer, load_s: float, age_at_start_s: float | None = None) -> str:
-    """Return one line on loading time, prompt, speed and finish reason.
+def stats_line(
+    answer: Answer, info: EngineInfo, load_s: float, age_at_start_s: float | None = None
+) -> str:
+    """Return one line on loading time, prompt, speed, finish reason and sampling on the host.
 
     With the age of the process at the start of the answer, the first token counts from the start
     of the command.
@@ -29,12 +31,21 @@ def stats_line(answer: Answer, load_s: float, age_at_start_s: float | None = Non
         f"{first} · load {load_s:.2f} s · prompt {answer.num_prompt_tokens} tokens "
         f"({_num_cached(answer)} cached), {_per_s(rates['prompt_tps'])} · "
         f"answer {answer.num_tokens} tokens, {_per_s(rates['completion_tps'])} · "
-        f"{answer.finish_reason}"
+        f"{answer.finish_reason}{host_sampling(answer, info, before=' · ')}"
     )
 
 
-def answer_rows(answer: Answer) -> dict[str, str]:
+def host_sampling(answer: Answer, info: EngineInfo, before: str = "") -> str:
+    """Describe why decode steps were not replayed, after `before`; empty if they were."""
+    controls = answer.params.host_controls
+    if not (info.replays_steps and controls):
+        return ""
+    return f"{before}slower: the host samples because of {', '.join(controls)}"
+
+
+def answer_rows(answer: Answer, info: EngineInfo | None) -> dict[str, str]:
     """Return what `/stats` shows about the last answer, by label."""
+    sampling = host_sampling(answer, info) if info else ""
     rates, prompt = speeds(answer), answer.num_prompt_tokens
     cached = _num_cached(answer)
     percent = 100 * cached // max(1, prompt)
@@ -43,6 +54,7 @@ def answer_rows(answer: Answer) -> dict[str, str]:
         "prompt": f"{prompt} tokens, first token after {answer.ttft_s or 0:.2f} s, "
         f"{_per_s(rates['prompt_tps'])}",
         "cache hits": f"{cached} of {prompt} prompt tokens ({percent} %) were computed before",
+        **({"sampling": sampling} if sampling else {}),
     }
 
 

@@ -149,7 +149,7 @@ class TurnRunner:
             self._hints.show("code")
         self._show_limit(answer)
         if state.config.stats and chat_model.engine.info:
-            print_notice(stats_line(answer, chat_model.engine.info.load_s))
+            print_notice(stats_line(answer, chat_model.engine.info, chat_model.engine.info.load_s))
         return calls
 
     def _show_limit(self, answer: Answer) -> None:

@@ -78,7 +78,8 @@ class EngineInfo:
     torch. Bytes are those of one rank of each stage, summed over the `pp` stages. `table_bytes`
     is the part of `weights_bytes` in embeddings that are not also the LM head: a decode step
     reads only one row of them per token. `workspace_bytes` is the memory of the activations of
-    the native CPU kernels.
+    the native CPU kernels. `replays_steps`: decode steps are captured, sampling included, unless
+    an answer uses one of `SamplingParams.host_controls`.
     """
 
     device: str
@@ -95,6 +96,7 @@ class EngineInfo:
     kv_dtype: str = "auto"
     table_bytes: int = 0
     workspace_bytes: int = 0
+    replays_steps: bool = False
 
     def to_wire(self) -> Message:
         return {"type": "ready", "info": asdict(self)}

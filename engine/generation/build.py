@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -68,10 +69,11 @@ def build_engine(
     graphs = Graphs()
     if isinstance(decoder.ops, CudaOps):
         graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress)
+    info = _engine_info(setup, decoder, cache, plan, kernels, started)
     return Engine(
         EngineParts(
             config=config,
-            info=_engine_info(setup, decoder, cache, plan, kernels, started),
+            info=replace(info, replays_steps=graphs.decode is not None),
             device=setup.device,
             gpu=setup.gpu,
             decoder=decoder,
