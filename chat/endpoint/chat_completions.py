@@ -22,14 +22,16 @@ def chat_answer(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[
     The function raises `UsageError` if there are tools and the chat template does not take any.
     """
     params, stops = chat_model.params_with(body.sampling()), body.stops()
-    messages = template_messages(body.messages)
+    messages, output_format = template_messages(body.messages), body.output_format
 
     def start() -> Answer:
         tools = body.offered_tools
         tool_format = chat_model.require_tools().tool_format if tools else None
         prompt = chat_model.encoder(tools=tools)(messages)
         chat_model.check_fits(prompt)
-        return chat_model.start_answer(prompt, params, stops, tool_format=tool_format)
+        return chat_model.start_answer(
+            prompt, params, stops, tool_format=tool_format, output_format=output_format
+        )
 
     return start
 

@@ -10,6 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.chat.history.tool_call import is_shallow
+from swiftchat.chat.model.output_format import (
+    OutputFormat,
+    json_object_format,
+    json_schema_format,
+)
+from swiftchat.errors import UsageError
 
 _MAX_STOPS = 16
 # By the name in a request: our name.
@@ -121,8 +127,14 @@ class ChatMessage(_Fields):
     tool_call_id: str | None = None
 
 
+class JsonSchema(_Fields):
+    name: str
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
 class ResponseFormat(_Fields):
-    type: str
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -142,13 +154,29 @@ class ChatCompletionRequest(GenerationRequest):
         """The tools for the chat template, None if there are none or they must not be called."""
         return None if self.tool_choice == "none" else self.tools or None
 
+    @property
+    def output_format(self) -> OutputFormat | None:
+        """The format of the answer; raises `ApiError` for a schema that cannot be enforced."""
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.type == "json_object":
+            return json_object_format()
+        if wanted.json_schema is None:
+            raise ApiError(400, "the response format has no json_schema", None, "response_format")
+        schema = wanted.json_schema.json_schema
+        refuse(not is_shallow(schema), "response_format", "the schema is nested too deeply")
+        try:
+            # As in OpenAI's API, the messages ask for the format.
+            return json_schema_format(schema, has_instruction=False)
+        except UsageError as error:
+            raise ApiError(400, error.message, None, "response_format") from None
+
     def check(self) -> None:
         super().check()
-        refuse(
-            self.response_format is not None and self.response_format.type != "text",
-            "response_format",
-            "only the response format text is supported; ask for JSON in the messages",
-        )
+        is_json = self.response_format is not None and self.response_format.type != "text"
+        has_tools = self.offered_tools is not None
+        refuse(is_json and has_tools, "response_format", "an answer with a format calls no tools")
         refuse(
             self.tool_choice not in (None, "auto", "none"),
             "tool_choice",

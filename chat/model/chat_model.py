@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from swiftchat.chat.history.conversation import Conversation, EncodedTurn
 from swiftchat.chat.model.answer import Answer
-from swiftchat.chat.model.output_format import Encode, chosen_format, output_grammar
+from swiftchat.chat.model.output_format import Encode, OutputFormat, chosen_format, output_grammar
 from swiftchat.chat.model.reasoning import (
     ReasoningFormat,
     find_reasoning_format,
@@ -265,7 +265,9 @@ class ChatModel:
         if num_dropped:
             on_dropped(num_dropped)
         tool_format = self.require_tools().tool_format if self.tools else None
-        answer = self.start_answer(prompt, params, self.stops, on_prefill, tool_format)
+        answer = self.start_answer(
+            prompt, params, self.stops, on_prefill, tool_format, self.output_format
+        )
         conversation.last_turn = EncodedTurn(prompt, answer.ids)
         return answer
 
@@ -276,17 +278,21 @@ class ChatModel:
         stops: Sequence[str],
         on_prefill: Callable[[Prefill], None] | None = None,
         tool_format: ToolFormat | None = None,
+        output_format: OutputFormat | None = None,
     ) -> Answer:
         """Start to answer a prompt. It ends before any of `stops` and of the template's ends.
 
-        Calls of tools are text without `tool_format`.
+        Calls of tools are text without `tool_format`. The answer matches `output_format`.
         """
         if not len(prompt):
             raise UsageError("the prompt is empty", "type a message")
         text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
+        constraint: ConstraintSpec | None = None
+        if output_format is not None:
+            constraint = self._constraint(output_format, prompt, params)
         return Answer(
             *(self.engine, self.tokenizer, prompt, params, [*stops, *text_ends], on_prefill),
-            *(self._reasoning_format(), tool_format, self._constraint(prompt, params)),
+            *(self._reasoning_format(), tool_format, constraint),
         )
 
     def check_fits(self, prompt: "Prompt") -> None:
@@ -363,11 +369,10 @@ class ChatModel:
         """Whether the chat template has a variable that switches thinking."""
         return _THINKING_PATTERN.search(self._template_source()) is not None
 
-    def _constraint(self, prompt: "Prompt", params: SamplingParams) -> ConstraintSpec | None:
-        """Return the constraint of the answer to a prompt by the output format."""
-        form, control = self.output_format, self.tokenizer.special_tokens
-        if form is None:
-            return None
+    def _constraint(
+        self, form: OutputFormat, prompt: "Prompt", params: SamplingParams
+    ) -> ConstraintSpec:
+        control = self.tokenizer.special_tokens
         if self._vocabulary is None:
             pieces = tuple(self.tokenizer.token_bytes())
             stop_ids = tuple(i for i in params.stop_ids if i < len(pieces))

@@ -81,12 +81,28 @@ def chosen_format(config: ChatConfig) -> OutputFormat | None:
     if config.schema is not None:
         return schema_format(config.schema, has_instruction=not config.no_schema_prompt)
     if config.json_object:
-        return _json_format("JSON object", {"type": "object"}, "Answer with a JSON object.")
+        return json_object_format()
     if config.regex is not None:
         return _checked("--regex", {"lark_grammar": f"start: /{_escaped(config.regex)}/"})
     if config.grammar is not None:
         return _checked("--grammar", {"lark_grammar": _lark(read_text(config.grammar))})
     return None
+
+
+def json_object_format() -> OutputFormat:
+    """Return the format of any JSON object."""
+    return _json_format("JSON object", {"type": "object"}, "Answer with a JSON object.")
+
+
+def json_schema_format(
+    schema: Mapping[str, Any], name: str = "JSON schema", *, has_instruction: bool = True
+) -> OutputFormat:
+    """Return the format of a JSON schema. Raises `UsageError` for what cannot be enforced."""
+    instruction = (
+        "Answer with a JSON document that matches this JSON schema, and with nothing else:\n"
+        + json.dumps(schema, ensure_ascii=False)
+    )
+    return _json_format(name, schema, instruction if has_instruction else "")
 
 
 def schema_format(text: str, *, has_instruction: bool = True) -> OutputFormat:
@@ -96,12 +112,8 @@ def schema_format(text: str, *, has_instruction: bool = True) -> OutputFormat:
     """
     is_text = text.lstrip().startswith("{")
     schema = _parse(text if is_text else read_text(text), "the schema" if is_text else text)
-    instruction = (
-        "Answer with a JSON document that matches this JSON schema, and with nothing else:\n"
-        + json.dumps(schema, ensure_ascii=False)
-    )
     name = "JSON schema" if is_text else Path(text).name
-    return _json_format(name, schema, instruction if has_instruction else "")
+    return json_schema_format(schema, name, has_instruction=has_instruction)
 
 
 def output_grammar(

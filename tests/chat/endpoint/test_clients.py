@@ -193,6 +193,21 @@ def test_the_end_of_the_engine_ends_a_stream(number: signal.Signals, folder: Pat
         assert "Traceback" not in process.log
 
 
+def test_answers_match_their_response_format(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 22]}},
+        "required": ["ok", "n"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    answer = complete(client, response_format=wanted, temperature=1.5, max_tokens=100)
+    found = json.loads(answer.choices[0].message.content)
+    assert found.keys() == {"ok", "n"} and isinstance(found["ok"], bool) and found["n"] in (1, 22)
+    started = complete(client, response_format={"type": "json_object"}, max_tokens=1)
+    assert started.choices[0].message.content == "{"
+
+
 def test_completions(client: openai.OpenAI) -> None:
     options: Any = {"model": "tiny", "temperature": 0, "max_tokens": 6}
     text = client.completions.create(prompt="Once upon", **options)
@@ -210,7 +225,16 @@ def test_completions(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"not": {}}},
+                }
+            },
+            "response_format",
+        ),
         ({"n": 2}, "n"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"tool_choice": "required"}, "tool_choice"),
