@@ -2,12 +2,14 @@
 
 import json
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
+from swiftchat.chat.options.config import config_path
 from tests.chat.test_oneshot import Program
 from tests.support import fake_engine, mcp_server
 from tests.support.fake_engine import TOOL_TEMPLATE, tool_call
@@ -141,3 +143,40 @@ def test_the_missing_package_is_an_error_with_the_command(
     result = program.run("--mcp", SERVER, "-p", "x")
     assert str(result.exception) == "tools need the package mcp"
     assert "pip install 'swiftchat[mcp]'" in result.exception.hint  # type: ignore[union-attr]
+
+
+def run_process(folder: Path, config: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run the program with a configuration file."""
+    config_path().parent.mkdir(parents=True, exist_ok=True)
+    config_path().write_text(config)
+    script = json.dumps(
+        [{"load_s": 0, "ctx_size_tokens": 20_000}, tool_call("add", a=2, b=3), "It is 5."]
+    )
+    command = [sys.executable, fake_engine.__file__, str(folder), script, "-p", "x", *args]
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+def test_servers_and_allowed_tools_of_the_configuration_file(program: Program) -> None:
+    config = f"mcp = [{json.dumps(SERVER)}]\nallow_tool = ['mcp_server.add']\n"
+    done = run_process(program.folder, config)
+    assert (done.returncode, done.stdout) == (0, "It is 5.\n")
+    assert done.stderr == 'calls mcp_server.add {"a": 2, "b": 3}\n'
+    without = run_process(program.folder, config, "--mcp", "none")
+    assert "<tool_call>" in without.stdout and not without.stderr
+
+
+def test_a_server_in_the_configuration_file_that_is_no_list(program: Program) -> None:
+    done = run_process(program.folder, "mcp = 'server'\n")
+    assert done.returncode == 2 and "mcp is not a list of texts" in done.stderr
+
+
+def test_a_role_and_the_environment_cannot_start_servers(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWIFTCHAT_MCP", SERVER)
+    done = run_process(program.folder, "")
+    assert "<tool_call>" in done.stdout and not done.stderr
+    (config_path().parent / "roles").mkdir()
+    (config_path().parent / "roles" / "r.md").write_text(f"---\nmcp: {SERVER}\n---\n")
+    done = run_process(program.folder, "", "--role", "r")
+    assert done.returncode == 2 and "unknown option 'mcp'" in done.stderr

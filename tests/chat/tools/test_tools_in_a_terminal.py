@@ -27,7 +27,7 @@ def chat(tmp_path: Path) -> Iterator[Chat]:
     opened: list[Terminal] = []
 
     def open_chat(
-        *answers: object, options: tuple[str, ...] = (), server: str = SERVER
+        *answers: object, options: tuple[str, ...] = (), server: str = SERVER, **env: str
     ) -> Terminal:
         script = [{"load_s": 0, "ctx_size_tokens": 20_000}, *answers]
         args = [
@@ -38,7 +38,7 @@ def chat(tmp_path: Path) -> Iterator[Chat]:
             server,
             *options,
         ]
-        opened.append(Terminal(sys.executable, args, columns=100))
+        opened.append(Terminal(sys.executable, args, columns=100, **env))
         opened[-1].wait_for(">>>", 60)
         return opened[-1]
 
@@ -184,3 +184,12 @@ def test_servers_end_with_the_program(chat: Chat, how: str, tmp_path: Path) -> N
     else:
         terminal.type(how)
     wait_gone(processes)
+
+
+def test_a_dumb_terminal_asks_too(chat: Chat) -> None:
+    terminal = chat(ADD, "Five.", TERM="dumb")
+    terminal.type("add\r")
+    terminal.wait_for(QUESTION)
+    terminal.type_now("y\r")
+    terminal.wait_for("Five.")
+    assert b"\x1b" not in terminal.raw
