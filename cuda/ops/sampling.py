@@ -24,8 +24,9 @@ _SAMPLE_DTYPES = {
 
 _PENALTIES = KernelSpec(
     "penalties",
-    "pointer logits, pointer counts, pointer repeat_penalty, pointer presence_penalty, "
-    "pointer frequency_penalty, int vocab_size",
+    "pointer logits, pointer bias, pointer has_bias, pointer counts, pointer repeat_penalty, "
+    "pointer presence_penalty, pointer frequency_penalty, pointer context_lens, "
+    "pointer min_context_lens, int vocab_size",
 )
 _ARGMAX = KernelSpec(
     "argmax",
@@ -51,24 +52,39 @@ def penalties(
     gpu: Gpu,
     logits: Tensor,
     counts: Tensor,
+    bias: Tensor,
     *,
+    has_bias: Tensor,
     repeat_penalty: Tensor,
     presence_penalty: Tensor,
     frequency_penalty: Tensor,
+    context_lens: Tensor,
+    min_context_lens: Tensor,
 ) -> None:
-    """Apply repetition, presence and frequency penalties to logits fp32 [n, vocab_size] in place.
+    """Apply bias, penalties and bans to logits fp32 [n, vocab_size] in place.
 
     counts int32 [max_rows, vocab_size]: bit 30 of an element is set if the id occurs in the prompt
-    or the answer; the lower bits count its occurrences in the answer. The penalties are fp32 [n];
-    a row with penalties 1, 0 and 0 is not changed and its counts are not read.
+    or the answer, bit 29 if it ends an answer; the lower bits count its occurrences in the answer.
+    bias fp32 [max_rows, vocab_size] is added; −inf bans an id. The penalties are fp32 [n];
+    has_bias, context_lens and min_context_lens are int32 [n]. Ids that end an answer are banned in
+    rows with fewer than min_context_lens tokens. A row's counts are not read if the penalties are
+    1, 0 and 0 and it is long enough, its bias is not read if has_bias is 0.
     """
     n, vocab_size = logits.shape
     check_tensor("logits", logits, (n, vocab_size), "float32", gpu)
     check_tensor("counts", counts, (counts.shape[0], vocab_size), "int32", gpu)
-    check_tensor("repeat_penalty", repeat_penalty, (n,), "float32", gpu)
-    check_tensor("presence_penalty", presence_penalty, (n,), "float32", gpu)
-    check_tensor("frequency_penalty", frequency_penalty, (n,), "float32", gpu)
-    if n > min(counts.shape[0], MAX_GRID_Y) or vocab_size >= 2**30:
+    check_tensor("bias", bias, (counts.shape[0], vocab_size), "float32", gpu)
+    per_row: dict[str, Any] = {
+        "has_bias": has_bias,
+        "repeat_penalty": repeat_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "context_lens": context_lens,
+        "min_context_lens": min_context_lens,
+    }
+    for name, tensor in per_row.items():
+        check_tensor(name, tensor, (n,), "float32" if "penalty" in name else "int32", gpu)
+    if n > min(counts.shape[0], MAX_GRID_Y) or vocab_size >= 2**29:
         raise ValueError(f"{n} rows of {vocab_size} logits with counts for {counts.shape[0]} rows")
     if logits.numel() == 0:
         return
@@ -77,10 +93,9 @@ def penalties(
         _THREADS,
         num_bytes=logits.nbytes,
         logits=logits,
+        bias=bias,
         counts=counts,
-        repeat_penalty=repeat_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
+        **per_row,
         vocab_size=vocab_size,
     )
 

@@ -235,9 +235,7 @@ class SamplingParams:
             "repeat_last_n": self.repeat_last_n > 0 and self.has_penalties,
             "dry_multiplier": self.dry_multiplier > 0,
             "no_repeat_ngram": self.no_repeat_ngram > 0,
-            "logit_bias": bool(self.logit_bias),
-            "bad_words": bool(self.bad_words),
-            "min_tokens": self.min_tokens > 0,
+            "bad_words": any(len(word) > 1 for word in self.bad_words),
             "typical_p": self.typical_p < 1 and self.temperature > 0,
             "top_p_decay": self.top_p_decay < 1 and self.temperature > 0,
         }

@@ -1,17 +1,27 @@
 """The decode batch: the state of running decode steps on the GPU, one row for each sequence."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence as Seq
 
 import torch
 
 from swiftchat.cuda.gpu import Gpu
+from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.batch import padded_rows
 from swiftchat.engine.schedule.scheduler import Sequence
 
 # More than the number of steps that the device can be ahead of the host.
 _RING_STEPS = 8
-_INT_FIELDS = ("tokens", "positions", "context_lens", "slot_mapping", "top_k")
+_INT_FIELDS = (
+    "tokens",
+    "positions",
+    "context_lens",
+    "slot_mapping",
+    "top_k",
+    "has_bias",
+    "min_context_lens",
+)
 _FLOAT_FIELDS = (
     "temperature",
     "top_p",
@@ -20,8 +30,9 @@ _FLOAT_FIELDS = (
     "presence_penalty",
     "frequency_penalty",
 )
-# Added to the count of each id of the sequence: see `kernels/sampling/penalties.cu`.
-_SEEN = 1 << 30
+_PENALTIES_OFF = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+# Bits in the count of an id: it occurs, or it ends an answer. See `kernels/sampling/penalties.cu`.
+_SEEN, _ENDS = 1 << 30, 1 << 29
 
 
 class DecodeBatch:
@@ -29,7 +40,8 @@ class DecodeBatch:
 
     On the device, int32 or fp32 [max_rows]: `tokens` to compute, their `positions`,
     `context_lens` (0 for an unused row), `slot_mapping`, and the sampling parameters; int64
-    `seeds`; int32 `block_tables` [max_rows, max_blocks] and `counts` [max_rows, vocab_size].
+    `seeds`; int32 `block_tables` [max_rows, max_blocks] and `counts` [max_rows, vocab_size]; fp32
+    `bias` [max_rows, vocab_size], for rows with `has_bias`.
     `ring` [steps, max_rows] is pinned host memory that receives each step's tokens.
     """
 
@@ -44,7 +56,15 @@ class DecodeBatch:
         self._host_fields = self._fields.cpu().pin_memory()
         self._index = {name: i for i, name in enumerate(names)}
         ints = (self._fields[self._index[name]] for name in _INT_FIELDS)
-        self.tokens, self.positions, self.context_lens, self.slot_mapping, self.top_k = ints
+        (
+            self.tokens,
+            self.positions,
+            self.context_lens,
+            self.slot_mapping,
+            self.top_k,
+            self.has_bias,
+            self.min_context_lens,
+        ) = ints
         floats = (self._fields[self._index[name]].view(torch.float32) for name in _FLOAT_FIELDS)
         (
             self.temperature,
@@ -59,6 +79,7 @@ class DecodeBatch:
         self.block_tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=gpu.device)
         self._host_tables = self.block_tables.cpu().pin_memory()
         self.counts = torch.zeros(max_rows, vocab_size, dtype=torch.int32, device=gpu.device)
+        self.bias = torch.zeros(max_rows, vocab_size, device=gpu.device)
         self.ring = torch.zeros(_RING_STEPS, max_rows, dtype=torch.int32).pin_memory()
         self.step = torch.zeros(1, dtype=torch.int64, device=gpu.device)
         self.num_steps = 0  # the value of `step` after all launched steps
@@ -83,25 +104,32 @@ class DecodeBatch:
         )
 
     def _load_row(self, row: int, sequence: Sequence) -> None:
-        host = self._host_fields
+        host, params = self._host_fields, sequence.params
         floats = host.view(torch.float32)
         position = sequence.num_computed
+        bias = device_bias(params)
+        shortest = sequence.num_prompt + params.min_tokens if params.min_tokens else 0
         block = sequence.block_table[position // self.block_size]
         values = {
             "tokens": sequence.tokens[-1],
             "positions": position,
             "context_lens": position + 1,
             "slot_mapping": block * self.block_size + position % self.block_size,
-            "top_k": min(sequence.params.top_k, self.counts.shape[1]),
+            "top_k": min(params.top_k, self.counts.shape[1]),
+            "has_bias": int(bool(bias)),
+            "min_context_lens": shortest,
         }
         for name, value in values.items():
             host[self._index[name], row] = value
+        off = {} if params.has_penalties else _PENALTIES_OFF
         for name in _FLOAT_FIELDS:
-            floats[self._index[name], row] = getattr(sequence.params, name)
+            floats[self._index[name], row] = off.get(name, getattr(params, name))
         self._num_blocks[row] = 0
         self.update_block_table(row, sequence)
-        if sequence.params.has_penalties:
+        if params.has_penalties or shortest:
             self._load_counts(row, sequence)
+        if bias:
+            self._load_bias(row, bias)
 
     def update_block_table(self, row: int, sequence: Sequence) -> None:
         """Copy the blocks that the sequence got since the last call to the device."""
@@ -118,4 +146,17 @@ class DecodeBatch:
         generated = Counter(sequence.tokens[sequence.num_prompt :])
         if generated:
             counts[list(generated)] += torch.tensor(list(generated.values()), dtype=torch.int32)
+        ends = [token for token in sequence.params.stop_ids if token < len(counts)]
+        counts[ends] += _ENDS
         self.counts[row].copy_(counts)
+
+    def _load_bias(self, row: int, bias: dict[int, float]) -> None:
+        values = torch.zeros(self.bias.shape[1])
+        values[list(bias)] = torch.tensor(list(bias.values()))
+        self.bias[row].copy_(values)
+
+
+def device_bias(params: SamplingParams) -> dict[int, float]:
+    """Return what is added to logits by id: `logit_bias`, and −inf for bad words of one id."""
+    banned = (word[0] for word in params.bad_words if len(word) == 1)
+    return {**dict(params.logit_bias), **dict.fromkeys(banned, -math.inf)}

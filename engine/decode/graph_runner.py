@@ -140,16 +140,20 @@ class GraphRunner:
             residual.copy_(x)
 
     def _sample(self, n: int, logits: Tensor) -> None:
-        """Apply the penalties to the logits in place and sample a token for each of n rows."""
+        """Apply bias, penalties and bans to the logits in place, and sample n tokens."""
         batch, gpu = self.batch, self._ops.gpu
         maxima, ids = self._maxima[:n], self._argmax[:n]
         penalties(
             gpu,
             logits,
             batch.counts[:n],
+            batch.bias[:n],
+            has_bias=batch.has_bias[:n],
             repeat_penalty=batch.repeat_penalty[:n],
             presence_penalty=batch.presence_penalty[:n],
             frequency_penalty=batch.frequency_penalty[:n],
+            context_lens=batch.context_lens[:n],
+            min_context_lens=batch.min_context_lens[:n],
         )
         argmax(gpu, logits, maxima, ids, self._argmax_workspace)
         sample(

@@ -1,50 +1,73 @@
-// penalties: repetition, presence and frequency penalties on the logits.
+// penalties: bias, repetition, presence and frequency penalties, and bans, on the logits.
 //
 //   logits             fp32 [n, vocab_size], in place
+//   bias               fp32 [at least n, vocab_size]: added to the logit; -infinity bans the id
+//   has_bias           int32 [n]: 0 is off; the row of `bias` is not read
 //   counts             int32 [at least n, vocab_size]: bit 30 is set if the id occurs in the prompt or the
-//                      answer; the bits below count its occurrences in the answer
+//                      answer, bit 29 if it ends an answer; the bits below count its occurrences in the
+//                      answer
 //   repeat_penalty     fp32 [n]: divides positive and multiplies negative logits of ids that occur; 1 is
 //                      off                                                     (Keskar et al., 2019)
 //   presence_penalty   fp32 [n]: subtracted once for ids of the answer; 0 is off
 //   frequency_penalty  fp32 [n]: subtracted for each occurrence in the answer; 0 is off
+//   context_lens       int32 [n]: the number of tokens of prompt and answer
+//   min_context_lens   int32 [n]: ids that end an answer are banned while context_lens is below; 0 is off
 //
-// Algorithm: a row with all penalties off is skipped.
+// Algorithm: a row with everything off is skipped. The logit of a banned id becomes -1e30, which is finite,
+// because argmax reports infinite logits, and never sampled while any other id is left.
 // Launch: grid (ceil(vocab_size / 2048), n), block 256, no shared memory.
-// Moves n * vocab_size * 4 bytes and the changed logits.
+// Moves n * vocab_size * 4 bytes for counts, the same for the bias if it is on, and the changed logits.
 // Accuracy: every operation is rounded separately (no FMA): equal to the CPU's sampler.
 // Test: tests/cuda/kernels/test_penalties.py
 #include "common/common.cuh"
 
 constexpr int THREADS = 256, PER_THREAD = 8;
-constexpr int SEEN = 1 << 30;
+constexpr int SEEN = 1 << 30, ENDS = 1 << 29;
+constexpr float BANNED = -1e30f;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-penalties_kernel(float* logits, const int* counts, const float* repeat_penalty,
-                 const float* presence_penalty, const float* frequency_penalty, int vocab_size) {
+penalties_kernel(float* logits, const float* bias, const int* has_bias, const int* counts,
+                 const float* repeat_penalty, const float* presence_penalty,
+                 const float* frequency_penalty, const int* context_lens,
+                 const int* min_context_lens, int vocab_size) {
     start_dependents();
     wait_for_upstream();
     int row = blockIdx.y;
     float repeat = repeat_penalty[row], presence = presence_penalty[row];
     float frequency = frequency_penalty[row];
-    if (repeat == 1 && presence == 0 && frequency == 0) return;
+    bool is_penalized = repeat != 1 || presence != 0 || frequency != 0;
+    bool is_short = context_lens[row] < min_context_lens[row], is_biased = has_bias[row];
+    if (!is_penalized && !is_short && !is_biased) return;
     logits += (i64)row * vocab_size;
     counts += (i64)row * vocab_size;
+    bias += (i64)row * vocab_size;
     int first = blockIdx.x * THREADS * PER_THREAD + threadIdx.x;
     int loaded[PER_THREAD];
+    float added[PER_THREAD];
 #pragma unroll
     for (int j = 0; j < PER_THREAD; j++) {
         int id = first + j * THREADS;
-        loaded[j] = id < vocab_size ? counts[id] : 0;
+        loaded[j] = id < vocab_size && (is_penalized || is_short) ? counts[id] : 0;
+        added[j] = id < vocab_size && is_biased ? bias[id] : 0;
     }
 #pragma unroll
     for (int j = 0; j < PER_THREAD; j++) {
-        if (!loaded[j]) continue;
+        int seen = is_penalized ? loaded[j] & ~ENDS : 0;
+        bool is_banned = isinf(added[j]) || (is_short && (loaded[j] & ENDS));
+        if (!seen && added[j] == 0 && !is_banned) continue;
         int id = first + j * THREADS;
         float logit = logits[id];
-        logit = logit > 0 ? __fdiv_rn(logit, repeat) : __fmul_rn(logit, repeat);
-        int times = loaded[j] & (SEEN - 1);
-        if (times)
-            logit = __fsub_rn(logit, __fadd_rn(presence, __fmul_rn(frequency, (float)times)));
+        if (is_banned && isfinite(logit)) {
+            logits[id] = BANNED;
+            continue;
+        }
+        if (added[j] != 0) logit = __fadd_rn(logit, added[j]);
+        if (seen) {
+            logit = logit > 0 ? __fdiv_rn(logit, repeat) : __fmul_rn(logit, repeat);
+            int times = seen & (SEEN - 1);
+            if (times)
+                logit = __fsub_rn(logit, __fadd_rn(presence, __fmul_rn(frequency, (float)times)));
+        }
         logits[id] = logit;
     }
 }

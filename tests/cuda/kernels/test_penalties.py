@@ -1,5 +1,7 @@
 """penalties: equal to the CPU's sampler, which rounds each operation to fp32 too."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,10 +10,13 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.sampling import penalties
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.sampling.penalties import apply_penalties
+from swiftchat.engine.sampling.sampler import process_logits
 from tests.support.kernel_case import Inputs
 
 pytestmark = pytest.mark.gpu
-SEEN = 1 << 30  # set in counts for ids of the prompt and the answer
+# Set in counts for ids of the prompt and the answer, and for ids that end an answer.
+SEEN, ENDS = 1 << 30, 1 << 29
+BANNED = -1e30
 PARAMS = [
     SamplingParams(repeat_penalty=1.3),
     SamplingParams(),
@@ -23,6 +28,21 @@ PARAMS = [
 
 
 def apply(gpu: Gpu, logits: Tensor, counts: Tensor, params: list[SamplingParams]) -> None:
+    """Apply the penalties only."""
+    off = torch.zeros(len(params), dtype=torch.int32, device="cuda")
+    call(gpu, logits, counts, params, torch.full_like(counts, 9, dtype=torch.float32), off, off)
+
+
+def call(
+    gpu: Gpu,
+    logits: Tensor,
+    counts: Tensor,
+    params: list[SamplingParams],
+    bias: Tensor,
+    has_bias: Tensor,
+    min_context_lens: Tensor,
+    context_len: int = 100,
+) -> None:
     repeat, presence, frequency = (
         torch.tensor([getattr(p, f"{name}_penalty") for p in params], device="cuda")
         for name in ("repeat", "presence", "frequency")
@@ -31,10 +51,50 @@ def apply(gpu: Gpu, logits: Tensor, counts: Tensor, params: list[SamplingParams]
         gpu,
         logits,
         counts,
+        bias,
+        has_bias=has_bias,
         repeat_penalty=repeat,
         presence_penalty=presence,
         frequency_penalty=frequency,
+        context_lens=torch.full_like(has_bias, context_len),
+        min_context_lens=min_context_lens,
     )
+
+
+@pytest.mark.parametrize("penalized", [False, True])
+@pytest.mark.parametrize("vocab", [97, 50_257])
+def test_bias_and_bans(gpu: Gpu, vocab: int, penalized: bool) -> None:
+    """Row 0 has a bias, row 1 is too short to end, row 2 is long enough, row 3 has both."""
+    make, n, ends = Inputs(vocab), 4, (3, vocab - 1)
+    plain = PARAMS[4] if penalized else PARAMS[1]
+    logits = make.normal(n, vocab) * 5
+    tokens = make.integers(0, vocab, n, 60)
+    counts = torch.zeros(n, vocab, dtype=torch.int32, device="cuda")
+    for row in range(n):
+        counts[row] = torch.bincount(tokens[row, 40:], minlength=vocab)
+        counts[row, tokens[row].long()] |= SEEN
+    counts[:, list(ends)] += ENDS
+    bias = torch.full((n, vocab), 7.0, device="cuda")
+    some = {0: 2.5, 5: -3.25, vocab - 2: 100.0}
+    for row in (0, 3):
+        bias[row] = 0
+        bias[row, list(some)] = torch.tensor(list(some.values()), device="cuda")
+        bias[row, 11] = -torch.inf
+    has_bias = torch.tensor([1, 0, 0, 1], dtype=torch.int32, device="cuda")
+    shortest = torch.tensor([0, 61, 60, 99], dtype=torch.int32, device="cuda")
+    before = logits.clone()
+    call(gpu, logits, counts, [plain] * n, bias, has_bias, shortest, context_len=60)
+    for row, (is_biased, min_tokens) in enumerate([(1, 0), (0, 21), (0, 20), (1, 59)]):
+        params = replace(
+            plain,
+            logit_bias=tuple(some.items()) if is_biased else (),
+            bad_words=((11,),) if is_biased else (),
+            min_tokens=min_tokens,
+            stop_ids=ends,
+        )
+        expected = process_logits(before[row].cpu(), tokens[row].tolist(), 40, params)
+        expected = expected.masked_fill(expected == -torch.inf, BANNED)
+        assert torch.equal(logits[row].cpu(), expected), row
 
 
 @pytest.mark.parametrize("vocab", [97, 2048, 50_257, 128_256])
@@ -75,12 +135,16 @@ def test_wrong_tensors_raise(gpu: Gpu) -> None:
             gpu,
             some,
             counts,
+            counts.float(),
+            has_bias=rest.int(),
             repeat_penalty=repeat,
             presence_penalty=rest,
             frequency_penalty=rest,
+            context_lens=rest.int(),
+            min_context_lens=rest.int(),
         )
 
     with pytest.raises(ValueError, match="counts for 2"):
         apply_to(logits, off, off)
-    with pytest.raises(ValueError, match="presence_penalty must be"):
+    with pytest.raises(ValueError, match="has_bias must be"):
         apply_to(logits[:2], off[:2].clone(), off)

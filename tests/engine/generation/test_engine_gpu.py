@@ -1,6 +1,7 @@
 """The engine on a GPU against the CPU: kernels and torch operators, with graphs and without."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,20 @@ from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
 from tests.support import tiny
+from tests.support.worker_processes import CONTROLS
 
 pytestmark = pytest.mark.gpu
+# Every control that the kernels of a captured decode step have.
+ON_DEVICE = SamplingParams(
+    temperature=1.0,
+    top_p=0.95,
+    logit_bias=((3, 2.5), (9, -4.0), (11, 6.0)),
+    bad_words=((11,), (12,)),
+    stop_ids=tuple(range(20, 60)),
+    min_tokens=12,
+    max_tokens=30,
+    seed=8,
+)
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 PATHS = {
     "kernels": {},
@@ -195,6 +208,9 @@ def test_a_quantized_kv_cache_is_close_to_fp32(
             seed=7,
         ),
         SamplingParams(temperature=0, repeat_penalty=1.5, max_tokens=30),
+        ON_DEVICE,
+        replace(ON_DEVICE, repeat_penalty=1.3, frequency_penalty=0.2),
+        replace(ON_DEVICE, temperature=0, repeat_penalty=1.3, repeat_last_n=0),
     ],
 )
 def test_sampled_ids_equal_the_cpu(folder: Path, cubins: Path, params: SamplingParams) -> None:
@@ -202,6 +218,21 @@ def test_sampled_ids_equal_the_cpu(folder: Path, cubins: Path, params: SamplingP
     on_cpu, _ = tiny.run(tiny.engine(folder), {1: [5, 6, 7]}, params)
     for _ in range(2):
         assert tiny.run(gpu_engine(folder, cubins), {1: [5, 6, 7]}, params)[0] == on_cpu
+
+
+def test_controls_that_the_device_has_are_replayed_and_others_are_not(
+    folder: Path, cubins: Path
+) -> None:
+    """Alone and in one batch; the ids are those of the CPU either way."""
+    prompts = {i: tiny.random_ids(3 + 7 * i, seed=i) for i in range(3)}
+    for params, is_replayed in ((ON_DEVICE, True), (replace(CONTROLS, max_tokens=20), False)):
+        assert (not params.host_controls) == is_replayed
+        on_cpu, _ = tiny.run(tiny.engine(folder), prompts, params)
+        engine = gpu_engine(folder, cubins)
+        assert tiny.run(engine, prompts, params)[0] == on_cpu
+        assert (engine.stats()["graph_steps"] > 0) == is_replayed
+        for key, prompt in prompts.items():
+            assert tiny.run(engine, {key: prompt}, params)[0][key] == on_cpu[key]
 
 
 def test_stop_ids_and_limits_end_answers_as_on_the_cpu(folder: Path, cubins: Path) -> None:
