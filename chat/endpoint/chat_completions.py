@@ -4,6 +4,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from swiftchat.chat.endpoint.answers import Piece
@@ -21,7 +22,8 @@ def chat_answer(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[
 
     The function raises `UsageError` if there are tools and the chat template does not take any.
     """
-    params, stops = chat_model.params_with(body.sampling()), body.stops()
+    params = replace(chat_model.params_with(body.sampling()), logit_bias=body.bias())
+    stops = body.stops()
     messages, output_format = template_messages(body.messages), body.output_format
 
     def start() -> Answer:

@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from swiftchat.chat.endpoint.answers import Piece
@@ -15,7 +16,8 @@ from swiftchat.chat.model.chat_model import ChatModel
 
 def completion_answer(chat_model: ChatModel, body: CompletionRequest) -> Callable[[], Answer]:
     """Check a request and return the function that starts its answer."""
-    params, stops = chat_model.params_with(body.sampling()), body.stops()
+    params = replace(chat_model.params_with(body.sampling()), logit_bias=body.bias())
+    stops = body.stops()
     text_or_ids = body.text_or_ids
     return lambda: chat_model.complete(text_or_ids, params, stops)
 

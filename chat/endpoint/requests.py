@@ -15,9 +15,11 @@ from swiftchat.chat.model.output_format import (
     json_object_format,
     json_schema_format,
 )
+from swiftchat.engine.api.params import LOGIT_BIAS_RANGE
 from swiftchat.errors import UsageError
 
 _MAX_STOPS = 16
+_MAX_ID_DIGITS = 9
 # By the name in a request: our name.
 _SAMPLING = {
     "temperature": "temperature",
@@ -96,10 +98,19 @@ class GenerationRequest(_Fields):
         }
         return {**values, "logprobs": self.num_logprobs}
 
+    def bias(self) -> tuple[tuple[int, float], ...]:
+        """Return ids and the numbers that are added to their logits."""
+        pairs = {int(token): float(value) for token, value in (self.logit_bias or {}).items()}
+        return tuple(pairs.items())
+
     def check(self) -> None:
         """Raise `ApiError` for fields that would change the answer and are not supported."""
         refuse(self.n not in (None, 1), "n", "only one answer for each request")
-        refuse(bool(self.logit_bias), "logit_bias", "logit_bias is not supported")
+        for token, value in (self.logit_bias or {}).items():
+            is_id = token.isascii() and token.isdecimal() and len(token) <= _MAX_ID_DIGITS
+            is_valid = is_id and value in LOGIT_BIAS_RANGE
+            rule = f"logit_bias has ids, and numbers {LOGIT_BIAS_RANGE}"
+            refuse(not is_valid, "logit_bias", rule)
 
 
 class ContentPart(_Fields):

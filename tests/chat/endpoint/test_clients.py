@@ -123,6 +123,15 @@ def test_a_stream_equals_the_whole_answer(client: openai.OpenAI) -> None:
     assert all(chunk.usage is None for chunk in chunks)
 
 
+def test_logit_bias_bans_and_prefers_token_ids(client: openai.OpenAI) -> None:
+    plain = tokens_of(complete(client, logprobs=True))
+    first = plain[0][0]
+    banned = tokens_of(complete(client, logprobs=True, logit_bias={str(first): -100}))
+    assert first not in [piece[0] for piece in banned if len(piece) == 1]
+    wanted = tokens_of(complete(client, logprobs=True, logit_bias={str(ord("z")): 100}))
+    assert set(map(tuple, wanted)) == {(ord("z"),)}
+
+
 def test_requests_at_once_give_the_same_tokens_as_alone(
     client: openai.OpenAI, engine: EngineClient
 ) -> None:
@@ -236,7 +245,8 @@ def test_completions(client: openai.OpenAI) -> None:
             "response_format",
         ),
         ({"n": 2}, "n"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"temperature": "hot"}, "temperature"),
