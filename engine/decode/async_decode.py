@@ -4,6 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from swiftchat.engine.decode.graph_runner import GraphRunner
 from swiftchat.engine.schedule.scheduler import Scheduler, Sequence, Step
@@ -19,17 +20,27 @@ class _InFlight:
     done: torch.cuda.Event
 
 
-def can_replay(step: Step, max_rows: int) -> bool:
+def is_decode_step(step: Step, max_rows: int) -> bool:
     """Return whether a scheduled step only decodes one token for each of at most `max_rows` rows.
 
-    False if a row has a grammar or uses a control that the sampler on the device does not have.
+    False if it also reports logprobs of the prompt.
     """
     rows = step.rows
     return (
         not step.copies
         and 0 < len(rows) <= max_rows
         and all(row.num_tokens == 1 and row.reaches_end for row in rows)
-        and not any(row.sequence.params.host_controls or row.sequence.constraint for row in rows)
+        and not any(row.scored_positions for row in rows)
+    )
+
+
+def can_replay(step: Step, max_rows: int) -> bool:
+    """Return whether a step can be replayed from a graph that also samples.
+
+    False if a row has a grammar or uses a control that the sampler on the device does not have.
+    """
+    return is_decode_step(step, max_rows) and not any(
+        row.sequence.params.host_controls or row.sequence.constraint for row in step.rows
     )
 
 
@@ -67,6 +78,19 @@ class AsyncDecode:
         self.runner.batch.load(sequences, seeds)
         self._replay(sequences)
         return True
+
+    def forward(self, step: Step) -> Tensor | None:
+        """Return the logits of a decode step that the host samples, fp32 [rows, vocab_size].
+
+        None if it cannot be replayed. They are valid until the next step.
+        """
+        if not is_decode_step(step, self.runner.batch.max_rows):
+            return None
+        self.drop()
+        try:
+            return self.runner.forward([row.sequence for row in step.rows])
+        except (OutOfMemory, torch.OutOfMemoryError):
+            return None  # the step needs less memory without a graph
 
     def collect(self) -> list[tuple[Sequence, int]]:
         """Launch the next step if it can be predicted, then return the tokens of the previous one.

@@ -1,5 +1,6 @@
 """Decode steps as CUDA graphs: captured once for a number of rows, replayed for each token."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import torch
@@ -41,6 +42,7 @@ class GraphRunner:
         self._decoder, self._ops, self._cache, self.batch = decoder, ops, cache, batch
         self._fused = FusedDecoder(decoder, ops, cache, batch)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._forward_graphs: dict[int, torch.cuda.CUDAGraph] = {}  # without sampling
         config, gpu, max_rows = decoder.config, ops.gpu, batch.max_rows
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -63,6 +65,20 @@ class GraphRunner:
         self.graph(num_rows).replay()
         self.batch.num_steps += 1
 
+    def forward(self, sequences: Seq[Sequence]) -> Tensor:
+        """Compute the logits of a decode step, fp32 [len(sequences), vocab_size], and no tokens.
+
+        For one rank and stage. The device must be idle. The logits are valid until the next step.
+        """
+        num_rows = len(sequences)
+        size = next(size for size in GRAPH_SIZES if size >= num_rows)
+        if size not in self._forward_graphs:
+            n = min(size, self.batch.max_rows)
+            self._forward_graphs[size] = self._capture(n, self._launch_forward)
+        self.batch.load(sequences, [0] * num_rows)
+        self._forward_graphs[size].replay()
+        return self._logits[:num_rows]
+
     def append_tokens(self, sequences: Seq[Sequence]) -> None:
         """Make each sequence's newest token the input of its row.
 
@@ -79,11 +95,11 @@ class GraphRunner:
         """Return the graph for a number of rows; capture it on first use."""
         size = next(size for size in GRAPH_SIZES if size >= num_rows)
         if size not in self._graphs:
-            self._graphs[size] = self._capture(min(size, self.batch.max_rows))
+            self._graphs[size] = self._capture(min(size, self.batch.max_rows), self.launch_kernels)
         return self._graphs[size]
 
-    def _capture(self, n: int) -> torch.cuda.CUDAGraph:
-        """Compile the kernels of a step of n rows, run it once to load them, and capture it.
+    def _capture(self, n: int, launch: Callable[[int], None]) -> torch.cuda.CUDAGraph:
+        """Compile the kernels that `launch` uses for n rows, run them once, and capture them.
 
         The rows are unused meanwhile, because their blocks may belong to other sequences by now;
         the batch is restored before the capture.
@@ -101,26 +117,31 @@ class GraphRunner:
         batch.context_lens.zero_()
         batch.slot_mapping.fill_(-1)
         with self._ops.gpu.collecting() as specs:
-            self.launch_kernels(n)
+            launch(n)
             self._advance(n)
         self._ops.gpu.compile(specs)
-        self.launch_kernels(n)
+        launch(n)
         for tensor, before in zip(state, saved, strict=True):
             tensor.copy_(before)
         torch.cuda.synchronize(self._ops.gpu.device)
-        return capture(lambda: self.launch_kernels(n))[0]
+        return capture(lambda: launch(n))[0]
 
     def launch_kernels(self, n: int) -> None:
         """Launch the kernels of a step of n rows one by one."""
-        logits, stages = self._logits[:n], self._decoder.stages
+        stages = self._decoder.stages
+        self._launch_forward(n)
+        if stages.is_last:
+            self._sample(n, self._logits[:n])
+            if stages.size == 1:
+                self._advance(n)
+
+    def _launch_forward(self, n: int) -> None:
+        """Launch the kernels from the embeddings to the logits."""
+        logits = self._logits[:n]
         if self._fused.supports(n):
             self._fused.launch(self.residual[:n], logits)
         else:
             self._forward(n, logits)
-        if stages.is_last:
-            self._sample(n, logits)
-            if stages.size == 1:
-                self._advance(n)
 
     def _forward(self, n: int, logits: Tensor) -> None:
         """Compute n rows with the decoder's own operations."""

@@ -21,6 +21,7 @@ from swiftchat.engine.api.protocol import (
     Tokens,
 )
 from swiftchat.engine.api.vocabulary import ConstraintSpec, Vocabulary
+from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.device.bandwidth import bandwidth_ceiling_bytes_per_s
 from swiftchat.engine.generation.graphs import GraphDecode
 from swiftchat.engine.generation.prefill_graphs import PrefillGraphs
@@ -224,10 +225,7 @@ class Engine:
         outcomes: list[Outcome] = []
         self.decoder.ops.copy_blocks(self.cache, step.copies)
         batch, started = Batch.pack(step.rows, self.config.block_size), time.perf_counter()
-        if self.prefill_graphs is None:
-            local_logits = self.decoder.forward(batch, self.cache)
-        else:
-            local_logits = self.prefill_graphs.forward(batch)
+        local_logits = self._local_logits(step, batch)
         self.scheduler.measured(len(batch.ids), time.perf_counter() - started)
         self._num_computed += len(batch.ids)
         for row in step.rows:
@@ -243,6 +241,17 @@ class Engine:
             row_logits = None if logits is None else logits[i : i + 1]
             outcomes += self._process_sample(self._generations[row.sequence.id], token, row_logits)
         return outcomes
+
+    def _local_logits(self, step: Step, batch: Batch) -> Tensor | None:
+        """Return `Decoder.forward`, from a captured graph if there is one for such a step."""
+        # With several ranks, the graph's logits are those of all ranks, which the sampler gathers.
+        if isinstance(self.graph_decode, AsyncDecode) and self.decoder.ranks.size == 1:
+            logits = self.graph_decode.forward(step)
+            if logits is not None:
+                return logits
+        if self.prefill_graphs is not None:
+            return self.prefill_graphs.forward(batch)
+        return self.decoder.forward(batch, self.cache)
 
     def _prompt_logprobs(self, batch: Batch, logits: Tensor | None) -> list[Outcome]:
         """Return the requested logprobs of prompt tokens that the batch computed."""

@@ -152,6 +152,22 @@ def test_logprobs_equal_the_cpu(folder: Path, cubins: Path) -> None:
         assert dict(one.top) == pytest.approx(dict(other.top), abs=1e-3)
 
 
+def test_steps_that_the_host_samples_replay_a_graph(folder: Path, cubins: Path) -> None:
+    """Alone and batched; the ids are those of the steps that the device samples."""
+    engine = gpu_engine(folder, cubins)
+    found = recorded_logits(engine)
+    prompts = {i: tiny.random_ids(9 + i, seed=i) for i in range(3)}
+    expected, _ = tiny.run(engine, prompts, GREEDY)
+    num_prefill = len(found)
+    logged = SamplingParams(temperature=0, max_tokens=40, logprobs=2)
+    assert tiny.run(engine, prompts, logged)[0] == expected
+    if engine.graph_decode is not None:
+        assert len(found) <= 2 * num_prefill  # only prompts were computed without a graph
+    # The steps before and after are replayed with sampling.
+    alone, _ = tiny.run(engine, {7: prompts[0]}, logged)
+    assert alone[7] == expected[0] == tiny.run(engine, {8: prompts[0]}, GREEDY)[0][8]
+
+
 @pytest.mark.parametrize("path", ["kernels", "torch"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_close_to_fp32(folder: Path, cubins: Path, dtype: str, path: str) -> None:
@@ -184,8 +200,9 @@ def test_a_quantized_kv_cache_is_close_to_fp32(
     ):
         engine = gpu_engine(tmp_path, cubins, kv_dtype=kv_dtype, **config)
         found = recorded_logits(engine)
-        # Rows with logprobs are not replayed from a graph, which would bypass `forward_plan`.
-        tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1, logprobs=1))
+        graphs, engine.graph_decode = engine.graph_decode, None  # they would bypass `forward_plan`
+        tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1))
+        engine.graph_decode = graphs
         logits.append(next(rows for rows in reversed(found) if len(rows))[0].double())
         # In a graph, from the cached prefix.
         assert len(tiny.run(engine, {2: ids}, GREEDY)[0][2]) == GREEDY.max_tokens
