@@ -171,8 +171,7 @@ the context or -n ends the answer before, stdout stays empty, the incomplete
 answer is on stderr, and the exit code is 5.
 
 A schema with a keyword that cannot be enforced, such as "not", is an error
-that names its place. While an answer has a format, a GPU computes its tokens
-without captured steps, which is slower.
+that names its place.
 """
 
 _SAMPLING = """\
