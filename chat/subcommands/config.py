@@ -1,5 +1,6 @@
 """`swiftchat config`: settings and their origin."""
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -55,11 +56,17 @@ def config_show(ctx: click.Context) -> None:
             value, origin = from_role[name], f"role {root.params['role']}"
         if value is None:
             value, origin = default_values.get(name, (None, "default"))
-        print(f"{name:18} {sanitize('–' if value is None else str(value)):24} {sanitize(origin)}")
+        print(f"{name:18} {sanitize(_value_text(value)):24} {sanitize(origin)}")
     if project is not None:
         print(sanitize(f"project file: {project.path}"))
         for notice in project.notices:
             print_notice(f"warning: {notice}")
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, tuple):
+        value = " ".join(json.dumps(text, ensure_ascii=False) for text in value) or None
+    return "–" if value is None else str(value)
 
 
 def _role_values(root: click.Context) -> dict[str, Any]:

@@ -134,3 +134,11 @@ def test_flags_variables_and_the_configuration_file(tmp_path: Path) -> None:
     assert params("--ban", "a", "--ban", "b")["ban"] == ["a", "b"]
     assert params(SWIFTCHAT_BAN="a b\nc")["ban"] == ["a b", "c"]
     assert params(SWIFTCHAT_TYP_P="0.5")["typical_p"] == 0.5
+
+
+def test_config_show_prints_texts_between_quotes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "swiftchat.chat", "--ban", "a b", "--ban", 'c"']
+    done = subprocess.run([*command, "config", "show"], capture_output=True, text=True, check=True)
+    values = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines()}
+    assert values["ban"].split() == ['"a', 'b"', '"c\\""', "flag"]
+    assert values["stop"].split() == ["–", "default"]
