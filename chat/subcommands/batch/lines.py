@@ -81,7 +81,9 @@ _HINT = 'as {"prompt": "Why is the sky blue?", "temperature": 0}'
 
 def _parse_json(text: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()  # an error for half of a surrogate pair
+        return value
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the line is not JSON: {error}", _HINT) from error
 

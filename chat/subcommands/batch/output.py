@@ -5,13 +5,16 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from swiftchat.chat.subcommands.batch.answers import Record
 from swiftchat.chat.subcommands.batch.lines import Line
 from swiftchat.chat.terminal.output import write
 from swiftchat.errors import FileSystemError, UsageError
 from swiftchat.weights.files.lock import exclusive_lock
+
+# Half of a surrogate pair, which JSON can hold and UTF-8 cannot, stays an escape of JSON.
+_ENCODING: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
 
 
 class Output(Protocol):
@@ -38,7 +41,7 @@ class AnswerFile:
         kept = _kept_records(path, {line.number: line.key for line in lines})
         self.kept = set(kept)
         self._replace(kept.values())
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("a", **_ENCODING)
 
     def add(self, record: Record) -> None:
         try:
@@ -50,14 +53,16 @@ class AnswerFile:
     def finish(self) -> None:
         self._file.close()
         if not self._as_finished:
-            records = map(json.loads, self._path.read_text("utf-8").splitlines())
+            # Not `splitlines`: a text may contain other line separators.
+            *lines, _ = self._path.read_text("utf-8").split("\n")
+            records = map(json.loads, lines)
             self._replace(_text(one) for one in sorted(records, key=lambda one: one["line"]))
 
     def _replace(self, texts: Iterable[str]) -> None:
         """Replace the file by a complete one."""
         new = self._path.with_name(f".{self._path.name}.new")
         try:
-            with new.open("w", encoding="utf-8") as file:
+            with new.open("w", **_ENCODING) as file:
                 file.writelines(texts)
                 file.flush()
                 os.fsync(file.fileno())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swiftchat.chat.subcommands.batch.lines import Line, parse_request, split_lines
-from swiftchat.chat.subcommands.batch.output import Stdout
+from swiftchat.chat.subcommands.batch.output import AnswerFile, Stdout
 from swiftchat.errors import UsageError
 from tests.support.worker_processes import wait_until
 
@@ -141,6 +141,7 @@ def test_the_end_of_the_engine_ends_the_batch(command: list[str], tmp_path: Path
         ('{"prompt": "a", "temp": 1, "temperature": 1}', "temperature is set twice"),
         ('{"prompt": "a", "ctx_size": 1}', "no option 'ctx_size'"),
         ("[" * 100_000, "not JSON"),
+        ('{"prompt": "\\ud800"}', "surrogates not allowed"),
     ],
 )
 def test_invalid_lines_say_what_is_wrong(text: str, message: str) -> None:
@@ -157,6 +158,21 @@ def test_lines_have_options_and_a_system_prompt() -> None:
     assert [one["content"] for one in request.messages] == ["Be brief.", "a"]
     own = '{"prompt": "a", "system": "Be long."}'
     assert parse_request(Line(1, own), "Be brief.").messages[0]["content"] == "Be long."
+
+
+def test_a_file_keeps_any_text(tmp_path: Path) -> None:
+    path, lines = tmp_path / "out.jsonl", [Line(1, "a"), Line(2, "b")]
+    out = AnswerFile(path, lines, as_finished=False)
+    for line, text in ((2, "two\u2028lines\x85\r\n\t你"), (1, "\ud800")):
+        out.add({"line": line, "key": lines[line - 1].key, "content": text})
+    out.finish()
+    *found, end = path.read_bytes().split(b"\n")
+    assert end == b"" and [json.loads(one)["line"] for one in found] == [1, 2]
+    assert json.loads(found[1])["content"] == "two\u2028lines\x85\r\n\t你"
+    again = AnswerFile(path, lines, as_finished=False)
+    assert again.kept == {1, 2}
+    again.finish()
+    assert path.read_bytes().split(b"\n")[:-1] == found
 
 
 def test_stdout_waits_for_earlier_lines(capsys: pytest.CaptureFixture[str]) -> None:
