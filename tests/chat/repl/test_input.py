@@ -131,7 +131,7 @@ def completions(pipe: PipeInput, text: str) -> list[str]:
 def test_tab_completes_commands_arguments_and_paths(pipe: PipeInput, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     assert completions(pipe, "/sy") == ["/system"]
-    assert completions(pipe, "/set top") == ["top_k", "top_p"]
+    assert completions(pipe, "/set pres") == ["presence_penalty"]
     assert completions(pipe, "/show t") == ["template"]
     assert completions(pipe, "/set parameter top_k") == ["top_k"]
     assert completions(pipe, "/resume ") == ["my trip", "0a1b2c3d"]
