@@ -3,7 +3,6 @@
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Message
 from swiftchat.chat.history.tool_call import ToolCall
-from swiftchat.chat.render.reprint import result_rows
 from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
@@ -30,6 +29,9 @@ class ToolView:
         print(sanitize(f"calls {text}"), flush=True)
 
     def show_result(self, message: Message) -> None:
+        # Imported here: it would delay the prompt.
+        from swiftchat.chat.render.reprint import result_rows
+
         self._state.status.clear()
         print("\n".join(result_rows(message)), flush=True)
 

@@ -27,7 +27,7 @@ TOOLS_TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}"
-    "({{ c.function.arguments.city }})</tool_call>{% endfor %}"
+    "({{ c.function.arguments | tojson }})</tool_call>{% endfor %}"
     "{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
 )
 THINKING_TEMPLATE = TOOLS_TEMPLATE + "{# <think></think> #}"
@@ -156,7 +156,7 @@ def test_messages_and_tools_reach_the_template(served: Served) -> None:
     assert '"name": "weather"' in prompt.partition("Be brief.")[0]
     assert prompt.endswith(
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n"
-        "<|im_start|>assistant\n<tool_call>weather(Oslo)</tool_call><|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>weather({"city": "Oslo"})</tool_call><|im_end|>\n'
         "<|im_start|>tool\nrain<|im_end|><|im_end|>\n<|im_start|>assistant\n"
     )
     assert served.engine.prompts[-1].count(257) == 5  # none from the tool's result

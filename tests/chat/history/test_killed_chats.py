@@ -86,7 +86,7 @@ def test_ctrl_c_stops_a_shell_command_but_not_the_chat(chat: Open) -> None:
     terminal.type("!echo begun; sleep 30; echo never\r")
     terminal.wait_for(lambda text: "\nbegun" in text)
     terminal.type("\x03")
-    terminal.wait_for("exit status")
+    terminal.wait_for("interrupted")
     terminal.type("hi\r")
     text = terminal.wait_for("Fine.")
     assert "\nnever" not in text

@@ -86,7 +86,7 @@ def test_scattered_context_equals_contiguous_context(variant, native: bool) -> N
 def test_weights_are_views_of_the_file(tmp_path: Path, native: bool) -> None:
     tiny.make("llama", tmp_path)
     loaded = build_engine(tmp_path, EngineConfig(device="cpu", kernels=native))
-    mapped = loaded._checkpoint.map(tmp_path / "model.safetensors")
+    mapped = loaded.checkpoint.map(tmp_path / "model.safetensors")
     start = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
     layer = loaded.decoder.weights.layers[0]
     for weight in (loaded.decoder.weights.embed, layer.o, layer.gate_up, layer.down):
