@@ -312,7 +312,8 @@ def test_stats_count_from_the_start_of_the_command(tmp_path: Path) -> None:
     )
     took_s = time.monotonic() - began
     timings = json.loads(done.stdout)["timings"]
-    assert 0.65 < timings["first_token_s"] < took_s
+    # The system records the start of a process in steps of 10 ms.
+    assert 0.65 < timings["first_token_s"] < took_s + 0.02
     assert timings["first_token_s"] > timings["ttft_s"]
 
 

@@ -329,12 +329,13 @@ def test_find_by_name_or_beginning_of_an_id(path: Path) -> None:
         with pytest.raises(UsageError, match="another conversation has the name"):
             store.save(other)
         other.name = None
-        other.id, again = "ff0" + other.id, Conversation(id="ff1")
+        # Random ids are hexadecimal: none begins with z.
+        other.id, again = "z0" + other.id, Conversation(id="z1")
         again.add("user", "x")
         store.save(other)
         store.save(again)
         with pytest.raises(UsageError, match="2 conversations begin with"):
-            store.find("ff")
+            store.find("z")
 
 
 @pytest.mark.parametrize(
