@@ -87,7 +87,7 @@ def _continued(ctx: click.Context, options: dict[str, Any], given: set[str]) -> 
     from swiftchat.chat.options.config import SESSION_OPTIONS
 
     conversation = load_session(options["session"])
-    # An imported conversation may come from somebody else: no other option may be in it.
+    # An imported conversation may come from another person: no other option may be in it.
     # Conversations of older versions have other names.
     settings = {
         option_name(name): value

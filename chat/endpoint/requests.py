@@ -4,6 +4,7 @@ Fields that OpenAI defines and that have no effect here, such as `user`, are ign
 would change the answer and are not supported are refused.
 """
 
+from abc import abstractmethod
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -70,9 +71,9 @@ class GenerationRequest(_Fields):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """The number of top logprobs to return, None for no logprobs."""
-        raise NotImplementedError
 
     def stops(self) -> list[str]:
         """Return the stop strings; raises `ApiError` for empty or too many ones."""

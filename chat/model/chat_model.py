@@ -377,8 +377,12 @@ class ChatModel:
             pieces = tuple(self.tokenizer.token_bytes())
             stop_ids = tuple(i for i in params.stop_ids if i < len(pieces))
             self._vocabulary = Vocabulary(pieces, tuple(control.values()), stop_ids)
-        reasoning = None if self.think == "off" else self._reasoning_format()
+        # --raw changes what is shown, not what the model generates.
+        source = self._template_source()
+        reasoning = None if self.config.no_template else find_reasoning_format(source, control)
         is_thinking = reasoning is not None and opens_reasoning(prompt, reasoning)
+        if self.think == "off" and not is_thinking:
+            reasoning = None
         grammar = output_grammar(form, reasoning, control, is_thinking=is_thinking)
         return ConstraintSpec(grammar, self._vocabulary)
 

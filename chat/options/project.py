@@ -1,8 +1,8 @@
 """The project file: `.swiftchat.toml` in the working folder or in one above it.
 
-It may come with somebody else's files. Therefore it sets only what is harmless: the model by name
-or inside the project, one of the user's own roles, and sampling parameters. Everything else in it
-is left out with a notice; no error in it ends the program.
+It may come with the files of another person. Therefore it sets only what is harmless: the model by
+name or inside the project, one of the user's own roles, and sampling parameters. Everything else in
+it is left out with a notice; no error in it ends the program.
 """
 
 import os

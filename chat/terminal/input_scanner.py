@@ -76,7 +76,7 @@ class InputScanner:
         return self._paste is not None or self._clock() < self._wary_until
 
     def expect_paste(self) -> None:
-        """Treat the next chunk as the rest of a paste whose beginning somebody else has read."""
+        """Treat the next chunk as the rest of a paste whose beginning another program has read."""
         if self._paste is None and self._unmarked is None:
             self._unmarked = bytearray()
             self._wary_until = self._clock() + _WARY_S

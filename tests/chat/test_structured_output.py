@@ -8,6 +8,7 @@ import pytest
 
 from tests.chat.test_oneshot import Program, failure
 from tests.chat.test_oneshot import program as program
+from tests.support import fake_engine
 from tests.support.remote_engine import chat_model_folder
 from tests.support.serve_processes import swiftchat
 
@@ -38,6 +39,23 @@ def test_the_model_sees_the_schema(program: Program) -> None:
     program.engine.answers = [{"text": "null"}]
     assert program.run("-p", "x", "--schema", SCHEMA, "--no-schema-prompt").exit_code == 0
     assert "system" not in program.engine.prompt_text()
+
+
+@pytest.mark.parametrize("options", [(), ("--raw",)])
+@pytest.mark.parametrize("think", ["auto", "off"])
+def test_the_format_begins_after_the_reasoning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], think: str
+) -> None:
+    """Without reasoning only if it is off and the prompt has not opened it."""
+    for opening, reasons in (("", think == "auto"), ("<think>\\n", True)):
+        template = fake_engine.TEMPLATE.replace("assistant\n' }}", f"assistant\n{opening}' }}}}")
+        folder = tmp_path / f"model{len(opening)}"
+        program = Program(fake_engine.make_folder(folder, template + "{# </think> #}"), monkeypatch)
+        program.engine.answers = [{"text": "<think>hm</think>{}"}]
+        done = program.run("-p", "x", "--json-object", "--think", think, *options)
+        assert done.exit_code == 0, done.exception
+        (spec,) = program.engine.constraints
+        assert spec is not None and ("</think>" in spec.grammar) == reasons
 
 
 def test_an_incomplete_document_is_not_on_stdout(program: Program) -> None:

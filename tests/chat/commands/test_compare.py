@@ -1,26 +1,14 @@
 """`/compare`: both answers, the branch, and which models are loaded."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prompt_toolkit.application import create_app_session
-from prompt_toolkit.input import create_pipe_input
-from prompt_toolkit.output import DummyOutput
 
 from swiftchat.errors import DeviceError, ModelNotFound, UsageError
 from tests.chat.commands.test_commands import Chat
+from tests.chat.commands.test_commands import chat as chat
 from tests.support import fake_engine
-
-
-@pytest.fixture
-def chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Chat]:
-    folder = fake_engine.make_folder(tmp_path / "model")
-    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
-        chat = Chat(folder, capsys)
-        yield chat
-        chat.state.autosave.close()
 
 
 @pytest.fixture(params=[True, False], ids=["both fit", "one fits"])

@@ -1,16 +1,13 @@
 """`/role` and `--role` with variables, with the fake engine."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prompt_toolkit.application import create_app_session
-from prompt_toolkit.input import create_pipe_input
-from prompt_toolkit.output import DummyOutput
 
 from swiftchat.chat.options.roles import roles_folder
 from swiftchat.errors import UsageError
 from tests.chat.commands.test_commands import Chat
+from tests.chat.commands.test_commands import chat as chat
 from tests.chat.subcommands.test_help import offered
 from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
@@ -29,15 +26,6 @@ You review {{lang}} code.
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     return Program(fake_engine.make_folder(tmp_path / "model"), monkeypatch)
-
-
-@pytest.fixture
-def chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Chat]:
-    folder = fake_engine.make_folder(tmp_path / "model")
-    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
-        chat = Chat(folder, capsys)
-        yield chat
-        chat.state.autosave.close()
 
 
 def write_role(name: str, text: str) -> None:
