@@ -91,7 +91,7 @@ class Swiftchat:
         from swiftchat.engine.api.params import SamplingParams
         from swiftchat.engine.api.protocol import Finished
 
-        params = SamplingParams(temperature=0, max_tokens=max_tokens)
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, speculate="off")
         generations = []
         for _ in range(num_sequences):
             self.num_prompts += 1  # the first token differs: no cached prefix is reused

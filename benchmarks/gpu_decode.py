@@ -146,7 +146,9 @@ def measure_prefill(engine: Engine, lengths: list[int]) -> None:
 
 def measure_loop(engine: Engine) -> None:
     """Tokens a second of the whole generation loop, in wall time."""
-    engine.add(0, [11, 12, 13], SamplingParams(temperature=0.7, max_tokens=300, seed=1))
+    engine.add(
+        0, [11, 12, 13], SamplingParams(temperature=0.7, max_tokens=300, seed=1, speculate="off")
+    )
     for _ in range(20):
         engine.step()
     torch.cuda.synchronize()

@@ -47,7 +47,7 @@ def copy_tb_per_s() -> float:
 
 
 def generate(engine: Engine, prompt: list[int], length: int) -> Finished:
-    engine.add(1, prompt, SamplingParams(temperature=0, max_tokens=length))
+    engine.add(1, prompt, SamplingParams(temperature=0, max_tokens=length, speculate="off"))
     while True:
         for _, event in engine.step():
             if isinstance(event, Finished):

@@ -54,7 +54,9 @@ def measure(
         "device": engine.info.device,
         "gb_a_gpu": engine.info.weights_bytes / pp / 1e9,
     }
-    params = SamplingParams(temperature=0.7, top_p=0.95, max_tokens=ANSWER_TOKENS, seed=1)
+    params = SamplingParams(
+        temperature=0.7, top_p=0.95, max_tokens=ANSWER_TOKENS, seed=1, speculate="off"
+    )
     for context in contexts:
         steps, prefills = [], []
         for run in range(RUNS):

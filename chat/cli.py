@@ -18,10 +18,10 @@ from swiftchat.chat.options.chat_options import (
     CHAT_OPTIONS,
     CONFIG_NAMES,
     FILE_NAMES,
-    compared_models,
 )
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
+from swiftchat.chat.options.option_types import compared_models
 from swiftchat.chat.terminal.error_report import print_error, print_lines
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.signals import install_signal_handlers
@@ -47,10 +47,12 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("subcommands.serve", "serve", "Keep a model loaded for chats and HTTP clients."),
     "ps": ("subcommands.engines", "ps", "List the running engines."),
     "stop": ("subcommands.engines", "stop", "End a running engine."),
+    "cache": ("subcommands.cache", "cache", "List or clear the KV caches of conversations."),
     "sessions": ("subcommands.sessions", "sessions", "List, search, export, import conversations."),
     "tokens": ("subcommands.tokens", "tokens", "Count the tokens of a text."),
     "batch": ("subcommands.batch.command", "batch", "Answer the prompts of a file."),
     "score": ("subcommands.score", "score", "Print the perplexity of a text."),
+    "embed": ("subcommands.embed", "embed", "Print the embeddings of texts."),
     "bench": ("subcommands.bench.command", "bench", "Measure a model's speed on this machine."),
     "doctor": ("subcommands.doctor", "doctor", "Check what models can run on: CPU, GPUs."),
     "config": ("subcommands.config", "config", "Show the configuration and its file."),
@@ -190,6 +192,8 @@ def _is_oneshot(config: "ChatConfig") -> bool:
         config.prompt is not None or as_json or config.no_template or config.extract
     )
     if at_terminal and not has_oneshot_option:
+        if config.samples > 1:
+            raise UsageError("--samples is for one prompt", "give it with -p; /regen answers again")
         if config.compared:
             raise UsageError("two models answer one prompt", "give it with -p; or type /compare")
         return False
@@ -244,6 +248,10 @@ def _answer_once(config: "ChatConfig", conversation: "Conversation", autosave: "
         if config.mcp:
             print_notice("note: two models are compared without the tools of --mcp")
         return Comparison(config, autosave).run(conversation)
+    if config.samples > 1:
+        from swiftchat.chat.samples import Samples
+
+        return Samples(config, autosave).run(conversation)
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with chat_model_for(config) as chat_model, start_tools(config, chat_model) as toolbox:
         one_shot = OneShot(chat_model, config, autosave, toolbox=toolbox)
@@ -302,7 +310,8 @@ def _run() -> int:
         values |= project.values if project else {}
     # `token_file` is that of --connect; serve's option of this name is another.
     serve = {name: value for name, value in values.items() if name != "token_file"}
-    commands = {"serve": serve} | dict.fromkeys(("chat", "tokens", "score", "batch"), values)
+    engines = ("chat", "tokens", "score", "embed", "batch")
+    commands = {"serve": serve} | dict.fromkeys(engines, values)
     default_map = {**values, **commands}
     # click's own `main` would turn a closed pipe into exit status 1.
     with swiftchat.make_context(

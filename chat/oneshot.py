@@ -25,7 +25,14 @@ from swiftchat.chat.render.logprobs import (
     cumulative_logprob,
     prompt_as_json,
 )
-from swiftchat.chat.render.stats import rounded, speeds, stats_line
+from swiftchat.chat.render.stats import (
+    rounded,
+    slid_text,
+    speculation_json,
+    speeds,
+    stats_line,
+    timeline,
+)
 from swiftchat.chat.render.style import choose_style, is_accessible
 from swiftchat.chat.render.view import AnswerView, open_view, preload
 from swiftchat.chat.terminal.output import print_notice, write
@@ -40,6 +47,7 @@ from swiftchat.engine.api.protocol import EngineInfo, Prefill
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
 
 SCHEMA = 1
+StartAnswer = Callable[[Conversation, Callable[[int], None], Callable[[Prefill], None]], Answer]
 _MAIN_PARAMS = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -71,7 +79,8 @@ class OneShot:
 
     A pipe receives the exact text of the answer and a final newline, a terminal rendered Markdown.
     `print_json` receives what --json and --stream-json print; `before_answer` is called before the
-    text of the answer is shown.
+    text of the answer is shown. `start_answer` starts an answer to a conversation, by default
+    `ChatModel.answer`.
     """
 
     def __init__(
@@ -82,8 +91,10 @@ class OneShot:
         print_json: Callable[[dict[str, Any]], None] | None = None,
         before_answer: Callable[[], None] | None = None,
         toolbox: Toolbox | None = None,
+        start_answer: StartAnswer | None = None,
     ) -> None:
         self.chat_model = chat_model
+        self._start_answer = start_answer or chat_model.answer
         self.config = config
         self.autosave = autosave
         self._print_json = print_json or _print_json
@@ -108,13 +119,20 @@ class OneShot:
             info = self.chat_model.wait_ready(
                 lambda one: self._status.show(one.label, one.done, one.total)
             )
+        self.chat_model.tell_notes()
         load_s = time.perf_counter() - started
         self._print_event({"event": "start", "model": self._model(info)})
         answer, reason, exit_code = self._answer_with_tools(conversation, info, load_s)
         exit_code = exit_code or self._warn_limit(answer, info)
+        for warning in answer.result.warnings if answer.result else ():
+            self._warn(warning)
         self._end(answer, info, load_s, reason)
         if self.config.stats:
             print(stats_line(answer, info, load_s, self._age_s), file=sys.stderr)
+        if self.config.debug:
+            began = time.perf_counter() - process_age_s()
+            phases = [*self.chat_model.engine.phases, *answer.phases]
+            print(timeline(phases, began), file=sys.stderr)
         return exit_code
 
     def _answer_with_tools(
@@ -144,7 +162,7 @@ class OneShot:
     ) -> tuple[Answer, int]:
         """Show and save one answer; return it and the exit code."""
         with self._status.waiting("encoding the prompt"):
-            answer = self.chat_model.answer(conversation, self._warn_dropped, self._show_prefill)
+            answer = self._start_answer(conversation, self._warn_dropped, self._show_prefill)
         self._age_s = process_age_s()
         saver = AnswerSaver(self.autosave, conversation, answer)
         if not (self._prints_events or self.config.extract or self._is_json):
@@ -194,7 +212,9 @@ class OneShot:
             self._session_id = conversation.id if self.autosave.is_saving else None
 
     def _warn_limit(self, answer: Answer, info: EngineInfo) -> int:
-        """Print a warning if the answer was cut; return the exit code."""
+        """Print a warning if the context slid or the answer was cut; return the exit code."""
+        if answer.num_slid:
+            self._warn(slid_text(answer))
         if answer.limit is None:
             return 0
         if answer.limit == "max_tokens":
@@ -267,7 +287,7 @@ class OneShot:
         self, answer: Answer, info: EngineInfo, load_s: float, reason: str
     ) -> dict[str, Any]:
         result = answer.result
-        used = answer.num_prompt_tokens + answer.num_tokens
+        used = answer.num_prompt_tokens + answer.num_tokens - answer.num_slid
         report = {
             "schema": SCHEMA,
             "id": uuid.uuid4().hex,
@@ -279,11 +299,15 @@ class OneShot:
             "finish_reason": reason,
             "logprobs": as_json(answer, self.chat_model.tokenizer),
             "cumulative_logprob": cumulative_logprob(answer),
+            "beam_score": answer.beam_score,
             "prompt_logprobs": prompt_as_json(answer, self.chat_model.tokenizer),
             "usage": {
                 "prompt_tokens": answer.num_prompt_tokens,
                 "cached_tokens": result.cached_tokens if result else 0,
+                "restored_tokens": result.restored_tokens if result else 0,
+                "swapped_tokens": result.swapped_tokens if result else 0,
                 "completion_tokens": answer.num_tokens,
+                "dropped_tokens": answer.num_left_out + answer.num_slid,
                 "context_used": used,
                 "context_size": info.ctx_size_tokens,
             },
@@ -293,6 +317,7 @@ class OneShot:
                 "first_token_s": rounded(answer.ttft_s and self._age_s + answer.ttft_s),
                 **speeds(answer),
             },
+            "speculation": speculation_json(answer),
             "params": self._params(answer),
             **({"tool_calls": self._tool_calls.found} if self.toolbox.has_servers else {}),
             "warnings": self.warnings,
@@ -303,7 +328,7 @@ class OneShot:
         """Return the main sampling parameters, and all others that are not at their defaults."""
         params = answer.params
         shown = {name: getattr(params, name) for name in _MAIN_PARAMS}
-        for name in SAMPLING_RANGES:
+        for name in (*SAMPLING_RANGES, "overflow", "early_stopping"):
             value = getattr(params, name)
             if value != getattr(SamplingParams, name):
                 shown[name] = value

@@ -9,11 +9,18 @@ MAX_GRID_Y = 65_535  # also the limit of a grid's third dimension
 
 
 def check_tensor(
-    name: str, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype | str, gpu: Gpu
+    name: str,
+    tensor: Tensor | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype | str,
+    gpu: Gpu,
+    *,
+    may_be_pinned: bool = False,
 ) -> None:
     """Raise `ValueError` unless the tensor has this shape and dtype; None passes.
 
-    It must also be contiguous, on the GPU and aligned to 16 bytes, as vector loads require.
+    It must also be contiguous, on the GPU (or in pinned host memory, if it `may_be_pinned`) and
+    aligned to 16 bytes, as vector loads require.
     `dtype` is a `torch.dtype` or its name.
     """
     if tensor is None:
@@ -23,7 +30,8 @@ def check_tensor(
         raise ValueError(
             f"{name} must be {expected} {list(shape)}, not {tensor.dtype} {list(tensor.shape)}"
         )
-    if tensor.device != gpu.device:
+    is_pinned = may_be_pinned and tensor.device.type == "cpu" and tensor.is_pinned()
+    if tensor.device != gpu.device and not is_pinned:
         raise ValueError(f"{name} must be on {gpu.device}, not {tensor.device}")
     if not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous, not with strides {tensor.stride()}")

@@ -19,6 +19,7 @@ from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder, LayerWeights
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.torch_ops import TorchOps, TorchPlan
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Row
@@ -65,6 +66,7 @@ class _CalibrationOps(TorchOps):
         kv: LayerKV,
         norms: tuple[Tensor, Tensor] | None,
         sinks: Tensor | None,
+        latent: LatentWeights | None,
     ) -> Tensor:
         accumulator = self.values_by_layer.get(layer)
         if accumulator is not None:
@@ -76,11 +78,11 @@ class _CalibrationOps(TorchOps):
                 columns = self._last_input[:, start : start + head_dim]
                 padded = F.pad(columns, (0, head_dim - columns.shape[1]))
                 inputs = torch.cat([qkv[:, :first_value], padded.repeat(1, num_kv_heads)], 1)
-                out = super().attend(plan, layer, inputs, kv, norms, sinks)
+                out = super().attend(plan, layer, inputs, kv, norms, sinks, latent)
                 mixed.append(out.view(len(qkv), num_heads, head_dim)[..., : columns.shape[1]])
             for head in range(num_heads):
                 _accumulate(accumulator, torch.cat([out[:, head] for out in mixed], 1))
-        return super().attend(plan, layer, qkv, kv, norms, sinks)
+        return super().attend(plan, layer, qkv, kv, norms, sinks, latent)
 
 
 def _accumulate(accumulator: Tensor, x: Tensor) -> None:

@@ -21,6 +21,7 @@ from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.params import EngineConfig, ServeConfig
 from swiftchat.engine.api.protocol import RESTART_HINT, Message
+from swiftchat.engine.device.lazy_torch import import_torch
 from swiftchat.engine.ranks.auto_tp import require_gpus, resolve_tp
 from swiftchat.engine.ranks.spawn import start_ranks
 from swiftchat.engine.ranks.supervisor import RankSupervisor
@@ -32,6 +33,9 @@ from swiftchat.errors import EngineStopped, SwiftchatError
 
 if TYPE_CHECKING:
     from swiftchat.engine.server.serve import AnyEngine
+
+# After the terminal has disconnected, to write what the disk does not have yet.
+_SAVE_S = 1.5
 
 
 class Worker:
@@ -88,13 +92,19 @@ class Worker:
         if size > 1:  # before this process imports torch: they import it at the same time
             supervisor = RankSupervisor(*start_ranks(size), self._exit, progress)
         # Imported here, not at the top: torch takes a second, and progress is already shown.
+        progress("importing torch", 0, 1)
+        import_torch()
+        progress("preparing the engine", 0, 1)
         from swiftchat.cuda.cubin_cache import user_cache_folder
+        from swiftchat.engine.api.kv_folder import user_kv_folder
         from swiftchat.engine.generation.build import build_engine
         from swiftchat.engine.ranks.spmd import SpmdEngine
 
         engine: AnyEngine
         if size == 1:
-            engine = build_engine(path, config, progress, user_cache_folder())
+            engine = build_engine(
+                path, config, progress, user_cache_folder(), kv_folder=user_kv_folder()
+            )
         else:
             require_gpus(config)
             engine = SpmdEngine(path, config, user_cache_folder(), supervisor)
@@ -131,6 +141,7 @@ class Worker:
     def _serve(self) -> None:
         self._server.serve(self._terminal)
         # The terminal has disconnected: end the current step as well.
+        self._server.wait_saved(_SAVE_S)
         self._exit(EngineStopped("the engine was ended by its terminal", RESTART_HINT))
 
 

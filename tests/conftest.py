@@ -6,12 +6,22 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
+
+from tests.support.processor_times import function_of, slow_tests
 
 if TYPE_CHECKING:
     from swiftchat.cuda.gpu import Gpu
+
+_LONGEST = (
+    "tests/engine/cpu/test_sanitizers.py",
+    "tests/engine/cpu/test_build.py",
+    "tests/test_setup.py",
+)
+_num_left_out = pytest.StashKey[int]()
 
 # Divide the cores among the processes of `-n` and their children. Set before importing torch, which
 # reads the variable once.
@@ -23,6 +33,11 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 # A background job of a shell ignores SIGINT, and programs that tests start and interrupt would
 # inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Examples may take long on a busy machine.
+hypothesis.settings.register_profile("any speed", deadline=None)
+hypothesis.settings.load_profile("any speed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,11 +67,45 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in unmet:
         reason = f"{required[item]} GPUs needed, {found} found" if found else "no GPU"
         item.add_marker(pytest.mark.skip(reason=reason))
+    if len(unmet) < len(items):
+        # Thousands of skipped tests take longer than to leave them out.
+        _leave_out(config, unmet, items)
+    slow = slow_tests()
+    for item in items:
+        if function_of(item.nodeid) in slow:
+            item.add_marker(pytest.mark.slow)
+    # The longest tests begin first, so that no process waits for another at the end.
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
     model_tests = [item for item in items if {"smollm2", "smollm2_gguf"} & set(item.fixturenames)]
     for item in model_tests:
         item.add_marker(pytest.mark.model)
         if config.getoption("--no-model"):
             item.add_marker(pytest.mark.skip(reason="--no-model"))
+
+
+def _leave_out(config: pytest.Config, unmet: list[pytest.Item], items: list[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=unmet)
+    left_out = set(unmet)
+    items[:] = [item for item in items if item not in left_out]
+    config.stash[_num_left_out] = len(unmet)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["num_left_out"] = len(unmet)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the number from a process of `-n`, which all collect the same tests."""
+    node.config.stash[_num_left_out] = getattr(node, "workeroutput", {}).get("num_left_out", 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Give each process neighboring tests, which share fixtures; who is done takes from others."""
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -77,6 +126,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = ("no GPU", "GPUs needed")
     num_gpu = sum(any(reason in str(report.longrepr) for reason in reasons) for report in skipped)
+    num_gpu += terminalreporter.config.stash.get(_num_left_out, 0)
     terminalreporter.write_line(f"GPU tests that did not run: {num_gpu}")
     num_shells = sum("is not installed" in str(report.longrepr) for report in skipped)
     if num_shells:
@@ -135,6 +185,15 @@ def gpu() -> "Gpu":
     from swiftchat.cuda.gpu import Gpu
 
     return Gpu(torch.device("cuda", 0), CubinCache(None))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let the C compiler compile its own libraries once for all tests and processes of `-n`."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(folder / "compiler-cache"))
 
 
 @pytest.fixture(autouse=True)

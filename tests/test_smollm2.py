@@ -155,7 +155,6 @@ def test_bf16_answers_a_question_correctly(smollm2: Path) -> None:
     assert "Paris" in tokenizer.decode(answer[1])
 
 
-@pytest.mark.timeout(120)
 def test_three_tensor_parallel_ranks_answer_as_one(
     smollm2_f32: Path, engine: Engine, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -173,7 +172,6 @@ def test_three_tensor_parallel_ranks_answer_as_one(
             )
 
 
-@pytest.mark.timeout(120)
 def test_two_pipeline_stages_answer_as_one(
     smollm2_f32: Path, engine: Engine, tokenizer: Tokenizer
 ) -> None:

@@ -21,7 +21,11 @@ from swiftchat.tokenizer.huggingface.files import (
 )
 from swiftchat.tokenizer.huggingface.merges import merges_pipeline
 from swiftchat.tokenizer.huggingface.tiktoken import is_tiktoken, tiktoken_pipeline
-from swiftchat.tokenizer.huggingface.tokenizer_json import added_token, tokenizer_json_pipeline
+from swiftchat.tokenizer.huggingface.tokenizer_json import (
+    added_token,
+    reject_renumbered_tokens,
+    tokenizer_json_pipeline,
+)
 from swiftchat.tokenizer.prompt import Prompt, PromptSpan, split_at_control_tokens
 from swiftchat.tokenizer.template.files import named_templates, template_files
 
@@ -141,7 +145,9 @@ class Tokenizer:
 
         Raises `BadModelFile` naming the wrong field.
         """
-        return cls._with_config(tokenizer_json_pipeline(spec), config or {}, generation_config)
+        pipeline = tokenizer_json_pipeline(spec)
+        reject_renumbered_tokens(spec)
+        return cls._with_config(pipeline, config or {}, generation_config)
 
     @classmethod
     def from_sentencepiece(
@@ -227,7 +233,10 @@ class Tokenizer:
         """Return the bytes of each id in the middle of a text; no bytes for an unknown id."""
         # Some decoders treat the first token of a text differently.
         first = next(token_id for token_id in self._tokens if token_id not in self._special_ids)
-        return [self.pieces((first, token_id))[1] for token_id in range(self.vocab_size)]
+        found = [b""] * self.vocab_size
+        for token_id in self._tokens:  # a few tokens may have ids up to 2^24
+            found[token_id] = self.pieces((first, token_id))[1]
+        return found
 
     def stream(self, skip_special: bool = True) -> TokenStream:
         """Return an incremental decoder."""

@@ -86,7 +86,7 @@ ANSWER_COMMANDS = (
     Command(
         "/think",
         "[on|off|auto]",
-        "switch thinking on or off, if the model's template can",
+        "switch thinking on or off, if the template can",
         think,
         completion=("auto", "off", "on"),
         details="auto leaves the choice to the chat template; without an argument the current\n"

@@ -18,10 +18,14 @@ def change_model(state: ChatState, argument: str) -> None:
         return
     path, _ = open_model(state, argument)
     state.close_compared()
+    had_adapters = bool(state.chat_model.adapters.in_use)
     state.chat_model.close()  # first: there may not be memory for both
     state.chat_model = state.chat_model.for_model(path, argument)
     # The ids belong to the old vocabulary.
     state.conversation.last_turn = state.last_answer = None
+    state.count_context()
+    if had_adapters:
+        print("the adapters belong to the other model and are off")
     print(sanitize(f"the conversation continues with {state.chat_model.name}"))
 
 

@@ -7,6 +7,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping
 
+from swiftchat.chat.commands.adapters import ADAPTER_COMMANDS
 from swiftchat.chat.commands.answer import ANSWER_COMMANDS
 from swiftchat.chat.commands.attach import ATTACH_COMMANDS
 from swiftchat.chat.commands.branches import BRANCH_COMMANDS
@@ -19,7 +20,8 @@ from swiftchat.chat.commands.settings import SETTINGS_COMMANDS
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.commands.tools import TOOL_COMMANDS
 from swiftchat.chat.help.columns import two_columns
-from swiftchat.chat.help.pages import KEYS, PAGES, page
+from swiftchat.chat.help.conversation_pages import KEYS
+from swiftchat.chat.help.pages import PAGES, page
 from swiftchat.errors import SwiftchatError, UsageError
 
 
@@ -74,6 +76,7 @@ COMMANDS: tuple[Command, ...] = (
     *BRANCH_COMMANDS,
     *SESSION_COMMANDS,
     *MODEL_COMMANDS,
+    *ADAPTER_COMMANDS,
     *TOOL_COMMANDS,
     *ATTACH_COMMANDS,
     *ROLE_COMMANDS,

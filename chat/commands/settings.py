@@ -15,11 +15,12 @@ from swiftchat.chat.options.parameters import (
     PARAMETERS,
     TEXTS_PARAMETERS,
     UNSET,
+    ChoiceParameter,
     Parameter,
     option_name,
 )
 from swiftchat.chat.render.logprobs import as_terminal_text
-from swiftchat.chat.render.stats import answer_rows, memory_line
+from swiftchat.chat.render.stats import answer_rows, block_row, memory_line
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
@@ -49,7 +50,7 @@ def set_parameter(state: ChatState, argument: str) -> None:
     elif name in TEXTS_PARAMETERS:
         _add_text(state, name, text)
     else:
-        _set_number(state, PARAMETERS[name], text)
+        _set_value(state, PARAMETERS[name], text)
     value = _values(state)[name]
     restarts = name in PARAMETERS and not PARAMETERS[name].is_sampled
     note = "; the engine starts again" if restarts else ""
@@ -67,13 +68,14 @@ def _settable(name: str) -> str:
     raise UsageError(f"no parameter {name!r}", f"{hint}{_NAMES_HINT}")
 
 
-def _set_number(state: ChatState, parameter: Parameter, text: str) -> None:
+def _set_value(state: ChatState, parameter: Parameter | ChoiceParameter, text: str) -> None:
     try:
         value = parameter.parse(text)
     except ValueError as error:
-        hint = f"/set {parameter.name} off unsets it"
+        unset = "off" if isinstance(parameter, Parameter) else "default"
+        hint = f"/set {parameter.name} {unset} unsets it"
         raise UsageError(f"{parameter.name} {error}", hint) from None
-    if parameter.is_sampled:
+    if isinstance(value, str) or parameter.is_sampled:
         state.chat_model.set_parameter(parameter.name, value)
     else:
         state.chat_model.set_engine_option(parameter.name, value)
@@ -191,14 +193,17 @@ def show_stats(state: ChatState, argument: str) -> None:
     info = state.chat_model.engine.info
     rows = answer_rows(state.last_answer, info) if state.last_answer else {"answer": "none yet"}
     size, used = state.chat_model.context_tokens, state.conversation.context_used
+    used = used and min(used, size)  # the context of a longer answer slid
     known = "not counted" if used is None else f"{used} of {size} tokens ({100 * used // size} %)"
     rows["context"] = known
     rows["memory"] = memory_line(info) if info else "the model is loading"
-    if argument == "all" and info:
-        rows["loaded in"] = f"{info.load_s:.2f} s"
+    if info:
         # The engine answers after its current step.
         with state.status.waiting("waiting for the engine"):
             counters = state.chat_model.engine.stats()
+        rows["KV blocks"] = block_row(counters)
+    if argument == "all" and info:
+        rows["loaded in"] = f"{info.load_s:.2f} s"
         for name, value in counters.items():
             rows[name.removeprefix("num_").replace("_", " ")] = str(value)
     print(sanitize(two_columns(rows.items(), shutil.get_terminal_size().columns)))

@@ -12,10 +12,11 @@ from starlette.routing import Route
 
 from swiftchat.chat.endpoint.answers import Answers
 from swiftchat.chat.endpoint.body import read_body
-from swiftchat.chat.endpoint.chat_completions import ChatFormat, chat_answer
-from swiftchat.chat.endpoint.completions import CompletionFormat, completion_answer
+from swiftchat.chat.endpoint.chat_completions import ChatFormat, chat_answers
+from swiftchat.chat.endpoint.completions import CompletionFormat, completion_answers
+from swiftchat.chat.endpoint.embeddings import EmbeddingJob, EmbeddingsRequest
 from swiftchat.chat.endpoint.errors import ApiError, api_error
-from swiftchat.chat.endpoint.generation import respond
+from swiftchat.chat.endpoint.generation import complete, respond
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest, CompletionRequest
 from swiftchat.chat.endpoint.token import RequireToken
 from swiftchat.chat.model.chat_model import ChatModel
@@ -60,18 +61,21 @@ class Api:
     async def chat_completion(self, request: Request) -> Response:
         body = await read_body(request, ChatCompletionRequest)
         self._check_name(body.model)
-        start, form = chat_answer(self._chat_model, body), ChatFormat(self._chat_model, body)
-        return await respond(request, self._answers, start, form, bool(body.stream))
+        start, form = chat_answers(self._chat_model, body), ChatFormat(self._chat_model, body)
+        return await respond(request, self._answers, start, form, body)
 
     async def completion(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest)
         self._check_name(body.model)
-        start = completion_answer(self._chat_model, body)
+        start = completion_answers(self._chat_model, body)
         form = CompletionFormat(self._chat_model, body)
-        return await respond(request, self._answers, start, form, bool(body.stream))
+        return await respond(request, self._answers, start, form, body)
 
     async def embeddings(self, request: Request) -> Response:
-        raise ApiError(501, "the engine does not compute embeddings", "not_implemented")
+        body = await read_body(request, EmbeddingsRequest)
+        self._check_name(body.model)
+        async with self._answers.open(lambda: EmbeddingJob(self._chat_model, body)) as job:
+            return JSONResponse(await complete(request, job.response()))
 
     def _check_name(self, name: str) -> None:
         if name not in (self._chat_model.name, self._chat_model.config.model):

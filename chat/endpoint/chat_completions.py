@@ -3,22 +3,25 @@
 import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from swiftchat.chat.endpoint.answers import Piece
-from swiftchat.chat.endpoint.generation import Format, usage
+from swiftchat.chat.endpoint.generation import Choice, Format, usage
 from swiftchat.chat.endpoint.logprobs import chat_logprobs
 from swiftchat.chat.endpoint.messages import template_messages
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.answer import Answer
+from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.chat_model import ChatModel
+from swiftchat.chat.model.context_budget import message_versions
+from swiftchat.engine.api.params import SamplingParams
 
 
-def chat_answer(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], Answer]:
-    """Check a request and return the function that starts its answer.
+def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], AnswerGroup]:
+    """Check a request and return the function that starts its answers.
 
     The function raises `UsageError` if there are tools and the chat template does not take any.
     """
@@ -26,14 +29,20 @@ def chat_answer(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[
     stops = body.stops()
     messages, output_format = template_messages(body.messages), body.output_format
 
-    def start() -> Answer:
+    def start() -> AnswerGroup:
         tools = body.offered_tools
         tool_format = chat_model.require_tools().tool_format if tools else None
-        prompt = chat_model.encoder(tools=tools)(messages)
-        chat_model.check_fits(prompt)
-        return chat_model.start_answer(
-            prompt, params, stops, tool_format=tool_format, output_format=output_format
-        )
+        encode, versions = chat_model.encoder(tools=tools), message_versions(messages)
+        fitted, fitting = chat_model.fit(versions, encode, params)
+
+        def start_one(params: SamplingParams) -> Answer:
+            answer = chat_model.start_answer(
+                fitted.prompt, params, stops, tool_format=tool_format, output_format=output_format
+            )
+            answer.num_left_out = fitted.num_tokens
+            return answer
+
+        return AnswerGroup(start_one, fitting, body.num_answers)
 
     return start
 
@@ -48,9 +57,18 @@ class ChatFormat(Format):
             "created": int(time.time()),
             "model": chat_model.name,
         }
-        self._num_reported = 0  # tokens with their logprobs
 
-    def response(self, answer: Answer) -> dict[str, Any]:
+    def response(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        return {
+            **self._common,
+            "object": "chat.completion",
+            "choices": list(map(self._whole, choices)),
+            "usage": usage(choices),
+        }
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        """Return the object of a whole answer."""
+        answer = choice.answer
         message: dict[str, Any] = {
             "role": "assistant",
             "content": answer.text,
@@ -61,57 +79,59 @@ class ChatFormat(Format):
         if answer.tool_calls:
             message["content"] = answer.text.strip() or None
             message["tool_calls"] = list(map(_call_object, answer.tool_calls))
-        choice = {
-            "index": 0,
+        return {
+            "index": choice.index,
             "message": message,
-            "logprobs": self._new_logprobs(answer, answer.num_tokens),
+            "logprobs": self._new_logprobs(choice, answer.num_tokens),
             "finish_reason": _finish_reason(answer),
         }
-        return {
-            **self._common,
-            "object": "chat.completion",
-            "choices": [choice],
-            "usage": usage(answer),
-        }
 
-    def first_chunk(self) -> dict[str, Any]:
-        return self._chunk({"role": "assistant", "content": ""})
+    def first_chunk(self, choice: Choice) -> dict[str, Any]:
+        return self._chunk(choice, {"role": "assistant", "content": ""})
 
-    def chunk(self, answer: Answer, piece: Piece) -> dict[str, Any]:
+    def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         name = "reasoning_content" if piece.is_reasoning else "content"
-        return self._chunk({name: piece.text}, self._new_logprobs(answer, piece.num_tokens))
+        logprobs = self._new_logprobs(choice, piece.num_tokens)
+        return self._chunk(choice, {name: piece.text}, logprobs)
 
-    def last_chunk(self, answer: Answer) -> dict[str, Any]:
-        logprobs = self._new_logprobs(answer, answer.num_tokens)
+    def last_chunk(self, choice: Choice) -> dict[str, Any]:
+        answer = choice.answer
+        logprobs = self._new_logprobs(choice, answer.num_tokens)
         calls = [
             {"index": index, **_call_object(call)} for index, call in enumerate(answer.tool_calls)
         ]
         delta = {"tool_calls": calls} if calls else {}
-        return self._chunk(delta, logprobs, _finish_reason(answer))
+        return self._chunk(choice, delta, logprobs, _finish_reason(answer))
 
-    def usage_chunk(self, answer: Answer) -> dict[str, Any] | None:
+    def usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any] | None:
         if not self._body.includes_usage:
             return None
         return {
             **self._common,
             "object": "chat.completion.chunk",
             "choices": [],
-            "usage": usage(answer),
+            "usage": usage(choices),
         }
 
     def _chunk(
         self,
+        choice: Choice,
         delta: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
         finish_reason: str | None = None,
     ) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        chunk = {**self._common, "object": "chat.completion.chunk", "choices": [choice]}
+        one = {
+            "index": choice.index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        chunk = {**self._common, "object": "chat.completion.chunk", "choices": [one]}
         return {**chunk, "usage": None} if self._body.includes_usage else chunk
 
-    def _new_logprobs(self, answer: Answer, num_tokens: int) -> dict[str, Any] | None:
-        start, self._num_reported = self._num_reported, num_tokens
-        return chat_logprobs(answer, self._chat_model.tokenizer, start, num_tokens)
+    def _new_logprobs(self, choice: Choice, num_tokens: int) -> dict[str, Any] | None:
+        start, choice.num_reported = choice.num_reported, num_tokens
+        return chat_logprobs(choice.answer, self._chat_model.tokenizer, start, num_tokens)
 
 
 def _finish_reason(answer: Answer) -> str | None:

@@ -16,7 +16,8 @@ from swiftchat.chat.model.output_format import (
     json_object_format,
     json_schema_format,
 )
-from swiftchat.engine.api.params import LOGIT_BIAS_RANGE
+from swiftchat.chat.options.parameters import BEAM_PARAMETERS
+from swiftchat.engine.api.params import LOGIT_BIAS_RANGE, MAX_BEAMS, MAX_SAMPLES, SamplingParams
 from swiftchat.errors import UsageError
 
 _MAX_STOPS = 16
@@ -34,6 +35,12 @@ _SAMPLING = {
     "seed": "seed",
     "max_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
+    "overflow": "overflow",
+    "overflow_keep": "overflow_keep",
+    "beams": "beams",
+    "length_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+    "diversity_rate": "diversity_rate",
 }
 
 
@@ -63,12 +70,23 @@ class GenerationRequest(_Fields):
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     stop: str | list[str] | None = None
-    n: int | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_SAMPLES)
+    beams: int | None = Field(default=None, ge=1, le=MAX_BEAMS)
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    diversity_rate: float | None = None
     logit_bias: dict[str, float] | None = None
+    overflow: Literal["error", "drop-oldest", "sliding"] | None = None
+    overflow_keep: int | None = None
 
     @property
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def num_answers(self) -> int:
+        """The number of answers to the prompt."""
+        return self.n or 1
 
     @property
     @abstractmethod
@@ -94,9 +112,11 @@ class GenerationRequest(_Fields):
         }
         # JSON does not distinguish 1 from 1.0, the engine does.
         values = {
-            name: value if name in ("seed", "top_k", "max_tokens") else float(value)
+            name: float(value) if SamplingParams.__annotations__[name] is float else value
             for name, value in values.items()
         }
+        if isinstance(self.early_stopping, bool):
+            values["early_stopping"] = "true" if self.early_stopping else "false"
         return {**values, "logprobs": self.num_logprobs}
 
     def bias(self) -> tuple[tuple[int, float], ...]:
@@ -106,7 +126,12 @@ class GenerationRequest(_Fields):
 
     def check(self) -> None:
         """Raise `ApiError` for fields that would change the answer and are not supported."""
-        refuse(self.n not in (None, 1), "n", "only one answer for each request")
+        if self.beams is None:
+            for name in BEAM_PARAMETERS:
+                is_given = getattr(self, name) is not None
+                refuse(is_given, name, f"{name} is for a beam search: add beams")
+        elif self.num_answers > self.beams:
+            refuse(True, "n", f"n {self.n} is above beams {self.beams}")
         for token, value in (self.logit_bias or {}).items():
             is_id = token.isascii() and token.isdecimal() and len(token) <= _MAX_ID_DIGITS
             is_valid = is_id and value in LOGIT_BIAS_RANGE
@@ -226,7 +251,8 @@ class CompletionRequest(GenerationRequest):
         super().check()
         refuse(bool(self.suffix), "suffix", "suffix is not supported")
         refuse(bool(self.echo), "echo", "echo is not supported")
-        refuse(self.best_of not in (None, 1), "best_of", "best_of is not supported")
+        is_same = self.best_of in (None, self.num_answers)
+        refuse(not is_same, "best_of", "a best_of that differs from n is not supported")
 
 
 def refuse(condition: bool, param: str, message: str) -> None:

@@ -8,17 +8,15 @@ recognizes blocks by their ids.
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from swiftchat.chat.history.tool_call import ToolCall
-from swiftchat.errors import ContextOverflow
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt
 
-Ids = TypeVar("Ids", bound=Sized)
 Role = Literal["user", "assistant", "tool"]
 
 SHORT_ID = 8  # characters of an id in lists
@@ -252,39 +250,21 @@ class Conversation:
         found += (_tool_result(call, _NO_RESULT) for call in unanswered.values())
         return found
 
-    def fit_context(
-        self,
-        encode: Callable[[list[dict[str, Any]]], Ids],
-        ctx_size_tokens: int,
-        overflow: str,
-        room_tokens: int = 1,
-    ) -> tuple[Ids, int]:
-        """Return the prompt, and the number of the oldest messages that were left out of it.
+    def versions(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """Yield `template_messages` of all messages, then without the oldest turns.
 
-        With overflow "error" no message is left out. With "drop-oldest" whole turns are left out
-        until `room_tokens` are free for the answer, but never the system prompt and the last
-        message. Raises `ContextOverflow` if the prompt does not fit with one token of an answer.
+        Each is preceded by the number of messages that it leaves out. The system prompt and the
+        last turn always stay.
         """
         messages = self.messages
-        ids, start = encode(self.template_messages(messages)), 0
-        if overflow == "drop-oldest":
-            shorter = ids
-            for later in _later_turns(messages):
-                if len(shorter) + room_tokens <= ctx_size_tokens:
-                    break
-                shorter, start = encode(self.template_messages(messages[later:])), later
-            ids = shorter if len(shorter) < ctx_size_tokens else ids
-        if len(ids) < ctx_size_tokens:
-            return ids, start
-        raise ContextOverflow(
-            f"the conversation has {len(ids)} tokens, the context {ctx_size_tokens}, "
-            "and an answer needs at least one",
-            "shorten it, start a new one, use a larger --ctx-size, or --overflow drop-oldest",
-        )
+        yield 0, self.template_messages(messages)
+        for later in later_turns([message.role for message in messages]):
+            yield later, self.template_messages(messages[later:])
 
 
-def _later_turns(messages: Sequence[Message]) -> Iterator[int]:
-    return (i for i, message in enumerate(messages) if i and message.role == "user")
+def later_turns(roles: Sequence[str]) -> Iterator[int]:
+    """Yield the indices of the user messages that begin a turn, but the first message."""
+    return (i for i, role in enumerate(roles) if i and role == "user")
 
 
 def _function_call(call: ToolCall) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Never
 
 from swiftchat.chat.history.conversation import Conversation, Message, Role, title_of
+from swiftchat.chat.history.fields import count_of, settings_of, text_of, time_of
 from swiftchat.chat.history.tool_call import ToolCall, parse_tool_calls
 from swiftchat.chat.history.transcript import FORMAT
 from swiftchat.errors import UsageError
@@ -20,7 +21,6 @@ _ROLES: dict[object, Role] = {
     "model": "assistant",
     "gpt": "assistant",
 }
-_SETTINGS = (str, int, float, list)
 
 
 def import_conversations(data: bytes, name: str) -> list[Conversation]:
@@ -67,46 +67,50 @@ def _is_message(value: Any) -> bool:
 def _from_export(value: dict[str, Any], name: str) -> Conversation:
     if value["swiftchat"] != FORMAT:
         _reject(name, f"unsupported format version {value['swiftchat']!r}")
-    conversation = Conversation(_text(value.get("system")), title=_text(value.get("title")) or "")
-    conversation.created = _time(value, "created") or conversation.created
-    conversation.settings = _settings(value.get("settings"))
+    conversation = Conversation(
+        text_of(value.get("system")), title=text_of(value.get("title")) or ""
+    )
+    conversation.created = time_of(value.get("created")) or conversation.created
+    conversation.settings = settings_of(value.get("settings"))
     by_id: dict[object, Message] = {}
     for number, item in enumerate(_list(value, "messages", name)):
         place = f"{name}: messages[{number}]"
         if not _is_message(item) or item["role"] not in ("user", "assistant", "tool"):
             _reject(place, "not a message of a user, an assistant or a tool")
         parent = item.get("parent")
-        if parent is not None and parent not in by_id:
+        if parent is not None and text_of(parent) not in by_id:
             _reject(place, f"the parent {parent!r} is not an earlier message")
         message = Message(item["role"], _content(item["content"], place), by_id.get(parent))
-        message.reasoning, message.model = _text(item.get("reasoning")), _text(item.get("model"))
-        message.finish_reason = _text(item.get("finish_reason"))
-        message.params = _settings(item.get("params"))
-        message.created = _time(item, "created") or message.created
-        message.seconds = _time(item, "seconds")
-        message.prompt_tokens = _count(item, "prompt_tokens")
-        message.completion_tokens = _count(item, "completion_tokens")
+        message.reasoning, message.model = (
+            text_of(item.get("reasoning")),
+            text_of(item.get("model")),
+        )
+        message.finish_reason = text_of(item.get("finish_reason"))
+        message.params = settings_of(item.get("params"))
+        message.created = time_of(item.get("created")) or message.created
+        message.seconds = time_of(item.get("seconds"))
+        message.prompt_tokens = count_of(item.get("prompt_tokens"))
+        message.completion_tokens = count_of(item.get("completion_tokens"))
         message.tool_calls = _tool_calls(item, place)
-        by_id[_text(item.get("id")) or message.id] = conversation.insert(message)
-    conversation.tip = by_id.get(_text(value.get("tip")))
+        by_id[text_of(item.get("id")) or message.id] = conversation.insert(message)
+    conversation.tip = by_id.get(text_of(value.get("tip")))
     return _completed(conversation)
 
 
 def _from_list(messages: list[Any], value: dict[str, Any], name: str) -> Conversation:
     """Parse the messages of an OpenAI or ollama request, which may name a `model`."""
-    conversation = Conversation(title=_text(value.get("title")) or "")
-    model = _text(value.get("model"))
+    conversation = Conversation(title=text_of(value.get("title")) or "")
+    model = text_of(value.get("model"))
     for number, item in enumerate(messages):
         place = f"{name}: messages[{number}]"
         if not _is_message(item):
             _reject(place, "not a message: `role` and `content` are needed")
-        content = _content(item["content"], place)
+        content, role = _content(item["content"], place), _ROLES.get(text_of(item["role"]))
         if item["role"] in ("system", "developer"):
             conversation.system = conversation.system or content
         elif item["role"] == "tool":
             _add_tool_result(conversation, item, content)
-        elif item["role"] in _ROLES and (content or item.get("tool_calls")):
-            role = _ROLES[item["role"]]
+        elif role is not None and (content or item.get("tool_calls")):
             message = _new_message(role, content, conversation.tip, model)
             message.tool_calls = parse_tool_calls(item.get("tool_calls"))
             conversation.tip = conversation.insert(message)
@@ -131,13 +135,13 @@ def _add_tool_result(conversation: Conversation, item: dict[str, Any], content: 
 
 def _from_chatgpt(value: dict[str, Any], name: str) -> Conversation:
     """Parse ChatGPT's tree of nodes; nodes without user or assistant text are skipped."""
-    conversation = Conversation(title=_text(value.get("title")) or "")
-    conversation.created = _time(value, "create_time") or conversation.created
+    conversation = Conversation(title=text_of(value.get("title")) or "")
+    conversation.created = time_of(value.get("create_time")) or conversation.created
     mapping: dict[object, Any] = value["mapping"]
     nodes = {key: node for key, node in mapping.items() if isinstance(node, dict)}
     children: dict[object, list[object]] = {}
     for key, node in nodes.items():
-        parent = _text(node.get("parent"))
+        parent = text_of(node.get("parent"))
         children.setdefault(parent if parent in nodes else None, []).append(key)
     made: dict[object, Message | None] = {None: None}
     pending: list[tuple[object, object]] = [(key, None) for key in reversed(children.get(None, []))]
@@ -145,7 +149,7 @@ def _from_chatgpt(value: dict[str, Any], name: str) -> Conversation:
         key, parent_key = pending.pop()
         made[key] = _chatgpt_message(nodes[key].get("message"), made[parent_key], conversation)
         pending += [(child, key) for child in reversed(children.get(key, []))]
-    conversation.tip = made.get(_text(value.get("current_node")))
+    conversation.tip = made.get(text_of(value.get("current_node")))
     if not conversation.tree:
         _reject(name, "no message of a user or an assistant")
     return _completed(conversation)
@@ -164,13 +168,13 @@ def _chatgpt_message(
         "multimodal_text",
     )
     text = "".join(p for p in parts if isinstance(p, str)) if isinstance(parts, list) else ""
-    role = _ROLES.get(value["author"].get("role"))
+    role = _ROLES.get(text_of(value["author"].get("role")))
     if not is_text or role is None or not text:
         return parent
     metadata = value.get("metadata")
-    model = _text(metadata.get("model_slug")) if isinstance(metadata, dict) else None
+    model = text_of(metadata.get("model_slug")) if isinstance(metadata, dict) else None
     message = _new_message(role, text, parent, model)
-    message.created = _time(value, "create_time") or message.created
+    message.created = time_of(value.get("create_time")) or message.created
     return conversation.insert(message)
 
 
@@ -201,33 +205,11 @@ def _content(value: Any, place: str) -> str:
     return "\n\n".join(text for text in texts if isinstance(text, str))
 
 
-def _settings(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {}
-    return {str(key): item for key, item in value.items() if isinstance(item, _SETTINGS)}
-
-
 def _list(value: dict[str, Any], key: str, name: str) -> list[Any]:
     found = value.get(key)
     if not isinstance(found, list):
         _reject(name, f"`{key}` is not a list")
     return found
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _time(value: dict[str, Any], key: str) -> float | None:
-    found = value.get(key)
-    if not isinstance(found, int | float) or not 0 <= found < 1e11:  # excludes NaN
-        return None
-    return float(found)
-
-
-def _count(value: dict[str, Any], key: str) -> int | None:
-    found = value.get(key)
-    return found if isinstance(found, int) and 0 <= found < 1 << 53 else None
 
 
 def _reject(place: str, reason: str) -> Never:

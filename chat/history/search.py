@@ -5,6 +5,8 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
+from swiftchat.chat.history.fields import text_of, time_of
+
 _TRIGRAM = 3
 _CONTEXT = 40  # characters of an excerpt before and after the match
 
@@ -60,7 +62,7 @@ def find_messages(db: sqlite3.Connection, text: str, limit: int) -> list[Found]:
 
 
 def _found(row: Any, words: list[str]) -> Found:
-    content: str = row["content"]
+    content = text_of(row["content"]) or ""
     pattern = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
     first = re.search(pattern, content, re.IGNORECASE)
     start, end = first.span() if first else (0, 0)
@@ -70,10 +72,10 @@ def _found(row: Any, words: list[str]) -> Found:
     word = _one_line(content[start:end])
     after = content[end : end + _CONTEXT] + ("…" if len(content) > end + _CONTEXT else "")
     return Found(
-        row["session_id"],
-        row["name"] or row["title"],
-        row["role"],
-        row["created"],
+        text_of(row["session_id"]) or "",
+        text_of(row["name"]) or text_of(row["title"]) or "",
+        text_of(row["role"]) or "",
+        time_of(row["created"]) or 0.0,
         before + word + _one_line(after),
         len(before),
         len(before) + len(word),

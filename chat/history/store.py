@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation, Message
+from swiftchat.chat.history.fields import json_of, settings_of, text_of, time_of
+from swiftchat.chat.history.rows import conversation_of
 from swiftchat.chat.history.search import Found, find_messages, find_names
-from swiftchat.chat.history.tool_call import parse_tool_calls
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import FileSystemError, UsageError
+from swiftchat.weights.files.private import create_private_folder, open_private
 
 T = TypeVar("T")
 
@@ -111,24 +113,10 @@ class SessionStore:
         rows = self._rows("SELECT * FROM messages WHERE session = ? ORDER BY number", session_id)
         if not found:
             raise UsageError(f"no conversation {session_id}", "swiftchat sessions list shows all")
-        row = found[0]
-        messages: dict[str | None, Message] = {}
-        for columns in rows:
-            values = {name: columns[name] for name in MESSAGE_FIELDS}
-            values["params"] = json.loads(values["params"])
-            values["tool_calls"] = parse_tool_calls(json.loads(values["tool_calls"] or "[]"))
-            parent = messages.get(columns["parent"])
-            messages[columns["id"]] = Message(**values, parent=parent, id=columns["id"])
-        return Conversation(
-            row["system"],
-            row["id"],
-            row["name"],
-            row["title"],
-            row["created"],
-            json.loads(row["settings"]),
-            list(messages.values()),
-            messages.get(row["tip"]),
-        )
+        conversation, num_damaged = conversation_of(found[0], rows)
+        if num_damaged:
+            self._warn(f"damaged messages of this conversation were left out: {num_damaged}")
+        return conversation
 
     def recent(self, limit: int = -1) -> list[dict[str, Any]]:
         """Return conversations, the last used first.
@@ -145,8 +133,11 @@ class SessionStore:
         )
         found = [dict(row) for row in rows]
         for row in found:
-            row["model"] = json.loads(row.pop("settings")).get("model")
-        return found
+            row["model"] = text_of(settings_of(json_of(row.pop("settings"))).get("model"))
+            row["title"], row["name"] = text_of(row["title"]) or "", text_of(row["name"])
+            row["created"] = time_of(row["created"]) or 0.0
+            row["updated"] = time_of(row["updated"]) or 0.0
+        return [row for row in found if isinstance(row["id"], str)]
 
     def find(self, id_or_name: str) -> str:
         """Return the id of the conversation with this name or beginning of an id.
@@ -161,7 +152,7 @@ class SessionStore:
                 len(start),
                 start,
             )
-        ids = [row["id"] for row in rows]
+        ids = [row["id"] for row in rows if isinstance(row["id"], str)]
         if len(ids) == 1:
             return str(ids[0])
         if not ids:
@@ -247,8 +238,8 @@ class SessionStore:
         """Convert errors of the system and of SQLite into `FileSystemError`."""
         try:
             yield
-        except sqlite3.Error as error:
-            raise FileSystemError(f"conversations in {self.path}: {error}") from error
+        except (sqlite3.Error, MemoryError) as error:  # a damaged row can announce any length
+            raise FileSystemError(f"conversations in {self.path}: {error or 'damaged'}") from error
         except OSError as error:
             raise FileSystemError(f"conversations in {self.path}: {error.strerror}") from error
 
@@ -294,18 +285,16 @@ def list_names(path: Path, limit: int = 200) -> list[tuple[str, str | None, str]
 
 def _open(path: Path) -> sqlite3.Connection:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.chmod(0o700)
+        create_private_folder(path.parent)
         # SQLite would create the file with the umask; -wal and -shm get the mode of this file.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        path.chmod(0o600)
+        os.close(open_private(path, os.O_RDWR))
     except OSError as error:
         if error.errno not in _FORBIDDEN or not path.exists():
             raise
         return _open_read_only(path)
     db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
     try:
-        db.row_factory = sqlite3.Row
+        _read_leniently(db)
         db.execute("PRAGMA journal_mode = WAL")
         # A killed process loses nothing; a power failure may lose the last transactions.
         db.execute("PRAGMA synchronous = NORMAL")
@@ -323,7 +312,7 @@ def _open_read_only(path: Path) -> sqlite3.Connection:
     # fails, `immutable=1` reads the file as it is.
     for mode in ("mode=ro", "immutable=1"):
         db = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None)
-        db.row_factory = sqlite3.Row
+        _read_leniently(db)
         try:
             version = _version(db)
         except sqlite3.OperationalError:
@@ -334,6 +323,12 @@ def _open_read_only(path: Path) -> sqlite3.Connection:
         db.close()
         raise sqlite3.NotSupportedError("the store was written by another version of swiftchat")
     raise sqlite3.OperationalError("the store can be neither written nor read")
+
+
+def _read_leniently(db: sqlite3.Connection) -> None:
+    """Return rows by name, and texts that are not UTF-8 with replacement characters."""
+    db.row_factory = sqlite3.Row
+    db.text_factory = lambda data: data.decode("utf-8", "replace")
 
 
 def _migrate(db: sqlite3.Connection) -> None:

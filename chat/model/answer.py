@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swiftchat.chat.history.tool_call import ToolCall
+from swiftchat.chat.model.known_answer import KnownAnswer
 from swiftchat.chat.model.reasoning import (
     ReasoningFormat,
     ReasoningSplitter,
@@ -15,7 +17,16 @@ from swiftchat.chat.model.reasoning import (
 from swiftchat.chat.tools.formats import ToolCallSplitter, ToolFormat
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import Finished, Logprob, Prefill, PromptLogprobs, Tokens
+from swiftchat.engine.api.protocol import (
+    Beam,
+    Dropped,
+    Finished,
+    Logprob,
+    Prefill,
+    PromptLogprobs,
+    Tokens,
+)
+from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
 
 if TYPE_CHECKING:
@@ -32,13 +43,16 @@ class Answer:
     request them, and `prompt_logprobs` those of the prompt's tokens but the first.
     `finish_reason` is None while generating, then `stop` (end token or stop string),
     `length` or `interrupt`. `result` is the engine's report, None if the answer was interrupted
-    before. `tool_calls` are the calls of a complete answer; `text` is without them. Iterating does
+    before. `tool_calls` are the calls of a complete answer; `text` is without them.
+    `num_left_out` tokens of old messages are not in the prompt, and `num_slid` tokens were dropped
+    from the middle of the context while the answer was generated. `beams` are the answers of a beam
+    search, of which this is the first, with its `beam_score`; all come at the end. Iterating does
     not catch `KeyboardInterrupt`; the caller then calls `interrupt`.
     """
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: EngineClient | KnownAnswer,
         tokenizer: "Tokenizer",
         prompt: "Prompt",
         params: SamplingParams,
@@ -47,6 +61,7 @@ class Answer:
         reasoning: ReasoningFormat | None = None,
         tool_format: ToolFormat | None = None,
         constraint: ConstraintSpec | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         # Imported here, because it would delay the prompt.
         from swiftchat.tokenizer import StopMatcher
@@ -54,10 +69,14 @@ class Answer:
         self.params = params
         self.prompt = prompt
         self.num_prompt_tokens = len(prompt)
+        self.is_constrained = constraint is not None
         self.ids: list[int] = []
         self.logprobs: list[Logprob] = []
         self.prompt_logprobs: list[Logprob] = []
+        self.beams: list[Beam] = []
+        self.beam_score: float | None = None
         self.num_tokens = 0
+        self.num_left_out = self.num_slid = 0
         self.text = ""
         self.num_reasoning_tokens = 0
         self.reasoning_s = 0.0
@@ -77,7 +96,11 @@ class Answer:
         self._markers = marker_tokens(reasoning.markers, control) if reasoning else {}
         self._call_markers = marker_tokens(tool_format.markers, control) if tool_format else {}
         self._on_prefill = on_prefill
-        self._generation = engine.generate(prompt.ids, params, constraint)
+        self._known: Callable[[KnownAnswer], Answer] = lambda known: Answer(
+            *(known, tokenizer, prompt, params, stops, None),
+            *(reasoning, tool_format, constraint, tuning),
+        )
+        self._generation = engine.generate(prompt.ids, params, constraint, tuning)
 
     def __iter__(self) -> Iterator[str]:
         for event in self._generation:
@@ -85,12 +108,19 @@ class Answer:
                 case Tokens(ids, logprobs):
                     self.ids += ids
                     self.logprobs += logprobs
-                    self._count(len(ids))
-                    yield from self._split(self._stops.push("".join(map(self._decode, ids))))
+                    yield from self._push(ids)
+                case Beam(ids, score):
+                    self.beams.append(event)
+                    if len(self.beams) == 1:
+                        self.ids += ids
+                        self.beam_score = score
+                        yield from self._push(ids)
                 case Finished():
                     self.result = event
                     self.ttft_s = self.ttft_s or event.prefill_s
                     yield from self._end(event.reason)
+                case Dropped(num_tokens):
+                    self.num_slid += num_tokens
                 case PromptLogprobs(logprobs):
                     self.prompt_logprobs += logprobs
                 case Prefill() if self._on_prefill is not None:
@@ -99,6 +129,26 @@ class Answer:
                 # With async decode the engine may send another token, which is ignored.
                 self._generation.cancel()
                 self.finish_reason = "stop"
+
+    def complete(self) -> None:
+        """Iterate to the end of the answer, or what is left of it."""
+        for _ in self:
+            pass
+
+    def of_beam(self, index: int) -> "Answer":
+        """Return the answer of another beam of a search that has ended, by its place in `beams`."""
+        assert self.result is not None
+        beam = self.beams[index]
+        num_tokens = len(beam.ids)
+        result = replace(self.result, reason=beam.reason, completion_tokens=num_tokens)
+        return self._known(KnownAnswer([beam, result]))
+
+    @property
+    def phases(self) -> list[tuple[str, float]]:
+        """The phases of the answer so far, each with its start in `perf_counter` seconds."""
+        first = self._first_token
+        begun = [] if first is None else [("first token", first)]
+        return [("computing the prompt", self._started), *begun]
 
     @property
     def limit(self) -> str | None:
@@ -110,7 +160,13 @@ class Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Decode speed after the first token, None for fewer than two tokens."""
+        """Decode speed after the first token, None for fewer than two tokens.
+
+        The tokens of a beam search come all at once; its speed is that of the engine.
+        """
+        if self.beams and self.result is not None:
+            num_tokens, decode_s = len(self.beams[0].ids) - 1, self.result.decode_s
+            return num_tokens / decode_s if num_tokens > 0 and decode_s else None
         if self._first_token is None or self._last_token in (None, self._first_token):
             return None
         assert self._last_token is not None
@@ -140,6 +196,10 @@ class Answer:
         if self.finish_reason:
             return ""
         return "".join(p for p in self._end("interrupt") if not isinstance(p, ReasoningText))
+
+    def _push(self, ids: Sequence[int]) -> Iterator[str]:
+        self._count(len(ids))
+        yield from self._split(self._stops.push("".join(map(self._decode, ids))))
 
     def _decode(self, token_id: int) -> str:
         """Return a token's text; a control token has text only if it can mark a part of the answer.
@@ -180,7 +240,7 @@ class Answer:
             yield ""  # for the display of progress
 
     def _count(self, num_tokens: int) -> None:
-        now = time.perf_counter()
+        now = self._generation.arrived
         if self._first_token is None:
             self._first_token = now
             self.ttft_s = now - self._started

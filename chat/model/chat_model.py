@@ -1,21 +1,22 @@
 """A model ready to answer: files, tokenizer, chat template and engine."""
 
 import re
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from swiftchat.chat.history.conversation import Conversation, EncodedTurn
+from swiftchat.chat.model.adapters import Adapters, open_adapters
 from swiftchat.chat.model.answer import Answer
-from swiftchat.chat.model.output_format import Encode, OutputFormat, chosen_format, output_grammar
-from swiftchat.chat.model.reasoning import (
-    ReasoningFormat,
-    find_reasoning_format,
-    opens_reasoning,
-)
-from swiftchat.chat.model.template_choice import TemplateChoice, choose_template
+from swiftchat.chat.model.constraints import AnswerConstraints
+from swiftchat.chat.model.context_budget import Fitted, Messages, check_fits, fit_prompt
+from swiftchat.chat.model.draft import draft_kept, with_draft
+from swiftchat.chat.model.files import ModelFiles
+from swiftchat.chat.model.output_format import Encode, OutputFormat, chosen_format
+from swiftchat.chat.model.reasoning import ReasoningFormat, find_reasoning_format
+from swiftchat.chat.model.start import StartEngine, attach_or_start, start_engine
+from swiftchat.chat.model.template_choice import TemplateChoice
 from swiftchat.chat.model.tool_support import (
     ToolSupport,
     find_tool_support,
@@ -23,15 +24,13 @@ from swiftchat.chat.model.tool_support import (
     without_tools,
 )
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.chat.options.token_texts import TokenTexts, check_texts
+from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.tools.formats import ToolFormat
-from swiftchat.engine.api.attach import attach
-from swiftchat.engine.api.client import EngineClient
-from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Prefill, Progress
-from swiftchat.engine.api.vocabulary import ConstraintSpec, Vocabulary
-from swiftchat.errors import ContextOverflow, FileSystemError, SwiftchatError, UsageError
+from swiftchat.engine.api.vocabulary import ConstraintSpec
+from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt, Tokenizer
@@ -42,23 +41,6 @@ if TYPE_CHECKING:
 _THINKING_VARIABLES = ("enable_thinking", "thinking")
 # A variable, not the attribute or key of a message.
 _THINKING_PATTERN = re.compile(r"(?<![.\w'\"])(?:enable_)?thinking\b")
-
-StartEngine = Callable[[EngineConfig, Path], EngineClient]
-
-
-def start_engine(config: EngineConfig, path: Path) -> EngineClient:
-    """Start a local engine process."""
-    return EngineClient(config, path).start()
-
-
-def attach_or_start(config: EngineConfig, path: Path) -> EngineClient:
-    """Attach to the running engine with this model and these options, or start one."""
-    try:
-        client = attach(config, path)
-    except FileSystemError as error:
-        print_notice(f"warning: {error.message}")
-        client = None
-    return client or start_engine(config, path)
 
 
 def chat_model_for(config: ChatConfig) -> "ChatModel":
@@ -74,7 +56,11 @@ def chat_model_for(config: ChatConfig) -> "ChatModel":
     from swiftchat.chat.model.find import find_model
 
     path = find_model(config.model, offline=config.offline, quiet=config.quiet)
-    return ChatModel(path, config, start_engine) if config.no_attach else ChatModel(path, config)
+    config = with_draft(config, path)
+    adapters = open_adapters(config, path)  # first: a wrong one is found before loading
+    if config.no_attach:
+        return ChatModel(path, config, start_engine, adapters)
+    return ChatModel(path, config, adapters=adapters)
 
 
 class ChatModel:
@@ -83,11 +69,16 @@ class ChatModel:
     The constructor starts the engine, which loads in the background. `prepare` (or the first use)
     loads the tokenizer, so that the prompt can be drawn before. `changes` are sampling parameters
     set with `/set`; they take precedence over those of the config. `think` is `on`, `off`, or
-    `auto` for the default of the chat template. `tools` are given to the template.
+    `auto` for the default of the chat template. `tools` are given to the template. `adapters` are
+    those of its answers.
     """
 
     def __init__(
-        self, path: Path, config: ChatConfig, start: StartEngine = attach_or_start
+        self,
+        path: Path,
+        config: ChatConfig,
+        start: StartEngine = attach_or_start,
+        adapters: Adapters | None = None,
     ) -> None:
         self.path = path
         self.config = config
@@ -96,12 +87,13 @@ class ChatModel:
         self.tools: list[dict[str, Any]] = []
         self._tool_support: ToolSupport | Literal["unknown"] | None = "unknown"
         self.output_format = chosen_format(config)
-        self._vocabulary: Vocabulary | None = None
         self._start = start
-        self._failure: Exception | None = None
-        self._engine_failed = False
+        self._files = ModelFiles(path, config)
+        self._constraints = AnswerConstraints(self._files, config)
+        is_remote = config.connect is not None
+        self.adapters = adapters or Adapters(lambda: self.model.config, is_remote=is_remote)
+        self._engine_failed = self._has_told_engine_note = False
         self.is_closed = False
-        self._loading: threading.Thread | None = None
         self.engine = start(config.engine(), path)
 
     def __enter__(self) -> "ChatModel":
@@ -116,7 +108,8 @@ class ChatModel:
 
     def for_model(self, path: Path, name: str) -> "ChatModel":
         """Return a ChatModel for another model with the same options and changes."""
-        other = ChatModel(path, replace(self.config, model=name), self._start)
+        config = draft_kept(replace(self.config, model=name), path)
+        other = ChatModel(path, config, self._start)
         other.changes, other.think = dict(self.changes), self.think
         other.output_format = self.output_format
         return other
@@ -127,8 +120,16 @@ class ChatModel:
 
     @property
     def model(self) -> "Model":
-        self._wait_loaded()
-        return self._model
+        return self._files.model
+
+    def tell_notes(self) -> None:
+        """Print what is left out of the model's files, and the engine's note; only once."""
+        engine_note = self.engine.info.note if self.engine.info is not None else ""
+        if engine_note and not self._has_told_engine_note:
+            self._has_told_engine_note = True
+            print_notice(f"note: {engine_note}")
+        for note in () if self.config.dummy is not None else self._files.new_notes():
+            print_notice(f"note: {note}")
 
     @property
     def quantization(self) -> str | None:
@@ -139,8 +140,7 @@ class ChatModel:
 
     @property
     def tokenizer(self) -> "Tokenizer":
-        self._wait_loaded()
-        return self._tokenizer
+        return self._files.tokenizer
 
     @property
     def context_tokens(self) -> int:
@@ -165,7 +165,7 @@ class ChatModel:
         check_texts(texts)
         if not (params.dry_multiplier or any(texts.values())):
             return params  # looking for tokens takes some time
-        return replace(params, **self._token_texts.parameters(texts))
+        return replace(params, **self._files.token_texts.parameters(texts))
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -182,14 +182,11 @@ class ChatModel:
     @property
     def template(self) -> TemplateChoice:
         """The chat template; with `--no-template` an empty choice."""
-        self._wait_loaded()
-        return self._template
+        return self._files.template
 
     def prepare(self) -> None:
         """Load the tokenizer in the background; later calls do nothing."""
-        if self._loading is None:
-            self._loading = threading.Thread(target=self._load_files, name="tokenizer", daemon=True)
-            self._loading.start()
+        self._files.prepare()
 
     def set_parameter(self, name: str, value: Any) -> None:
         """Change a sampling parameter of future answers. Raises `UsageError` for a bad value."""
@@ -216,7 +213,7 @@ class ChatModel:
 
         Raises an error of loading; the next call tries again.
         """
-        self._wait_loaded()
+        self._files.wait()
         if self._engine_failed:
             self.restart()
         try:
@@ -242,16 +239,18 @@ class ChatModel:
         on_prefill: Callable[[Prefill], None] | None = None,
         new_seed: bool = False,
         prefix: str = "",
+        seed: int | None = None,
     ) -> Answer:
         """Start to answer a conversation.
 
         `on_dropped` receives the number of messages that did not fit the context. `new_seed`
-        ignores a fixed seed. With `prefix` the answer continues this text, which is not part of it.
+        ignores a fixed seed, `seed` replaces it. With `prefix` the answer continues this text,
+        which is not part of it.
         """
-        info = self.wait_ready()
-        params = replace(self.params, seed=None) if new_seed else self.params
-        quarter = info.ctx_size_tokens // 4
-        room = quarter if params.max_tokens is None else min(params.max_tokens, quarter)
+        params = replace(self.params, seed=seed) if new_seed or seed is not None else self.params
+        is_kept = not (self.config.no_save or self.config.no_template)
+        params = replace(params, saves_cache=is_kept)
+        self.wait_ready()
         encode = (
             self._encode_messages
             if self.config.no_template
@@ -259,17 +258,27 @@ class ChatModel:
         )
         if self.output_format is not None:
             encode = self.output_format.instructed(encode)
-        prompt, num_dropped = conversation.fit_context(
-            encode, info.ctx_size_tokens, self.config.overflow, room
-        )
-        if num_dropped:
-            on_dropped(num_dropped)
+        fitted, params = self.fit(conversation.versions(), encode, params)
+        if fitted.num_messages:
+            on_dropped(fitted.num_messages)
         tool_format = self.require_tools().tool_format if self.tools else None
         answer = self.start_answer(
-            prompt, params, self.stops, on_prefill, tool_format, self.output_format
+            fitted.prompt, params, self.stops, on_prefill, tool_format, self.output_format
         )
-        conversation.last_turn = EncodedTurn(prompt, answer.ids)
+        answer.num_left_out = fitted.num_tokens
+        conversation.last_turn = EncodedTurn(fitted.prompt, answer.ids)
         return answer
+
+    def fit(
+        self, versions: Iterable[tuple[int, Messages]], encode: Encode, params: SamplingParams
+    ) -> "tuple[Fitted[Prompt], SamplingParams]":
+        """Return the prompt that the context has room for, see `fit_prompt`."""
+        return fit_prompt(versions, encode, params, self._prompt_context)
+
+    @property
+    def _prompt_context(self) -> int:
+        """The context without the virtual tokens of a soft prompt."""
+        return self.wait_ready().ctx_size_tokens - self.adapters.num_virtual_tokens
 
     def start_answer(
         self,
@@ -289,19 +298,11 @@ class ChatModel:
         text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
         constraint: ConstraintSpec | None = None
         if output_format is not None:
-            constraint = self._constraint(output_format, prompt, params)
+            constraint = self._constraints.of(output_format, prompt, params, self.think)
         return Answer(
             *(self.engine, self.tokenizer, prompt, params, [*stops, *text_ends], on_prefill),
-            *(self._reasoning_format(), tool_format, constraint),
+            *(self._reasoning_format(), tool_format, constraint, self.adapters.tuning),
         )
-
-    def check_fits(self, prompt: "Prompt") -> None:
-        """Raise `ContextOverflow` for a prompt that the engine would refuse as too long."""
-        ctx_size = self.wait_ready().ctx_size_tokens
-        if len(prompt) >= ctx_size:
-            raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens, the context only {ctx_size}"
-            )
 
     def complete(
         self, text_or_ids: str | Sequence[int], params: SamplingParams, stops: Sequence[str]
@@ -315,8 +316,9 @@ class ChatModel:
             prompt = Prompt((PromptSpan("", tuple(text_or_ids), False),))
         if not len(prompt):
             raise UsageError("the prompt is empty")
-        self.check_fits(prompt)
-        return Answer(self.engine, self.tokenizer, prompt, params, stops)
+        check_fits(prompt, self._prompt_context)
+        tuning = self.adapters.tuning
+        return Answer(self.engine, self.tokenizer, prompt, params, stops, tuning=tuning)
 
     def encoder(
         self,
@@ -367,33 +369,13 @@ class ChatModel:
     @property
     def can_switch_thinking(self) -> bool:
         """Whether the chat template has a variable that switches thinking."""
-        return _THINKING_PATTERN.search(self._template_source()) is not None
-
-    def _constraint(
-        self, form: OutputFormat, prompt: "Prompt", params: SamplingParams
-    ) -> ConstraintSpec:
-        control = self.tokenizer.special_tokens
-        if self._vocabulary is None:
-            pieces = tuple(self.tokenizer.token_bytes())
-            stop_ids = tuple(i for i in params.stop_ids if i < len(pieces))
-            self._vocabulary = Vocabulary(pieces, tuple(control.values()), stop_ids)
-        # --raw changes what is shown, not what the model generates.
-        source = self._template_source()
-        reasoning = None if self.config.no_template else find_reasoning_format(source, control)
-        is_thinking = reasoning is not None and opens_reasoning(prompt, reasoning)
-        if self.think == "off" and not is_thinking:
-            reasoning = None
-        grammar = output_grammar(form, reasoning, control, is_thinking=is_thinking)
-        return ConstraintSpec(grammar, self._vocabulary)
+        return _THINKING_PATTERN.search(self._files.template_source) is not None
 
     def _reasoning_format(self) -> ReasoningFormat | None:
         """Return the format of the reasoning, None if the raw text is requested."""
         if self.config.raw or self.config.no_template:
             return None
-        return find_reasoning_format(self._template_source(), self.tokenizer.special_tokens)
-
-    def _template_source(self) -> str:
-        return self.template.source or self.tokenizer.template or ""
+        return find_reasoning_format(self._files.template_source, self.tokenizer.special_tokens)
 
     def _encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> "Prompt":
         return self.encode_plain("".join(message["content"] for message in messages))
@@ -408,33 +390,3 @@ class ChatModel:
 
     def _adds_bos(self) -> bool:
         return self.model.tokenizer_config.get("add_bos_token") is True
-
-    def _load_files(self) -> None:
-        # Imported here: numpy would delay the prompt by 0.1 s.
-        from swiftchat.tokenizer import Tokenizer
-        from swiftchat.weights.model.directory import Model
-
-        try:
-            self._model = Model.open(self.path)
-            self._tokenizer = Tokenizer.load(self.path)
-            self._token_texts = TokenTexts(self._tokenizer)
-            self._template = self._choose_template()
-            # Imports jinja2 now instead of during the first answer.
-            import swiftchat.tokenizer.template.template  # noqa: F401
-        except Exception as error:  # noqa: BLE001  (raised again when the files are used)
-            self._failure = error
-
-    def _choose_template(self) -> TemplateChoice:
-        from swiftchat.weights.architectures.registry import architecture_of
-
-        if self.config.no_template:
-            return TemplateChoice("none")
-        model_type = architecture_of(self._model.config.architecture).model_type
-        return choose_template(self.config.template, self._tokenizer, model_type)
-
-    def _wait_loaded(self) -> None:
-        self.prepare()
-        assert self._loading is not None
-        self._loading.join()
-        if self._failure is not None:
-            raise self._failure

@@ -7,6 +7,7 @@ from swiftchat.chat.terminal.sanitize import sanitize
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Tokenizer
+    from swiftchat.weights.architectures.config import ModelConfig
     from swiftchat.weights.model.directory import Model
 
 
@@ -38,15 +39,26 @@ def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> 
         "quantized": _describe_quantization(model),
         "layers": config.num_layers,
         "hidden_size": config.hidden_size,
-        "heads": f"{config.num_heads} ({config.num_kv_heads} for keys and values) "
-        f"of {config.head_dim}",
+        "heads": _describe_heads(config),
         "context_tokens": config.max_context_tokens,
         "vocabulary": tokenizer.vocab_size,
         "tokenizer": tokenizer.kind,
         "chat_template": describe_template(tokenizer, model_type),
         "license": model.license or "not stated",
         **describe_memory(model, kv_dtype),
+        **({"notes": list(model.notes)} if model.notes else {}),
     }
+
+
+def _describe_heads(config: "ModelConfig") -> str:
+    latent = config.latent
+    if latent is None:
+        kv_heads = f"({config.num_kv_heads} for keys and values) "
+        return f"{config.num_heads} {kv_heads}of {config.head_dim}"
+    return (
+        f"{config.num_heads} of {latent.head_dim}, values of {latent.value_dim}, from latents of "
+        f"{latent.kv_rank} and {latent.rope_dim} shared"
+    )
 
 
 def _model_name(path: Path) -> str:

@@ -1,12 +1,13 @@
 """The options of a chat, from flags, environment and configuration file, in one frozen value."""
 
-import contextlib
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swiftchat.chat.options.model_defaults import model_defaults
 from swiftchat.chat.options.parameters import (
+    BEAM_PARAMETERS,
     PARAMETERS,
     TEXTS_PARAMETERS,
     named_options,
@@ -25,14 +26,6 @@ SAMPLING_OPTIONS = (*_NUMBERS, *TEXTS_PARAMETERS)
 _LIST_OPTIONS = ("mcp", "allow_tool")
 # Options that are saved with a conversation.
 SESSION_OPTIONS = ("model", "template", *SAMPLING_OPTIONS)
-# The names of sampling parameters in generation_config.json.
-_GENERATION_NAMES = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repeat_penalty": "repetition_penalty",
-}
 
 
 @dataclass(frozen=True)
@@ -55,6 +48,8 @@ class ChatConfig:
     parallel: int | None = None  # answers at a time, of `batch`
     no_template: bool = False
     template: str | None = None
+    lora: tuple[str, ...] = ()
+    soft_prompt: str | None = None
     max_tokens: int | None = None
     ctx_size: int | None = None
     temperature: float | None = None
@@ -78,6 +73,13 @@ class ChatConfig:
     ban: tuple[str, ...] = ()
     min_tokens: int | None = None
     seed: int | None = None
+    samples: int = 1
+    beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: str | None = None
+    diversity_rate: float | None = None
+    speculate: str | None = None
+    speculate_tokens: int | None = None
     stop: tuple[str, ...] = ()
     schema: str | None = None
     json_object: bool = False
@@ -85,17 +87,21 @@ class ChatConfig:
     grammar: str | None = None
     no_schema_prompt: bool = False
     think: str = "auto"
-    overflow: str = "error"
+    overflow: str | None = None
+    overflow_keep: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     mcp: tuple[str, ...] = ()
     allow_tool: tuple[str, ...] = ()
     max_tool_rounds: int = 8
+    draft: str | None = None
     device: str = "auto"
     tp: NumRanks = 1
     pp: int = 1
     dtype: str | None = None
     kv_dtype: str = "auto"
+    cache_max_bytes: int | None = None
+    swap_size: int = 0
     threads: int | None = None
     dummy: str | None = None
     connect: str | None = None
@@ -120,6 +126,15 @@ class ChatConfig:
         if self.compared and (self.interactive or self.extract or self.dummy or self.connect):
             raise UsageError(
                 "two models answer one prompt", "leave out -i, -x, --dummy and --connect"
+            )
+        if self.samples > 1:
+            self._check_samples()
+        self._check_beams()
+        if (self.lora or self.soft_prompt) and (self.compared or self.connect):
+            flag = "--lora" if self.lora else "--soft-prompt"
+            other = "two models" if self.compared else "the engine of --connect"
+            raise UsageError(
+                f"{flag} is for one model on this machine, not for {other}", f"leave out {flag}"
             )
         for name in TEXTS_PARAMETERS:
             if "" in getattr(self, name):
@@ -152,8 +167,58 @@ class ChatConfig:
             raise UsageError("--no-schema-prompt is for --schema", "add --schema FILE")
         if self.extract and (self.json or self.stream_json or self.raw or self.interactive):
             raise UsageError("-x prints only code", "leave out --json, --stream-json, --raw and -i")
+        if self.speculate == "draft" and self.draft is None and self.connect is None:
+            raise UsageError("--speculate draft needs a draft model", "add --draft MODEL")
+        if self.draft is not None and self.dummy is not None:
+            raise UsageError("--draft and --dummy were both given", "choose one")
         self.engine()
         self.sampling({}, ())
+
+    def _check_samples(self) -> None:
+        """Raise `UsageError` for what cannot be combined with several answers to one prompt."""
+        others = {
+            "-i": self.interactive,
+            "-x": self.extract,
+            "a second -m": self.compared,
+            "--mcp": self.mcp,
+        }
+        for other, is_given in others.items():
+            if is_given:
+                raise UsageError(
+                    f"--samples {self.samples} cannot be combined with {other}",
+                    f"leave out --samples or {other}",
+                )
+        if self.temperature == 0 and self.beams is None:
+            raise UsageError(
+                f"--samples {self.samples} with --temperature 0 would give the same answer "
+                f"{self.samples} times",
+                "leave out one of them",
+            )
+
+    def _check_beams(self) -> None:
+        """Raise `UsageError` for what cannot be combined with a beam search."""
+        others = {
+            "--schema": self.schema,
+            "--json-object": self.json_object,
+            "--regex": self.regex,
+            "--grammar": self.grammar,
+            "--mcp": self.mcp,
+            "--draft": self.draft,
+            "--tp": self.tp != 1,
+            "--pp": self.pp != 1,
+        }
+        if self.beams is None:
+            for name in BEAM_PARAMETERS:
+                if getattr(self, name) is not None:
+                    flag = f"--{name.replace('_', '-')}"
+                    raise UsageError(f"{flag} is for a beam search", "add --beams N")
+            return
+        for other, is_given in others.items():
+            if is_given:
+                raise UsageError(
+                    f"--beams {self.beams} cannot be combined with {other}",
+                    f"leave out --beams or {other}",
+                )
 
     def sampling(
         self,
@@ -165,11 +230,14 @@ class ChatConfig:
 
         None in `changes` unsets an option. Without those that `texts` stand for: see `TokenTexts`.
         """
-        values = _model_defaults(generation_config)
+        values = model_defaults(generation_config)
         numbers = (*_NUMBERS, *_LOGPROBS)
         options = {name: getattr(self, name) for name in numbers}
         options |= {name: value for name, value in (changes or {}).items() if name in numbers}
         values |= {name: value for name, value in options.items() if value is not None}
+        if "beams" in values:
+            given = options["temperature"]
+            values |= {"temperature": given or 0.0, "returned_beams": self.samples}
         return SamplingParams(**values, stop_ids=stop_ids)
 
     def texts(self, changes: dict[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -194,9 +262,12 @@ class ChatConfig:
             device=self.device,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
+            cache_max_bytes=self.cache_max_bytes,
+            swap_bytes=self.swap_size,
             ctx_size_tokens=self.ctx_size,
             num_threads=self.threads,
             dummy=self.dummy,
+            draft=self.draft,
             tp=self.tp,
             pp=self.pp,
             max_num_seqs=self.parallel or EngineConfig.max_num_seqs,
@@ -219,43 +290,6 @@ def sampling_changes(settings: dict[str, Any]) -> dict[str, Any]:
         for name, value in found.items()
         if name in SAMPLING_OPTIONS
     }
-
-
-def _model_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
-    if generation_config.get("do_sample") is False:
-        return {"temperature": 0.0}
-    found: dict[str, Any] = {}
-    for ours, theirs in _GENERATION_NAMES.items():
-        value = generation_config.get(theirs)
-        # Invalid values are ignored: the model can run without them.
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            found[ours] = int(value) if ours == "top_k" else float(value)
-    try:
-        SamplingParams(**found)
-    except UsageError:
-        return {}
-    return found
-
-
-def defaults(model: str | None) -> dict[str, tuple[Any, str]]:
-    """Return the default (value, origin) of each sampling option.
-
-    The origin is `model` for values from the generation_config.json of an installed model.
-    """
-    from swiftchat.errors import SwiftchatError
-    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
-    from swiftchat.weights.model.directory import Model
-    from swiftchat.weights.store import default_store
-
-    from_model: dict[str, Any] = {}
-    name = model or DEFAULT_MODEL
-    # `resolve` might convert the model first; a listing must not do that.
-    with contextlib.suppress(SwiftchatError):
-        path = default_store().find(name, offline=True)
-        from_model = _model_defaults(Model.open(path).generation_config)
-    values = {field.name: (field.default, "default") for field in fields(SamplingParams)}
-    values |= {name: (value, "model") for name, value in from_model.items()}
-    return values
 
 
 def read_text(name: str) -> str:
@@ -291,9 +325,22 @@ def load_config_file(known: set[str]) -> dict[str, Any]:
     for name in values:
         if option_name(name) not in known:
             raise unknown_option(str(path), name, known)
-        if option_name(name) in _LIST_OPTIONS and not _is_list_of_texts(values[name]):
-            raise UsageError(f"{path}: {name} is not a list of texts", f'as {name} = ["…"]')
+        _check_value(str(path), name, values[name])
     return named_options(values, str(path))
+
+
+def _check_value(file: str, name: str, value: object) -> None:
+    """Raise `UsageError` for a value of a type that the option cannot have."""
+    option = option_name(name)
+    if _is_list_of_texts(value) and option in (*_LIST_OPTIONS, *TEXTS_PARAMETERS, "lora"):
+        return
+    if option in _LIST_OPTIONS:
+        raise UsageError(f"{file}: {name} is not a list of texts", f'as {name} = ["…"]')
+    if not isinstance(value, str | int | float):
+        raise UsageError(
+            f"{file}: the value of {name} is neither a text nor a number",
+            f'write it as {name} = 0.5 or {name} = "…"',
+        )
 
 
 def _is_list_of_texts(value: object) -> bool:

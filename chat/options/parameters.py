@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swiftchat.engine.api.params import SAMPLING_RANGES, Range
+from swiftchat.engine.api.params import EARLY_STOPPING, OVERFLOWS, SAMPLING_RANGES, SPECULATE, Range
 from swiftchat.errors import UsageError
 
 UNSET = ("off", "default")  # values that unset a parameter
+# Parameters that need `beams`.
+BEAM_PARAMETERS = ("length_penalty", "early_stopping", "diversity_rate")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,35 @@ class Parameter:
         return value
 
 
+@dataclass(frozen=True)
+class ChoiceParameter:
+    """A parameter of each answer with one of a few texts as its value."""
+
+    name: str
+    choices: tuple[str, ...]
+    help: str
+    aliases: tuple[str, ...] = ()
+    is_sampled = True
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The long flags: `--speculate`."""
+        return tuple(f"--{name.replace('_', '-')}" for name in (self.name, *self.aliases))
+
+    @property
+    def rule(self) -> str:
+        """The valid values, as `auto, off or ngram`."""
+        return f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
+
+    def parse(self, text: str) -> str | None:
+        """Return the value of a text, None for `default`. Raises `ValueError` as `Parameter`."""
+        if text == "default":
+            return None
+        if text not in self.choices:
+            raise ValueError(f"must be {self.rule}, not {text!r}")
+        return text
+
+
 def _sampled(
     name: str, kind: type[int] | type[float], help: str, aliases: tuple[str, ...] = ()
 ) -> Parameter:
@@ -58,7 +89,7 @@ def _sampled(
 
 _AT_LEAST_1 = Range("of at least 1", 1)
 # Aliases are the names in ollama, llama.cpp and Hugging Face's generation_config.json.
-PARAMETERS = {
+PARAMETERS: dict[str, Parameter | ChoiceParameter] = {
     parameter.name: parameter
     for parameter in (
         _sampled("temperature", float, "Randomness of the answer; 0 is greedy.", ("temp",)),
@@ -104,9 +135,26 @@ PARAMETERS = {
             "Maximum length of an answer in tokens.",
             ("num_predict", "n_predict"),
         ),
-        _sampled(
-            "logprobs", int, "Log probability of each token and of this many (5) alternatives."
+        _sampled("logprobs", int, "Logprob of each token and this many (5) alternatives."),
+        ChoiceParameter(
+            "speculate", SPECULATE, "Verify proposed tokens in one step: faster, same text."
         ),
+        ChoiceParameter("overflow", OVERFLOWS, "What happens when the context is full (error)."),
+        _sampled(
+            "overflow_keep",
+            int,
+            "First tokens that a sliding context keeps; default: the system prompt.",
+            ("num_keep", "n_keep"),
+        ),
+        _sampled("beams", int, "Beam search with this many beams.", ("num_beams",)),
+        _sampled("length_penalty", float, "Beam search: above 0 favors longer answers (1)."),
+        ChoiceParameter(
+            "early_stopping", EARLY_STOPPING, "Beam search: end with the first N answers (false)."
+        ),
+        _sampled(
+            "diversity_rate", float, "Beam search: fewer continuations of one beam; 0 is off."
+        ),
+        _sampled("speculate_tokens", int, "Most proposed tokens of a step (8).", ("draft_max",)),
         Parameter(
             "ctx_size",
             int,
@@ -154,7 +202,7 @@ TEXTS_PARAMETERS = {
         TextsParameter("top_p_reset", "After this text top-p decays anew (repeatable)."),
     )
 }
-ALL_PARAMETERS: tuple[Parameter | TextsParameter, ...] = (
+ALL_PARAMETERS: tuple[Parameter | ChoiceParameter | TextsParameter, ...] = (
     *PARAMETERS.values(),
     *TEXTS_PARAMETERS.values(),
 )

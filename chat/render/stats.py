@@ -1,5 +1,7 @@
 """Statistics of an answer (speed) and of the engine (memory) as text."""
 
+from collections.abc import Mapping, Sequence
+
 from swiftchat.chat.model.answer import Answer
 from swiftchat.engine.api.protocol import EngineInfo
 
@@ -10,8 +12,9 @@ def rounded(value: float | None) -> float | None:
 
 def speeds(answer: Answer) -> dict[str, float | None]:
     """Return `prompt_tps` and `completion_tps` in tokens/s; cached tokens do not count."""
+    prefill_s = answer.result.prefill_s if answer.beams and answer.result else answer.ttft_s
     computed = answer.num_prompt_tokens - (answer.result.cached_tokens if answer.result else 0)
-    prompt_tps = computed / answer.ttft_s if answer.ttft_s else None
+    prompt_tps = computed / prefill_s if prefill_s else None
     return {"prompt_tps": rounded(prompt_tps), "completion_tps": rounded(answer.tokens_per_s)}
 
 
@@ -29,15 +32,64 @@ def stats_line(
         first = f"first token {age_at_start_s + ttft_s:.2f} s after the start of the command"
     return (
         f"{first} · load {load_s:.2f} s · prompt {answer.num_prompt_tokens} tokens "
-        f"({_num_cached(answer)} cached), {_per_s(rates['prompt_tps'])} · "
+        f"({_cached(answer)}), {_per_s(rates['prompt_tps'])} · "
         f"answer {answer.num_tokens} tokens, {_per_s(rates['completion_tps'])} · "
-        f"{answer.finish_reason}{host_sampling(answer, info, before=' · ')}"
+        f"{answer.finish_reason}{speculation(answer, info, before=' · speculation: ')}"
+        f"{host_sampling(answer, info, before=' · ')}"
     )
+
+
+def slid_text(answer: Answer) -> str:
+    """Describe what a sliding context has dropped while the answer was generated."""
+    return (
+        f"the context was full: {answer.num_slid} tokens in its middle were dropped, "
+        "and the answer went on (--overflow sliding)"
+    )
+
+
+def timeline(phases: Sequence[tuple[str, float]], began: float) -> str:
+    """Return a line for each phase of the start: its begin in seconds after `began`, its name."""
+    rows = (f"  {at - began:6.2f}  {label}" for label, at in phases)
+    return "\n".join(("start-up, seconds after the command began:", *rows))
+
+
+def speculation(answer: Answer, info: EngineInfo | None, before: str = "") -> str:
+    """Describe what speculation brought or why it was off, after `before`; empty without either."""
+    if answer.result is None or answer.params.speculate == "off":
+        return ""
+    found = answer.result.speculated
+    if found is None:
+        if answer.is_constrained:
+            return f"{before}off: the answer has a grammar"
+        controls = answer.params.unverified_controls if info and info.replays_steps else ()
+        return f"{before}off because of {', '.join(controls)}" if controls else ""
+    return (
+        f"{before}{found.proposer} · {100 * found.acceptance_rate:.0f} % of {found.num_proposed} "
+        f"tokens accepted, {found.mean_accepted:.1f} a step · decoding {found.gain:.2f} × as fast"
+    )
+
+
+def speculation_json(answer: Answer) -> dict[str, str | int | float] | None:
+    """Return the same for JSON, None if no tokens were proposed."""
+    found = answer.result.speculated if answer.result else None
+    if found is None:
+        return None
+    return {
+        "proposer": found.proposer,
+        "steps": found.num_steps,
+        "proposed_tokens": found.num_proposed,
+        "accepted_tokens": found.num_accepted,
+        "acceptance_rate": round(found.acceptance_rate, 4),
+        "mean_accepted_tokens": round(found.mean_accepted, 4),
+        "gain": round(found.gain, 4),
+    }
 
 
 def host_sampling(answer: Answer, info: EngineInfo, before: str = "") -> str:
     """Describe why decode steps were not replayed, after `before`; empty if they were."""
     controls = answer.params.host_controls
+    if answer.is_constrained and info.pp > 1:
+        controls = (*controls, "a grammar")
     if not (info.replays_steps and controls):
         return ""
     return f"{before}slower: the host samples because of {', '.join(controls)}"
@@ -45,7 +97,7 @@ def host_sampling(answer: Answer, info: EngineInfo, before: str = "") -> str:
 
 def answer_rows(answer: Answer, info: EngineInfo | None) -> dict[str, str]:
     """Return what `/stats` shows about the last answer, by label."""
-    sampling = host_sampling(answer, info) if info else ""
+    sampling, speculated = host_sampling(answer, info) if info else "", speculation(answer, info)
     rates, prompt = speeds(answer), answer.num_prompt_tokens
     cached = _num_cached(answer)
     percent = 100 * cached // max(1, prompt)
@@ -53,9 +105,38 @@ def answer_rows(answer: Answer, info: EngineInfo | None) -> dict[str, str]:
         "answer": f"{answer.num_tokens} tokens, {_per_s(rates['completion_tps'])}",
         "prompt": f"{prompt} tokens, first token after {answer.ttft_s or 0:.2f} s, "
         f"{_per_s(rates['prompt_tps'])}",
-        "cache hits": f"{cached} of {prompt} prompt tokens ({percent} %) were computed before",
+        "cache hits": f"{cached} of {prompt} prompt tokens ({percent} %) were computed before"
+        + _origins(answer),
+        **({"speculation": speculated} if speculated else {}),
         **({"sampling": sampling} if sampling else {}),
     }
+
+
+def _cached(answer: Answer) -> str:
+    """Return how many tokens were cached and where, and how many were computed."""
+    cached = _num_cached(answer)
+    computed = answer.num_prompt_tokens - cached
+    return f"{cached} cached{_origins(answer)}, {computed} computed"
+
+
+def _origins(answer: Answer) -> str:
+    """Return how many cached tokens came from the disk and from main memory, if any did."""
+    result = answer.result
+    if result is None or not (result.restored_tokens or result.swapped_tokens):
+        return ""
+    origins = {"the disk": result.restored_tokens, "main memory": result.swapped_tokens}
+    return f": {', '.join(f'{num} from {where}' for where, num in origins.items() if num)}"
+
+
+def block_row(counters: Mapping[str, int]) -> str:
+    """Return how many KV blocks there are on the device, in main memory and on disk."""
+    used, cached = counters["used_blocks"], counters["cached_blocks"]
+    parts = [f"{used} used and {cached} cached of {counters['num_blocks']} on the device"]
+    if "host_blocks" in counters:
+        parts.append(f"{counters['host_blocks']} in main memory")
+    if "disk_blocks" in counters:
+        parts.append(f"{counters['disk_blocks']} on disk")
+    return f"{', '.join(parts)}, of {counters['block_size']} tokens"
 
 
 def _num_cached(answer: Answer) -> int:

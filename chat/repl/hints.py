@@ -5,6 +5,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from swiftchat.weights.files.private import create_private_folder, open_private
+
 _HINTS = {
     "start": "chats are saved: swiftchat -c continues the last one, --no-save saves nothing",
     "stopped": "/continue extends a stopped answer, /regen answers again",
@@ -26,9 +28,8 @@ class Hints:
             return
         self._already_shown(self._file).add(name)
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(self._file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
-            with os.fdopen(descriptor, "w") as file:
+            create_private_folder(self._file.parent)
+            with os.fdopen(open_private(self._file, os.O_APPEND | os.O_WRONLY), "w") as file:
                 file.write(f"{name}\n")
         except OSError:
             return  # an unrecorded hint would be shown every time

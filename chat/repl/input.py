@@ -26,6 +26,7 @@ from swiftchat.chat.repl.shell_paths import ShellPathCompleter
 from swiftchat.chat.repl.word_wrap import WordWrap
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.weights.files.private import create_private_folder, open_private
 
 PLACEHOLDER = "Send a message (/? for help)"
 
@@ -113,10 +114,9 @@ def open_history(file: Path | None, pastes: Pastes) -> History:
     if file is None:
         return InMemoryHistory()
     try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        create_private_folder(file.parent)
         # Created here, because prompt_toolkit would use the umask.
-        os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
-        file.chmod(0o600)
+        os.close(open_private(file, os.O_APPEND | os.O_WRONLY))
     except OSError as error:
         print(f"warning: the input history is not saved: {error.strerror}", file=sys.stderr)
         return InMemoryHistory()

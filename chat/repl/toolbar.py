@@ -17,6 +17,7 @@ def toolbar(state: ChatState) -> StyleAndTextTuples:
         return [("", f" {name} · {sanitize(progress.label)} {percent} %")]
     size, answer = engine.info.ctx_size_tokens, state.last_answer
     used = state.conversation.context_used
+    used = used and min(used, size)  # the context of a longer answer slid
     percent = 0 if used is None else 100 * used // size
     context = "?" if used is None else _thousands(used)
     style = "fg:ansired" if percent >= 95 else "fg:ansiyellow" if percent >= 80 else ""

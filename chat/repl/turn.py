@@ -9,7 +9,7 @@ from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.answer_saver import AnswerSaver
 from swiftchat.chat.model.tools import max_result_characters
-from swiftchat.chat.render.stats import stats_line
+from swiftchat.chat.render.stats import slid_text, stats_line
 from swiftchat.chat.render.view import AnswerView, open_view, preload
 from swiftchat.chat.repl.hints import Hints
 from swiftchat.chat.repl.message import message_of
@@ -148,12 +148,16 @@ class TurnRunner:
         elif "```" in answer.text:
             self._hints.show("code")
         self._show_limit(answer)
+        for warning in answer.result.warnings if answer.result else ():
+            print_notice(f"warning: {warning}")
         if state.config.stats and chat_model.engine.info:
             print_notice(stats_line(answer, chat_model.engine.info, chat_model.engine.info.load_s))
         return calls
 
     def _show_limit(self, answer: Answer) -> None:
-        """Print what has ended the answer early, and what continues it."""
+        """Print what was dropped for the answer, what ended it early, and what continues it."""
+        if answer.num_slid:
+            print_notice(slid_text(answer))
         if answer.limit == "max_tokens":
             print_notice(
                 f"the answer ended at max_tokens = {answer.params.max_tokens}: /continue extends "
@@ -213,6 +217,7 @@ class TurnRunner:
             chat_model.wait_ready(
                 lambda progress: status.show(progress.label, progress.done, progress.total)
             )
+        chat_model.tell_notes()
         if was_ready and chat_model.engine is not engine:
             if self._state.config.connect:
                 print_notice("the engine connection was lost and restored")

@@ -68,6 +68,10 @@ def input_statistics(
     config = Model.open(path).config
     if config.num_experts:
         raise UsageError("calibration does not support MoE models", "leave out --calibrate")
+    if config.mixer is not None or config.latent is not None:
+        raise UsageError(
+            f"calibration does not support {config.architecture}", "leave out --calibrate"
+        )
     readers = {name: field for field, names in _READERS.items() for name in names}
     files = {
         tensor_name(config, canonical, layer, part): f"{layer}-{readers[canonical]}.npy"

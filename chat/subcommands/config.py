@@ -33,7 +33,7 @@ def config_path_command() -> None:
 def config_show(ctx: click.Context) -> None:
     """Print every setting and its origin."""
     from swiftchat.chat.options.chat_options import FILE_NAMES
-    from swiftchat.chat.options.config import defaults
+    from swiftchat.chat.options.model_defaults import defaults
 
     root = ctx.find_root()
     project: Project | None = root.obj

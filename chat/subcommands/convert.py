@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swiftchat.chat.model.adapters import Weighted
 from swiftchat.chat.model.description import format_bytes
 from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
@@ -74,6 +75,12 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Calibrate on a built-in text (GPTQ, SmoothQuant): slower, more accurate.",
 )
+@click.option(
+    "--merge-lora",
+    multiple=True,
+    metavar="DIR[=SCALE]",
+    help="Add a LoRA adapter to the weights (repeatable).",
+)
 @click.option("--dry-run", is_flag=True, help="Print the files and sizes; write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 def convert(
@@ -89,6 +96,7 @@ def convert(
     keep: tuple[str, ...],
     int8: tuple[str, ...],
     calibrate: bool,
+    merge_lora: tuple[str, ...],
     dry_run: bool,
     quiet: bool,
 ) -> None:
@@ -104,6 +112,11 @@ def convert(
     from swiftchat.weights.quantization.quantize import QuantizationSpec
     from swiftchat.weights.store import default_store
 
+    if merge_lora and calibrate:
+        raise UsageError(
+            "--calibrate measures the model without --merge-lora",
+            "merge first, then quantize the result",
+        )
     for flag, value in (("--keep", keep), ("--int8", int8), ("--calibrate", calibrate)):
         if value and quantize is None:
             raise UsageError(f"{flag} has no effect without --quantize", "add --quantize")
@@ -114,6 +127,7 @@ def convert(
         "only": only,
         "skip": skip,
         "tp": tp,
+        "adapters": [(Path(one.text), one.scale) for one in map(Weighted.parse, merge_lora)],
     }
     path = Path(source)
     if not path.exists():

@@ -3,7 +3,8 @@
 import json as json_module
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -166,7 +167,15 @@ def _disk_use(
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> None:
-    """Show a model: architecture, sizes, context, tokenizer, memory needed, where it fits."""
+    """Show a model: architecture, sizes, context, tokenizer, memory needed, where it fits.
+
+    Of the directory or GGUF file of an adapter, show what it is.
+    """
+    from swiftchat.weights.adapters.describe import describe_adapter, is_adapter
+
+    if name and is_adapter(Path(name)):
+        _print_properties(describe_adapter(Path(name)), as_json)
+        return
     from swiftchat.chat.model.memory import context_limits, device_memory, parallel_memory
     from swiftchat.tokenizer import Tokenizer
     from swiftchat.weights.hub.aliases import DEFAULT_MODEL
@@ -179,6 +188,10 @@ def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> No
     cpu, *gpus = device_memory()
     properties["fits"] = context_limits(model, cpu, gpus, kv_dtype)
     properties["each_of_several_gpus"] = parallel_memory(model, gpus, tp, pp, kv_dtype)
+    _print_properties(properties, as_json)
+
+
+def _print_properties(properties: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json_module.dumps(properties, indent=2))
         return

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from swiftchat.engine.api.params import ServeConfig
 
 _ENGINE_OPTIONS = (
-    *("ctx_size", "device", "tp", "pp", "dtype", "kv_dtype", "threads", "dummy"),
+    *("ctx_size", "device", "tp", "pp", "dtype", "kv_dtype", "threads", "dummy", "draft"),
+    *("cache_max_bytes", "swap_size"),
     *("template", "think", "offline", "quiet"),
 )
 _MODEL = click.Argument(
@@ -58,6 +59,7 @@ def serve(
     With --openai, HTTP clients of OpenAI's API can use the model too. They must send the token
     that is printed at the start, or that of --token-file or SWIFTCHAT_API_TOKEN.
     """
+    from swiftchat.chat.model.draft import with_draft
     from swiftchat.chat.model.find import find_model
     from swiftchat.chat.options.config import ChatConfig
 
@@ -75,6 +77,7 @@ def serve(
                 endpoint = _endpoint(openai, token_file, allow_remote)
                 stack.enter_context(endpoint)
             path = find_model(config.model, offline=config.offline, quiet=config.quiet)
+            config = with_draft(config, path)
             serve_config = _serve_config(path, config, keep_alive, endpoint)
             chat_model = stack.enter_context(_started(path, config, serve_config))
             _run(chat_model, endpoint, serve_config)

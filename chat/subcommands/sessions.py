@@ -16,6 +16,7 @@ from swiftchat.chat.history.transcript import as_markdown, write_file
 from swiftchat.chat.options.completion import complete_sessions
 from swiftchat.chat.options.duration import Duration
 from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
 from swiftchat.errors import FileSystemError, UsageError
 
 _NO_SESSIONS = "no saved conversations; chats are saved automatically"
@@ -147,6 +148,7 @@ def rm(id_or_name: tuple[str, ...], yes: bool) -> None:
         store.remove(*ids)
     for one in ids:
         print(f"removed {one[:SHORT_ID]} {sanitize(titles[one])}", file=sys.stderr)
+    _mention_cache()
 
 
 @sessions.command()
@@ -182,6 +184,14 @@ def prune(older_than: float | None, one_shots: bool, dry_run: bool, yes: bool) -
         _confirm("prune", f"remove {'these ' if len(rows) > 1 else 'this '}{count}?", yes)
         store.remove(*(row["id"] for row in rows))
     print(f"removed {count}", file=sys.stderr)
+    _mention_cache()
+
+
+def _mention_cache() -> None:
+    """Say that keys and values of removed conversations may be on the disk."""
+    if KVFolder(user_kv_folder()).files():
+        hint = "swiftchat cache clear removes their keys and values, too"
+        print(hint, file=sys.stderr)
 
 
 def _confirm(command: str, question: str, yes: bool) -> None:

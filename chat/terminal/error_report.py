@@ -7,6 +7,7 @@ from pathlib import Path
 
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import SwiftchatError
+from swiftchat.weights.files.private import create_private_folder, open_private
 
 _MAX_REPORTS = 20  # older ones are removed
 
@@ -62,11 +63,11 @@ def write_report(error: BaseException, folder: Path) -> Path:
     import traceback
     from importlib.metadata import version
 
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    create_private_folder(folder)
     path = folder / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}-{time.time_ns() % 10**6}.txt"
     head = f"swiftchat {version('swiftchat')}, Python {platform.python_version()}"
     text = "".join(traceback.format_exception(error))
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+    with os.fdopen(open_private(path, os.O_EXCL | os.O_WRONLY), "wb") as file:
         file.write(f"{head}, {platform.platform()}\n\n{text}".encode("utf-8", "replace"))
     for old in sorted(folder.glob("*.txt"))[:-_MAX_REPORTS]:
         old.unlink(missing_ok=True)

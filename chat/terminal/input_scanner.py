@@ -71,6 +71,11 @@ class InputScanner:
         return bool(self._held) or self._unmarked is not None or self._paste is not None
 
     @property
+    def is_in_marks(self) -> bool:
+        """Whether the end mark of a paste has not come yet."""
+        return self._paste is not None
+
+    @property
     def is_pasting(self) -> bool:
         """Whether a paste is incomplete, or a paste without marks may be."""
         return self._paste is not None or self._clock() < self._wary_until

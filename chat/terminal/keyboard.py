@@ -32,8 +32,9 @@ _ERASE_LINE = b"\r\x1b[K"
 _BRACKETED_PASTE_ON, _BRACKETED_PASTE_OFF = b"\x1b[?2004h", b"\x1b[?2004l"
 _CHUNK_BYTES = 1 << 16
 _ENTER_PAUSE_S = 0.02  # for the rest of a paste to arrive behind an Enter
-_MAX_DISCARD_S = 10.0
-_MAX_PAUSES = 5  # within a paste that the terminal still sends
+# At the end: how long input without paste marks may take, the longest pause in it, and the longest
+# pause in a marked paste, whose end mark comes at last even from a slow terminal.
+_MAX_DISCARD_S, _MAX_PAUSE_S, _MAX_MARKED_PAUSE_S = 10.0, 0.6, 10.0
 _MAX_ANSWER_S = 0.5  # from a question to the terminal's answer
 _POLL_S = 0.005
 _BEFORE_QUESTION_S = 0.1  # for the reader to deliver what was typed before
@@ -286,22 +287,19 @@ class Keyboard:
     def _discard_input(self) -> None:
         """Read what is left, and the rest of a paste, which would otherwise run in the shell.
 
-        Unlike `tcflush`, this cannot take the beginning of a paste and leave the rest.
+        Unlike `tcflush`, this cannot take the beginning of a paste and leave the rest. Ctrl-C ends
+        it.
         """
         deadline = time.monotonic() + _MAX_DISCARD_S
-        num_pauses = 0
-        while num_pauses <= _MAX_PAUSES and time.monotonic() < deadline:
-            pause_s = PASTE_PAUSE_S if self._scanner.is_pasting else 0
-            if select.select([self._descriptor], [], [], pause_s)[0]:
-                num_pauses = 0
-                data = os.read(self._descriptor, _CHUNK_BYTES)
-                if not data:
-                    return
-                self._scanner.feed(data)
-            elif self._scanner.is_pasting:
-                num_pauses += 1
-            else:
+        while self._scanner.is_in_marks or time.monotonic() < deadline:
+            pause_s = _MAX_PAUSE_S if self._scanner.is_pasting else 0.0
+            pause_s = _MAX_MARKED_PAUSE_S if self._scanner.is_in_marks else pause_s
+            if not select.select([self._descriptor], [], [], pause_s)[0]:
                 return
+            data = os.read(self._descriptor, _CHUNK_BYTES)
+            if data in (b"", INTERRUPT.data):
+                return
+            self._scanner.feed(data)
 
     # The reader thread
 

@@ -46,7 +46,8 @@ def _bars() -> Iterator[Callable[[str, int, int], None]]:
         yield report
 
 
-def _progress() -> "Progress":
+@contextmanager
+def _progress() -> "Iterator[Progress]":
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -56,4 +57,10 @@ def _progress() -> "Progress":
         DownloadColumn(),
         TransferSpeedColumn(),
     )
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    try:
+        with Progress(*columns, console=console, transient=True) as progress:
+            yield progress
+    finally:
+        # A signal that came while the display started or stopped has left the cursor hidden.
+        console.show_cursor()

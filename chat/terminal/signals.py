@@ -46,7 +46,8 @@ def _retry_dropped(unraisable: "sys.UnraisableHookArgs") -> None:
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _send_later(signal.SIGINT)
     elif issubclass(unraisable.exc_type, SystemExit):
-        _send_later(signal.SIGTERM)
+        code = getattr(unraisable.exc_value, "code", None)
+        _send_later(signal.SIGHUP if code == 128 + signal.SIGHUP else signal.SIGTERM)
     else:
         sys.__unraisablehook__(unraisable)
 

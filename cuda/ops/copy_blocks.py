@@ -18,14 +18,19 @@ _SPEC = KernelSpec(
 VARIANTS = [_SPEC]
 
 
-def copy_blocks(gpu: Gpu, cache: Tensor, copies: Tensor) -> None:
-    """Copy block copies[i][0] to copies[i][1] in every layer.
+def copy_blocks(gpu: Gpu, cache: Tensor, copies: Tensor, destination: Tensor | None = None) -> None:
+    """Copy block copies[i][0] of the cache to copies[i][1], by default of the same, in every layer.
 
     The cache is T [num_layers, num_blocks, 2 * num_kv_heads, block_size, head_dim]; copies are
-    int32 [m, 2] on the GPU. No block may be both read and written; this is not checked.
+    int32 [m, 2] on the GPU. `destination` has its own number of blocks. To swap, one of the two is
+    in pinned host memory, which the GPU reads or writes itself. No block may be both read and
+    written; this is not checked.
     """
-    check_tensor("cache", cache, tuple(cache.shape), cache.dtype, gpu)
+    destination = cache if destination is None else destination
     num_layers, num_blocks, *block_shape = cache.shape
+    other_shape = (num_layers, destination.shape[1], *block_shape)
+    check_tensor("cache", cache, tuple(cache.shape), cache.dtype, gpu, may_be_pinned=True)
+    check_tensor("destination", destination, other_shape, cache.dtype, gpu, may_be_pinned=True)
     m = copies.shape[0]
     check_tensor("copies", copies, (m, 2), "int32", gpu)
     block_bytes = cache.element_size() * prod(block_shape)
@@ -43,9 +48,9 @@ def copy_blocks(gpu: Gpu, cache: Tensor, copies: Tensor) -> None:
         _THREADS,
         num_bytes=2 * m * num_layers * block_bytes,
         source=cache,
-        destination=cache,
+        destination=destination,
         copies=copies,
         source_layer_vectors=num_blocks * block_vectors,
-        destination_layer_vectors=num_blocks * block_vectors,
+        destination_layer_vectors=destination.shape[1] * block_vectors,
         block_vectors=block_vectors,
     )

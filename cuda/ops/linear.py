@@ -27,7 +27,7 @@ _ARGUMENTS = (
     "float weight_offset, int n, int m, int k, int pair_span, int num_splits, int num_stages, "
     "pointer partial_sums, pointer counters, pointer cos_sin, pointer positions, "
     "pointer slot_mapping, pointer cache, int num_heads, int num_kv_heads, int head_dim, "
-    "int log2_block_size, int world_size, pointer row_scale, pointer x_scale"
+    "int log2_block_size, int world_size, pointer row_scale, pointer x_scale, int bias_stride"
 )
 # The rotary arguments of the kernels without rotary embedding.
 _NO_ROPE: dict[str, Any] = {
@@ -102,6 +102,7 @@ def _spec(
     activation: str = "none",
     scheme: str = "PLAIN",
     group_size: int = 0,
+    row_bias: bool = False,
 ) -> KernelSpec:
     defines = {
         "DTYPE": dtype,
@@ -112,6 +113,7 @@ def _spec(
         "MAX_N": str(compiled_rows(n)),
         "SCHEME": scheme,
         "GROUP_SIZE": str(group_size),
+        "ROW_BIAS": str(int(row_bias)),
     }
     return KernelSpec("linear", _ARGUMENTS, defines)
 
@@ -138,15 +140,23 @@ _PACKED: list[dict[str, Any]] = [
 ]
 # Two variants for each packing, with varying dtypes, sizes and epilogues: the packing does not
 # change the epilogue's code.
-VARIANTS = [_spec(**shape, **epilogue) for epilogue in _EPILOGUES for shape in _SHAPES] + [
-    _spec(
-        **_SHAPES[(2 * i + 5 * j) % len(_SHAPES)],
-        **_EPILOGUES[(2 * i + j) % len(_EPILOGUES)],
-        **packing,
-    )
-    for i, packing in enumerate(_PACKED)
-    for j in (0, 1)
-]
+VARIANTS = (
+    [_spec(**shape, **epilogue) for epilogue in _EPILOGUES for shape in _SHAPES]
+    + [
+        _spec(
+            **_SHAPES[(2 * i + 5 * j) % len(_SHAPES)],
+            **_EPILOGUES[(2 * i + j) % len(_EPILOGUES)],
+            **packing,
+        )
+        for i, packing in enumerate(_PACKED)
+        for j in (0, 1)
+    ]
+    + [
+        # One bias for each row, in every epilogue.
+        _spec(**_SHAPES[i % len(_SHAPES)], **epilogue, row_bias=True)
+        for i, epilogue in enumerate(_EPILOGUES)
+    ]
+)
 
 
 def linear(
@@ -162,7 +172,8 @@ def linear(
 ) -> None:
     """Write x [n, k] · weightᵀ [k, m] + bias to out [n, m].
 
-    `out` has the weight's dtype or is fp32. x has the weight's dtype, or with `norm` is fp32. With
+    `out` has the weight's dtype or is fp32. bias is [m], or [n, m] with one for each row; so in all
+    functions here. x has the weight's dtype, or with `norm` is fp32. With
     a packed weight, the rows of x may be multiplied by `x_scale` fp32 [n].
     """
     fp32_out = out.dtype == torch.float32 and weight.dtype != torch.float32
@@ -312,7 +323,8 @@ def _launch(
             raise ValueError(
                 f"the workspace is too small for {m} rows in {layout.num_splits} splits"
             )
-    spec = _spec(DTYPE_NAMES[dtype], n, norm=norm is not None, **options)
+    row_bias = bias is not None and bias.dim() == 2
+    spec = _spec(DTYPE_NAMES[dtype], n, norm=norm is not None, row_bias=row_bias, **options)
     gpu.kernel(spec)(
         gpu.num_sms // layout.num_splits * layout.num_splits,
         THREADS,
@@ -337,6 +349,7 @@ def _launch(
         world_size=world_size,
         row_scale=row_scale,
         x_scale=x_scale,
+        bias_stride=bias.stride(0) if bias is not None and row_bias else 0,
     )
 
 
@@ -356,7 +369,10 @@ def _check_inputs(
         if x_scale is not None:
             raise ValueError("x_scale is only for packed weights")
     check_tensor("x_scale", x_scale, (n,), torch.float32, gpu)
-    check_tensor("bias", bias, (m,), dtype, gpu)
+    if bias is None or bias.dim() == 1:
+        check_tensor("bias", bias, (m,), dtype, gpu)
+    elif bias.shape != (n, m) or bias.dtype != dtype or bias.stride(1) != 1:
+        raise ValueError(f"bias must be {dtype} {[m]} or {[n, m]}, not {list(bias.shape)}")
     check_tensor("x", x, (n, k), torch.float32 if norm else dtype, gpu)
     if norm:
         check_tensor("norm.weight", norm.weight, (k,), dtype, gpu)

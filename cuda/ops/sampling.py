@@ -12,7 +12,7 @@ _THREADS, _LOGITS_PER_BLOCK = 256, 2048  # of penalties and argmax
 # As in `kernels/sampling/sample_row.cuh`.
 _SAMPLE_THREADS, _CHUNK, _LIST_SIZE, _BINS = 512, 4096, 512, 512
 _MAX_VOCAB_SIZE = 2**20 - 1
-_MAX_DECODE_ROWS = 128
+_MAX_DECODE_ROWS = 256
 # Per-row tensors of `sample` that are not fp32.
 _SAMPLE_DTYPES = {
     "argmax_ids": "int32",
@@ -26,7 +26,7 @@ _PENALTIES = KernelSpec(
     "penalties",
     "pointer logits, pointer bias, pointer has_bias, pointer counts, pointer repeat_penalty, "
     "pointer presence_penalty, pointer frequency_penalty, pointer context_lens, "
-    "pointer min_context_lens, int vocab_size",
+    "pointer min_context_lens, pointer masks, pointer has_mask, int vocab_size",
 )
 _ARGMAX = KernelSpec(
     "argmax",
@@ -53,6 +53,7 @@ def penalties(
     logits: Tensor,
     counts: Tensor,
     bias: Tensor,
+    masks: Tensor,
     *,
     has_bias: Tensor,
     repeat_penalty: Tensor,
@@ -60,20 +61,24 @@ def penalties(
     frequency_penalty: Tensor,
     context_lens: Tensor,
     min_context_lens: Tensor,
+    has_mask: Tensor,
 ) -> None:
-    """Apply bias, penalties and bans to logits fp32 [n, vocab_size] in place.
+    """Apply bias, penalties, bans and masks to logits fp32 [n, vocab_size] in place.
 
     counts int32 [max_rows, vocab_size]: bit 30 of an element is set if the id occurs in the prompt
     or the answer, bit 29 if it ends an answer; the lower bits count its occurrences in the answer.
-    bias fp32 [max_rows, vocab_size] is added; −inf bans an id. The penalties are fp32 [n];
-    has_bias, context_lens and min_context_lens are int32 [n]. Ids that end an answer are banned in
-    rows with fewer than min_context_lens tokens. A row's counts are not read if the penalties are
-    1, 0 and 0 and it is long enough, its bias is not read if has_bias is 0.
+    bias fp32 [max_rows, vocab_size] is added; −inf bans an id. masks int32 [max_rows,
+    ceil(vocab_size / 32)] have a bit for each id, the lowest one first; 0 bans it. The penalties
+    are fp32 [n]; has_bias, has_mask, context_lens and min_context_lens are int32 [n]. Ids that end
+    an answer are banned in rows with fewer than min_context_lens tokens. A row's counts are not
+    read if the penalties are 1, 0 and 0 and it is long enough, its bias is not read if has_bias is
+    0, its mask is not read if has_mask is 0.
     """
     n, vocab_size = logits.shape
     check_tensor("logits", logits, (n, vocab_size), "float32", gpu)
     check_tensor("counts", counts, (counts.shape[0], vocab_size), "int32", gpu)
     check_tensor("bias", bias, (counts.shape[0], vocab_size), "float32", gpu)
+    check_tensor("masks", masks, (counts.shape[0], -(-vocab_size // 32)), "int32", gpu)
     per_row: dict[str, Any] = {
         "has_bias": has_bias,
         "repeat_penalty": repeat_penalty,
@@ -81,6 +86,7 @@ def penalties(
         "frequency_penalty": frequency_penalty,
         "context_lens": context_lens,
         "min_context_lens": min_context_lens,
+        "has_mask": has_mask,
     }
     for name, tensor in per_row.items():
         check_tensor(name, tensor, (n,), "float32" if "penalty" in name else "int32", gpu)
@@ -95,6 +101,7 @@ def penalties(
         logits=logits,
         bias=bias,
         counts=counts,
+        masks=masks,
         **per_row,
         vocab_size=vocab_size,
     )
@@ -108,7 +115,8 @@ def argmax_workspace(gpu: Gpu, max_rows: int) -> Tensor:
 def argmax(gpu: Gpu, logits: Tensor, max_logits: Tensor, ids: Tensor, workspace: Tensor) -> None:
     """Write the maximum of each row of logits fp32 [n, vocab_size], and the lowest id that has it.
 
-    max_logits fp32 [n]; ids int32 [n]. A row with a NaN or an infinite logit gets NaN and -1.
+    max_logits fp32 [n]; ids int32 [n]. A row with a NaN or an infinite logit gets NaN and -1, one
+    whose ids are all banned -2.
     """
     n, vocab_size = logits.shape
     check_tensor("logits", logits, (n, vocab_size), "float32", gpu)
@@ -155,10 +163,10 @@ def sample(
 ) -> None:
     """Write each row's next token to out int32 [n].
 
-    It is argmax_ids[row] if that is -1 or the temperature is 0. logits fp32 [n, vocab_size] have
-    penalties applied; max_logits fp32 [n] and argmax_ids int32 [n] are from `argmax`. temperature,
-    top_p (1: off) and min_p (0: off) are fp32 [n]; top_k int32 [n] (0: off). The random numbers
-    are a function of seeds int64 [n], read as unsigned, and positions int32 [n].
+    It is argmax_ids[row] if that is negative or the temperature is 0. logits fp32 [n, vocab_size]
+    have penalties applied; max_logits fp32 [n] and argmax_ids int32 [n] are from `argmax`.
+    temperature, top_p (1: off) and min_p (0: off) are fp32 [n]; top_k int32 [n] (0: off). The
+    random numbers are a function of seeds int64 [n], read as unsigned, and positions int32 [n].
     """
     n, vocab_size = logits.shape
     check_tensor("logits", logits, (n, vocab_size), "float32", gpu)

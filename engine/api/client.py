@@ -13,21 +13,33 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.local import LocalEngine
 from swiftchat.engine.api.params import EngineConfig, SamplingParams, ServeConfig
-from swiftchat.engine.api.protocol import EngineInfo, Event, Finished, Message, Progress
+from swiftchat.engine.api.protocol import (
+    RESTART_HINT,
+    EngineInfo,
+    Event,
+    Finished,
+    Message,
+    Progress,
+)
+from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
+from swiftchat.engine.api.wire import WireError, decode
 from swiftchat.errors import DeviceError, SwiftchatError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-_READER_EXIT_S = 1.0  # for the reader thread to notice a closed connection
+_READER_EXIT_S = 5.0  # for the reader thread to notice a closed connection
 _CHECK_INTERVAL_S = 1.0  # between checks of the engine while a caller waits for it
 
 T = TypeVar("T")
+Arrival = tuple[float, Event | SwiftchatError]  # its time, in `perf_counter` seconds
 
 
 class Generation:
     """One answer in progress: an iterable of events, of which the last is `Finished`.
+
+    `arrived` is when the last event that was yielded came, in `perf_counter` seconds.
 
     Iterating raises the `SwiftchatError` that ended the generation. `KeyboardInterrupt` does not
     cancel it. After `cancel`, the iteration yields the tokens generated until then and
@@ -37,17 +49,18 @@ class Generation:
     def __init__(
         self,
         generation_id: int,
-        next_event: Callable[[], Event | SwiftchatError],
+        next_event: Callable[[], Arrival],
         cancel: Callable[[int], None],
     ) -> None:
         self.id = generation_id
+        self.arrived = 0.0
         self._next_event = next_event
         self._cancel = cancel
         self._ended = False
 
     def __iter__(self) -> Iterator[Event]:
         while not self._ended:
-            event = self._next_event()
+            self.arrived, event = self._next_event()
             self._ended = isinstance(event, Finished | SwiftchatError)
             if isinstance(event, SwiftchatError):
                 raise event
@@ -80,8 +93,11 @@ class EngineConnection(Protocol):
     def kill(self) -> None:
         """End an engine that does not answer, or disconnect from it."""
 
+    def wait_ended(self) -> None:
+        """Wait until a local worker has ended, after the connection was shut down."""
+
     def close(self) -> None:
-        """Release resources after the connection was shut down."""
+        """Release resources; nothing may use the engine any more."""
 
 
 class EngineClient:
@@ -90,7 +106,8 @@ class EngineClient:
     `start` starts a worker process, unless `remote` is given; with `serve` it also serves other
     terminals. The model is loaded in the background; `wait_ready` waits for it. When the engine
     ends or is stopped, the current generations raise `DeviceError` with the exit reason, as does
-    every later call. `is_attached`: the engine belongs to another process.
+    every later call. `is_attached`: the engine belongs to another process. `phases` are the
+    phases of loading, in order, each with its start in `perf_counter` seconds.
     """
 
     def __init__(
@@ -103,6 +120,7 @@ class EngineClient:
         self.config = config
         self.model_path = model_path
         self.is_attached = remote is not None
+        self.phases: list[tuple[str, float]] = []
         self._remote, self._serve = remote, serve
         self._next_id = 1
         self._send_lock = threading.Lock()
@@ -110,14 +128,16 @@ class EngineClient:
         self._info: EngineInfo | None = None
         self._failure: SwiftchatError | None = None
         self._progress: Progress | None = None
-        self._generations: dict[int, Queue[Event | SwiftchatError]] = {}
+        self._generations: dict[int, Queue[Arrival]] = {}
         self._stats: Queue[Message | SwiftchatError] = Queue()
+        self._num_stats_due = 0  # replies to come, those of interrupted calls too
         self._closing = False
         self._received = False  # a message since the last check
         self._last_check = -math.inf
 
     def start(self) -> Self:
         """Start the worker process, unless the engine is remote, and the reader thread."""
+        self._begin_phase("starting a process" if self._remote is None else "attaching")
         self._engine = self._remote or LocalEngine(self.config, self.model_path, self._serve)
         self._connection = self._engine.connection
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
@@ -176,13 +196,14 @@ class EngineClient:
         prompt: Sequence[int],
         params: SamplingParams,
         constraint: ConstraintSpec | None = None,
+        tuning: Tuning | None = None,
     ) -> Generation:
         """Start an answer to a prompt's token ids; may be called before the model is ready."""
         with self._state:
             if self._failure is not None:
                 raise self._failure
             generation_id, self._next_id = self._next_id, self._next_id + 1
-            events: Queue[Event | SwiftchatError] = Queue()
+            events: Queue[Arrival] = Queue()
             self._generations[generation_id] = events
         self._command(
             {
@@ -191,6 +212,7 @@ class EngineClient:
                 "prompt": list(prompt),
                 "params": params.to_wire(),
                 **({} if constraint is None else {"constraint": constraint.to_wire()}),
+                **({"tuning": tuning.to_wire()} if tuning else {}),
             }
         )
         return Generation(generation_id, lambda: self._next(events), self._cancel)
@@ -201,20 +223,25 @@ class EngineClient:
         With `measure`, include the GPU's bandwidth ceiling, which the first such call measures.
         """
         self._command({"type": "stats", "measure": measure})
-        answer = self._next(self._stats)
-        if isinstance(answer, SwiftchatError):
-            raise answer
-        return {key: value for key, value in answer.items() if key != "type"}
+        self._num_stats_due += 1
+        while True:  # replies come in the order of the calls
+            answer = self._next(self._stats)
+            if isinstance(answer, SwiftchatError):
+                raise answer
+            self._num_stats_due -= 1
+            if not self._num_stats_due:
+                return {key: value for key, value in answer.items() if key != "type"}
 
     def close(self) -> None:
         """Disconnect: a local worker exits at once, a remote engine ends this client's requests."""
         self._closing = True
         with contextlib.suppress(OSError):  # already closed by the engine
             self._engine.socket.shutdown(socket.SHUT_RDWR)
-        self._engine.close()
-        self._reader.join(_READER_EXIT_S)
+        self._engine.wait_ended()
+        self._reader.join(_READER_EXIT_S)  # it may be asking the engine for its exit reason
         self._connection.close()
         self._engine.socket.close()
+        self._engine.close()
 
     def _next(self, events: Queue[T]) -> T:
         while True:
@@ -249,12 +276,20 @@ class EngineClient:
         with self._send_lock:
             protocol.send(self._connection, message)
 
+    def _begin_phase(self, label: str) -> None:
+        if self._info is None and not (self.phases and self.phases[-1][0] == label):
+            self.phases.append((label, time.perf_counter()))
+
     def _read(self) -> None:
         try:
             while True:
-                message = protocol.receive(self._connection)
+                message = protocol.receive(self._connection, protocol.MAX_MESSAGE_BYTES)
                 self._received = True
-                self._dispatch(message)
+                for one in protocol.messages_of(message):
+                    self._dispatch(one)
+        except WireError as error:
+            self._fail(DeviceError(f"the engine sent an invalid message: {error}", RESTART_HINT))
+            self._engine.kill()
         except (EOFError, OSError):
             if not self._closing:
                 self._fail(self._engine.exit_reason())
@@ -262,10 +297,13 @@ class EngineClient:
     def _dispatch(self, message: Message) -> None:
         match message["type"]:
             case "progress":
+                progress = decode(message, Progress)
+                self._begin_phase(progress.label)
                 with self._state:
-                    self._progress = Progress(message["label"], message["done"], message["total"])
+                    self._progress = progress
                     self._state.notify_all()
             case "ready":
+                self._begin_phase("ready")
                 with self._state:
                     self._info = EngineInfo.from_wire(message)
                     self._state.notify_all()
@@ -273,14 +311,18 @@ class EngineClient:
                 pass
             case "stats":
                 self._stats.put(message)
-            case "error" if message["id"] is None:
+            case "error" if message.get("id") is None:
                 self._fail(protocol.error_from(message))
             case kind:
+                event = protocol.event_from(message)
                 ended = kind in ("finished", "error")
+                generation_id = decode(message.get("id"), int, "id")
                 with self._state:
-                    find = self._generations.pop if ended else self._generations.__getitem__
-                    events = find(message["id"])
-                events.put(protocol.event_from(message))
+                    find = self._generations.pop if ended else self._generations.get
+                    events = find(generation_id, None)
+                if events is None:
+                    raise WireError(f"no generation has the id {generation_id}")
+                events.put((time.perf_counter(), event))
 
     def _fail(self, error: SwiftchatError) -> None:
         """Raise the first error in all waiting callers and in all later calls."""
@@ -290,5 +332,5 @@ class EngineClient:
             waiting, self._generations = list(self._generations.values()), {}
             self._state.notify_all()
         for events in waiting:
-            events.put(self._failure)
+            events.put((time.perf_counter(), self._failure))
         self._stats.put(self._failure)

@@ -13,7 +13,8 @@ from swiftchat.engine.api.child_process import exit_reason, stop_signal
 from swiftchat.engine.api.params import EngineConfig, ServeConfig
 from swiftchat.errors import DeviceError
 
-_EXIT_S = 1.0  # for a worker to exit before it is killed
+_EXIT_S = 2.5  # for a worker to save its KV blocks and exit before it is killed
+_CRASH_S = 20.0  # for a worker that has closed its connection to exit: it may write a core file
 # Consecutive checks that must find the worker stopped: the user may suspend and resume a whole
 # process group.
 _MAX_STOPPED_CHECKS = 3
@@ -68,15 +69,29 @@ class LocalEngine:
         self._process.kill()
 
     def exit_reason(self) -> DeviceError:
-        """Wait for the exit, which follows the end of the connection, and return its reason."""
-        reason = exit_reason(self._process.wait(), self._stderr)
-        return DeviceError(f"the engine process ended: {reason}", protocol.RESTART_HINT)
+        """Wait for the exit, which follows the end of the connection, and return its reason.
 
-    def close(self) -> None:
-        """Wait until the worker exits, which closing the connection causes; else kill it."""
+        A worker that does not exit is killed.
+        """
         try:
-            self._process.wait(_EXIT_S)
+            status = self._process.wait(_CRASH_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
+            status = self._process.wait()
+        reason = exit_reason(status, self._stderr)
+        return DeviceError(f"the engine process ended: {reason}", protocol.RESTART_HINT)
+
+    def wait_ended(self) -> None:
+        """Wait until the worker exits, which closing the connection causes; else kill it.
+
+        Ctrl-C ends the wait, too: a worker that hangs must not outlive the terminal.
+        """
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_EXIT_S)
+        finally:
+            self._process.kill()  # does nothing if it has exited
             self._process.wait()
+
+    def close(self) -> None:
         self._stderr.close()

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from swiftchat.cuda.packed_layout import packed_bytes, packing_fits
 from swiftchat.engine.api.tile_layout import BLOCK_TYPES, block_layout, scheme_bytes
+from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_shapes, tensor_name
 from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
@@ -25,19 +26,28 @@ from swiftchat.weights.quantization.stored_tensor import StoredTensor
 RESERVED_FRACTION = 0.15
 
 _PACKED = QUANTIZABLE | {"embed", "lm_head"}
+_DEQUANTIZED = frozenset({"kv_b"})  # used in parts, see `engine.model.latent_attention`
 _KERNEL_SCHEMES: Mapping[type[QuantizedMatrix], str] = MappingProxyType(
     {Int4: "INT4", Int8: "INT8", Int8Groups: "INT8", Float8: "FP8"}
 )
 
 
 def kv_bytes_per_token(config: ModelConfig, item_bytes: int, kv_dtype: str = "auto") -> int:
-    """Return the bytes of one token's keys and values in all layers.
+    """Return the bytes of one token's keys and values, or latents, in all layers.
 
     `item_bytes` is the element size of an unquantized cache (`kv_dtype` auto). A quantized one
-    has 8 bits an element and a fp32 scale per head.
+    has 8 bits an element and a fp32 scale per head. Raises `UsageError` if the model's cache
+    cannot be quantized.
     """
-    head_bytes = config.head_dim * item_bytes if kv_dtype == "auto" else config.head_dim + 4
-    return 2 * config.num_layers * config.num_kv_heads * head_bytes
+    if config.latent is not None and kv_dtype != "auto":
+        raise UsageError(
+            f"--kv-dtype {kv_dtype} does not apply to this model: its KV cache holds latents, "
+            "which are compressed already",
+            "leave out --kv-dtype, or use --kv-dtype auto",
+        )
+    rows, width = config.cached_rows
+    row_bytes = width * item_bytes if kv_dtype == "auto" else width + 4
+    return len(config.attention_layers) * rows * row_bytes
 
 
 def packed_schemes(packed: Mapping[str, StoredTensor]) -> dict[str, Scheme]:
@@ -77,7 +87,9 @@ def cpu_weight_bytes(shard: Shard, stored: Mapping[str, StoredTensor], item_byte
     for place, tensor_slice in shard.own_tensors():
         shape = tensor_slice.shape(full_shapes[place[0]])
         tensor = stored.get(tensor_name(shard.config, *place))
-        packed = None if tensor is None else _tiles_bytes(tensor, tensor_slice, shape, item_bytes)
+        packed = None
+        if tensor is not None and place[0] not in _DEQUANTIZED:
+            packed = _tiles_bytes(tensor, tensor_slice, shape, item_bytes)
         total += math.prod(shape) * item_bytes if packed is None else packed
     return total
 

@@ -11,6 +11,13 @@ DTYPES = ("bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "int8", "fp8")
 NumRanks = int | Literal["auto"]
 MAX_LOGPROBS = 50
+POOLINGS = ("mean", "last", "sum")
+OVERFLOWS = ("error", "drop-oldest", "sliding")
+DEFAULT_OVERFLOW_KEEP = 4  # attention sinks: Xiao et al., 2023, arXiv:2309.17453
+MAX_BEAMS = 64
+MAX_SAMPLES = 64
+EARLY_STOPPING = ("true", "false", "never")
+SPECULATE = ("auto", "off", "ngram", "draft")
 
 
 @dataclass(frozen=True)
@@ -25,13 +32,18 @@ class EngineConfig:
     second conversation does not evict the first.
     `chunk_tokens`: the most tokens of one forward pass, which bounds the time until a cancel
     takes effect; None is 4096 with our CUDA kernels, at most 512 with torch operators, and on a
-    CPU with our kernels what takes half a second, between 32 and 512.
+    CPU with our kernels what takes half a second, between 32 and 512. On a GPU, None also limits
+    chunks to what takes 40 ms, at least 64, while other answers are in progress.
     `dummy`: random weights with the shapes of a named model or a config.json, quantized with the
     suffix `:int8`, `:fp8` or `:int4`; the model path is then ignored.
     `kernels`: False runs torch operators instead of our kernels.
+    `cache_max_bytes`: the bound of the KV cache on disk, which all models share; 0 has none, None
+    is the smaller of 8 GiB and 5 % of the disk.
+    `swap_bytes`: main memory for KV blocks that the GPU evicts.
     `tp`: the number of tensor-parallel ranks of a stage, each on a GPU of its own, counted from
     `device`; auto is the smallest number whose memory holds the model.
     `pp`: the number of pipeline stages, each with `tp` ranks and some of the layers.
+    `draft`: the directory of a draft model with the same vocabulary, for one rank.
     """
 
     device: str = "auto"
@@ -45,8 +57,11 @@ class EngineConfig:
     num_threads: int | None = None
     dummy: str | None = None
     kernels: bool = True
+    cache_max_bytes: int | None = None
+    swap_bytes: int = 0
     tp: NumRanks = 1
     pp: int = 1
+    draft: str | None = None
 
     def __post_init__(self) -> None:
         if self.device.partition(":")[0] not in DEVICES:
@@ -64,6 +79,11 @@ class EngineConfig:
                 raise UsageError(f"{name} must be at least 1, not {value}")
         if self.tp != "auto" and self.tp < 1:
             raise UsageError(f"tp must be at least 1 or auto, not {self.tp}")
+        for name in ("cache_max_bytes", "swap_bytes"):
+            if (getattr(self, name) or 0) < 0:
+                raise UsageError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if self.draft is not None and (self.tp != 1 or self.pp != 1):
+            raise UsageError("a draft model needs a single device", "leave out --tp and --pp")
         for name in ("block_size", "max_num_seqs", "pp"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -139,6 +159,11 @@ SAMPLING_RANGES = {
     "max_tokens": _COUNT,
     "logprobs": Range(f"between 0 and {MAX_LOGPROBS}", 0, MAX_LOGPROBS),
     "prompt_logprobs": Range(f"between 0 and {MAX_LOGPROBS}", 0, MAX_LOGPROBS),
+    "overflow_keep": _COUNT,
+    "beams": Range(f"between 1 and {MAX_BEAMS}", 1, MAX_BEAMS),
+    "length_penalty": Range("between -10 and 10", -10, 10),
+    "diversity_rate": Range("between 0 and 100", 0, 100),
+    "speculate_tokens": Range("between 1 and 8", 1, 8),
 }
 LOGIT_BIAS_RANGE = _PENALTY
 
@@ -160,6 +185,19 @@ class SamplingParams:
     `logprobs` requests each token's logprob and the given number of top logprobs (at most
     MAX_LOGPROBS; None is off), `prompt_logprobs` the same for the prompt's tokens but the first.
     They do not change the sampled tokens.
+    `pooling` requests an embedding of the prompt instead of an answer: the `mean` or `sum` of its
+    hidden states after the last norm, or the `last` one. `max_tokens` is then 0.
+    `overflow` sliding: when the context is full, half of the tokens behind the `overflow_keep`
+    first ones (None: DEFAULT_OVERFLOW_KEEP) are dropped, the newest half stays, and the answer goes
+    on. With the others, which differ in what is left out of a prompt, it ends.
+    `speculate`: propose tokens, at most `speculate_tokens` at a time, and verify them in one step
+    (docs/decoding.md). The proposer is `ngram` (what followed the same tokens before), `draft`
+    (the engine's draft model), or with `auto` the better one.
+    `beams`: beam search with so many beams; None is off. It returns the best `returned_beams`, with
+    their scores; `length_penalty`, `early_stopping` and `diversity_rate` are those of `BeamSearch`.
+    `temperature` is then 0.
+    `saves_cache`: the KV blocks of prompt and answer are written to the disk, if the engine has a
+    cache there.
     """
 
     temperature: float = 0.7
@@ -187,6 +225,17 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     stop_ids: tuple[int, ...] = ()
+    pooling: str | None = None
+    overflow: str = "error"
+    overflow_keep: int | None = None
+    speculate: str = "auto"
+    speculate_tokens: int = 8
+    beams: int | None = None
+    returned_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: str = "false"
+    diversity_rate: float = 0.0
+    saves_cache: bool = False
 
     def __post_init__(self) -> None:
         for name, valid in SAMPLING_RANGES.items():
@@ -194,6 +243,9 @@ class SamplingParams:
             is_optional = type(self).__dataclass_fields__[name].default is None
             if not (value is None and is_optional) and value not in valid:
                 raise UsageError(f"{name} must be a number {valid}, not {value}")
+        if self.speculate not in SPECULATE:
+            known = ", ".join(SPECULATE)
+            raise UsageError(f"unknown speculate {self.speculate!r}", f"use one of {known}")
         if self.max_tokens is not None and 0 < self.max_tokens < self.min_tokens:
             raise _contradiction(self, "min_tokens", "max_tokens")
         if self.top_p_decay < 1 and self.top_p_min > self.top_p:
@@ -205,6 +257,18 @@ class SamplingParams:
                 raise UsageError(f"logit_bias must be a number {LOGIT_BIAS_RANGE}, not {value}")
         if () in self.bad_words:
             raise UsageError("bad_words has an empty sequence", "leave it out")
+        if self.overflow not in OVERFLOWS:
+            known = ", ".join(OVERFLOWS)
+            raise UsageError(f"unknown overflow {self.overflow!r}", f"use one of {known}")
+        if self.early_stopping not in EARLY_STOPPING:
+            known = ", ".join(EARLY_STOPPING)
+            raise UsageError(
+                f"unknown early_stopping {self.early_stopping!r}", f"use one of {known}"
+            )
+        if self.beams is not None:
+            _check_beams(self, self.beams)
+        if self.pooling is not None:
+            _check_pooling(self)
 
     @property
     def has_penalties(self) -> bool:
@@ -231,6 +295,7 @@ class SamplingParams:
         With any of them, the host samples, and decode steps are not replayed.
         """
         in_use = {
+            "beams": self.beams is not None,
             "logprobs": self.logprobs is not None,
             "repeat_last_n": self.repeat_last_n > 0 and self.has_penalties,
             "dry_multiplier": self.dry_multiplier > 0,
@@ -240,6 +305,27 @@ class SamplingParams:
             "top_p_decay": self.top_p_decay < 1 and self.temperature > 0,
         }
         return tuple(name for name, is_used in in_use.items() if is_used)
+
+    @property
+    def unverified_controls(self) -> tuple[str, ...]:
+        """The controls in use that the GPU's verification of proposed tokens does not have.
+
+        The tables of ids that they need are those of one row of each sequence.
+        """
+        in_use = {
+            "repeat_penalty": self.has_penalties,
+            "logit_bias": bool(self.logit_bias),
+            "ban": bool(self.bad_words),
+            "min_tokens": self.min_tokens > 0,
+        }
+        return (*self.host_controls, *(name for name, is_used in in_use.items() if is_used))
+
+    @property
+    def sliding_keep(self) -> int | None:
+        """The number of first tokens that a sliding context keeps; None: it does not slide."""
+        if self.overflow != "sliding":
+            return None
+        return DEFAULT_OVERFLOW_KEEP if self.overflow_keep is None else self.overflow_keep
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)
@@ -253,6 +339,34 @@ def _contradiction(params: SamplingParams, smaller: str, larger: str) -> UsageEr
     """Return the error for a value that is larger than the one that bounds it."""
     values = f"{getattr(params, smaller)} is above {larger} {getattr(params, larger)}"
     return UsageError(f"{smaller} {values}", "change one of them")
+
+
+def _check_beams(params: SamplingParams, beams: int) -> None:
+    """Raise `UsageError` for what cannot be combined with a beam search."""
+    if not 1 <= params.returned_beams <= beams:
+        raise UsageError(
+            f"--samples {params.returned_beams} is above --beams {beams}", "change one of them"
+        )
+    others = {
+        f"temperature {params.temperature}": params.temperature > 0,
+        "logprobs": params.logprobs is not None,
+        "prompt_logprobs": params.prompt_logprobs is not None,
+        "overflow sliding": params.overflow == "sliding",
+        f"speculate {params.speculate}": params.speculate not in ("auto", "off"),
+        "an embedding": params.pooling is not None,
+    }
+    for other, is_given in others.items():
+        if is_given:
+            raise UsageError(
+                f"beams {beams} cannot be combined with {other}", "leave out one of them"
+            )
+
+
+def _check_pooling(params: SamplingParams) -> None:
+    if params.pooling not in POOLINGS:
+        raise UsageError(f"unknown pooling {params.pooling!r}", f"use one of {', '.join(POOLINGS)}")
+    if params.max_tokens != 0 or params.prompt_logprobs is not None:
+        raise UsageError("an embedding has no answer and no logprobs", "set max_tokens to 0")
 
 
 def _as_tuples(value: Any) -> Any:

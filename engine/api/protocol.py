@@ -4,7 +4,8 @@ A `multiprocessing` connection frames the messages. Each is a map with a `type`;
 one generation carries its `id`.
 
 Terminal to engine: `load generate cancel stats`.
-Engine to terminal: `progress ready prefill prompt_logprobs tokens finished stats error`.
+Engine to terminal: `progress ready prefill prompt_logprobs embedding tokens beam dropped finished
+stats error`, and `several`, whose `messages` are those of a step.
 Remote engine: the terminal sends `hello` and receives `welcome`, fetches model files with `file`,
 and sends `begin` instead of `load`; the engine sends `alive` every second. Instead of `begin` it
 may send `status`, and at a Unix socket `stop`, which ends the engine.
@@ -14,12 +15,14 @@ message keeps, forks or drops a conversation: each request carries the ids of th
 the prefix cache finds the KV blocks by content (`engine.schedule.blocks`).
 """
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import msgpack
 
+from swiftchat.engine.api.wire import WireError, decode
 from swiftchat.errors import SwiftchatError, error_from_wire
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 OnProgress = Callable[[str, int, int], None]  # label, done, total
 
-VERSION = 2  # of the protocol between a terminal and a remote engine
+VERSION = 3  # of the protocol between a terminal and a remote engine
 MAX_MESSAGE_BYTES = 1 << 23  # more than a prompt of a million tokens
 RESTART_HINT = "the conversation is kept; send the message again to restart the engine"
 REMOTE_RESTART_HINT = (
@@ -44,16 +47,37 @@ def send(connection: "Connection", message: Message) -> None:
 def receive(connection: "Connection", max_bytes: int | None = None) -> Message:
     """Receive a message; raises `EOFError` or `OSError` if the connection is closed.
 
-    Also raises `OSError` for an invalid message or one longer than `max_bytes`, after which the
-    connection cannot be read any further.
+    Also raises `OSError` for a message longer than `max_bytes`, and `WireError`, which is one, for
+    an invalid message, after which the connection cannot be read any further.
     """
+    data = connection.recv_bytes(max_bytes)
     try:
-        message = msgpack.unpackb(connection.recv_bytes(max_bytes))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise OSError(f"invalid message: {error}") from error
+        message = msgpack.unpackb(data)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise WireError(f"not MessagePack: {error}") from error
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise OSError("invalid message: it has no type")
+        raise WireError("a message without a type")
     return message
+
+
+def several(messages: Sequence[Message]) -> Message:
+    """Return one message with several ones, of which there must be one at least."""
+    if len(messages) == 1:
+        return messages[0]
+    return {"type": "several", "messages": list(messages)}
+
+
+def messages_of(message: Message) -> list[Message]:
+    """Return the messages in one; raises `WireError`."""
+    if message["type"] != "several":
+        return [message]
+    found = message.get("messages")
+    if not isinstance(found, list):
+        raise WireError("messages are not a list")
+    for one in found:
+        if not isinstance(one, dict) or not isinstance(one.get("type"), str):
+            raise WireError("a message without a type")
+    return found
 
 
 def error_message(error: SwiftchatError, generation_id: int | None = None) -> Message:
@@ -67,7 +91,9 @@ def error_message(error: SwiftchatError, generation_id: int | None = None) -> Me
 
 
 def error_from(message: Message) -> SwiftchatError:
-    return error_from_wire(message["kind"], message["message"], message["hint"])
+    """Decode an error; raises `WireError`."""
+    parts = (decode(message.get(name), str, name) for name in ("kind", "message", "hint"))
+    return error_from_wire(*parts)
 
 
 @dataclass(frozen=True)
@@ -79,7 +105,8 @@ class EngineInfo:
     is the part of `weights_bytes` in embeddings that are not also the LM head: a decode step
     reads only one row of them per token. `workspace_bytes` is the memory of the activations of
     the native CPU kernels. `replays_steps`: decode steps are captured, sampling included, unless
-    an answer uses one of `SamplingParams.host_controls`.
+    an answer uses one of `SamplingParams.host_controls`. `note` is for the user, for example why a
+    GPU is not used.
     """
 
     device: str
@@ -97,13 +124,15 @@ class EngineInfo:
     table_bytes: int = 0
     workspace_bytes: int = 0
     replays_steps: bool = False
+    note: str = ""
 
     def to_wire(self) -> Message:
         return {"type": "ready", "info": asdict(self)}
 
     @classmethod
     def from_wire(cls, message: Message) -> Self:
-        return cls(**message["info"])
+        """Decode the message; raises `WireError`."""
+        return decode(message.get("info"), cls)
 
 
 @dataclass(frozen=True)
@@ -131,7 +160,8 @@ class EngineStatus:
 
     @classmethod
     def from_wire(cls, message: Message) -> Self:
-        return cls(**message["status"])
+        """Decode the message; raises `WireError`."""
+        return decode(message.get("status"), cls)
 
 
 @dataclass(frozen=True)
@@ -196,12 +226,82 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True)
+class Embedding:
+    """The pooled hidden states of a prompt, fp32 values."""
+
+    values: list[float]
+
+    def to_wire(self, generation_id: int) -> Message:
+        packed = struct.pack(f"<{len(self.values)}f", *self.values)
+        return {"type": "embedding", "id": generation_id, "values": packed}
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """The context was full: this many tokens in the middle of the sequence were dropped."""
+
+    num_tokens: int
+
+    def to_wire(self, generation_id: int) -> Message:
+        return {"type": "dropped", "id": generation_id, "num_tokens": self.num_tokens}
+
+
+@dataclass(frozen=True)
+class Beam:
+    """An answer of a beam search, of which the best comes first: all its ids, without the stop id.
+
+    `score` is the sum of its logprobs / length ^ length penalty. `reason` is `stop` or `length`.
+    """
+
+    ids: list[int]
+    score: float
+    reason: str
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], score: float, stop_ids: Sequence[int]) -> Self:
+        """Return the answer of all generated tokens, which may end with a stop id."""
+        if tokens[-1] in stop_ids:
+            return cls(list(tokens[:-1]), score, "stop")
+        return cls(list(tokens), score, "length")
+
+    def to_wire(self, generation_id: int) -> Message:
+        return {"type": "beam", "id": generation_id, "beam": asdict(self)}
+
+
+@dataclass(frozen=True)
+class Speculated:
+    """What speculation did for an answer.
+
+    `num_steps` steps verified `num_proposed` tokens, of which `num_accepted` became tokens of the
+    answer. `gain` is the speed of the decode steps relative to plain decoding, estimated from the
+    costs of steps. `proposer` is `ngram` or `draft`.
+    """
+
+    proposer: str
+    num_steps: int
+    num_proposed: int
+    num_accepted: int
+    gain: float
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.num_accepted / self.num_proposed
+
+    @property
+    def mean_accepted(self) -> float:
+        """The mean number of tokens that a verification step accepted."""
+        return self.num_accepted / self.num_steps
+
+
+@dataclass(frozen=True)
 class Finished:
     """The end of a generation: its reason, token counts and times.
 
     `reason` is `stop` (one of `stop_ids`), `length` (`max_tokens` reached or context full) or
     `interrupt` (canceled). `prefill_s` is the engine's time up to the first token, `decode_s` that
-    for the tokens after it.
+    for the tokens after it. `speculated` is None if no tokens were proposed. Of the
+    `cached_tokens`, `swapped_tokens` came from host memory and `restored_tokens` from the disk.
+    `warnings` are lines on the KV cache on disk.
     """
 
     reason: str
@@ -211,33 +311,47 @@ class Finished:
     prefill_s: float
     decode_s: float
     seed: int
+    speculated: Speculated | None = None
+    swapped_tokens: int = 0
+    restored_tokens: int = 0
+    warnings: Sequence[str] = ()
 
     def to_wire(self, generation_id: int) -> Message:
         return {"type": "finished", "id": generation_id, "result": asdict(self)}
 
 
-Event = Prefill | PromptLogprobs | Tokens | Finished
+Event = Prefill | PromptLogprobs | Embedding | Tokens | Beam | Dropped | Finished
 
 
 def event_from(message: Message) -> Event | SwiftchatError:
-    """Decode a message about one generation."""
+    """Decode a message about one generation; raises `WireError` for any other."""
     match message["type"]:
         case "prefill":
-            return Prefill(message["done"], message["total"])
+            return decode(message, Prefill)
         case "tokens":
-            return Tokens(message["ids"], _logprobs_from_wire(message["likelihoods"]))
+            ids = decode(message.get("ids"), list[int], "ids")
+            return Tokens(ids, _logprobs_of(message))
         case "prompt_logprobs":
-            return PromptLogprobs(_logprobs_from_wire(message["likelihoods"]))
+            return PromptLogprobs(_logprobs_of(message))
+        case "embedding":
+            values = decode(message.get("values"), bytes, "values")
+            if len(values) % 4:
+                raise WireError("the values of an embedding are cut")
+            return Embedding([value for (value,) in struct.iter_unpack("<f", values)])
+        case "beam":
+            return decode(message.get("beam"), Beam)
+        case "dropped":
+            return decode(message, Dropped)
         case "finished":
-            return Finished(**message["result"])
+            return decode(message.get("result"), Finished)
         case "error":
             return error_from(message)
-    raise ValueError(f"not a message about a generation: {message['type']!r}")
+    raise WireError(f"not a message about a generation: {message['type']!r}")
+
+
+def _logprobs_of(message: Message) -> list[Logprob]:
+    return decode(message.get("likelihoods"), list[Logprob], "likelihoods")
 
 
 def _logprobs_to_wire(logprobs: list[Logprob]) -> list[Message]:
     return [{"logprob": one.logprob, "top": one.top} for one in logprobs]
-
-
-def _logprobs_from_wire(wire: list[Message]) -> list[Logprob]:
-    return [Logprob(one["logprob"], [(i, logprob) for i, logprob in one["top"]]) for one in wire]

@@ -15,6 +15,7 @@ from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.model_files import TextFile, digest
 from swiftchat.engine.api.protocol import EngineStatus, Message
+from swiftchat.engine.api.wire import WireError
 from swiftchat.errors import BadModelFile, DeviceError, FileSystemError, UsageError
 
 _CONNECT_S, _ANSWER_S = 10.0, 30.0
@@ -88,8 +89,8 @@ class RemoteEngine:
         answer = self._request({"type": "status"})
         try:
             return EngineStatus.from_wire(answer)
-        except (KeyError, TypeError) as error:
-            raise DeviceError(f"{self.address} sent an invalid status") from error
+        except WireError as error:
+            raise DeviceError(f"{self.address} sent an invalid status: {error}") from error
 
     def stop(self) -> None:
         """Have the engine end, and wait until it has closed the connection.
@@ -147,7 +148,11 @@ class RemoteEngine:
                 "check that --token-file is this engine's and that the engine still runs",
             ) from error
         if answer["type"] == "error" and message["type"] == "hello":
-            raise protocol.error_from(answer)
+            try:
+                refusal = protocol.error_from(answer)
+            except WireError as error:
+                raise DeviceError(f"{self.address} is not a swiftchat engine: {error}") from error
+            raise refusal
         return answer
 
     def check(self, is_ready: bool, received: bool) -> DeviceError | None:
@@ -170,6 +175,9 @@ class RemoteEngine:
         """Disconnect."""
         with contextlib.suppress(OSError):  # already disconnected
             self.socket.shutdown(socket.SHUT_RDWR)
+
+    def wait_ended(self) -> None:
+        """Do nothing: the engine goes on."""
 
     def close(self) -> None:
         self.kill()

@@ -49,8 +49,8 @@ class Communicator(Protocol):
         Each rank has ceil(width / size) columns, the last one possibly fewer.
         """
 
-    def broadcast_from_first(self, number: int) -> int:
-        """Return rank 0's number."""
+    def broadcast_from_first(self, numbers: list[int]) -> list[int]:
+        """Return rank 0's numbers; all ranks must have as many."""
 
     def min_across_ranks(self, number: int) -> int:
         """Return the smallest number of all ranks."""
@@ -73,8 +73,8 @@ class SingleRank:
     def all_gather(self, x: Tensor, width: int) -> Tensor:
         return x
 
-    def broadcast_from_first(self, number: int) -> int:
-        return number
+    def broadcast_from_first(self, numbers: list[int]) -> list[int]:
+        return numbers
 
     def min_across_ranks(self, number: int) -> int:
         return number
@@ -115,8 +115,9 @@ class GlooCommunicator:
             self._group.allgather([shards], [F.pad(x, (0, columns - x.shape[1]))]).wait()
         return torch.cat(shards, 1)[:, :width]
 
-    def broadcast_from_first(self, number: int) -> int:
-        return int(self.broadcast(torch.tensor([number]), 0))
+    def broadcast_from_first(self, numbers: list[int]) -> list[int]:
+        found: list[int] = self.broadcast(torch.tensor(numbers), 0).tolist()
+        return found
 
     def min_across_ranks(self, number: int) -> int:
         return min(self.all_gather_int(number))

@@ -69,8 +69,8 @@ class GpuCommunicator:
         all_gather_into(self._group, shards, padded)
         return shards.transpose(0, 1).reshape(len(x), -1)[:, :width]
 
-    def broadcast_from_first(self, number: int) -> int:
-        return self._control.broadcast_from_first(number)
+    def broadcast_from_first(self, numbers: list[int]) -> list[int]:
+        return self._control.broadcast_from_first(numbers)
 
     def min_across_ranks(self, number: int) -> int:
         return self._control.min_across_ranks(number)

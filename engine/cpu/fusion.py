@@ -6,7 +6,7 @@ earlier, and nothing changes what would be read later.
 
 from collections.abc import Sequence
 
-from swiftchat.engine.cpu.recorder import Recording
+from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.cpu.structures import (
     TILE_ROWS,
     ActAndMulOp,
@@ -17,6 +17,7 @@ from swiftchat.engine.cpu.structures import (
     Epilogue,
     GatherOp,
     LinearOp,
+    LowRankOp,
     NormKind,
     NormOp,
     RotaryOp,
@@ -58,7 +59,7 @@ def reads_target(op: AnyOp) -> bool:
         return bool(op.epilogue == Epilogue.ADD)
     if isinstance(op, AddScaledOp):
         return bool(op.alpha != 0)
-    return isinstance(op, RotaryOp | SoftcapOp)
+    return isinstance(op, RotaryOp | SoftcapOp | LowRankOp)
 
 
 def _gather_early(recording: Recording) -> None:
@@ -180,7 +181,7 @@ def _reuse_buffers(recording: Recording) -> None:
     """Give buffers of one shape that are never in use together the same number."""
     ops, old = recording.ops, recording.buffers
     last_use = {buffer: i for i, op in enumerate(ops) for buffer in (source(op), target(op))}
-    last_use[recording.logits] = len(ops)
+    last_use[recording.output] = len(ops)
     new: list[tuple[RowSet, int]] = []
     free: list[int] = []
     numbers: dict[int, int] = {}
@@ -197,7 +198,7 @@ def _reuse_buffers(recording: Recording) -> None:
         _rename(op, numbers)
         free += [numbers[buffer] for buffer in ended if buffer is not None]
     recording.buffers[:] = new
-    recording.logits = numbers[recording.logits]
+    recording.output = numbers[recording.output]
 
 
 def _rename(op: AnyOp, names: dict[int, int]) -> None:

@@ -16,7 +16,7 @@ from swiftchat.engine.cpu.build import (
     library_path,
 )
 from swiftchat.engine.cpu.features import REQUIRED, Feature
-from swiftchat.engine.cpu.structures import declare_functions, structures_match
+from swiftchat.engine.cpu.structures import ProgramStruct, Run, structures_match
 from swiftchat.errors import DeviceError, UsageError
 
 VARIABLE = "SWIFTCHAT_CPU_KERNELS"
@@ -84,7 +84,7 @@ def load_library(path: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
         library.cpu_features.restype = ctypes.c_ulonglong
-        declare_functions(library)
+        _declare_functions(library)
         is_same = structures_match(library)
     except (OSError, AttributeError) as error:  # AttributeError: the library lacks a function
         reason = " ".join(str(error).split())
@@ -109,3 +109,28 @@ def _best(target: Target, features: Feature, folder: Path) -> KernelChoice:
         return KernelChoice(library, name, features, f"the processor has {features.words}")
     lacking = REQUIRED[faster[0]].words
     return KernelChoice(None, None, features, f"the processor lacks {lacking}")
+
+
+def _declare_functions(library: ctypes.CDLL) -> None:
+    """Set the types of the functions that the engine calls."""
+    library.program_version.restype = ctypes.c_int
+    library.struct_bytes.argtypes = [ctypes.c_int]
+    library.struct_bytes.restype = ctypes.c_int
+    library.pool_create.argtypes = [ctypes.c_int]
+    library.pool_create.restype = ctypes.c_void_p
+    library.pool_destroy.argtypes = [ctypes.c_void_p]
+    library.pool_destroy.restype = None
+    library.pool_active_threads.argtypes = [ctypes.c_void_p]
+    library.pool_active_threads.restype = ctypes.c_int
+    library.program_workspace_bytes.argtypes = [
+        ctypes.POINTER(ProgramStruct),
+        ctypes.c_int,
+        ctypes.c_int,
+    ]
+    library.program_workspace_bytes.restype = ctypes.c_size_t
+    library.run_program.argtypes = [
+        ctypes.c_void_p,
+        ctypes.POINTER(ProgramStruct),
+        ctypes.POINTER(Run),
+    ]
+    library.run_program.restype = ctypes.c_int

@@ -1,6 +1,7 @@
 """A decoder whose forward pass is one call of the native kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -8,8 +9,11 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu.fusion import fuse
+from swiftchat.engine.cpu.low_rank import EmbeddingRows, NativeDeltas
 from swiftchat.engine.cpu.program import Pool, Program, RunInputs, SpanRows
 from swiftchat.engine.cpu.recorder import Recorder
+from swiftchat.engine.cpu.recording import Recording
+from swiftchat.engine.linear.adapted import Site
 from swiftchat.engine.model.decoder import Decoder, DecoderWeights
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
@@ -20,7 +24,7 @@ class NativeDecoder(Decoder):
     """A decoder on one rank and stage, recorded as a program for these weights and this cache.
 
     The cache must be `heads_first`. Raises `CannotRecordError` for a model that the kernels cannot
-    compute.
+    compute. `deltas` are the changes of adapters in its `AdaptedWeight`s.
     """
 
     def __init__(
@@ -33,12 +37,11 @@ class NativeDecoder(Decoder):
     ) -> None:
         recorder = Recorder(config, weights, ctx_size_tokens)
         super().__init__(config, weights, recorder)
+        self._cache, self._recorder, self._pool = cache, recorder, pool
         recording = recorder.record(cache)
-        fuse(recording)
-        self._cache = cache
-        self._program = Program(
-            pool, recording.ops, recording.buffers, recording.references, recording.logits
-        )
+        self.deltas: Mapping[Site, NativeDeltas] = recording.deltas
+        self._program = self._program_of(recording)
+        self._hidden_program: Program | None = None  # recorded when it is needed
         two_dimensional = config.rope is not None and config.rope.two_dimensional
         self._inputs = _Inputs(cache.block_size, two_dimensional)
 
@@ -51,10 +54,35 @@ class NativeDecoder(Decoder):
         """Allocate memory for batches of this size; a larger batch allocates more."""
         self._program.reserve(num_tokens, num_logits)
 
+    def grow(self) -> None:
+        """Allocate memory for the present `deltas`."""
+        self._program.grow()
+
     def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
         """As `Decoder.forward`; `cache` is the one that the decoder was made with."""
         assert cache is self._cache
         return self._program.run(self._inputs.of(batch))
+
+    def forward_hidden(self, batch: Batch, cache: KVCache) -> Tensor | None:
+        """As `Decoder.forward_hidden`; `cache` is the one that the decoder was made with."""
+        assert cache is self._cache
+        if self._hidden_program is None:
+            self._hidden_program = self._program_of(self._recorder.record_hidden(cache))
+        return self._hidden_program.run(self._inputs.of(batch))
+
+    def _program_of(self, recording: Recording) -> Program:
+        fuse(recording)
+        return Program(
+            self._pool, recording.ops, recording.buffers, recording.references, recording.output
+        )
+
+    def forward_tuned(
+        self, batch: Batch, sets: Sequence[int] | None, embeddings: EmbeddingRows | None
+    ) -> Tensor | None:
+        """As `forward`, with the set of adapters of each token, -1 for none, and embeddings."""
+        inputs = self._inputs.of(batch)
+        tokens = None if sets is None else torch.tensor(sets, dtype=torch.int32)
+        return self._program.run(replace(inputs, sets=tokens, embeddings=embeddings))
 
 
 class _Inputs:

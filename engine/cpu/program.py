@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from swiftchat.engine.cpu.low_rank import EmbeddingRows
 from swiftchat.engine.cpu.structures import AnyOp, Buffer, Op, ProgramStruct, RowSet, Run, Span
 
 ALIGNMENT_BYTES = 64
@@ -52,7 +53,10 @@ class SpanRows:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The tokens of one batch: contiguous int32 tensors, and their sequences."""
+    """The tokens of one batch: contiguous int32 tensors, and their sequences.
+
+    `sets` and `embeddings` are those of `Run` in program.h.
+    """
 
     ids: Tensor
     positions: Tensor
@@ -60,6 +64,8 @@ class RunInputs:
     logits_rows: Tensor
     spans: Sequence[SpanRows] = ()
     second_positions: Tensor | None = None
+    sets: Tensor | None = None
+    embeddings: EmbeddingRows | None = None
 
 
 class Program:
@@ -117,6 +123,12 @@ class Program:
         self._run.workspace = base + shift + workspace_offset
         self._reserved = (num_tokens, num_logits)
 
+    def grow(self) -> None:
+        """Allocate memory anew for the same batches, after operations have changed."""
+        num_tokens, num_logits = self._reserved
+        self._reserved = (0, 0)
+        self.reserve(num_tokens, num_logits)
+
     def buffer(self, index: int) -> Tensor:
         """Return a view of a buffer's rows in the current or last batch, fp32 [rows, width]."""
         buffer = self._buffers[index]
@@ -152,6 +164,8 @@ class Program:
         run.second_positions = None if second is None else second.data_ptr()
         run.slots = inputs.slots.data_ptr()
         run.logits_rows = inputs.logits_rows.data_ptr()
+        run.sets = None if inputs.sets is None else inputs.sets.data_ptr()
+        run.embeddings = None if inputs.embeddings is None else inputs.embeddings.address
         library = self._pool.library
         if library.run_program(self._pool.handle, byref(self._program), byref(run)):
             raise MemoryError("The CPU kernels are out of memory")

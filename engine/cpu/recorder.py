@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 from ctypes import POINTER, cast
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu import structures as native
+from swiftchat.engine.cpu.activations import Activations, CannotRecordError
+from swiftchat.engine.cpu.float_matrix import float_matrix
+from swiftchat.engine.cpu.low_rank import NativeDeltas
+from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.cpu.structures import (
+    MAX_EXPERT_GROUPS,
     Activation,
     AnyOp,
     KVFormat,
@@ -20,13 +24,14 @@ from swiftchat.engine.cpu.structures import (
     OpHeader,
     RowSet,
 )
-from swiftchat.engine.cpu.weights import NativeWeight
-from swiftchat.engine.linear.merged import MergedWeight
-from swiftchat.engine.linear.plain import PlainWeight
+from swiftchat.engine.cpu.weights import native_matrices
+from swiftchat.engine.linear.adapted import AdaptedWeight, Site
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.decoder import Decoder, DecoderWeights
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Expert, Experts
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.schedule.batch import Batch
@@ -39,13 +44,9 @@ _ACTIVATIONS = MappingProxyType(
         "gelu": Activation.GELU,
         "gelu_tanh": Activation.GELU_TANH,
         "gelu_sigmoid": Activation.GELU_SIGMOID,
+        "relu2": Activation.RELU2,
     }
 )
-_FLOAT_FORMATS = {
-    torch.float32: native.Format.F32,
-    torch.float16: native.Format.F16,
-    torch.bfloat16: native.Format.BF16,
-}
 _KV_FORMATS = {
     torch.float32: KVFormat.F32,
     torch.float16: KVFormat.F16,
@@ -54,48 +55,6 @@ _KV_FORMATS = {
     "fp8": KVFormat.FP8,
 }
 _EMPTY = Batch([], [], [], [], [], [])
-
-
-class CannotRecordError(Exception):
-    """The native kernels cannot compute a whole model; the message says why."""
-
-
-class Activations(Tensor):
-    """What a recorded operation will write: the rows of a buffer, without values.
-
-    Every operation of torch on it raises `CannotRecordError`.
-    """
-
-    buffer: int
-    row_set: RowSet
-    width: int
-
-    @classmethod
-    def of(cls, buffer: int, row_set: RowSet, width: int) -> "Activations":
-        made = Tensor._make_subclass(cls, torch.empty(0, device="meta"))
-        made.buffer, made.row_set, made.width = buffer, row_set, width
-        return made
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> NoReturn:
-        raise CannotRecordError(f"no kernel computes torch's {getattr(func, '__name__', func)}")
-
-
-@dataclass
-class Recording:
-    """The operations of a forward pass, in order.
-
-    `buffers` are the row set and the width of each; every operation that does not work in place
-    writes a buffer of its own. `logits` is the buffer with the result. `references` own the memory
-    that the operations point to.
-    """
-
-    ops: list[AnyOp]
-    buffers: list[tuple[RowSet, int]]
-    logits: int
-    references: list[Any]
 
 
 class Recorder:
@@ -107,6 +66,7 @@ class Recorder:
         self.ops: list[AnyOp] = []
         self.buffers: list[tuple[RowSet, int]] = []
         self.references: list[Any] = [weights]
+        self.deltas: dict[Site, NativeDeltas] = {}
         self._config, self._weights = config, weights
         self._is_exact = weights.dtype == torch.float32
         self._block_size = 0
@@ -119,13 +79,27 @@ class Recorder:
         self._slopes = self._keep(alibi_slopes(config)) if config.alibi else None
 
     def record(self, cache: KVCache) -> Recording:
-        """Record `Decoder.forward` with this cache, which must be `heads_first`; only once.
+        """Record `Decoder.forward` with this cache, which must be `heads_first`.
 
         Raises `CannotRecordError` for a model that the native kernels cannot compute.
         """
-        self._block_size = self._keep(cache).block_size
+        self._begin(cache)
         logits = self.activations(Decoder(self._config, self._weights, self).forward(_EMPTY, cache))
-        return Recording(self.ops, self.buffers, logits.buffer, self.references)
+        return Recording(self.ops, self.buffers, logits.buffer, self.references, self.deltas)
+
+    def record_hidden(self, cache: KVCache) -> Recording:
+        """Record `Decoder.forward_hidden`, as `record` does."""
+        self._begin(cache)
+        decoder = Decoder(self._config, self._weights, self)
+        hidden = self.activations(decoder.forward_hidden(_EMPTY, cache))
+        # The result has a buffer of its own, which `fuse` does not join with others.
+        op = native.AddScaledOp(x=hidden.buffer, alpha=0.0, beta=1.0)
+        output = self._append(op, hidden.row_set, hidden.width)
+        return Recording(self.ops, self.buffers, output.buffer, self.references)
+
+    def _begin(self, cache: KVCache) -> None:
+        self.ops, self.buffers, self.deltas = [], [], {}
+        self._block_size = self._keep(cache).block_size
 
     def plan(self, batch: Batch, cache: KVCache) -> None:
         return
@@ -145,6 +119,18 @@ class Recorder:
             return
         rows = native.EmbedOp(scale=1.0, positions=positions)
         self.add_(x, self._append(rows, RowSet.TOKENS, out.width))
+
+    def clamp_(self, x: Tensor, limit: float) -> None:
+        raise CannotRecordError("no kernel limits queries, keys and values")
+
+    def gate(self, x: Tensor, scores: Tensor) -> Tensor:
+        raise CannotRecordError("no kernel multiplies with a sigmoid")
+
+    def split_gate(self, qkv: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        raise CannotRecordError("no kernel separates queries and gates")
+
+    def mix(self, plan: None, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
+        raise CannotRecordError("no kernel computes mixers with a state")
 
     def scale_(self, x: Tensor, scale: float) -> None:
         last, out = self.ops[-1], self.activations(x)
@@ -180,6 +166,8 @@ class Recorder:
         self._add_scaled(self.activations(x), self.activations(normed), alpha=0.0, beta=scale)
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+        if isinstance(weight, AdaptedWeight):
+            return self._adapted_linear(x, weight, bias)
         source, matrices = self.activations(x), native_matrices(weight)
         rows, cols = weight.shape
         if cols != source.width:
@@ -197,6 +185,19 @@ class Recorder:
         )
         return self._append(op, source.row_set, rows)
 
+    def _adapted_linear(self, x: Tensor, weight: AdaptedWeight, bias: Tensor | None) -> Tensor:
+        out = self.activations(self.linear(x, weight.weight, bias))
+        deltas = self._keep(NativeDeltas(len(weight.selection.sets)))
+        self.deltas[weight.site] = deltas
+        op = native.LowRankOp(
+            x=self.activations(x).buffer,
+            num_sets=len(deltas),
+            deltas=deltas.pointer,
+            bias=self._floats(bias),
+        )
+        self._append_to(out, op)
+        return out
+
     def attend(
         self,
         plan: None,
@@ -205,8 +206,14 @@ class Recorder:
         kv: LayerKV,
         norms: tuple[Tensor, Tensor] | None,
         sinks: Tensor | None,
+        latent: LatentWeights | None,
     ) -> Tensor:
+        if latent is not None:
+            raise CannotRecordError("no kernel computes latent attention")
         config, source = self._config, self.activations(qkv)
+        growth = config.query_growth
+        if growth is not None and self._num_positions + growth.shift > growth.tokens:
+            raise CannotRecordError("no kernel scales queries by their position")
         heads = {
             "num_heads": config.num_heads,
             "num_kv_heads": config.num_kv_heads,
@@ -219,6 +226,7 @@ class Recorder:
             rotary.k_norm = self._head_norm(norms[1], config.num_kv_heads)
             if config.qk_norm == "width":
                 rotary.norm_width = 0
+            rotary.norm_after = config.qk_norm_after_rope
         self._rotate(rotary, layer)
         rotary.qkv = source.buffer
         self._append_to(source, rotary)
@@ -241,6 +249,14 @@ class Recorder:
 
     def moe(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
         config, source = self._config, self.activations(x)
+        router = config.router
+        if (
+            router.scores == "sparsemixer"
+            or router.on_input
+            or router.groups > MAX_EXPERT_GROUPS
+            or router.best_of_group != 2
+        ):
+            raise CannotRecordError("no kernel computes this router")
         each = [self._expert(expert) for expert in experts.all]
         routed = each[: config.num_experts]
         if len({(expert.gate_up.is_tiled, expert.down.is_tiled) for expert in routed}) > 1:
@@ -250,7 +266,13 @@ class Recorder:
             x=source.buffer,
             num_experts=config.num_experts,
             experts_per_token=config.experts_per_token,
-            normalized=config.normalized_experts,
+            normalized=router.normalized,
+            sigmoid=router.scores == "sigmoid",
+            groups=router.groups,
+            top_groups=router.top_groups,
+            eps=router.eps,
+            scale=router.scale,
+            correction=self._floats(experts.correction),
             hidden_size=config.hidden_size,
             expert_size=experts.each[0].down.shape[1],
             shared_size=0 if experts.shared is None else experts.shared.down.shape[1],
@@ -362,26 +384,3 @@ class Recorder:
     def _keep(self, owner: Any) -> Any:
         self.references.append(owner)
         return owner
-
-
-def native_matrices(weight: LinearWeight) -> Sequence[Matrix]:
-    """Return the parts of a weight for the kernels; raises `CannotRecordError`."""
-    if isinstance(weight, MergedWeight):
-        return [matrix for part in weight.parts for matrix in native_matrices(part)]
-    if isinstance(weight, PlainWeight) and weight.tensor.stride(1) == 1:
-        return [float_matrix(weight.tensor)]
-    if isinstance(weight, NativeWeight):
-        return weight.native_matrices
-    raise CannotRecordError(f"no kernel multiplies with {type(weight).__name__}")
-
-
-def float_matrix(tensor: Tensor) -> Matrix:
-    """Describe a tensor [rows, cols] with contiguous rows for the kernels; it must stay alive."""
-    rows, cols = tensor.shape
-    return Matrix(
-        format=_FLOAT_FORMATS[tensor.dtype],
-        rows=rows,
-        cols=cols,
-        stride=tensor.stride(0) * tensor.itemsize,
-        data=tensor.data_ptr(),
-    )

@@ -5,10 +5,11 @@ versions and sizes. Pointers are addresses: who fills a structure keeps the memo
 """
 
 import ctypes
-from ctypes import POINTER, Structure, Union, byref, c_float, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, Structure, Union, byref, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-PROGRAM_VERSION = 1
+PROGRAM_VERSION = 4
+MAX_EXPERT_GROUPS = 64  # as in program.h
 TILE_ROWS = 16
 BLOCK_COLS = 32
 
@@ -33,6 +34,7 @@ class OpKind(IntEnum):
     SOFTCAP = 7
     GATHER = 8
     MOE = 9
+    LOW_RANK = 10
 
 
 class RowSet(IntEnum):
@@ -53,6 +55,7 @@ class Activation(IntEnum):
     GELU = 3
     GELU_TANH = 4
     GELU_SIGMOID = 5
+    RELU2 = 6
 
 
 class Epilogue(IntEnum):
@@ -156,6 +159,7 @@ class RotaryOp(Structure):
         ("norm_width", c_int32),
         ("two_dimensional", c_int32),
         ("num_positions", c_int32),
+        ("norm_after", c_int32),
         ("q_norm", Norm),
         ("k_norm", Norm),
         ("cos_sin", c_void_p),
@@ -237,11 +241,49 @@ class MoeOp(Structure):
         ("expert_size", c_int32),
         ("shared_size", c_int32),
         ("exact", c_int32),
+        ("sigmoid", c_int32),
+        ("groups", c_int32),
+        ("top_groups", c_int32),
+        ("eps", c_float),
+        ("scale", c_float),
         ("act", ActAndMulOp),
         ("router", Matrix),
         ("shared_router", Matrix),
         ("router_bias", c_void_p),
+        ("correction", c_void_p),
         ("experts", POINTER(Expert)),
+    )
+
+
+class LowRank(Structure):
+    _fields_ = (
+        ("first", c_int32),
+        ("columns", c_int32),
+        ("rank", c_int32),
+        ("a", Matrix),
+        ("b", Matrix),
+    )
+
+
+class Delta(Structure):
+    _fields_ = (
+        ("num_parts", c_int32),
+        ("rank", c_int32),
+        ("parts", POINTER(LowRank)),
+        ("gain", c_void_p),
+        ("offset", c_void_p),
+    )
+
+
+class LowRankOp(Structure):
+    KIND = OpKind.LOW_RANK
+    _fields_ = (
+        ("header", OpHeader),
+        ("x", c_int32),
+        ("out", c_int32),
+        ("num_sets", c_int32),
+        ("deltas", POINTER(Delta)),
+        ("bias", c_void_p),
     )
 
 
@@ -256,6 +298,7 @@ AnyOp = (
     | SoftcapOp
     | GatherOp
     | MoeOp
+    | LowRankOp
 )
 
 
@@ -272,6 +315,7 @@ class Op(Union):
         ("softcap", SoftcapOp),
         ("gather", GatherOp),
         ("moe", MoeOp),
+        ("low_rank", LowRankOp),
     )
 
     @classmethod
@@ -317,6 +361,8 @@ class Run(Structure):
         ("second_positions", c_void_p),
         ("slots", c_void_p),
         ("logits_rows", c_void_p),
+        ("sets", c_void_p),
+        ("embeddings", c_void_p),
         ("spans", POINTER(Span)),
         ("buffers", POINTER(c_void_p)),
         ("widths", POINTER(Buffer)),
@@ -328,24 +374,8 @@ class Run(Structure):
 STRUCTURES = (
     *(Op, Matrix, Buffer, ProgramStruct, Span, Run, Norm, LayerCache, Expert, EmbedOp, NormOp),
     *(LinearOp, RotaryOp, AttentionOp, ActAndMulOp, AddScaledOp, SoftcapOp, GatherOp, MoeOp),
+    *(LowRank, Delta, LowRankOp),
 )
-
-
-def declare_functions(library: ctypes.CDLL) -> None:
-    """Set the types of the functions that this module calls."""
-    library.program_version.restype = ctypes.c_int
-    library.struct_bytes.argtypes = [ctypes.c_int]
-    library.struct_bytes.restype = ctypes.c_int
-    library.pool_create.argtypes = [ctypes.c_int]
-    library.pool_create.restype = c_void_p
-    library.pool_destroy.argtypes = [c_void_p]
-    library.pool_destroy.restype = None
-    library.pool_active_threads.argtypes = [c_void_p]
-    library.pool_active_threads.restype = ctypes.c_int
-    library.program_workspace_bytes.argtypes = [POINTER(ProgramStruct), ctypes.c_int, ctypes.c_int]
-    library.program_workspace_bytes.restype = c_size_t
-    library.run_program.argtypes = [c_void_p, POINTER(ProgramStruct), POINTER(Run)]
-    library.run_program.restype = ctypes.c_int
 
 
 def structures_match(library: ctypes.CDLL) -> bool:

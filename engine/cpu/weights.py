@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.tile_layout import BLOCK_TYPES
+from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.cpu.float_matrix import float_matrix
 from swiftchat.engine.cpu.matrices import FloatMatrix, NativeMatrix, TiledMatrix, first_rows
 from swiftchat.engine.cpu.pack import Packer
 from swiftchat.engine.cpu.program import Pool
 from swiftchat.engine.cpu.single_op import matmul, table_rows
 from swiftchat.engine.cpu.structures import Matrix
 from swiftchat.engine.linear.merged import MergedWeight
+from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.tiles import concatenated
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.weights.quantization.scheme import Float8, GgufBlocks, QuantizedMatrix
@@ -167,3 +170,14 @@ def _float8_matrix(parts: Sequence[Float8]) -> FloatMatrix:
     values = torch.from_numpy(concatenated([part.values for part in parts]))
     scale = torch.from_numpy(np.concatenate([part.scale for part in parts]))
     return FloatMatrix(values if values.stride(1) == 1 else values.contiguous(), scale)
+
+
+def native_matrices(weight: LinearWeight) -> Sequence[Matrix]:
+    """Return the parts of a weight for the kernels; raises `CannotRecordError`."""
+    if isinstance(weight, MergedWeight):
+        return [matrix for part in weight.parts for matrix in native_matrices(part)]
+    if isinstance(weight, PlainWeight) and weight.tensor.stride(1) == 1:
+        return [float_matrix(weight.tensor)]
+    if isinstance(weight, NativeWeight):
+        return weight.native_matrices
+    raise CannotRecordError(f"no kernel multiplies with {type(weight).__name__}")

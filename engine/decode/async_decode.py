@@ -6,46 +6,62 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swiftchat.engine.decode.graph_runner import GraphRunner
+from swiftchat.engine.decode.graph_runner import GraphRunner, Part
 from swiftchat.engine.schedule.scheduler import Scheduler, Sequence, Step
 from swiftchat.errors import OutOfMemory
 
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A step that was launched but not collected: its sequences, its number, and its end."""
+    """A step that was launched but not collected: its sequences and the end of its launched part.
+
+    `number` is that of the step, None while only its forward pass is launched.
+    """
 
     sequences: list[Sequence]
-    number: int
+    number: int | None
     done: torch.cuda.Event
 
 
 def is_decode_step(step: Step, max_rows: int) -> bool:
     """Return whether a scheduled step only decodes one token for each of at most `max_rows` rows.
 
-    False if it also reports logprobs of the prompt.
+    False if it also reports logprobs of the prompt, or computes an embedding.
     """
     rows = step.rows
     return (
-        not step.copies
+        not (step.copies or step.stored)
         and 0 < len(rows) <= max_rows
-        and all(row.num_tokens == 1 and row.reaches_end for row in rows)
-        and not any(row.scored_positions for row in rows)
+        and all(row.num_tokens == 1 and row.reaches_end and not row.proposed for row in rows)
+        and not any(row.scored_positions or row.sequence.params.pooling for row in rows)
     )
 
 
 def can_replay(step: Step, max_rows: int) -> bool:
-    """Return whether a step can be replayed from a graph that also samples.
+    """Return whether a step can be replayed from graphs that also sample.
 
-    False if a row has a grammar or uses a control that the sampler on the device does not have.
+    False if a row uses a control that the sampler on the device does not have.
     """
     return is_decode_step(step, max_rows) and not any(
-        row.sequence.params.host_controls or row.sequence.constraint for row in step.rows
+        row.sequence.params.host_controls for row in step.rows
     )
+
+
+def _parts(sequences: Seq[Sequence]) -> tuple[Part, ...]:
+    """Return the graphs of a step, in order."""
+    has_grammar = any(sequence.constraint is not None for sequence in sequences)
+    return ("forward", "sampling") if has_grammar else ("step",)
+
+
+def _use_adapters(sequences: Seq[Sequence]) -> bool:
+    return any(sequence.has_adapters for sequence in sequences)
 
 
 class AsyncDecode:
     """Replays decode steps, one step ahead of the host.
+
+    If an answer has a grammar, only the forward pass of a step is ahead: it needs the previous
+    token, which is on the device. Meanwhile the host learns this token and computes the mask.
 
     The host learns of an end token, a stop string or a cancel one step late and discards that
     row's extra token. Other rows are not affected.
@@ -59,24 +75,30 @@ class AsyncDecode:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a launched step still has running sequences."""
+        """Whether a launched step still has sequences whose next token it computes."""
         step = self._in_flight
-        return step is not None and any(s in self._scheduler.running for s in step.sequences)
+        return step is not None and any(map(self._is_current, step.sequences))
 
     def launch(self, step: Step, seeds: Seq[int]) -> bool:
         """Launch a scheduled step; return False if it cannot be replayed or blocks are missing."""
+        self.drop()
         if not can_replay(step, self.runner.batch.max_rows):
             return False
         sequences = [row.sequence for row in step.rows]
+        adapted = _use_adapters(sequences)
+        if adapted and not self.runner.can_adapt(sequences):
+            return False
         if not self._reserve(sequences, num_ahead=1):
             return False
-        self.drop()
         try:
-            self.runner.graph(len(sequences))
+            for part in _parts(sequences):
+                self.runner.graph(len(sequences), part, adapted=adapted)
         except (OutOfMemory, torch.OutOfMemoryError):
             return False  # the step needs less memory without a graph
         self.runner.batch.load(sequences, seeds)
-        self._replay(sequences)
+        if adapted:
+            self.runner.load_adapters(sequences)
+        self._start(sequences)
         return True
 
     def forward(self, step: Step) -> Tensor | None:
@@ -84,33 +106,39 @@ class AsyncDecode:
 
         None if it cannot be replayed. They are valid until the next step.
         """
-        if not is_decode_step(step, self.runner.batch.max_rows):
-            return None
         self.drop()
+        sequences = [row.sequence for row in step.rows]
+        if not is_decode_step(step, self.runner.batch.max_rows) or _use_adapters(sequences):
+            return None
         try:
-            return self.runner.forward([row.sequence for row in step.rows])
+            return self.runner.forward(sequences)
         except (OutOfMemory, torch.OutOfMemoryError):
             return None  # the step needs less memory without a graph
 
-    def collect(self) -> list[tuple[Sequence, int]]:
+    def collect(self, *, continues: bool = True) -> list[tuple[Sequence, int]]:
         """Launch the next step if it can be predicted, then return the tokens of the previous one.
 
-        A token of -1 marks logits that are not finite. Sequences that ended meanwhile are omitted.
+        Without `continues` no step is launched, because the next one will have proposed tokens.
+        Negative tokens are for `sampling_error`. Sequences that ended meanwhile are omitted,
+        and those that got tokens without this step (`FastForward`).
         """
         step = self._in_flight
         assert step is not None
+        if step.number is None:
+            self.runner.batch.load_masks(step.sequences)
+            step = self._replay(step.sequences, "sampling")
         self._in_flight = None
-        if self._can_continue(step.sequences):
-            for row, sequence in enumerate(step.sequences):
-                self.runner.batch.update_block_table(row, sequence)
-            self._replay(step.sequences)
+        if continues and self._can_continue(step.sequences):
+            self.runner.batch.update_block_tables(step.sequences)
+            self._start(step.sequences)
         step.done.synchronize()
         ring = self.runner.batch.ring
+        assert step.number is not None
         tokens = ring[step.number % len(ring), : len(step.sequences)].tolist()
         return [
             (sequence, token)
             for sequence, token in zip(step.sequences, tokens, strict=True)
-            if sequence in self._scheduler.running
+            if self._is_current(sequence)
         ]
 
     def drop(self) -> None:
@@ -119,18 +147,29 @@ class AsyncDecode:
             self._in_flight.done.synchronize()
             self._in_flight = None
 
-    def _replay(self, sequences: list[Sequence]) -> None:
-        number = self.runner.batch.num_steps
-        self.runner.replay(len(sequences))
+    def _start(self, sequences: list[Sequence]) -> None:
+        """Launch a step, or its forward pass if its masks are not known yet."""
+        self._in_flight = self._replay(sequences, _parts(sequences)[0])
+
+    def _replay(self, sequences: list[Sequence], part: Part) -> _InFlight:
+        number = None if part == "forward" else self.runner.batch.num_steps
+        self.runner.replay(len(sequences), part, adapted=_use_adapters(sequences))
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stubs
         done.record()
-        self._in_flight = _InFlight(sequences, number, done)
+        return _InFlight(sequences, number, done)
+
+    def _is_current(self, sequence: Sequence) -> bool:
+        """Return whether the step in flight computes the newest token of a running sequence."""
+        is_newest = len(sequence.tokens) == sequence.num_computed + 1
+        return is_newest and sequence in self._scheduler.running
 
     def _can_continue(self, sequences: list[Sequence]) -> bool:
         """Return whether the next step will have the same rows, as far as the host can predict."""
         scheduler = self._scheduler
         could_admit = scheduler.waiting and len(scheduler.running) < scheduler.max_num_seqs
         if could_admit or set(sequences) != set(scheduler.running):
+            return False
+        if not all(map(self._is_current, sequences)):
             return False
         for sequence in sequences:
             num_tokens = len(sequence.tokens) + 1  # with the token in flight

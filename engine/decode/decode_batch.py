@@ -4,12 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.batch import padded_rows
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.scheduler import Row, Sequence
 
 # More than the number of steps that the device can be ahead of the host.
 _RING_STEPS = 8
@@ -21,6 +22,7 @@ _INT_FIELDS = (
     "top_k",
     "has_bias",
     "min_context_lens",
+    "has_mask",
 )
 _FLOAT_FIELDS = (
     "temperature",
@@ -41,7 +43,8 @@ class DecodeBatch:
     On the device, int32 or fp32 [max_rows]: `tokens` to compute, their `positions`,
     `context_lens` (0 for an unused row), `slot_mapping`, and the sampling parameters; int64
     `seeds`; int32 `block_tables` [max_rows, max_blocks] and `counts` [max_rows, vocab_size]; fp32
-    `bias` [max_rows, vocab_size], for rows with `has_bias`.
+    `bias` [max_rows, vocab_size], for rows with `has_bias`; int32 `masks`
+    [max_rows, ceil(vocab_size / 32)] of the ids that grammars allow, for rows with `has_mask`.
     `ring` [steps, max_rows] is pinned host memory that receives each step's tokens.
     """
 
@@ -54,6 +57,9 @@ class DecodeBatch:
         names = [*_INT_FIELDS, *_FLOAT_FIELDS]
         self._fields = torch.zeros(len(names), max_rows, dtype=torch.int32, device=gpu.device)
         self._host_fields = self._fields.cpu().pin_memory()
+        # Views: assigning an element takes a tenth of the time of torch's.
+        self._host_ints = self._host_fields.numpy()
+        self._host_floats = self._host_ints.view(np.float32)
         self._index = {name: i for i, name in enumerate(names)}
         ints = (self._fields[self._index[name]] for name in _INT_FIELDS)
         (
@@ -64,6 +70,7 @@ class DecodeBatch:
             self.top_k,
             self.has_bias,
             self.min_context_lens,
+            self.has_mask,
         ) = ints
         floats = (self._fields[self._index[name]].view(torch.float32) for name in _FLOAT_FIELDS)
         (
@@ -78,8 +85,12 @@ class DecodeBatch:
         max_blocks = -(-max_blocks // 4) * 4  # rows of 16 bytes
         self.block_tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=gpu.device)
         self._host_tables = self.block_tables.cpu().pin_memory()
+        self._host_block_tables = self._host_tables.numpy()  # a view
         self.counts = torch.zeros(max_rows, vocab_size, dtype=torch.int32, device=gpu.device)
         self.bias = torch.zeros(max_rows, vocab_size, device=gpu.device)
+        words = -(-vocab_size // 32)
+        self.masks = torch.zeros(max_rows, words, dtype=torch.int32, device=gpu.device)
+        self._host_masks = self.masks.cpu().pin_memory()
         self.ring = torch.zeros(_RING_STEPS, max_rows, dtype=torch.int32).pin_memory()
         self.step = torch.zeros(1, dtype=torch.int64, device=gpu.device)
         self.num_steps = 0  # the value of `step` after all launched steps
@@ -91,54 +102,89 @@ class DecodeBatch:
 
         The device must be idle, because this overwrites the host buffers of earlier copies.
         """
-        host = self._host_fields
-        host.zero_()
-        host[self._index["slot_mapping"]] = -1
-        for row, sequence in enumerate(sequences):
-            self._load_row(row, sequence)
-        self._fields.copy_(host, non_blocking=True)
+        self.load_rows([Row(sequence, 1) for sequence in sequences], seeds)
+
+    def load_rows(self, rows: Seq[Row], seeds: Seq[int]) -> None:
+        """As `load`, and assign the following rows to a sequence's proposed tokens.
+
+        A sequence with proposed tokens must not have penalties or a number of `min_tokens`.
+        """
+        self._host_ints.fill(0)
+        self._host_ints[self._index["slot_mapping"]] = -1
+        tokens = [(row.sequence, i) for row in rows for i in range(1 + len(row.proposed))]
+        proposed = [token for row in rows for token in (row.sequence.tokens[-1], *row.proposed)]
+        for row, (sequence, offset) in enumerate(tokens):
+            self._load_row(row, sequence, proposed[row], offset)
+        n = len(tokens)
+        # Whole rows, with old entries at their ends: one copy, because they are contiguous.
+        self.block_tables[:n].copy_(self._host_tables[:n], non_blocking=True)
+        pairs = zip(rows, seeds, strict=True)
+        seeds = [seed for row, seed in pairs for _ in range(1 + len(row.proposed))]
+        self._fields.copy_(self._host_fields, non_blocking=True)
         signed = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
         # This copy from pageable memory also waits for all copies above.
         self.seeds[: len(signed)] = torch.tensor(
             signed, dtype=torch.int64, device=self.seeds.device
         )
 
-    def _load_row(self, row: int, sequence: Sequence) -> None:
-        host, params = self._host_fields, sequence.params
-        floats = host.view(torch.float32)
-        position = sequence.num_computed
+    def _load_row(self, row: int, sequence: Sequence, token: int, offset: int) -> None:
+        """Assign a row to a token that follows `offset` tokens that are not computed."""
+        params = sequence.params
+        position = sequence.num_computed + offset
         bias = device_bias(params)
         shortest = sequence.num_prompt + params.min_tokens if params.min_tokens else 0
         block = sequence.block_table[position // self.block_size]
         values = {
-            "tokens": sequence.tokens[-1],
+            "tokens": token,
             "positions": position,
             "context_lens": position + 1,
             "slot_mapping": block * self.block_size + position % self.block_size,
             "top_k": min(params.top_k, self.counts.shape[1]),
             "has_bias": int(bool(bias)),
             "min_context_lens": shortest,
+            "has_mask": int(sequence.constraint is not None),
         }
         for name, value in values.items():
-            host[self._index[name], row] = value
+            self._host_ints[self._index[name], row] = value
         off = {} if params.has_penalties else _PENALTIES_OFF
         for name in _FLOAT_FIELDS:
-            floats[self._index[name], row] = off.get(name, getattr(params, name))
-        self._num_blocks[row] = 0
-        self.update_block_table(row, sequence)
+            self._host_floats[self._index[name], row] = off.get(name, getattr(params, name))
+        table = sequence.block_table
+        self._host_block_tables[row, : len(table)] = table
+        self._num_blocks[row] = len(table)
         if params.has_penalties or shortest:
             self._load_counts(row, sequence)
         if bias:
             self._load_bias(row, bias)
 
-    def update_block_table(self, row: int, sequence: Sequence) -> None:
-        """Copy the blocks that the sequence got since the last call to the device."""
-        first, table = self._num_blocks[row], sequence.block_table
-        if first < len(table):
-            host = self._host_tables[row, first : len(table)]
-            host.copy_(torch.tensor(table[first:], dtype=torch.int32))
-            self.block_tables[row, first : len(table)].copy_(host, non_blocking=True)
+    def load_masks(self, sequences: Seq[Sequence]) -> None:
+        """Copy what the grammars of the rows allow next to the device, without waiting for it.
+
+        All steps sampled with earlier masks must have ended.
+        """
+        for row, sequence in enumerate(sequences):
+            if sequence.constraint is not None:
+                self._host_masks[row] = sequence.constraint.mask
+        n = len(sequences)
+        self.masks[:n].copy_(self._host_masks[:n], non_blocking=True)
+
+    def update_block_tables(self, sequences: Seq[Sequence]) -> None:
+        """Copy the blocks that the rows' sequences got since the last call to the device.
+
+        In one copy of whole rows. An earlier one may be in progress: it copies the new blocks or
+        not, which its steps do not read.
+        """
+        changed = [
+            row for row, s in enumerate(sequences) if self._num_blocks[row] < len(s.block_table)
+        ]
+        if not changed:
+            return
+        for row in changed:
+            first, table = self._num_blocks[row], sequences[row].block_table
+            self._host_block_tables[row, first : len(table)] = table[first:]
             self._num_blocks[row] = len(table)
+        rows = slice(changed[0], changed[-1] + 1)
+        self.block_tables[rows].copy_(self._host_tables[rows], non_blocking=True)
 
     def _load_counts(self, row: int, sequence: Sequence) -> None:
         counts = torch.zeros(self.counts.shape[1], dtype=torch.int32)

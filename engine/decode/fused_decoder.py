@@ -22,6 +22,8 @@ from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
 from swiftchat.cuda.peer_memory import PeerBuffer
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator, PeerBuffers
 from swiftchat.engine.decode.decode_batch import DecodeBatch
+from swiftchat.engine.decode.fused_deltas import FusedDeltas
+from swiftchat.engine.linear.adapted import Site
 from swiftchat.engine.linear.merged import split_bias
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.cuda_ops import CudaOps, kernel_kv
@@ -41,6 +43,8 @@ def fused_kernels_cover(config: ModelConfig) -> bool:
         config.norm == "rms"
         and config.norm_order in ("pre", "sandwich")
         and config.gated
+        and config.clip_qkv is None
+        and not config.attention_gate
         and not config.parallel_residual
         and not config.embedding_norm
         and not config.learned_positions
@@ -61,7 +65,18 @@ class FusedDecoder:
     ranks, the output projections send their partial sums straight to the other ranks' peer buffers.
     """
 
-    def __init__(self, decoder: Decoder, ops: CudaOps, cache: KVCache, batch: DecodeBatch) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        ops: CudaOps,
+        cache: KVCache,
+        batch: DecodeBatch,
+        *,
+        shares_blocks: bool = False,
+    ) -> None:
+        # Rows that share blocks attend to keys and values of this step, so not only to older ones.
+        self._early_reads = not shares_blocks
+        self._deltas: FusedDeltas | None = None  # of the present launch
         self._decoder, self._ops, self._cache, self._batch = decoder, ops, cache, batch
         ranks, config = decoder.ranks, decoder.config
         self._peer_buffers: PeerBuffers | None = (
@@ -104,12 +119,14 @@ class FusedDecoder:
             and all(linear_fits(gpu, n, matrix, splittable=True) for matrix in output)
         )
 
-    def launch(self, x: Tensor, logits: Tensor) -> None:
+    def launch(self, x: Tensor, logits: Tensor, deltas: FusedDeltas | None = None) -> None:
         """Launch the kernels of this stage for the first rows of the decode batch.
 
         `x` fp32 [n, hidden_size] is the residual stream: read unless this is the first stage, and
-        modified in place. The last stage writes `logits` fp32 [n, vocab_size].
+        modified in place. The last stage writes `logits` fp32 [n, vocab_size]. `deltas` are the
+        adapters of the rows.
         """
+        self._deltas = deltas
         weights, stages = self._decoder.weights, self._decoder.stages
         if stages.is_first:
             self._embed(x)
@@ -144,19 +161,21 @@ class FusedDecoder:
 
     def _layer(self, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> None:
         buffers = self._peer_buffers
+        attention = self._attend(x, i, layer, kv)
         self._add_branch(
             x,
-            self._attend(x, i, layer, kv),
+            attention,
             layer.o,
-            layer.o_bias,
+            self._bias(attention, ("o", i), layer.o, layer.o_bias),
             layer.attn_out_norm,
             None if buffers is None else buffers.attention,
         )
+        inner = self._gate_up(x, i, layer)
         self._add_branch(
             x,
-            self._gate_up(x, layer),
+            inner,
             layer.down,
-            layer.down_bias,
+            self._bias(inner, ("down", i), layer.down, layer.down_bias),
             layer.mlp_out_norm,
             None if buffers is None else buffers.mlp,
         )
@@ -177,7 +196,7 @@ class FusedDecoder:
             workspace=ops.attention_workspace,
             window=ops.window(i),
             softcap=ops.softcap,
-            early_reads=True,
+            early_reads=self._early_reads,
             kv_scales=kv_scales,
         )
         return output.view(n, -1)
@@ -186,6 +205,7 @@ class FusedDecoder:
         """Return rotated queries [n, num_heads, head_dim]; store keys and values in the cache."""
         n, ops, gpu, config = len(x), self._ops, self._ops.gpu, self._decoder.config
         norm, cos_sin = self._norm(layer.attn_norm), ops.cos_sin(i)
+        row_bias = self._bias(x, ("qkv", i), layer.qkv, layer.qkv_bias, norm)
         positions, slot_mapping = self._batch.positions[:n], self._batch.slot_mapping[:n]
         cache, kv_scales = kernel_kv(kv)
         # `linear_rope_cache` computes a part of a head at a time; a quantized cache needs the
@@ -194,7 +214,7 @@ class FusedDecoder:
             queries = self._queries[:n]
             rope = RopeCache(cos_sin, positions, slot_mapping, cache, config.num_heads)
             parts, first = layer.qkv.kernel_matrices, 0
-            for part, bias in zip(parts, split_bias(layer.qkv_bias, parts), strict=True):
+            for part, bias in zip(parts, split_bias(row_bias, parts), strict=True):
                 linear_rope_cache(
                     gpu,
                     x,
@@ -209,7 +229,7 @@ class FusedDecoder:
                 first += len(part) // config.head_dim
             return queries
         heads = self._qkv[:n]
-        self._linear(x, layer.qkv, layer.qkv_bias, heads.view(n, -1), norm)
+        self._linear(x, layer.qkv, row_bias, heads.view(n, -1), norm)
         rotary(
             gpu,
             heads,
@@ -224,14 +244,15 @@ class FusedDecoder:
         )
         return heads[:, : config.num_heads]
 
-    def _gate_up(self, x: Tensor, layer: LayerWeights) -> Tensor:
+    def _gate_up(self, x: Tensor, i: int, layer: LayerWeights) -> Tensor:
         """Return activation(gate) * up, [n, intermediate_size]."""
         gpu, activation = self._ops.gpu, self._decoder.config.activation
         inner, norm = self._mlp_inner[: len(x)], self._norm(layer.mlp_norm)
+        bias = self._bias(x, ("gate_up", i), layer.gate_up, layer.gate_up_bias, norm)
         parts = layer.gate_up.kernel_matrices
         if len(parts) > 1:
             gate_up = inner.new_empty(len(x), 2 * inner.shape[1])
-            self._linear(x, layer.gate_up, layer.gate_up_bias, gate_up, norm)
+            self._linear(x, layer.gate_up, bias, gate_up, norm)
             act_and_mul(gpu, gate_up, inner, activation, gated=True)
         else:
             linear_act_and_mul(
@@ -242,9 +263,22 @@ class FusedDecoder:
                 self._ops.linear_workspace,
                 norm=norm,
                 activation=activation,
-                bias=layer.gate_up_bias,
+                bias=bias,
             )
         return inner
+
+    def _bias(
+        self,
+        x: Tensor,
+        site: Site,
+        weight: LinearWeight,
+        bias: Tensor | None,
+        norm: Norm | None = None,
+    ) -> Tensor | None:
+        """Return the bias of a matmul of x: with adapters one for each row."""
+        if self._deltas is None:
+            return bias
+        return self._deltas.bias(x, site, weight.shape[0], bias, norm)
 
     def _norm(self, weight: Tensor | None) -> Norm:
         assert weight is not None  # see `fused_kernels_cover`

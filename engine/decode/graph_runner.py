@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS
+from swiftchat.cuda.ops.low_rank import RANK_STEP
 from swiftchat.cuda.ops.sampling import (
     advance,
     argmax,
@@ -16,14 +20,17 @@ from swiftchat.cuda.ops.sampling import (
 )
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.decode.fused_decoder import FusedDecoder
+from swiftchat.engine.decode.fused_deltas import FusedDeltas, needed_rank
 from swiftchat.engine.device.capture import capture
+from swiftchat.engine.linear.adapted import AdapterSet
 from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan, DecodeRows
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.scheduler import Sequence
 
+Part = Literal["step", "forward", "sampling"]
 # Numbers of rows with a graph of their own; others are padded to the next one.
-GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 
 
 class GraphRunner:
@@ -36,13 +43,30 @@ class GraphRunner:
     stage read the residual stream from `residual`, fp32 [max_rows, hidden_size]; all but the last
     write it there. The last stage writes the tokens to `sampled`, int32 [max_rows], and
     `append_tokens` prepares the next step. With one stage the graph does that itself.
+
+    There are graphs for the numbers of rows in `sizes`; other steps are padded. Rows may have
+    blocks in common only with `shares_blocks`.
+
+    Two graphs divide a step of answers with grammars: "forward" computes the logits, "sampling"
+    does the rest with the masks that the host has loaded meanwhile.
     """
 
-    def __init__(self, decoder: Decoder, ops: CudaOps, cache: KVCache, batch: DecodeBatch) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        ops: CudaOps,
+        cache: KVCache,
+        batch: DecodeBatch,
+        sizes: Seq[int] = GRAPH_SIZES,
+        *,
+        shares_blocks: bool = False,
+    ) -> None:
         self._decoder, self._ops, self._cache, self.batch = decoder, ops, cache, batch
-        self._fused = FusedDecoder(decoder, ops, cache, batch)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._forward_graphs: dict[int, torch.cuda.CUDAGraph] = {}  # without sampling
+        self._sizes = sizes
+        self._fused = FusedDecoder(decoder, ops, cache, batch, shares_blocks=shares_blocks)
+        self._graphs: dict[tuple[Part, int, bool], torch.cuda.CUDAGraph] = {}
+        self._deltas: FusedDeltas | None = None
+        self._computable: set[int] = set()  # sets of adapters
         config, gpu, max_rows = decoder.config, ops.gpu, batch.max_rows
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -60,10 +84,10 @@ class GraphRunner:
     def uses_fused_kernels(self, num_rows: int) -> bool:
         return self._fused.supports(num_rows)
 
-    def replay(self, num_rows: int) -> None:
-        """Start a decode step of the first rows without waiting for the device."""
-        self.graph(num_rows).replay()
-        self.batch.num_steps += 1
+    def replay(self, num_rows: int, part: Part = "step", *, adapted: bool = False) -> None:
+        """Start a decode step of the first rows, or a part, without waiting for the device."""
+        self.graph(num_rows, part, adapted=adapted).replay()
+        self.batch.num_steps += part != "forward"
 
     def forward(self, sequences: Seq[Sequence]) -> Tensor:
         """Compute the logits of a decode step, fp32 [len(sequences), vocab_size], and no tokens.
@@ -71,12 +95,9 @@ class GraphRunner:
         For one rank and stage. The device must be idle. The logits are valid until the next step.
         """
         num_rows = len(sequences)
-        size = next(size for size in GRAPH_SIZES if size >= num_rows)
-        if size not in self._forward_graphs:
-            n = min(size, self.batch.max_rows)
-            self._forward_graphs[size] = self._capture(n, self._launch_forward)
+        graph = self.graph(num_rows, "forward")
         self.batch.load(sequences, [0] * num_rows)
-        self._forward_graphs[size].replay()
+        graph.replay()
         return self._logits[:num_rows]
 
     def append_tokens(self, sequences: Seq[Sequence]) -> None:
@@ -85,18 +106,60 @@ class GraphRunner:
         The sequences must be those of the last step, in its order, each with one more token; the
         device must be idle.
         """
-        for row, sequence in enumerate(sequences):
-            self.batch.update_block_table(row, sequence)
+        self.batch.update_block_tables(sequences)
         newest = [sequence.tokens[-1] for sequence in sequences]
         self.sampled[: len(newest)].copy_(torch.tensor(newest, dtype=torch.int32))
         self._advance(len(newest))
 
-    def graph(self, num_rows: int) -> torch.cuda.CUDAGraph:
+    def put_adapters(self, number: int, adapters: AdapterSet | None, num_sets: int) -> None:
+        """Load a set of adapters for steps with `adapted`, or empty its place.
+
+        The device becomes idle. Matrices of a larger rank than before discard their graphs.
+        """
+        torch.cuda.synchronize(self._ops.gpu.device)
+        self._computable.discard(number)
+        rank = None if adapters is None else needed_rank(adapters)
+        if rank is None and self._deltas is None:
+            return
+        if self._deltas is None or (rank or 0) > self._deltas.max_rank:
+            weights, max_rows = self._decoder.weights, min(self.batch.max_rows, MAX_GEMV_ROWS)
+            older = self._deltas
+            max_rank = max(rank or 0, RANK_STEP)
+            self._deltas = FusedDeltas(
+                self._ops.gpu, weights, num_sets, max_rows, max_rank, older=older
+            )
+            self._graphs = {key: graph for key, graph in self._graphs.items() if not key[2]}
+        self._deltas.put(number, adapters if rank is not None else None)
+        if rank is not None:
+            self._computable.add(number)
+
+    def can_adapt(self, sequences: Seq[Sequence]) -> bool:
+        """Return whether steps with `adapted` compute the adapters of these sequences."""
+        sets = {s.tuning.set_index for s in sequences if s.tuning is not None and s.has_adapters}
+        size = next(size for size in self._sizes if size >= len(sequences))
+        return sets <= self._computable and self._fused.supports(min(size, self.batch.max_rows))
+
+    def load_adapters(self, sequences: Seq[Sequence]) -> None:
+        """Assign the sets of adapters of the first rows; the device must be idle."""
+        assert self._deltas is not None
+        self._deltas.load_rows([-1 if s.tuning is None else s.tuning.set_index for s in sequences])
+
+    def graph(
+        self, num_rows: int, part: Part = "step", *, adapted: bool = False
+    ) -> torch.cuda.CUDAGraph:
         """Return the graph for a number of rows; capture it on first use."""
-        size = next(size for size in GRAPH_SIZES if size >= num_rows)
-        if size not in self._graphs:
-            self._graphs[size] = self._capture(min(size, self.batch.max_rows), self.launch_kernels)
-        return self._graphs[size]
+        adapted = adapted and part != "sampling"
+        size = next(size for size in self._sizes if size >= num_rows)
+        if (part, size, adapted) not in self._graphs:
+            launches: dict[Part, Callable[[int], None]] = {
+                "step": partial(self.launch_kernels, adapted=adapted),
+                "forward": partial(self._launch_forward, adapted=adapted),
+                "sampling": self._launch_sampling,
+            }
+            launch = launches[part]
+            captured = self._capture(min(size, self.batch.max_rows), launch)
+            self._graphs[part, size, adapted] = captured
+        return self._graphs[part, size, adapted]
 
     def _capture(self, n: int, launch: Callable[[int], None]) -> torch.cuda.CUDAGraph:
         """Compile the kernels that `launch` uses for n rows, run them once, and capture them.
@@ -126,22 +189,25 @@ class GraphRunner:
         torch.cuda.synchronize(self._ops.gpu.device)
         return capture(lambda: launch(n))[0]
 
-    def launch_kernels(self, n: int) -> None:
+    def launch_kernels(self, n: int, *, adapted: bool = False) -> None:
         """Launch the kernels of a step of n rows one by one."""
-        stages = self._decoder.stages
-        self._launch_forward(n)
-        if stages.is_last:
-            self._sample(n, self._logits[:n])
-            if stages.size == 1:
-                self._advance(n)
+        self._launch_forward(n, adapted=adapted)
+        if self._decoder.stages.is_last:
+            self._launch_sampling(n)
 
-    def _launch_forward(self, n: int) -> None:
+    def _launch_forward(self, n: int, *, adapted: bool = False) -> None:
         """Launch the kernels from the embeddings to the logits."""
         logits = self._logits[:n]
         if self._fused.supports(n):
-            self._fused.launch(self.residual[:n], logits)
+            self._fused.launch(self.residual[:n], logits, self._deltas if adapted else None)
         else:
             self._forward(n, logits)
+
+    def _launch_sampling(self, n: int) -> None:
+        """Launch the kernels from the logits to the next step's inputs, on the last stage."""
+        self._sample(n, self._logits[:n])
+        if self._decoder.stages.size == 1:
+            self._advance(n)
 
     def _forward(self, n: int, logits: Tensor) -> None:
         """Compute n rows with the decoder's own operations."""
@@ -161,7 +227,7 @@ class GraphRunner:
             residual.copy_(x)
 
     def _sample(self, n: int, logits: Tensor) -> None:
-        """Apply bias, penalties and bans to the logits in place, and sample n tokens."""
+        """Apply bias, penalties, bans and masks to the logits in place, and sample n tokens."""
         batch, gpu = self.batch, self._ops.gpu
         maxima, ids = self._maxima[:n], self._argmax[:n]
         penalties(
@@ -169,12 +235,14 @@ class GraphRunner:
             logits,
             batch.counts[:n],
             batch.bias[:n],
+            batch.masks[:n],
             has_bias=batch.has_bias[:n],
             repeat_penalty=batch.repeat_penalty[:n],
             presence_penalty=batch.presence_penalty[:n],
             frequency_penalty=batch.frequency_penalty[:n],
             context_lens=batch.context_lens[:n],
             min_context_lens=batch.min_context_lens[:n],
+            has_mask=batch.has_mask[:n],
         )
         argmax(gpu, logits, maxima, ids, self._argmax_workspace)
         sample(

@@ -31,10 +31,14 @@ class PipelineDecode:
         return bool(self._in_flight)
 
     def launch(self, step: Step, seeds: Seq[int]) -> bool:
-        """Compute this stage's part of a scheduled step; return False if it cannot be replayed."""
-        if not can_replay(step, self.runner.batch.max_rows):
-            return False
+        """Compute this stage's part of a scheduled step; return False if it cannot be replayed.
+
+        The host samples the steps of answers with grammars or adapters.
+        """
         sequences = [row.sequence for row in step.rows]
+        is_plain = not any(s.constraint is not None or s.has_adapters for s in sequences)
+        if not is_plain or not can_replay(step, self.runner.batch.max_rows):
+            return False
         n = len(sequences)
         try:
             graph = self.runner.graph(n)
@@ -56,8 +60,8 @@ class PipelineDecode:
         self._in_flight = sequences
         return True
 
-    def collect(self) -> list[tuple[Sequence, int]]:
-        """Return the tokens that the last stage sampled, or NOT_FINITE."""
+    def collect(self, *, continues: bool = True) -> list[tuple[Sequence, int]]:
+        """Return the tokens that the last stage sampled, or NOT_FINITE; no step continues."""
         sequences, self._in_flight = self._in_flight, []
         sampled = self._stages.broadcast_from_last(self.runner.sampled[: len(sequences)].long())
         return list(zip(sequences, sampled.tolist(), strict=True))

@@ -9,6 +9,7 @@ from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.nvrtc import OLDEST_CAPABILITY, has_bindings
 from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.device.gpu_driver import why_unusable
 from swiftchat.engine.linear.weight import dtype_name
 from swiftchat.engine.model.cuda_ops import kernels_cover
 from swiftchat.errors import DeviceError, OutOfMemory, UsageError
@@ -33,11 +34,19 @@ def find_device(name: str, rank: int = 0) -> torch.device:
         device = torch.device("cuda", (device.index or 0) + rank)
     if device.type == "cuda" and device.index >= torch.cuda.device_count():
         found = torch.cuda.device_count()
+        why = why_unusable(torch.version.cuda)
         raise DeviceError(
-            f"no GPU {name}: {found} found by torch {torch.__version__}",
+            f"no GPU {name}: {found} found by torch {torch.__version__}"
+            + ("" if why is None else f"; {why}"),
             "use --device cpu, or install the driver and torch's CUDA build",
         )
     return device
+
+
+def cpu_note(name: str, device: torch.device) -> str:
+    """Return why `auto` has chosen the CPU of a machine with a GPU's driver; empty otherwise."""
+    why = why_unusable(torch.version.cuda) if name == "auto" and device.type == "cpu" else None
+    return "" if why is None else f"the CPU computes: {why}"
 
 
 def device_error(error: BaseException, hint: str = "") -> DeviceError:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from swiftchat.engine.device.gpu_driver import OLDEST_DRIVERS
+
 Facts = dict[str, Any]  # JSON values by name
 
-_OLDEST_DRIVERS = {12: "525", 13: "580"}  # NVIDIA driver by CUDA major version
 _INSTALL_CUDA = "pip install 'swiftchat[cuda]'"
 
 
@@ -205,7 +206,7 @@ def _major(cuda: str) -> int:
 
 
 def _newer_driver(cuda: str, driver: Facts) -> str:
-    needed = _OLDEST_DRIVERS.get(_major(cuda))
+    needed = OLDEST_DRIVERS.get(_major(cuda))
     which = f"NVIDIA driver {needed} or newer" if needed else "a newer driver"
     found = driver["number"] or f"one for CUDA {driver['cuda']}"
     return f"install {which} (found: {found}), or use --device cpu"

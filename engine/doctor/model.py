@@ -92,11 +92,20 @@ def _matrices(weights: DecoderWeights, tensors: "_Tensors") -> Iterator[_Matrix]
     yield _Matrix(name, None, tensors.stored(["embed"]), weights.embed)
     for i, layer in enumerate(weights.layers):
         found = [
-            ("q, k, v", ["qkv", "q", "k", "v"], layer.qkv),
+            ("q, k, v", ["qkv", "q", "k", "v", "q_a", "kv_a"], layer.qkv),
             ("attention output", ["o"], layer.o),
             ("gate, up", ["gate_up", "gate", "up"], layer.gate_up),
             ("down", ["down"], layer.down),
         ]
+        if layer.latent is not None and layer.latent.q_b is not None:
+            found.append(("queries of latents", ["q_b"], layer.latent.q_b))
+        if layer.attn_gate is not None:
+            found.append(("attention gate", ["attn_gate"], layer.attn_gate))
+        shared = None if layer.experts is None else layer.experts.shared
+        if shared is not None:
+            gate_up = ["shared_gate_up", "shared_gate", "shared_up"]
+            found.append(("shared expert: gate, up", gate_up, shared.gate_up))
+            found.append(("shared expert: down", ["shared_down"], shared.down))
         for expert in layer.experts.each if layer.experts is not None else ():
             gate_up = ["expert_gate", "expert_up", "experts_gate_up"]
             found.append(("experts: gate, up", gate_up, expert.gate_up))

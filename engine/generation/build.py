@@ -7,18 +7,27 @@ from pathlib import Path
 
 import torch
 
+from swiftchat.engine.adapters.tunings import Record, Tunings
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo, OnProgress
 from swiftchat.engine.comm.communicator import Communicator, SingleRank
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
+from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.engine.cpu.backend import NativeKernels
 from swiftchat.engine.cpu.native_decoder import NativeDecoder
-from swiftchat.engine.cpu.recorder import CannotRecordError
-from swiftchat.engine.device.device import describe_device
-from swiftchat.engine.generation.engine import Engine, EngineParts
+from swiftchat.engine.decode.async_decode import AsyncDecode
+from swiftchat.engine.device.device import cpu_note, describe_device
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.generation.fast_forward import FastForward
+from swiftchat.engine.generation.grammars import Grammars
 from swiftchat.engine.generation.graphs import Graphs, build_graphs
+from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.generation.setup import EngineSetup, set_up
+from swiftchat.engine.generation.speculation import draft_model, speculation_of
+from swiftchat.engine.kv_store.block_store import BlockStore
+from swiftchat.engine.kv_store.identity import ModelFiles
+from swiftchat.engine.kv_store.open_store import DeviceCache, open_store
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import dtype_name
 from swiftchat.engine.load.dummy import dummy_weights
@@ -36,7 +45,9 @@ from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import CachePlan, plan_shard_cache
 from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.schedule.blocks import BlockAllocator
+from swiftchat.engine.schedule.chunk import cpu_chunk_limit, gpu_chunk_limit
 from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.states import StateSlots
 from swiftchat.weights.architectures.tensors import expected_tensors
 
 
@@ -47,16 +58,22 @@ def build_engine(
     cubins: Path | None = None,
     ranks: Communicator | None = None,
     stages: Pipeline | None = None,
+    kv_folder: Path | None = None,
 ) -> Engine:
     """Load the model at `path` and return an engine that is ready to generate.
 
-    Compiled kernels are cached in the folder `cubins`, if given. With several tensor-parallel
+    Compiled kernels are cached in the folder `cubins`, KV blocks in `kv_folder`, if given; the
+    latter only by an engine of one rank. With several tensor-parallel
     `ranks` or pipeline `stages`, the engine holds this rank's shard of the model, and all ranks
     call this function and then the engine's methods in the same order (`engine.ranks.spmd`).
     """
     started = time.perf_counter()
     ranks, stages = ranks or SingleRank(), stages or SingleStage()
+    draft: Engine | None = None  # before the target, whose KV cache takes the memory that is left
+    if config.draft is not None:
+        draft = build_engine(*draft_model(config), on_progress, cubins)
     setup = set_up(path, config, cubins, ranks, stages)
+    model = ModelFiles.of(path, config, setup.device.type)
     plan = _plan_cache(setup, _estimated_bytes(setup), ranks, stages)
     weights = _load_weights(setup, on_progress)
     if setup.is_quantized:  # the loader may have dequantized some matrices
@@ -64,11 +81,20 @@ def build_engine(
     decoder, cache, kernels = _build_decoder(setup, weights, plan, ranks, stages)
     allocator = BlockAllocator(plan.num_blocks, config.block_size)
     scheduler = Scheduler(allocator, setup.chunk_tokens, config.max_num_seqs)
-    if isinstance(decoder, NativeDecoder) and config.chunk_tokens is None:
-        scheduler.limit_duration()
+    if plan.num_states:
+        scheduler.use_states(StateSlots(plan.num_states, config.block_size))
+    if config.chunk_tokens is None and setup.device.type == "cuda":
+        scheduler.limit = gpu_chunk_limit(setup.chunk_tokens)
+    elif config.chunk_tokens is None and isinstance(decoder, NativeDecoder):
+        scheduler.limit = cpu_chunk_limit(setup.chunk_tokens)
     graphs = Graphs()
     if isinstance(decoder.ops, CudaOps):
         graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress)
+    store = BlockStore(allocator)
+    if ranks.size * stages.size == 1 and not plan.num_states:
+        device = DeviceCache(cache, allocator, setup.gpu)
+        sizes = setup.shard.config, plan.ctx_size_tokens
+        store = open_store(model, config, *sizes, device, kv_folder)
     info = _engine_info(setup, decoder, cache, plan, kernels, started)
     return Engine(
         EngineParts(
@@ -79,9 +105,17 @@ def build_engine(
             decoder=decoder,
             cache=cache,
             scheduler=scheduler,
+            speculation=speculation_of(decoder, graphs, plan.ctx_size_tokens, draft),
             graph_decode=graphs.decode,
             prefill_graphs=graphs.prefill,
+            verification=graphs.verification,
             checkpoint=setup.checkpoint,
+            store=store,
+            tunings=_tunings(setup, decoder, cache, plan, graphs),
+            grammars=Grammars(
+                None if setup.checkpoint is None else path, decoder.config.vocab_size
+            ),
+            fast_forward=FastForward(scheduler, plan.ctx_size_tokens, graphs),
         )
     )
 
@@ -115,6 +149,7 @@ def _plan_cache(
     return CachePlan(
         _min_across_ranks(plan.num_blocks, ranks, stages),
         _min_across_ranks(plan.ctx_size_tokens, ranks, stages),
+        plan.num_states,  # models with states have a single rank
     )
 
 
@@ -192,6 +227,21 @@ def _native_decoder(
     return decoder, cache, f"{kernels.variant} kernels"
 
 
+def _tunings(
+    setup: EngineSetup, decoder: Decoder, cache: KVCache, plan: CachePlan, graphs: Graphs
+) -> Tunings:
+    decode = graphs.decode
+    runner = decode.runner if isinstance(decode, AsyncDecode) else None
+    record: Record | None = None
+    if isinstance(decoder, NativeDecoder) and isinstance(setup.kernels, NativeKernels):
+        pool = setup.kernels.pool
+
+        def record(weights: DecoderWeights) -> NativeDecoder:
+            return NativeDecoder(decoder.config, weights, cache, plan.ctx_size_tokens, pool)
+
+    return Tunings(decoder, cache, setup.shard, setup.checkpoint, setup.device, record, runner)
+
+
 def _engine_info(
     setup: EngineSetup,
     decoder: Decoder,
@@ -219,4 +269,5 @@ def _engine_info(
         load_s=time.perf_counter() - started,
         tp=decoder.ranks.size,
         pp=stages.size,
+        note=cpu_note(config.device, setup.device),
     )

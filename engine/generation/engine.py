@@ -1,73 +1,46 @@
 """The generation loop: computes the queued prompts batch by batch and returns their tokens."""
 
+import math
 import secrets
 import time
-from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.gpu import Gpu
-from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import (
-    EngineInfo,
+    Dropped,
+    Embedding,
     Event,
     Finished,
     Logprob,
     Prefill,
-    PromptLogprobs,
     Tokens,
 )
-from swiftchat.engine.api.vocabulary import ConstraintSpec, Vocabulary
+from swiftchat.engine.api.tuning import Tuning
+from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.decode.async_decode import AsyncDecode
-from swiftchat.engine.device.bandwidth import bandwidth_ceiling_bytes_per_s
+from swiftchat.engine.generation.beams import Beams, BeamStep
+from swiftchat.engine.generation.check import check_request, check_tuned
+from swiftchat.engine.generation.generation import Generation
+from swiftchat.engine.generation.gpu_counters import GpuCounters
 from swiftchat.engine.generation.graphs import GraphDecode
-from swiftchat.engine.generation.prefill_graphs import PrefillGraphs
-from swiftchat.engine.model.decoder import Decoder
-from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.generation.parts import EngineParts
+from swiftchat.engine.generation.pooling import Pooler
+from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.sampling.distributed import DistributedSampler
-from swiftchat.engine.sampling.sampler import sampling_error
+from swiftchat.engine.sampling.sampler import NOT_FINITE, sampling_error
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.constraint import Constraint
-from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
-from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
+from swiftchat.engine.schedule.scheduler import Row, Sequence, Step
+from swiftchat.engine.schedule.sliding import drop_middle
+from swiftchat.engine.schedule.tuning import SequenceTuning
+from swiftchat.engine.schedule.twins import find_twins, fork
+from swiftchat.errors import SwiftchatError, UsageError
 from swiftchat.weights.architectures.prefix_lm import CAUSAL
-from swiftchat.weights.model.checkpoint import Checkpoint
 
 Outcome = tuple[int, Event | SwiftchatError]
-
-
-@dataclass(frozen=True)
-class EngineParts:
-    """The parts that `build_engine` makes an engine of.
-
-    `gpu` is None if torch's operators compute, `graph_decode` if no decode step is captured, and
-    `prefill_graphs` if no prefill chunk is.
-    The checkpoint is held because weights may be views of its mapped files.
-    """
-
-    config: EngineConfig
-    info: EngineInfo
-    device: torch.device
-    gpu: Gpu | None
-    decoder: Decoder
-    cache: KVCache
-    scheduler: Scheduler
-    graph_decode: GraphDecode | None
-    prefill_graphs: PrefillGraphs | None
-    checkpoint: Checkpoint | None
-
-
-@dataclass
-class _Generation:
-    """A sequence with its seed and the times of its events, in `perf_counter` seconds."""
-
-    sequence: Sequence
-    seed: int
-    started: float
-    first_token: float | None = None
 
 
 class Engine:
@@ -86,22 +59,33 @@ class Engine:
         self.cache = parts.cache
         self.scheduler = parts.scheduler
         self.allocator = parts.scheduler.allocator
+        self.speculation = parts.speculation
         self.graph_decode = parts.graph_decode
         self.prefill_graphs = parts.prefill_graphs
+        self.verification = parts.verification
         self.ctx_size_tokens = parts.info.ctx_size_tokens
         self.vocab_size = parts.decoder.config.vocab_size
         self.checkpoint = parts.checkpoint
+        self.tunings = parts.tunings
         ranks, stages = parts.decoder.ranks, parts.decoder.stages
         self._sampler = DistributedSampler(self.vocab_size, ranks, stages)
-        self._generations: dict[int, _Generation] = {}
-        self._vocabulary: Vocabulary | None = None  # of the last constrained answer
+        self._pooler = Pooler(parts.decoder, parts.cache)
+        self._beams = Beams(parts)
+        self.use_store(parts.store)
+        self._generations: dict[int, Generation] = {}
+        self._grammars, self._fast_forward = parts.grammars, parts.fast_forward
         self._pending: list[Outcome] = []  # reported by the next step
-        self._num_computed = self._num_reused = self._num_replayed = 0
-        self._bandwidth_ceiling: float | None = None
+        self._num_computed = self._num_reused = 0
+        self._gpu_counters = GpuCounters(parts.gpu, parts.device)
 
     @property
     def has_work(self) -> bool:
         return bool(self._pending) or self.scheduler.has_work
+
+    def use_store(self, store: BlockStore) -> None:
+        """Use these tiers below the device; before any prompt is added."""
+        self.store = store
+        self.scheduler.restorer = store if store.has_tiers else None
 
     def add(
         self,
@@ -109,19 +93,24 @@ class Engine:
         prompt: list[int],
         params: SamplingParams,
         spec: ConstraintSpec | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
-        """Queue a prompt whose answer matches `spec`; raise as `check` does, without queuing it."""
-        constraint = self.check(prompt, params, spec)
+        """Queue a prompt whose answer matches `spec`; raise as `check` and `tune` do."""
+        constraint, tuned = self.check(prompt, params, spec), self.tune(tuning)
+        if tuned is not None:
+            params = check_tuned(prompt, params, tuned, self.ctx_size_tokens)
         seed = secrets.randbits(32) if params.seed is None else params.seed
         prefix_lm = self.decoder.config.prefix_lm
-        bidirectional_prefix = CAUSAL if prefix_lm is None else prefix_lm.prefix_of(prompt)
-        sequence = Sequence(generation_id, list(prompt), params, bidirectional_prefix, constraint)
-        generation = _Generation(sequence, seed, time.perf_counter())
+        prefix = CAUSAL if prefix_lm is None else prefix_lm.prefix_of(prompt)
+        tokens = tuned.placeholders(prompt) + prompt if tuned is not None else list(prompt)
+        sequence = Sequence(generation_id, tokens, params, prefix, constraint, tuned)
+        generation = Generation(sequence, seed, time.perf_counter())
         self._generations[generation_id] = generation
-        if params.max_tokens == 0 and not sequence.num_to_score:
+        if params.max_tokens == 0 and not sequence.num_to_score and params.pooling is None:
             self._pending.append((generation_id, self._finish(generation, "length")))
         else:
             self.scheduler.add(sequence)
+            self._beams.add(sequence)
 
     def check(
         self, prompt: list[int], params: SamplingParams, spec: ConstraintSpec | None = None
@@ -130,25 +119,16 @@ class Engine:
 
         Returns the constraint of the answer. Also raises `UsageError` for an invalid grammar.
         """
-        if not prompt:
-            raise UsageError("the prompt is empty")
-        words = chain.from_iterable(params.bad_words)
-        ids = chain(prompt, (token for token, _ in params.logit_bias), words)
-        bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
-        if bad is not None:
-            raise UsageError(f"token id {bad} is outside the vocabulary of {self.vocab_size}")
-        if len(prompt) >= self.ctx_size_tokens:
-            raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens, the context {self.ctx_size_tokens}, "
-                "and an answer needs at least one",
-                "shorten it, or choose a larger --ctx-size if the model has one",
-            )
-        if spec is None:
-            return None
-        # llguidance's tables for a vocabulary take some tenths of a second: keep the last ones.
-        if spec.vocabulary != self._vocabulary:
-            self._vocabulary = spec.vocabulary
-        return Constraint(self._vocabulary, spec.grammar, self.vocab_size)
+        check_request(prompt, params, self.decoder.config, self.ctx_size_tokens)
+        self.speculation.check(params)
+        self._beams.check(params, spec)
+        return None if spec is None else self._grammars.constraint(spec)
+
+    def tune(self, tuning: Tuning | None) -> SequenceTuning | None:
+        """Load adapters and a soft prompt; raises as `Tunings.load` does."""
+        sequences = [generation.sequence for generation in self._generations.values()]
+        in_use = {each.tuning.set_index for each in sequences if each.tuning is not None}
+        return self.tunings.load(tuning, in_use)
 
     def cancel(self, generation_id: int) -> None:
         """End a generation; the next step reports it. Do nothing if it has already ended."""
@@ -161,7 +141,9 @@ class Engine:
         """End every generation with an error; the engine stays usable."""
         if self.graph_decode is not None:
             self.graph_decode.drop()
-        return [self._fail(generation, error) for generation in list(self._generations.values())]
+        failed = [self._fail(generation, error) for generation in list(self._generations.values())]
+        self.scheduler.states.clear()  # a part of the layers may have advanced
+        return failed
 
     def step(self) -> list[Outcome]:
         """Compute one batch; return its events in order, each with its generation's id."""
@@ -171,79 +153,140 @@ class Engine:
         return pending + computed
 
     @property
+    def has_unsaved(self) -> bool:
+        """Whether KV blocks are to be written to the disk."""
+        return self.store.has_unsaved
+
+    @property
     def can_prepare(self) -> bool:
         """Whether `prepare` would make later prompts faster."""
-        return self.prefill_graphs is not None and self.prefill_graphs.can_capture
+        graphs = self.prefill_graphs
+        return self.has_unsaved or (graphs is not None and graphs.can_capture)
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Capture one more graph for prompts; only while the engine has no work.
-
-        It takes some tenths of a second.
-        """
-        if self.prefill_graphs is not None:
+        """Save a KV block or capture a graph, in some tenths of a second; only without work."""
+        if self.store.has_unsaved:
+            self.store.save()
+        elif self.prefill_graphs is not None:
             self.prefill_graphs.capture_next()
 
     def stats(self, measure: bool = False) -> dict[str, Any]:
-        """Return counters: blocks by state, tokens computed and reused since loading.
+        """Return counters: blocks by state and tier, tokens computed and reused since loading.
 
         With kernels, add their compile time in seconds and the number of replayed decode steps,
         and with `measure` the GPU's bandwidth ceiling.
         """
-        gpu_stats: dict[str, Any] = {}
-        if self.gpu is not None:
-            gpu_stats.update(compile_s=self.gpu.compile_s, graph_steps=self._num_replayed)
-        if self.gpu is not None and measure:
-            if not self._bandwidth_ceiling:
-                self._bandwidth_ceiling = bandwidth_ceiling_bytes_per_s(self.device)
-            if self._bandwidth_ceiling is not None:
-                gpu_stats["bandwidth_ceiling_bytes_per_s"] = self._bandwidth_ceiling
         return {
-            "num_blocks": self.allocator.num_blocks,
-            "block_size": self.allocator.block_size,
-            "free_blocks": self.allocator.num_free,
-            "used_blocks": self.allocator.num_used,
-            "cached_blocks": self.allocator.num_cached,
-            "running": len(self.scheduler.running),
-            "waiting": len(self.scheduler.waiting),
+            **self.scheduler.stats(),
             "computed_tokens": self._num_computed,
             "reused_tokens": self._num_reused,
-            **gpu_stats,
+            **self.store.stats(),
+            **self._gpu_counters.stats(measure),
         }
 
     @torch.inference_mode()
     def _compute(self) -> list[Outcome]:
         if self.graph_decode is not None and self.graph_decode.is_in_flight:
             return self._collect(self.graph_decode)
+        if failed := self._beams.reserve():
+            return [self._fail(self._generations[id_], error) for id_, error in failed]
+        self.speculation.propose(self.scheduler.running)
         step = self.scheduler.schedule()
-        if self.graph_decode is not None and self.graph_decode.launch(step, self._seeds(step.rows)):
+        if not step.rows:
+            assert step.restoring is not None
+            return [(step.restoring.id, self.store.progress(step.restoring))]
+        verification, seeds = self.verification, self._seeds(step.rows)
+        if verification is not None and (tokens := verification.sample(step, seeds)) is not None:
+            return self._append_rows(step.rows, tokens)
+        if self.graph_decode is not None and self.graph_decode.launch(step, seeds):
             return self._collect(self.graph_decode)
         return self._forward(step)
 
     def _forward(self, step: Step) -> list[Outcome]:
         """Compute a step with the decoder's operations and sample the next tokens."""
         outcomes: list[Outcome] = []
+        self.tunings.store(step.stored)
         self.decoder.ops.copy_blocks(self.cache, step.copies)
-        batch, started = Batch.pack(step.rows, self.config.block_size), time.perf_counter()
-        local_logits = self._local_logits(step, batch)
-        self.scheduler.measured(len(batch.ids), time.perf_counter() - started)
-        self._num_computed += len(batch.ids)
+        self.cache.states.copy(step.state_copies)
+        self.tunings.store(step.stored if step.copies else ())  # copies may have overwritten some
+        self.store.prefill_started([row.sequence for row in step.rows])
+        pooled = [row for row in step.rows if row.sequence.params.pooling is not None]
+        generating = Step([row for row in step.rows if row not in pooled], step.copies)
+        batch, started = Batch.pack(generating.rows, self.config.block_size), time.perf_counter()
+        local_logits = self.local_logits(generating, batch) if generating.rows else None
+        embeddings = self._pooler.compute(pooled)
+        duration_s = time.perf_counter() - started
+        batch, beams = self._beams.split(batch)
+        twins = find_twins(batch.sampled_rows, self.scheduler)
+        batch = batch.also_sampled(twins)
+        seeds = self._seeds(batch.sampled_rows)
+        tokens, logits = self._sampler.sample_batch(batch, seeds, local_logits)
+        self.scheduler.measured(step, time.perf_counter() - started)
+        self.speculation.computed(step.rows, duration_s)
+        self._num_computed += sum(row.num_tokens + len(row.proposed) for row in step.rows)
         for row in step.rows:
             sequence, reaches_end = row.sequence, row.reaches_end  # before `advance` changes it
             self.scheduler.advance(row)
             if not reaches_end:
                 progress = Prefill(sequence.num_computed, len(sequence.tokens))
                 outcomes.append((sequence.id, progress))
-        seeds = self._seeds(batch.sampled_rows)
-        tokens, logits = self._sampler.sample_batch(batch, seeds, local_logits)
-        outcomes += self._prompt_logprobs(batch, logits)
-        for i, row, token in zip(batch.sampled_logits, batch.sampled_rows, tokens, strict=True):
-            row_logits = None if logits is None else logits[i : i + 1]
-            outcomes += self._process_sample(self._generations[row.sequence.id], token, row_logits)
+        copies = [pair for row, twin in twins for pair in fork(row.sequence, twin, self.scheduler)]
+        self.decoder.ops.copy_blocks(self.cache, copies)
+        for sequence, values in embeddings.items():
+            outcomes += self._finish_embedding(self._generations[sequence.id], values)
+        outcomes += self._sampler.prompt_logprobs(batch, logits)
+        for i, row, sampled in zip(batch.sampled_logits, batch.sampled_rows, tokens, strict=True):
+            outcomes += self._process_row(row, sampled, logits, i)
+        for beam_step in self._beams.advance(beams, logits):
+            outcomes += self._process_beams(beam_step)
         return outcomes
 
-    def _local_logits(self, step: Step, batch: Batch) -> Tensor | None:
+    def _process_beams(self, step: BeamStep) -> list[Outcome]:
+        """Copy the blocks of forked beams; report the best beams when their search is over."""
+        self.decoder.ops.copy_blocks(self.cache, step.copies)
+        generation, sequence = self._generations[step.id], step.sequence
+        generation.sequence = sequence
+        if generation.first_token is None:
+            generation.first_token = time.perf_counter()
+            self.store.prefill_ended(sequence)
+        if step.error is not None:
+            return [self._fail(generation, step.error)]
+        if not step.answers:
+            return []
+        self.scheduler.remove(sequence)
+        sequence.tokens[sequence.num_prompt :] = step.answers[0].ids
+        finished = self._finish(generation, step.answers[0].reason)
+        return [*((step.id, beam) for beam in step.answers), (step.id, finished)]
+
+    def _process_row(
+        self, row: Row, tokens: list[int], logits: Tensor | None = None, index: int = 0
+    ) -> list[Outcome]:
+        """Append the tokens of a sampled row: accepted ones, and the one after them.
+
+        Their `logits` fp32 [n, vocab_size] are those from the index on.
+        """
+        generation, outcomes = self._generations[row.sequence.id], list[Outcome]()
+        self.speculation.sampled(row, len(tokens))
+        for i, token in enumerate(tokens):
+            if i > 0:  # the step has computed the accepted token before
+                self.scheduler.advance(Row(row.sequence, 1))
+            outcomes += self._process_sample(generation, token, logits, index + i)
+            if row.sequence.id not in self._generations:
+                break
+        return outcomes
+
+    def _finish_embedding(self, generation: Generation, values: list[float]) -> list[Outcome]:
+        if not all(map(math.isfinite, values)):
+            return [self._fail(generation, sampling_error(NOT_FINITE))]
+        self.scheduler.remove(generation.sequence)
+        id_ = generation.sequence.id
+        return [(id_, Embedding(values)), (id_, self._finish(generation, "length"))]
+
+    def local_logits(self, step: Step, batch: Batch) -> Tensor | None:
         """Return `Decoder.forward`, from a captured graph if there is one for such a step."""
+        if self.tunings.are_used_by(batch):
+            return self.tunings.forward(batch)
         # With several ranks, the graph's logits are those of all ranks, which the sampler gathers.
         if isinstance(self.graph_decode, AsyncDecode) and self.decoder.ranks.size == 1:
             logits = self.graph_decode.forward(step)
@@ -253,94 +296,100 @@ class Engine:
             return self.prefill_graphs.forward(batch)
         return self.decoder.forward(batch, self.cache)
 
-    def _prompt_logprobs(self, batch: Batch, logits: Tensor | None) -> list[Outcome]:
-        """Return the requested logprobs of prompt tokens that the batch computed."""
-        outcomes: list[Outcome] = []
-        for scored in batch.scored:
-            sequence, end = scored.row.sequence, scored.start + len(scored.targets)
-            num_top = sequence.params.prompt_logprobs
-            assert num_top is not None
-            rows = None if logits is None else logits[scored.start : end]
-            logprobs = self._sampler.logprobs(rows, scored.targets, num_top)
-            outcomes.append((sequence.id, PromptLogprobs(logprobs)))
-        return outcomes
-
     def _seeds(self, rows: list[Row]) -> list[int]:
-        return [self._generations[row.sequence.id].seed for row in rows]
+        """Return the seed of each row; a context that slid has used positions before."""
+        sequences = [row.sequence for row in rows]
+        return [(self._generations[s.id].seed + s.num_slides) % 2**64 for s in sequences]
 
     def _collect(self, graph_decode: GraphDecode) -> list[Outcome]:
         """Add the tokens of the step in flight to their sequences."""
+        is_next_verified = self.speculation.would_propose(self.scheduler.running)
+        collected = graph_decode.collect(continues=not is_next_verified)
+        return self._append_rows([Row(s, 1) for s, _ in collected], [[t] for _, t in collected])
+
+    def _append_rows(self, rows: list[Row], tokens: list[list[int]]) -> list[Outcome]:
+        """Add the tokens of a replayed step to their sequences."""
         outcomes: list[Outcome] = []
-        collected = graph_decode.collect()
-        self._num_computed += len(collected)
-        self._num_replayed += 1
+        self._num_computed += sum(1 + len(row.proposed) for row in rows)
+        self._gpu_counters.num_replayed += 1
+        self.speculation.computed(rows)
         # All rows advance before any token is added, as in `_forward`: another stage may compute
         # this step there, and the schedulers of all stages must change in the same order.
-        for sequence, _ in collected:
-            self.scheduler.advance(Row(sequence, 1))
-        for sequence, token in collected:
-            outcomes += self._process_sample(self._generations[sequence.id], token)
+        for row in rows:
+            self.scheduler.advance(row)
+        for row, sampled in zip(rows, tokens, strict=True):
+            outcomes += self._process_row(row, sampled)
         return outcomes
 
     def _process_sample(
-        self, generation: _Generation, token: int, logits: Tensor | None = None
+        self, generation: Generation, token: int, logits: Tensor | None, index: int
     ) -> list[Outcome]:
         """Append a sampled token, with its logprob if requested.
 
         End the generation with an error if the token is negative, and without the token if none
-        was requested. `logits` is fp32 [1, vocab_size].
+        was requested. Its logits are those at the index.
         """
         if token < 0:
-            return [self._fail(generation, sampling_error(token))]
+            return [self._fail(generation, self._sampling_error(generation.sequence, token))]
         if generation.sequence.params.max_tokens == 0:  # only the prompt's logprobs were requested
             self.scheduler.remove(generation.sequence)
             return [(generation.sequence.id, self._finish(generation, "length"))]
         num_top = generation.sequence.params.logprobs
         if num_top is None:
             return self._append_token(generation, token, [])
-        return self._append_token(
-            generation, token, self._sampler.logprobs(logits, [token], num_top)
-        )
+        rows = None if logits is None else logits[index : index + 1]
+        return self._append_token(generation, token, self._sampler.logprobs(rows, [token], num_top))
+
+    def _sampling_error(self, sequence: Sequence, token: int) -> SwiftchatError:
+        layer = None
+        if token == NOT_FINITE and self.decoder.stages.size == 1:
+            layer = self.cache.first_not_finite(sequence.block_table, sequence.num_computed)
+        return sampling_error(token, layer)
 
     def _append_token(
-        self, generation: _Generation, token: int, logprobs: list[Logprob]
+        self, generation: Generation, token: int, logprobs: list[Logprob]
     ) -> list[Outcome]:
-        """Append a token to its sequence; end the generation at a stop id or a limit."""
+        """Append a token to its sequence, and those that its grammar forces after it.
+
+        End the generation at a stop id or a limit.
+        """
         sequence, params = generation.sequence, generation.sequence.params
         if generation.first_token is None:
             generation.first_token = time.perf_counter()
+            self.store.prefill_ended(sequence)
         if token in params.stop_ids:
             self.scheduler.remove(sequence)
             return [(sequence.id, self._finish(generation, "stop"))]
+        sequence.tokens.append(token)
+        tokens = [token]
         if sequence.constraint is not None:
             try:
                 sequence.constraint.accept(token)
+                tokens += self._fast_forward.append(sequence)
             except UsageError as error:
                 return [self._fail(generation, error)]
-        sequence.tokens.append(token)
-        outcomes: list[Outcome] = [(sequence.id, Tokens([token], logprobs))]
+        outcomes: list[Outcome] = [(sequence.id, Tokens(tokens, logprobs))]
         is_full = len(sequence.tokens) >= self.ctx_size_tokens
-        if is_full or sequence.num_generated == params.max_tokens:
+        is_longest, num_kept = sequence.num_generated == params.max_tokens, params.sliding_keep
+        if is_longest or (is_full and num_kept is None):
             self.scheduler.remove(sequence)
             outcomes.append((sequence.id, self._finish(generation, "length")))
+        elif is_full and num_kept is not None:
+            self.scheduler.restart(sequence)
+            outcomes.append((sequence.id, Dropped(drop_middle(sequence, num_kept))))
         return outcomes
 
-    def _fail(self, generation: _Generation, error: SwiftchatError) -> Outcome:
+    def _fail(self, generation: Generation, error: SwiftchatError) -> Outcome:
         self.scheduler.remove(generation.sequence)
+        self._beams.ended(generation.sequence)
+        self.speculation.ended(generation.sequence)
         del self._generations[generation.sequence.id]
         return generation.sequence.id, error
 
-    def _finish(self, generation: _Generation, reason: str) -> Finished:
-        sequence, now = generation.sequence, time.perf_counter()
+    def _finish(self, generation: Generation, reason: str) -> Finished:
+        sequence = generation.sequence
+        self._beams.ended(sequence)
+        speculated = self.speculation.ended(sequence)
         del self._generations[sequence.id]
         self._num_reused += sequence.num_cached
-        first_token = generation.first_token or now
-        return Finished(
-            reason=reason,
-            prompt_tokens=sequence.num_prompt,
-            cached_tokens=sequence.num_cached,
-            completion_tokens=sequence.num_generated,
-            prefill_s=first_token - generation.started,
-            decode_s=now - first_token,
-            seed=generation.seed,
-        )
+        return generation.finished(reason, speculated, self.store.finish(sequence))

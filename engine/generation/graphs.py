@@ -10,6 +10,7 @@ from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.decode.graph_runner import GRAPH_SIZES, GraphRunner
 from swiftchat.engine.decode.pipeline_decode import PipelineDecode
+from swiftchat.engine.decode.verification import VERIFIED_ROWS, Verification
 from swiftchat.engine.generation.prefill_graphs import PrefillGraphs
 from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
@@ -30,6 +31,7 @@ class Graphs:
 
     decode: GraphDecode | None = None
     prefill: PrefillGraphs | None = None
+    verification: Verification | None = None
 
 
 @torch.inference_mode()
@@ -47,6 +49,7 @@ def build_graphs(
     """
     max_blocks = -(-plan.ctx_size_tokens // cache.block_size)
     runner = _graph_runner(decoder, ops, cache, scheduler.max_num_seqs, max_blocks)
+    verifier = _verifier(decoder, ops, cache, max_blocks)
     prefill: PrefillGraphs | None = None
     if PrefillGraphs.supports(decoder):
         prefill = PrefillGraphs(decoder, ops, cache, scheduler.chunk_tokens, max_blocks)
@@ -55,6 +58,9 @@ def build_graphs(
             decoder.forward(_prompt(1, cache.block_size), cache)
         else:
             runner.launch_kernels(1)
+        if verifier is not None:
+            for num_rows in VERIFIED_ROWS:
+                verifier.launch_kernels(num_rows)
         decoder.forward(_prompt(32, cache.block_size), cache)
         if prefill is not None:
             prefill.forward(_prompt(32, cache.block_size))
@@ -64,7 +70,8 @@ def build_graphs(
     runner.graph(1)
     if decoder.stages.size > 1:
         return Graphs(PipelineDecode(runner, decoder.stages), prefill)
-    return Graphs(AsyncDecode(runner, scheduler, plan.ctx_size_tokens), prefill)
+    decode = AsyncDecode(runner, scheduler, plan.ctx_size_tokens)
+    return Graphs(decode, prefill, None if verifier is None else Verification(verifier))
 
 
 def _graph_runner(
@@ -79,6 +86,19 @@ def _graph_runner(
     vocab_size = decoder.config.vocab_size
     batch = DecodeBatch(ops.gpu, max_rows, max_blocks, cache.block_size, vocab_size)
     return GraphRunner(decoder, ops, cache, batch)
+
+
+def _verifier(
+    decoder: Decoder, ops: CudaOps, cache: KVCache, max_blocks: int
+) -> GraphRunner | None:
+    """Return the runner of verification steps, None if there are several ranks or no graphs."""
+    most = VERIFIED_ROWS[-1]
+    max_rows = ops.max_graph_rows(decoder.weights.layers)
+    if decoder.ranks.size * decoder.stages.size > 1 or (max_rows is not None and max_rows < most):
+        return None
+    vocab_size = decoder.config.vocab_size
+    batch = DecodeBatch(ops.gpu, most, max_blocks, cache.block_size, vocab_size)
+    return GraphRunner(decoder, ops, cache, batch, VERIFIED_ROWS, shares_blocks=True)
 
 
 def _prompt(num_tokens: int, block_size: int) -> Batch:

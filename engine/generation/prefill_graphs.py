@@ -52,6 +52,11 @@ class PrefillGraphs:
     def can_capture(self) -> bool:
         return bool(self._to_capture)
 
+    def is_captured(self, num_tokens: int) -> bool:
+        """Return whether a chunk of so many tokens has a graph."""
+        size = next((size for size in self._sizes if size >= num_tokens), None)
+        return size in self._graphs
+
     def capture_next(self) -> None:
         """Capture the smallest size without a graph, on all ranks; no sequence may be running.
 

@@ -12,6 +12,7 @@ from swiftchat.engine.comm.communicator import Communicator, RankPlacement
 from swiftchat.engine.comm.pipeline import Pipeline
 from swiftchat.engine.cpu.backend import NativeKernels
 from swiftchat.engine.cpu.threads import default_threads
+from swiftchat.engine.decode.graph_runner import GRAPH_SIZES
 from swiftchat.engine.device.device import available_bytes, find_device, find_kernels
 from swiftchat.engine.generation.prefill_graphs import GRAPH_TOKENS
 from swiftchat.engine.linear.factory import WeightFactory, weight_factory
@@ -77,7 +78,9 @@ class EngineSetup:
         config, num_seqs = self.shard.local_config, self.config.max_num_seqs
         if isinstance(self.kernels, LinearKernels):
             # Captured chunks have activations of their own.
-            return workspace_bytes(config, self.chunk_tokens + GRAPH_TOKENS[-1], self.dtype)
+            tokens = self.chunk_tokens + GRAPH_TOKENS[-1]
+            num_rows = min(num_seqs, GRAPH_SIZES[-1])
+            return workspace_bytes(config, tokens, self.dtype, num_rows)
         if isinstance(self.kernels, NativeKernels):
             return native_workspace_bytes(config, self.chunk_tokens + num_seqs, num_seqs)
         return 0
@@ -91,6 +94,7 @@ class EngineSetup:
             self.device,
             heads_first=heads_first,
             kv_dtype=self.config.kv_dtype,
+            num_states=plan.num_states,
         )
 
 

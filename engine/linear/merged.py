@@ -59,8 +59,13 @@ class MergedWeight(LinearWeight):
 
 
 def split_bias(bias: Tensor | None, matrices: Sequence[Matrix]) -> Sequence[Tensor | None]:
-    """Return the bias of each matrix, aligned to 16 bytes as kernels require it."""
+    """Return the bias of each matrix, aligned to 16 bytes as kernels require it.
+
+    A bias of two axes has one row for each row of activations.
+    """
     if bias is None:
         return [None] * len(matrices)
-    biases = torch.split(bias, [matrix.shape[0] for matrix in matrices])
+    biases = torch.split(bias, [matrix.shape[0] for matrix in matrices], -1)
+    if bias.dim() == 2:
+        return list(biases)
     return [each.clone() if each.data_ptr() % 16 else each for each in biases]

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.decoder import DecoderWeights, LayerWeights
+from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Expert, Experts
 from swiftchat.weights.architectures.tensors import (
     layer_tensors,
@@ -17,6 +19,8 @@ from swiftchat.weights.architectures.tensors import (
     tensors_before_layers,
 )
 from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
+
+_QKV_BIASES = ("qkv_bias", "q_bias", "k_bias", "v_bias", "q_a_bias", "kv_a_bias")
 
 # Names of a checkpoint's tensors, each with the part of it that this rank has.
 NamedSlices = Sequence[tuple[str, TensorSlice]]
@@ -31,8 +35,8 @@ class Placement(Protocol):
 
     factory: WeightFactory
 
-    def tensor(self, slices: NamedSlices) -> Tensor:
-        """Return the parts as a float tensor."""
+    def tensor(self, slices: NamedSlices, *, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the parts as a float tensor, by default of the activations' dtype."""
 
     def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
         """Return the parts as a matrix, quantized if the device computes with its scheme.
@@ -78,10 +82,14 @@ class _Assembler:
         return LayerWeights(
             attn_norm=self._optional("attn_norm", layer=i),
             attn_norm_bias=self._optional("attn_norm_bias", layer=i),
-            qkv=self._matrix("qkv", "q", "k", "v", layer=i),
-            qkv_bias=self._optional("qkv_bias", "q_bias", "k_bias", "v_bias", layer=i),
+            qkv=self._matrix(
+                "qkv", "q", "k", "v", "q_a", "kv_a", "index_k", "index_weights", layer=i
+            ),
+            qkv_bias=self._optional(*_QKV_BIASES, layer=i),
+            latent=self._latent(i) if self._config.latent is not None else None,
             q_norm=self._optional("q_norm", layer=i),
             k_norm=self._optional("k_norm", layer=i),
+            attn_gate=self._gate(i),
             o=self._matrix("o", layer=i),
             o_bias=self._optional("o_bias", layer=i),
             attn_out_norm=self._optional("attn_out_norm", layer=i),
@@ -94,21 +102,63 @@ class _Assembler:
             mlp_out_norm=self._optional("mlp_out_norm", layer=i),
             sinks=self._optional("sinks", layer=i),
             experts=self._experts(i) if "router" in layer_tensors(self._config, i) else None,
+            mixer=self._mixer(i) if i in self._config.mixer_layers else None,
+        )
+
+    def _mixer(self, i: int) -> MixerWeights:
+        return MixerWeights(
+            project_in=self._matrix(
+                *("mixer_in", "mixer_qkvz", "mixer_ba"),
+                *("mixer_qkv", "mixer_z", "mixer_b", "mixer_a"),
+                layer=i,
+            ),
+            project_in_bias=self._optional("mixer_in_bias", layer=i),
+            conv=self._required("mixer_conv", layer=i).squeeze(1),
+            conv_bias=self._optional("mixer_conv_bias", layer=i),
+            project_out=self._matrix("mixer_out", layer=i),
+            project_out_bias=self._optional("mixer_out_bias", layer=i),
+            decay=self._exact("mixer_decay", i),
+            step_bias=self._exact("mixer_step_bias", i),
+            skip=self._exact("mixer_skip", i),
+            norm=self._exact("mixer_norm", i),
         )
 
     def _experts(self, i: int) -> Experts:
         fused = "experts_gate_up" in layer_tensors(self._config, i)
         shared = None
         if self._config.shared_expert_size:
-            gate_up = self._matrix("shared_gate", "shared_up", layer=i)
+            gate_up = self._matrix("shared_gate_up", "shared_gate", "shared_up", layer=i)
             shared = Expert(gate_up, self._matrix("shared_down", layer=i))
         return Experts(
             router=self._required("router", layer=i),
             router_bias=self._optional("router_bias", layer=i),
+            # Differences between biases of 16 bits would be lost.
+            correction=self._exact("router_correction", i),
             each=list(self._fused_experts(i) if fused else self._separate_experts(i)),
             shared=shared,
             shared_router=self._optional("shared_router", layer=i),
         )
+
+    def _latent(self, i: int) -> LatentWeights:
+        q_norm, has_index = self._optional("q_a_norm", layer=i), "index_q" in self._shard.slices
+        return LatentWeights(
+            kv_norm=self._required("kv_a_norm", layer=i),
+            kv_b=self._required("kv_b", layer=i),
+            q_norm=q_norm,
+            q_b=None if q_norm is None else self._matrix("q_b", layer=i),
+            index_q=self._matrix("index_q", layer=i) if has_index else None,
+            index_norm=self._optional("index_norm", layer=i),
+            index_norm_bias=self._optional("index_norm_bias", layer=i),
+        )
+
+    def _gate(self, i: int) -> LinearWeight | None:
+        has_gate = "attn_gate" in layer_tensors(self._config, i)
+        return self._matrix("attn_gate", layer=i) if has_gate else None
+
+    def _exact(self, canonical: str, i: int) -> Tensor | None:
+        """Return a tensor of a layer in fp32."""
+        slices = self._slices([canonical], i)
+        return self._placement.tensor(slices, dtype=torch.float32) if slices else None
 
     def _separate_experts(self, i: int) -> Iterator[Expert]:
         """The experts of a checkpoint that has tensors for each of them."""

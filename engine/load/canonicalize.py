@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.model.moe import Experts
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.architectures.tensors import gate_in_queries
 
 # Fields of `LayerWeights` and `Expert` by the canonical names of the matrices in the file.
 _FIELDS = {"qkv": "qkv", "o": "o", "up": "gate_up", "down": "down"}
@@ -23,6 +25,7 @@ _EXPERT_FIELDS = {"experts_gate_up": "gate_up", "experts_down": "down"}
 def canonicalize(config: ModelConfig, weights: DecoderWeights) -> DecoderWeights:
     """Return the weights in the decoder's layout, given those in the checkpoint's layout."""
     rows, order = qkv_rows(config), head_order(config)
+    weights = _norms_with_weights(config, weights)
     layers = [_layer(config, layer, rows, order) for layer in weights.layers]
     changes: dict[str, Any] = {"layers": layers}
     if config.norm_order == "post":
@@ -30,6 +33,37 @@ def canonicalize(config: ModelConfig, weights: DecoderWeights) -> DecoderWeights
     if weights.positions is not None and config.position_offset:
         changes["positions"] = weights.positions[config.position_offset :]
     return dataclasses.replace(weights, **changes)
+
+
+def _norms_with_weights(config: ModelConfig, weights: DecoderWeights) -> DecoderWeights:
+    """Return the weights with those of all norms: ones where the file has none.
+
+    The weights of LayerNorms that are stored minus one get it back.
+    """
+    adds_one = config.norm == "layer" and config.norm_unit_offset
+    if config.norm_weights and config.qk_norm_weights and not adds_one:
+        return weights
+    like = next(iter(weights.layers[0].o.tensors))
+    ones = torch.ones(config.hidden_size, dtype=weights.dtype, device=like.device)
+    changes: dict[str, Any] = {}
+    if not config.norm_weights:
+        changes = dict.fromkeys(("attn_norm", "mlp_norm"), ones)
+        weights = dataclasses.replace(weights, final_norm=ones if config.final_norm else None)
+    if config.qk_norm and not config.qk_norm_weights:
+        changes |= dict.fromkeys(("q_norm", "k_norm"), ones[:1].repeat(config.head_dim))
+    layers = [dataclasses.replace(layer, **changes) for layer in weights.layers]
+    if adds_one:
+        layers = [
+            dataclasses.replace(
+                layer,
+                attn_norm=None if layer.attn_norm is None else layer.attn_norm + 1,
+                mlp_norm=None if layer.mlp_norm is None else layer.mlp_norm + 1,
+            )
+            for layer in layers
+        ]
+        final = weights.final_norm
+        weights = dataclasses.replace(weights, final_norm=None if final is None else final + 1)
+    return dataclasses.replace(weights, layers=layers)
 
 
 def _layer(
@@ -41,7 +75,17 @@ def _layer(
         changes[field] = getattr(layer, field).transposed(copy=True)
     if layer.experts is not None:
         changes["experts"] = _experts(config, layer.experts)
-    if rows is not None:
+    if layer.latent is not None:
+        kv_b = layer.latent.kv_b
+        by_head = kv_b.view(config.num_heads, -1, kv_b.shape[1])
+        changes["latent"] = dataclasses.replace(layer.latent, kv_b=by_head)
+        if layer.qkv_bias is not None:  # queries that are projected directly, and indices
+            missing = layer.qkv.shape[0] - len(layer.qkv_bias)
+            sides = (missing, 0) if layer.latent.q_b is None else (0, missing)
+            changes["qkv_bias"] = torch.nn.functional.pad(layer.qkv_bias, sides)
+    if layer.mixer is not None:
+        changes["mixer"] = _mixer(config, layer.mixer)
+    elif rows is not None:
         changes["qkv"] = changes.get("qkv", layer.qkv).reordered(rows)
         if layer.qkv_bias is not None:
             changes["qkv_bias"] = layer.qkv_bias[rows.to(layer.qkv_bias.device)]
@@ -50,7 +94,16 @@ def _layer(
             weight: Tensor = getattr(layer, field)
             heads = weight.view(-1, config.head_dim)
             changes[field] = heads[:, order.to(weight.device)].reshape(-1)
+    elif layer.q_norm is not None and layer.k_norm is not None and layer.q_norm.ndim > 1:
+        changes |= {"q_norm": layer.q_norm.reshape(-1), "k_norm": layer.k_norm.reshape(-1)}
     return dataclasses.replace(layer, **changes) if changes else layer
+
+
+def _mixer(config: ModelConfig, mixer: MixerWeights) -> MixerWeights:
+    rows = None if config.mixer is None else config.mixer.input_rows
+    if rows is None:
+        return mixer
+    return dataclasses.replace(mixer, project_in=mixer.project_in.reordered(torch.tensor(rows)))
 
 
 def _experts(config: ModelConfig, experts: Experts) -> Experts:
@@ -70,23 +123,26 @@ def qkv_rows(config: ModelConfig) -> Tensor | None:
     """Return, for each row of the decoder's q k v, its row in the file; None: the same order.
 
     The decoder's are all query heads, all key heads, all value heads, with the elements of a
-    query's and a key's head in `head_order`.
+    query's and a key's head in `head_order`. Gates among the query heads come after these.
     """
     order, grouped = head_order(config), ARCHITECTURES[config.architecture].qkv_in_groups
-    if order is None and not grouped:
+    gated = gate_in_queries(config)
+    if order is None and not grouped and not gated:
         return None
     num_heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+    num_heads *= 1 + gated
     all_heads = torch.arange(num_heads + 2 * num_kv_heads)
     if grouped:
         groups = all_heads.view(num_kv_heads, -1)
         q, k, v = groups[:, :-2].reshape(-1), groups[:, -2], groups[:, -1]
     else:
         q, k, v = torch.split(all_heads, [num_heads, num_kv_heads, num_kv_heads])
+    q, gates = (q[::2], q[1::2]) if gated else (q, q[:0])
     unchanged = torch.arange(head_dim)
     rotary = unchanged if order is None else order
     parts = [
         (heads.unsqueeze(1) * head_dim + elements).reshape(-1)
-        for heads, elements in ((q, rotary), (k, rotary), (v, unchanged))
+        for heads, elements in ((q, rotary), (gates, unchanged), (k, rotary), (v, unchanged))
     ]
     return torch.cat(parts)
 

@@ -30,7 +30,7 @@ from swiftchat.weights.quantization.scheme import (
 
 # As peaked as a trained model's: top-p 0.95 then keeps a few tokens, not tens of thousands.
 _LOGIT_STD = 4.0
-_BRANCH_ENDS = ("o", "down", "expert_down", "experts_down", "shared_down")
+_BRANCH_ENDS = ("o", "down", "expert_down", "experts_down", "shared_down", "mixer_out")
 
 
 def dummy_weights(
@@ -83,8 +83,8 @@ class _RandomPlacement:
         if scheme is not None and scheme in W8A8 and factory.quantizes_activations(dtype):
             self._activations = ActivationQuantization(W8A8[scheme])
 
-    def tensor(self, slices: NamedSlices) -> Tensor:
-        return self._own(self._random(slices), slices)
+    def tensor(self, slices: NamedSlices, *, dtype: torch.dtype | None = None) -> Tensor:
+        return self._own(self._random(slices), slices).to(dtype or self._dtype)
 
     def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
         whole = self._random(slices)
@@ -161,11 +161,12 @@ def _spread(config: ModelConfig, kind: str, shape: tuple[int, ...]) -> tuple[flo
     """Mean and standard deviation of a tensor of this canonical name and shape."""
     branch = (2 * config.num_layers) ** -0.5  # every layer adds two branches
     end_std = branch if kind.removesuffix("_bias") in _BRANCH_ENDS else 1.0
-    if kind.endswith("_bias"):
+    if kind.endswith(("_bias", "_correction")):
         return 0.0, 0.1 * end_std
     if kind.endswith("_norm"):
         size = branch if kind.endswith("_out_norm") else 1.0
-        return size - config.norm_unit_offset, 0.1 * size
+        has_offset = config.norm_unit_offset and kind != "mixer_norm"
+        return size - has_offset, 0.1 * size
     if kind == "lm_head" or (kind == "embed" and config.tied_embeddings):
         return 0.0, _LOGIT_STD * config.hidden_size**-0.5
     if kind in ("embed", "positions", "sinks"):

@@ -107,7 +107,7 @@ class _MappedPlacement:
         self._total_bytes = _wanted_bytes(shard, checkpoint)
         self._pages = LargePages()
 
-    def tensor(self, slices: NamedSlices) -> Tensor:
+    def tensor(self, slices: NamedSlices, *, dtype: torch.dtype | None = None) -> Tensor:
         if _has_quantized(self._checkpoint, slices):
             self._count(sum(self._checkpoint.nbytes(name) for name, _ in slices))
             tensor = dequantize(self._checkpoint, slices, self._dtype, self._device)
@@ -115,7 +115,7 @@ class _MappedPlacement:
             return tensor
         parts = _file_parts(self._checkpoint, slices)
         self._count(sum(part.nbytes for part in parts))
-        return _join(self._checkpoint, parts).to(self._dtype)
+        return _join(self._checkpoint, parts).to(dtype or self._dtype)
 
     def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
         if not _has_quantized(self._checkpoint, slices):
@@ -190,12 +190,12 @@ class _StreamedPlacement:
         self._on_progress, self._done_bytes = on_progress, 0
         self._total_bytes = _wanted_bytes(shard, checkpoint)
 
-    def tensor(self, slices: NamedSlices) -> Tensor:
+    def tensor(self, slices: NamedSlices, *, dtype: torch.dtype | None = None) -> Tensor:
         if _has_quantized(self._checkpoint, slices):
             tensor: Tensor = self._next_loaded(slices)
             return tensor
         parts = _file_parts(self._checkpoint, slices)
-        return _allocate(parts, self._dtype, self._device, self.copies)
+        return _allocate(parts, dtype or self._dtype, self._device, self.copies)
 
     def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
         if not _has_quantized(self._checkpoint, slices):
@@ -246,7 +246,7 @@ class _RequestList:
         self.found: list[tuple[NamedSlices, str]] = []
         self._shapes = shard.shapes()
 
-    def tensor(self, slices: NamedSlices) -> Tensor:
+    def tensor(self, slices: NamedSlices, *, dtype: torch.dtype | None = None) -> Tensor:
         self.found.append((slices, "tensor"))
         return torch.empty(self._shapes[slices[0][0]], device="meta")
 

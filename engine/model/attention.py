@@ -123,20 +123,29 @@ def attention(
     """
     outputs = []
     for plan in plans:
-        if plan.kv_views is not None:
-            keys, values = plan.kv_views[layer]
-        else:
-            keys, values = _gather_context(cache, plan, q.dtype).chunk(2, 1)
+        keys, values = context_of(layer, cache, plan, q.dtype)
         rows = (q if len(plans) == 1 else q[plan.rows]).unsqueeze(0).transpose(1, 2)
         if softcap is not None or sinks is not None:
             out = _explicit_attention(rows, keys, values, plan, scale, softcap, sinks)
         else:
-            out = _fused_attention(rows, keys, values, plan, scale, grouped)
+            out = fused_attention(rows, keys, values, plan, scale, grouped)
         outputs.append(out.transpose(1, 2).reshape(rows.shape[2], -1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _fused_attention(
+def context_of(
+    layer: int, cache: LayerKV, plan: AttentionPlan, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return a row's keys and values [1, num_kv_heads, context_len, head_dim], views if possible.
+
+    Latents are both at once: then it is the same tensor twice.
+    """
+    if plan.kv_views is not None:
+        return plan.kv_views[layer]
+    return _keys_and_values(_gather_context(cache, plan, dtype), 1)
+
+
+def fused_attention(
     q: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float, grouped: bool
 ) -> Tensor:
     """Attention of q [1, num_heads, n, head_dim] by torch's operator, in the same shape."""
@@ -214,8 +223,14 @@ def _explicit_attention(
 
 def _kv_views(cache: KVCache, first_slot: int, length: int) -> Sequence[tuple[Tensor, Tensor]]:
     slots = cache.slot_range(first_slot, length).transpose(1, 2).unsqueeze(1)
-    keys, values = slots.chunk(2, 2)
+    keys, values = _keys_and_values(slots, 2)
     return list(zip(keys.unbind(), values.unbind(), strict=True))
+
+
+def _keys_and_values(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Split the rows of the cache, which are along `dim`; a single one is a latent."""
+    half = rows.shape[dim] // 2
+    return (rows.narrow(dim, 0, half), rows.narrow(dim, half, half)) if half else (rows, rows)
 
 
 def _gather_context(cache: LayerKV, plan: AttentionPlan, dtype: torch.dtype) -> Tensor:

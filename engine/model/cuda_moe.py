@@ -25,7 +25,8 @@ class ExpertKernels:
 
     def support(self, layer: int, experts: Experts, num_tokens: int = 1) -> bool:
         """Return whether the kernels compute a layer's experts for this number of tokens."""
-        return num_tokens <= MAX_GEMV_ROWS and self._layer_addresses(layer, experts) is not None
+        is_plain = self._config.router.is_plain and num_tokens <= MAX_GEMV_ROWS
+        return is_plain and self._layer_addresses(layer, experts) is not None
 
     def compute(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
         """Return the weighted sum of the chosen experts' outputs: fp32 [n, hidden_size]."""
@@ -39,7 +40,7 @@ class ExpertKernels:
         weights = torch.empty(n, chosen, device=x.device)
         inner = x.new_empty(n, chosen, config.expert_size)
         out = torch.empty(x.shape, device=x.device)
-        route(gpu, scores, ids, weights, renormalize=config.normalized_experts)
+        route(gpu, scores, ids, weights, renormalize=config.router.normalized)
         expert_gate_up(gpu, x, gate_up, ids, inner, config.activation)
         expert_down(gpu, inner, down, ids, weights, out)
         return out

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import DTYPE_NAMES
-from swiftchat.cuda.ops.act_and_mul import act_and_mul
+from swiftchat.cuda.ops.act_and_mul import KINDS, act_and_mul
 from swiftchat.cuda.ops.copy_blocks import copy_blocks
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
 from swiftchat.cuda.ops.embedding import embed, gather_rows
@@ -19,11 +19,13 @@ from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
 from swiftchat.cuda.quantized_kv import KVScales
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.cuda_moe import ExpertKernels
 from swiftchat.engine.model.decoder import LayerWeights
 from swiftchat.engine.model.elementwise import Elementwise
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts, moe, shared_expert
 from swiftchat.engine.model.norms import norm_heads_
 from swiftchat.engine.model.rope import cos_sin_table
@@ -82,8 +84,13 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
     the order of the weights and of the table of angles.
     """
     return (
-        not config.expert_bias
+        config.mixer is None
+        and not config.expert_bias
+        and config.activation in KINDS
+        and not config.qk_norm_after_rope
+        and config.query_growth is None
         and not config.attention_sinks
+        and config.latent is None
         and config.prefix_lm is None
         and dtype in DTYPE_NAMES
         and config.head_dim % 8 == 0
@@ -131,7 +138,7 @@ class CudaOps(Elementwise):
         self._experts = ExpertKernels(kernels, config)
         self.scale = config.attention_scale
         self.softcap = config.attention_softcap or 0.0
-        self.norm_offset = float(config.norm_unit_offset)
+        self.norm_offset = float(config.norm_unit_offset and config.norm == "rms")
         self.first_id = shard.vocab[0]  # of this rank's embeddings
         self._config = config
 
@@ -228,8 +235,9 @@ class CudaOps(Elementwise):
         kv: LayerKV,
         norms: tuple[Tensor, Tensor] | None,
         sinks: Tensor | None,
+        latent: LatentWeights | None,
     ) -> Tensor:
-        assert sinks is None  # see `kernels_cover`
+        assert sinks is None and latent is None  # see `kernels_cover`
         cache, kv_scales = kernel_kv(kv)
         config, head_norm = self._config, self.head_norm(norms)
         if norms is not None and head_norm is None:
@@ -281,6 +289,9 @@ class CudaOps(Elementwise):
                 kv_scales=kv_scales,
             )
         return out.view(len(qkv), -1)
+
+    def mix(self, plan: CudaPlan, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
+        raise AssertionError("no kernel computes mixers")  # see `kernels_cover`
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
         gated = self._config.gated

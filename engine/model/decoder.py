@@ -10,7 +10,9 @@ from torch import Tensor
 from swiftchat.engine.comm.communicator import Communicator, SingleRank
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.norms import norm_widths_
 from swiftchat.engine.schedule.batch import Batch
@@ -24,7 +26,9 @@ class LayerWeights:
     `qkv` merges the query, key and value rows, `gate_up` the gate and up rows, or holds only up
     rows if the MLP has no gate; it and `down` are empty in a layer with `experts`. `attn_norm` and
     `mlp_norm` come before a branch, `attn_out_norm` and `mlp_out_norm` after it; None: no norm.
-    `sinks` [num_heads] are attention scores without a value.
+    `sinks` [num_heads] are attention scores without a value. `attn_gate` has a row for each
+    element of the attention's output. With `latent` the rows of `qkv` are those of the queries, or
+    of their low-rank projection, and of the latents. A layer with a `mixer` has no attention.
     """
 
     attn_norm: Tensor | None
@@ -45,6 +49,9 @@ class LayerWeights:
     k_norm: Tensor | None = None
     sinks: Tensor | None = None
     experts: Experts | None = None
+    attn_gate: LinearWeight | None = None
+    mixer: MixerWeights | None = None
+    latent: LatentWeights | None = None
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
@@ -132,11 +139,24 @@ class Ops(Protocol):
         kv: LayerKV,
         norms: tuple[Tensor, Tensor] | None,
         sinks: Tensor | None,
+        latent: LatentWeights | None,
     ) -> Tensor:
-        """Rotate, write keys and values to the layer's cache, attend: [n, num_heads * head_dim].
+        """Rotate, write keys and values to the layer's cache, attend: [n, num_heads * value_dim].
 
         `norms` are the weights of the query and key norms, which come first. Overwrites `qkv`.
         """
+
+    def mix(self, plan: Any, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
+        """Return the output of a layer's mixer, and advance the states of the batch's rows."""
+
+    def split_gate(self, qkv: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return q k v and gates of [n, `width` queries, `width` gates, keys and values]."""
+
+    def clamp_(self, x: Tensor, limit: float) -> None:
+        """Limit all elements of x to ±`limit` in place."""
+
+    def gate(self, x: Tensor, scores: Tensor) -> Tensor:
+        """Return x times the sigmoid of `scores`, which may overwrite x."""
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
         """Return activation(gate) * up of [n, 2 * intermediate_size], the gate first.
@@ -181,7 +201,7 @@ class Decoder:
         self.stages: Pipeline = SingleStage() if stages is None else stages
         # Models are trained with the scale in the dtype of their weights.
         scale = torch.tensor(config.embedding_scale, dtype=weights.dtype)
-        self.embedding_scale = float(scale)
+        self.embedding_scale = float(scale) / config.residual_scale
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
         """Compute the batch, write its keys and values to the cache, and return the logits.
@@ -193,6 +213,26 @@ class Decoder:
 
     def forward_plan(self, plan: Any, cache: KVCache) -> Tensor | None:
         """As `forward`, for a batch that is on the device."""
+        normed = self._forward_stages(plan, cache)
+        return None if normed is None else self.logits(plan, normed)
+
+    def forward_hidden(self, batch: Batch, cache: KVCache) -> Tensor | None:
+        """As `forward`, but return the hidden states that the logits would be computed from.
+
+        [len(batch.logits_indices), `hidden_width`], after the last norm, on all ranks of the last
+        stage.
+        """
+        plan = self.ops.plan(batch, cache)
+        normed = self._forward_stages(plan, cache)
+        return None if normed is None else self._hidden(plan, normed)
+
+    @property
+    def hidden_width(self) -> int:
+        """The number of elements of a hidden state: the LM head's columns."""
+        return self.config.embedding_size or self.config.hidden_size
+
+    def _forward_stages(self, plan: Any, cache: KVCache) -> Tensor | None:
+        """Compute this stage; return the last norm of all tokens, None but on the last stage."""
         # The residual stream stays in fp32: channels of small models reach 25,000, where bf16 has
         # steps of 128.
         if self.stages.is_first:
@@ -201,7 +241,7 @@ class Decoder:
             x = self.stages.receive(len(plan.ids), self.config.hidden_size)
         normed = self.forward_layers(plan, x, cache)
         if self.stages.is_last:
-            return self.logits(plan, normed)
+            return normed
         self.stages.send(x)
         return None
 
@@ -229,7 +269,7 @@ class Decoder:
     def embed(self, plan: Any) -> Tensor:
         """Return the residual stream before the first layer; only for the first stage."""
         weights, ops = self.weights, self.ops
-        x = self.ranks.all_reduce(ops.embed(plan, weights.embed))
+        x = self.ranks.all_reduce(self.look_up(plan))
         if self.embedding_scale != 1.0:
             ops.scale_(x, self.embedding_scale)
         if weights.project_in is not None:
@@ -241,6 +281,10 @@ class Decoder:
             normed = self._norm(x, None, weights.embed_norm, weights.embed_norm_bias)
             x = ops.cast(normed, torch.float32)
         return x
+
+    def look_up(self, plan: Any) -> Tensor:
+        """Return the batch's rows of this rank's embeddings, fp32, before the all-reduce."""
+        return self.ops.embed(plan, self.weights.embed)
 
     def _norm(
         self, x: Tensor, delta: Tensor | None, weight: Tensor | None, bias: Tensor | None
@@ -258,12 +302,23 @@ class Decoder:
     def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:
         """Return this rank's part of the attention's output, before the all-reduce."""
         ops = self.ops
+        if layer.mixer is not None:
+            return ops.mix(plan, i, x, layer.mixer)
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
+        gates: Tensor | None = None
+        if layer.attn_gate is not None:
+            gates = ops.linear(x, layer.attn_gate, None)
+        elif self.config.attention_gate:
+            qkv, gates = ops.split_gate(qkv, self.config.num_heads * self.config.head_dim)
+        if self.config.clip_qkv is not None:
+            ops.clamp_(qkv, self.config.clip_qkv)
         norms = layer.head_norms
         if norms is not None and self.config.qk_norm == "width" and self.ranks.size > 1:
             norm_widths_(qkv, *norms, self.config, self.ranks)
             norms = None
-        out = ops.attend(plan, i, qkv, kv, norms, layer.sinks)
+        out = ops.attend(plan, i, qkv, kv, norms, layer.sinks, layer.latent)
+        if gates is not None:
+            out = ops.gate(out, gates)
         return ops.linear(out, layer.o, layer.o_bias)
 
     def _mlp(self, i: int, layer: LayerWeights, x: Tensor) -> Tensor:
@@ -287,14 +342,19 @@ class Decoder:
 
     def logits(self, plan: Any, normed: Tensor) -> Tensor:
         """Return the result of `forward`, given the last norm; only for the last stage."""
-        weights, rows = self.weights, self.ops.logits_rows(plan, normed)
-        if weights.project_out is not None:
-            rows = self.ops.linear(rows, weights.project_out, None)
+        weights, rows = self.weights, self._hidden(plan, normed)
         return self.softcap_(self.ops.logits(rows, weights.lm_head, weights.lm_head_bias))
 
+    def _hidden(self, plan: Any, normed: Tensor) -> Tensor:
+        """Return the LM head's input for the rows with logits."""
+        rows, project_out = self.ops.logits_rows(plan, normed), self.weights.project_out
+        return rows if project_out is None else self.ops.linear(rows, project_out, None)
+
     def softcap_(self, logits: Tensor) -> Tensor:
-        """Soft-cap the logits in place if the model does so."""
+        """Scale and soft-cap the logits in place if the model does so."""
         cap = self.config.logit_softcap
+        if self.config.logit_scale != 1.0:
+            self.ops.scale_(logits, self.config.logit_scale)
         return logits if cap is None else self.ops.softcap_(logits, cap)
 
 
@@ -305,6 +365,8 @@ def resident_bytes(weights: DecoderWeights) -> int:
         tensors += [value for value in vars(owner).values() if isinstance(value, Tensor)]
     for layer in weights.layers:
         tensors += layer.experts.tensors if layer.experts is not None else []
+        tensors += layer.mixer.tensors if layer.mixer is not None else []
+        tensors += layer.latent.tensors if layer.latent is not None else []
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
 
@@ -324,5 +386,8 @@ def _matrices(weights: DecoderWeights) -> Iterator[LinearWeight]:
     yield from (w for w in (weights.project_in, weights.project_out) if w is not None)
     for layer in weights.layers:
         yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
+        yield from (() if layer.attn_gate is None else (layer.attn_gate,))
+        yield from (() if layer.mixer is None else layer.mixer.matrices)
+        yield from (() if layer.latent is None else layer.latent.matrices)
         for expert in layer.experts.all if layer.experts is not None else ():
             yield from (expert.gate_up, expert.down)

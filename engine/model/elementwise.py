@@ -14,6 +14,16 @@ class Elementwise:
     def scale_(self, x: Tensor, scale: float) -> None:
         x *= scale
 
+    def clamp_(self, x: Tensor, limit: float) -> None:
+        x.clamp_(-limit, limit)
+
+    def gate(self, x: Tensor, scores: Tensor) -> Tensor:
+        return x.mul_(scores.sigmoid())
+
+    def split_gate(self, qkv: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        queries, gates, rest = qkv.tensor_split((width, 2 * width), 1)
+        return torch.cat([queries, rest], 1), gates
+
     def add_(self, x: Tensor, delta: Tensor) -> None:
         x += delta
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from swiftchat.engine.mixers.states import StateCache
 from swiftchat.engine.model.quantized_kv import LARGEST, QuantizedKV
 from swiftchat.weights.architectures.config import ModelConfig
 
@@ -17,9 +18,12 @@ class KVCache:
     `layers[i]` is [num_blocks, block_size, 2 * num_kv_heads, head_dim]: a token's keys of all
     heads, then its values, so that one write stores both. With `heads_first`, the layout of the
     kernels, it is [num_blocks, 2 * num_kv_heads, block_size, head_dim]: a head's part of a block is
-    contiguous. With `kv_dtype` int8 or fp8 it is a `QuantizedKV` of that layout. `tensors` hold all
-    layers, [num_layers, num_blocks, ...]; a copy of a block copies each of them. On the CPU the
-    system commits the memory of a block when it is first written.
+    contiguous. With latent attention a token has one row of `LatentAttention.cached_dim` elements
+    instead: its latent and its rotated key. With `kv_dtype` int8 or fp8 it is a `QuantizedKV` of
+    that layout. `tensors` hold all layers, [num_layers, num_blocks, ...]; a copy of a block copies
+    each of them. On the CPU the system commits the memory of a block when it is first written.
+    Layers with a mixer have an empty tensor in `layers`, none in `tensors`, and `states` with
+    `num_states` slots; `numbers` are the places of the other layers in `tensors`.
     """
 
     def __init__(
@@ -32,23 +36,30 @@ class KVCache:
         *,
         heads_first: bool = False,
         kv_dtype: str = "auto",
+        num_states: int = 0,
     ) -> None:
-        heads = 2 * config.num_kv_heads
-        block = (heads, block_size) if heads_first else (block_size, heads)
-        shape = (config.num_layers, num_blocks, *block)
+        rows, width = config.cached_rows
+        block = (rows, block_size) if heads_first else (block_size, rows)
+        self.numbers = {layer: i for i, layer in enumerate(config.attention_layers)}
+        shape = (len(self.numbers), num_blocks, *block)
         self.is_quantized = kv_dtype in LARGEST
         self.tensors: tuple[Tensor, ...]
         self.layers: Sequence[LayerKV]
         if self.is_quantized:
-            values = torch.empty(*shape, config.head_dim, dtype=torch.int8, device=device)
+            values = torch.empty(*shape, width, dtype=torch.int8, device=device)
             scales = torch.empty(shape, device=device)
             self.tensors = (values, scales)
             self.layers = [QuantizedKV(kv_dtype, *of) for of in zip(values, scales, strict=True)]
         else:
-            self.tensors = (torch.empty(*shape, config.head_dim, dtype=dtype, device=device),)
+            self.tensors = (torch.empty(*shape, width, dtype=dtype, device=device),)
             self.layers = self.tensors[0].unbind()
-        self.block_size = block_size
-        self.num_bytes = sum(tensor.nbytes for tensor in self.tensors)
+        if config.mixer_layers:
+            empty, own = torch.empty(0, device=device), self.layers
+            places = [self.numbers.get(layer) for layer in range(config.num_layers)]
+            self.layers = [empty if place is None else own[place] for place in places]
+        self.states = StateCache(config, num_states, device)
+        self.block_size, self._heads_first = block_size, heads_first
+        self.num_bytes = sum(tensor.nbytes for tensor in self.tensors) + self.states.num_bytes
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination), in all layers, one after the other."""
@@ -56,6 +67,19 @@ class KVCache:
             if source != destination:
                 for tensor in self.tensors:
                     tensor[:, destination] = tensor[:, source]
+
+    def first_not_finite(self, block_table: Sequence[int], num_tokens: int) -> int | None:
+        """Return the first layer with an infinite or NaN value for these tokens, if there is one.
+
+        In a quantized cache such a row has a scale that is not finite.
+        """
+        blocks = list(block_table[: -(-num_tokens // self.block_size)])
+        for layer, place in self.numbers.items():
+            rows = self.tensors[-1][place, blocks]
+            rows = rows.transpose(1, 2) if self._heads_first else rows
+            if not rows.flatten(0, 1)[:num_tokens].isfinite().all():
+                return layer
+        return None
 
     def slot_range(self, first: int, num_tokens: int) -> Tensor:
         """View adjacent slots: [num_layers, num_tokens, 2 * num_kv_heads, head_dim].

@@ -1,34 +1,45 @@
 """The memory plan: context length and size of the KV cache, before anything is allocated."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from swiftchat.engine.api.memory_estimate import RESERVED_FRACTION, kv_bytes_per_token
 from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.mixers.states import bytes_per_sequence
 from swiftchat.errors import OutOfMemory, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 _MIN_CONTEXT_TOKENS = 256
+_NUM_SNAPSHOTS = 16  # of states, for about eight turns
 _DEFAULT_CONTEXT_FRACTION = 0.5  # of the room for a cache, if no context was requested
 
 
 @dataclass(frozen=True)
 class CachePlan:
-    """The KV cache to allocate: `num_blocks` blocks, and the longest context of one sequence."""
+    """The KV cache to allocate: `num_blocks` blocks, and the longest context of one sequence.
+
+    `num_states` slots are for the states of sequences, if the model has some.
+    """
 
     num_blocks: int
     ctx_size_tokens: int
+    num_states: int = 0
 
 
-def workspace_bytes(config: ModelConfig, chunk_tokens: int, dtype: torch.dtype) -> int:
-    """Return an upper estimate of the activations of a forward pass over `chunk_tokens` tokens."""
-    num_heads = config.num_heads + 2 * config.num_kv_heads
+def workspace_bytes(
+    config: ModelConfig, chunk_tokens: int, dtype: torch.dtype, num_rows: int = 0
+) -> int:
+    """Return an upper estimate of the activations of a forward pass over `chunk_tokens` tokens.
+
+    Includes the logits, penalties and sampling of `num_rows` decode rows.
+    """
+    num_heads = config.num_heads * (1 + config.attention_gate) + 2 * config.num_kv_heads
     widest = 4 * config.hidden_size + 2 * num_heads * config.head_dim
     widest += 3 * config.intermediate_size
-    logits_bytes = 64 * config.vocab_size * 8
+    logits_bytes = max(64 * 8, num_rows * 20) * config.vocab_size
     return 2 * chunk_tokens * widest * dtype.itemsize + logits_bytes
 
 
@@ -57,15 +68,31 @@ def plan_shard_cache(
     `quantized_bytes` is the size of all weights if some of them are quantized.
     """
     local = shard.local_config
+    num_states, state_bytes = _plan_states(config, local, available_bytes)
     plain_bytes = sum(math.prod(shape) for shape in shard.shapes().values()) * dtype.itemsize
-    return plan_cache(
+    plan = plan_cache(
         config,
         max_context_tokens=local.max_context_tokens,
         bytes_per_token=kv_bytes_per_token(local, dtype.itemsize, config.kv_dtype),
         weights_bytes=plain_bytes if quantized_bytes is None else quantized_bytes,
-        workspace_bytes=workspace_bytes,
+        workspace_bytes=workspace_bytes + num_states * state_bytes,
         available_bytes=available_bytes,
     )
+    return replace(plan, num_states=num_states)
+
+
+def _plan_states(
+    engine: EngineConfig, config: ModelConfig, available_bytes: int
+) -> tuple[int, int]:
+    """Return the number of slots for states, at least 2, and the bytes of each.
+
+    All sequences and some snapshots have a slot, if a tenth of the free memory suffices for them.
+    """
+    each = bytes_per_sequence(config)
+    if not each:
+        return 0, 0
+    wanted = engine.max_num_seqs + _NUM_SNAPSHOTS
+    return max(2, min(wanted, available_bytes // 10 // each)), each
 
 
 def plan_cache(

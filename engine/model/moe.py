@@ -9,6 +9,7 @@ from torch import Tensor
 
 from swiftchat.engine.linear.half_gemm import linear
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.model.routing import route
 from swiftchat.weights.architectures.config import ModelConfig
 
 
@@ -32,7 +33,8 @@ class Expert:
 class Experts:
     """The experts of one layer: `router` [num_experts, hidden_size] and its bias choose in `each`.
 
-    All tokens go through `shared`, weighted by `shared_router` [1, hidden_size].
+    All tokens go through `shared`, weighted by `shared_router` [1, hidden_size] if there is one.
+    `correction` fp32 [num_experts] is the router's for the choice.
     """
 
     router: Tensor
@@ -40,6 +42,7 @@ class Experts:
     router_bias: Tensor | None = None
     shared: Expert | None = None
     shared_router: Tensor | None = None
+    correction: Tensor | None = None
 
     @property
     def all(self) -> list[Expert]:
@@ -48,7 +51,7 @@ class Experts:
 
     @property
     def tensors(self) -> list[Tensor]:
-        routers = [self.router, self.router_bias, self.shared_router]
+        routers = [self.router, self.router_bias, self.shared_router, self.correction]
         in_experts = [tensor for expert in self.all for tensor in expert.tensors]
         return [tensor for tensor in routers if tensor is not None] + in_experts
 
@@ -62,8 +65,10 @@ class MlpOps(Protocol):
 
 def shared_expert(x: Tensor, experts: Experts, ops: MlpOps) -> Tensor | None:
     """Return the weighted output of the shared expert, fp32 [n, hidden_size], if there is one."""
-    if experts.shared is None or experts.shared_router is None:
+    if experts.shared is None:
         return None
+    if experts.shared_router is None:
+        return _mlp(x, experts.shared, ops).float()
     weight = linear(x, experts.shared_router).float().sigmoid()
     return _mlp(x, experts.shared, ops).float() * weight
 
@@ -71,21 +76,17 @@ def shared_expert(x: Tensor, experts: Experts, ops: MlpOps) -> Tensor | None:
 def moe(x: Tensor, experts: Experts, config: ModelConfig, ops: MlpOps) -> Tensor:
     """Return the weighted sum of the chosen experts' outputs for x: fp32 [n, hidden_size].
 
-    A token's routing weights are the softmax over all experts (Shazeer et al., 2017,
-    arXiv:1701.06538, without noise), the `experts_per_token` largest; ties go to the lower index.
-    With `normalized_experts` they are divided by their sum. Each expert computes all its tokens
-    together.
+    Each expert computes all its tokens together.
     """
     scores = linear(x, experts.router, experts.router_bias).float()
-    weights, chosen = scores.softmax(-1).sort(dim=-1, descending=True, stable=True)
-    weights, chosen = (t[:, : config.experts_per_token] for t in (weights, chosen))
-    if config.normalized_experts:
-        weights = weights / weights.sum(-1, keepdim=True)
+    weights, chosen = route(scores, experts.correction, config.experts_per_token, config.router)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in sorted(set(chosen.flatten().tolist())):
         rows, ranks = (chosen == expert).nonzero(as_tuple=True)
-        expert_out = _mlp(x[rows], experts.each[expert], ops)
-        out.index_add_(0, rows, expert_out.float() * weights[rows, ranks].unsqueeze(1))
+        weight, inputs = weights[rows, ranks].unsqueeze(1), x[rows]
+        if config.router.on_input:
+            inputs, weight = (inputs * weight).to(x.dtype), torch.ones_like(weight)
+        out.index_add_(0, rows, _mlp(inputs, experts.each[expert], ops).float() * weight)
     shared = shared_expert(x, experts, ops)
     return out if shared is None else out.add_(shared)
 

@@ -14,20 +14,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.mixers.mixer import mix
+from swiftchat.engine.mixers.states import LayerStates, StateRows, plan_states
+from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.attention import AttentionPlan, alibi_slopes, attention, plan_attention
 from swiftchat.engine.model.elementwise import Elementwise
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.latent_attention import LatentWeights, latent_attention, project
 from swiftchat.engine.model.moe import Experts, moe
 from swiftchat.engine.model.norms import RmsNorms, layer_norm, norm_heads_
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.weights.architectures.config import ModelConfig, RopeConfig
+from swiftchat.weights.architectures.config import ModelConfig, QueryGrowth, RopeConfig
+from swiftchat.weights.architectures.latent import LatentAttention
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "silu": F.silu,
         "relu": F.relu,
+        "relu2": lambda x: F.relu(x).square_(),
         "gelu": F.gelu,
         "gelu_tanh": partial(F.gelu, approximate="tanh"),
         # Another approximation of GELU (Hendrycks and Gimpel, 2016, arXiv:1606.08415).
@@ -41,7 +47,9 @@ class TorchPlan:
     """A batch on the device: int64 `ids`, `positions`, `slot_mapping` [n], and `logits_indices`.
 
     `slot_views` are those of `slot_views()`. `cos_sin` has cosines and sines [n, 1, head_dim] for
-    each table of angles; `full_attention` is for the layers without a window.
+    each table of angles; `full_attention` is for the layers without a window. `state_rows` are for
+    the layers with a mixer, whose states are `states`; `kv_numbers` are the others' places in the
+    cache.
     """
 
     ids: Tensor
@@ -52,6 +60,9 @@ class TorchPlan:
     logits_indices: Tensor
     attention: list[AttentionPlan]
     full_attention: list[AttentionPlan]
+    state_rows: list[StateRows]
+    states: Mapping[int, LayerStates]
+    kv_numbers: Mapping[int, int]
 
 
 class TorchOps(Elementwise):
@@ -75,7 +86,7 @@ class TorchOps(Elementwise):
         self._rms_norms = RmsNorms(config, device)
         self._activation = ACTIVATIONS[config.activation]
         self._cos_sin_tables = [
-            _signed_cos_sin(rope, config.head_dim, ctx_size_tokens, device)
+            _signed_cos_sin(rope, config.rope_width, ctx_size_tokens, device)
             for rope in (config.rope, config.local_rope)
             if rope is not None
         ]
@@ -107,6 +118,9 @@ class TorchOps(Elementwise):
             logits_indices=tensor(batch.logits_indices),
             attention=attention,
             full_attention=attention_plans(None) if config.full_layers else attention,
+            state_rows=plan_states(batch.spans, self._device) if config.mixer is not None else [],
+            states=cache.states.layers,
+            kv_numbers=cache.numbers,
         )
 
     def embed(self, plan: TorchPlan, table: LinearWeight) -> Tensor:
@@ -139,9 +153,12 @@ class TorchOps(Elementwise):
         kv: LayerKV,
         norms: tuple[Tensor, Tensor] | None,
         sinks: Tensor | None,
+        latent: LatentWeights | None,
     ) -> Tensor:
         config = self._config
-        if norms is not None:
+        if latent is not None and config.latent is not None:
+            return self._attend_to_latents(plan, layer, qkv, kv, config.latent, latent)
+        if norms is not None and not config.qk_norm_after_rope:
             norm_heads_(qkv, *norms, config)
         heads = qkv.view(len(qkv), -1, config.head_dim)
         queries, new_kv = heads.tensor_split((config.num_heads,), 1)
@@ -149,11 +166,17 @@ class TorchOps(Elementwise):
             # If there are two tables, the second is for the layers with a window.
             cos, sin = plan.cos_sin[0 if config.window(layer) is None else -1]
             rotate_(heads.narrow(1, 0, config.num_heads + config.num_kv_heads), cos, sin)
-        store(plan, layer, kv, new_kv)
+        if norms is not None and config.qk_norm_after_rope:
+            norm_heads_(qkv, *norms, config)
+        growth = config.query_growth
+        if growth and not (growth.unrotated_only and layer not in config.unrotated_layers):
+            queries *= query_factors(growth, plan.positions).view(-1, 1, 1)
+        number = plan.kv_numbers[layer]
+        store(plan, number, kv, new_kv)
         is_full = layer in config.full_layers
         return attention(
             queries,
-            layer,
+            number,
             kv,
             plan.full_attention if is_full else plan.attention,
             config.attention_scale,
@@ -161,6 +184,30 @@ class TorchOps(Elementwise):
             config.attention_softcap,
             sinks,
         )
+
+    def mix(self, plan: TorchPlan, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
+        kind, states = self._config.mixer, plan.states[layer]
+        assert kind is not None
+        return mix(x, mixer, kind, plan.state_rows, states, self._activation)
+
+    def _attend_to_latents(
+        self,
+        plan: TorchPlan,
+        layer: int,
+        projected: Tensor,
+        kv: LayerKV,
+        latent: LatentAttention,
+        weights: LatentWeights,
+    ) -> Tensor:
+        inputs = project(projected, latent, weights)
+        for part in inputs.rotated:
+            rotate_(part, *plan.cos_sin[0])
+        growth = self._config.query_growth
+        if growth:
+            inputs.queries.mul_(query_factors(growth, plan.positions).view(-1, 1, 1))
+        number, scale = plan.kv_numbers[layer], self._config.attention_scale
+        store(plan, number, kv, inputs.rows)
+        return latent_attention(inputs, number, kv, plan.attention, scale, latent, weights.kv_b)
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
         config = self._config
@@ -214,6 +261,11 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     wide = x.float()
     swapped = wide.roll(x.shape[-1] // 2, -1)
     x.copy_(wide.mul_(cos).addcmul_(swapped, sin))
+
+
+def query_factors(growth: QueryGrowth, positions: Tensor) -> Tensor:
+    """Return the factors of queries at these positions: fp32."""
+    return 1 + growth.beta * torch.log1p(((positions + growth.shift) / growth.tokens).floor())
 
 
 def slot_views(cache: KVCache, slots: Sequence[int]) -> Sequence[Tensor] | None:

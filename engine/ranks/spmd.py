@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Message, OnProgress, Tokens
+from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.comm.communicator import (
     Communicator,
@@ -114,16 +115,30 @@ class SpmdRank:
                 params = SamplingParams.from_wire(call["params"])
                 wire = call["constraint"]
                 constraint = None if wire is None else ConstraintSpec.from_wire(wire)
-                self.engine.add(call["id"], call["prompt"], params, constraint)
+                tuned = call["tuning"]
+                tuning = None if tuned is None else Tuning.from_wire(tuned)
+                self.engine.add(call["id"], call["prompt"], params, constraint, tuning)
             case "cancel":
                 self.engine.cancel(call["id"])
             case "step":
                 if call["digest"] != self.digest:
                     raise DeviceError("sampled other tokens than rank 0: the ranks have diverged")
+                self.limit_tokens = call["limit_tokens"]
                 return self._step()
             case "prepare":
                 self.engine.prepare()
         return []
+
+    @property
+    def limit_tokens(self) -> int | None:
+        """The limit of a chunk: each rank measures durations, but that of rank 0 holds for all."""
+        limit = self.engine.scheduler.limit
+        return None if limit is None else limit.tokens
+
+    @limit_tokens.setter
+    def limit_tokens(self, tokens: int | None) -> None:
+        if self.engine.scheduler.limit is not None and tokens is not None:
+            self.engine.scheduler.limit.tokens = tokens
 
     def _step(self) -> list[Outcome]:
         outcomes = self.engine.step()
@@ -179,9 +194,11 @@ class SpmdEngine:
         prompt: list[int],
         params: SamplingParams,
         constraint: ConstraintSpec | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         """Add a generation on all ranks; a seed of None is replaced by one for all ranks."""
         self._rank.engine.check(prompt, params, constraint)
+        self._rank.engine.tune(tuning)  # an error here leaves the other ranks as they are
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(32))
         self._execute(
@@ -191,6 +208,7 @@ class SpmdEngine:
                 "prompt": prompt,
                 "params": params.to_wire(),
                 "constraint": None if constraint is None else constraint.to_wire(),
+                "tuning": None if tuning is None else tuning.to_wire(),
             }
         )
 
@@ -198,7 +216,14 @@ class SpmdEngine:
         self._execute({"type": "cancel", "id": generation_id})
 
     def step(self) -> list[Outcome]:
-        return self._execute({"type": "step", "digest": self._rank.digest})
+        limit_tokens = self._rank.limit_tokens
+        return self._execute(
+            {"type": "step", "digest": self._rank.digest, "limit_tokens": limit_tokens}
+        )
+
+    @property
+    def has_unsaved(self) -> bool:
+        return self._rank.engine.has_unsaved
 
     @property
     def can_prepare(self) -> bool:

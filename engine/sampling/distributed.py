@@ -1,17 +1,22 @@
 """Sample the next token of each row, with the same result on every rank."""
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from swiftchat.engine.api.protocol import Logprob
+from swiftchat.engine.api.protocol import Logprob, PromptLogprobs
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.comm.pipeline import Pipeline
+from swiftchat.engine.sampling.batch_sampler import Draw, sample_rows
 from swiftchat.engine.sampling.logprobs import pack_logprobs, unpack_logprobs
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sample
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Row, Sequence
+
+_NO_TOKEN = -3  # where a row has fewer tokens than others; beside those of `sampler`
 
 
 class DistributedSampler:
@@ -25,28 +30,30 @@ class DistributedSampler:
 
     def sample_batch(
         self, batch: Batch, seeds: Seq[int], local_logits: Tensor | None
-    ) -> tuple[list[int], Tensor | None]:
-        """Return the next token of each sampled row, and all logits if they were gathered.
+    ) -> tuple[list[list[int]], Tensor | None]:
+        """Return the next tokens of each sampled row, and all logits if they were gathered.
 
-        Negative tokens are for `sampling_error`. `local_logits` fp32 [len(batch.logits_indices),
-        columns of this rank] is None except on the last stage. Greedy rows exchange only each
-        rank's maximum.
+        They are the proposed tokens that are also the sampled ones, and the first sampled token
+        after these. Negative tokens are for `sampling_error`. `local_logits` fp32
+        [len(batch.logits_indices), columns of this rank] is None except on the last stage. Greedy
+        rows exchange only each rank's maximum.
         """
         rows = batch.sampled_rows
         if not batch.logits_indices:
             return [], None
-        tokens, logits = [NOT_FINITE] * len(rows), None
+        tokens, logits = [[NOT_FINITE] for _ in rows], None
         is_greedy = all(is_plain_greedy(row.sequence) for row in rows) and not batch.scored
         if local_logits is not None and self._ranks.size > 1 and is_greedy:
-            tokens = distributed_argmax(local_logits, self._vocab_size, self._ranks)
+            maxima = iter(distributed_argmax(local_logits, self._vocab_size, self._ranks))
+            tokens = [
+                verified(list(islice(maxima, 1 + len(row.proposed))), row.proposed) for row in rows
+            ]
         elif local_logits is not None:
             logits = self._ranks.all_gather(local_logits, self._vocab_size)
-            sampled = [logits[index] for index in batch.sampled_logits]
-            tokens = list(map(self._sample_row, rows, seeds, sampled))
+            tokens = self._sample(rows, batch.sampled_logits, seeds, logits)
         if not tokens:
             return [], logits
-        agreed: list[int] = self._stages.broadcast_from_last(torch.tensor(tokens)).tolist()
-        return agreed, logits
+        return self._agree(tokens, 1 + max(len(row.proposed) for row in rows)), logits
 
     def logprobs(self, logits: Tensor | None, tokens: list[int], num_top: int) -> list[Logprob]:
         """Return the logprobs of tokens from their logits, which only the last stage has.
@@ -60,14 +67,93 @@ class DistributedSampler:
             packed = pack_logprobs(logits, tokens, num_top)
         return unpack_logprobs(self._stages.broadcast_from_last(packed))
 
-    def _sample_row(self, row: Row, seed: int, logits: Tensor) -> int:
+    def prompt_logprobs(
+        self, batch: Batch, logits: Tensor | None
+    ) -> Iterator[tuple[int, PromptLogprobs]]:
+        """Yield the requested logprobs of prompt tokens that the batch computed, by sequence."""
+        for scored in batch.scored:
+            num_top = scored.row.sequence.params.prompt_logprobs
+            assert num_top is not None
+            end = scored.start + len(scored.targets)
+            rows = None if logits is None else logits[scored.start : end]
+            found = self.logprobs(rows, scored.targets, num_top)
+            yield scored.row.sequence.id, PromptLogprobs(found)
+
+    def _agree(self, tokens: list[list[int]], width: int) -> list[list[int]]:
+        """Return the tokens of the last stage; `width` is the most that a row can have."""
+        padded = torch.tensor([row + [_NO_TOKEN] * (width - len(row)) for row in tokens])
+        agreed: list[list[int]] = self._stages.broadcast_from_last(padded).tolist()
+        return [[token for token in row if token != _NO_TOKEN] for row in agreed]
+
+    def _sample(
+        self, rows: Seq[Row], indices: Seq[int], seeds: Seq[int], logits: Tensor
+    ) -> list[list[int]]:
+        """Return the next tokens of each row, whose logits begin at its index."""
+        draws: list[Draw] = []
+        drawn: list[int] = []  # the index of the logits of each draw
+        for row, index, seed in zip(rows, indices, seeds, strict=True):
+            if not _is_sequential(row):
+                draws += _draws(row, seed)
+                drawn += range(index, index + 1 + len(row.proposed))
+        found: list[int] = []
+        if draws:
+            is_all = drawn == list(range(len(logits)))
+            found = sample_rows(logits if is_all else logits[drawn], draws)
+            # Rank 0's tokens count: some torch operators differ in the last bits between GPUs.
+            found = self._ranks.broadcast_from_first(found)
+        sampled = iter(found)
+        return [
+            self._sample_row(row, seed, logits[index:])
+            if _is_sequential(row)
+            else verified(list(islice(sampled, 1 + len(row.proposed))), row.proposed)
+            for row, index, seed in zip(rows, indices, seeds, strict=True)
+        ]
+
+    def _sample_row(self, row: Row, seed: int, logits: Tensor) -> list[int]:
+        """Sample the row's next token and, as long as they are the proposed ones, further tokens.
+
+        `logits` [>= 1 + len(row.proposed), vocab_size] begin with those of the next token.
+        """
         sequence = row.sequence
+        tokens = list(sequence.tokens) if row.proposed else sequence.tokens
+        sampled: list[int] = []
         allowed = None if sequence.constraint is None else sequence.constraint.allowed
-        token = sample(logits, sequence.tokens, sequence.num_prompt, sequence.params, seed, allowed)
-        if token == NOT_FINITE:
-            return token
-        # Rank 0's token counts: some torch operators differ in the last bits between GPUs.
-        return self._ranks.broadcast_from_first(token)
+        for proposed, token_logits in zip((*row.proposed, None), logits, strict=False):
+            token = sample(
+                token_logits, tokens, sequence.num_prompt, sequence.params, seed, allowed
+            )
+            if token != NOT_FINITE:
+                (token,) = self._ranks.broadcast_from_first([token])
+            sampled.append(token)
+            if token != proposed:
+                break
+            tokens.append(token)
+        return sampled
+
+
+def _is_sequential(row: Row) -> bool:
+    """Whether the proposed tokens of a row change what the tokens after them are sampled with."""
+    sequence = row.sequence
+    params = sequence.params
+    depends = params.changes_logits or params.top_p_decay < 1 or sequence.constraint is not None
+    return bool(row.proposed) and depends
+
+
+def _draws(row: Row, seed: int) -> list[Draw]:
+    """Return the draws of the row's next token and of those after its proposed tokens."""
+    sequence = row.sequence
+    allowed = None if sequence.constraint is None else sequence.constraint.allowed
+    end = len(sequence.tokens)
+    return [
+        Draw(sequence.tokens, sequence.num_prompt, sequence.params, seed, position, allowed)
+        for position in range(end, end + 1 + len(row.proposed))
+    ]
+
+
+def verified(sampled: list[int], proposed: Seq[int]) -> list[int]:
+    """Return the sampled tokens up to the first one that differs from the proposed one."""
+    n = next((i for i, token in enumerate(proposed) if sampled[i] != token), len(proposed))
+    return sampled[: n + 1]
 
 
 def is_plain_greedy(sequence: Sequence) -> bool:

@@ -29,9 +29,7 @@ def candidates(probs: Tensor, params: SamplingParams, top_p: float) -> Candidate
     has_typical = params.typical_p < 1
     if top_k == vocab_size and params.min_p == 0 and top_p == 1 and not has_typical:
         return probs, torch.arange(vocab_size, device=probs.device)
-    num_sorted = min(_NUM_PARTIAL_SORT, vocab_size)
-    if params.top_k or has_typical:
-        num_sorted = top_k
+    num_sorted = top_k if has_typical else num_partial_sort(params.top_k, vocab_size)
     values, ids = probs.topk(num_sorted)
     if num_sorted < top_k and not _are_enough(values, params.min_p, top_p):
         values, ids = probs.sort(descending=True, stable=True)
@@ -39,15 +37,20 @@ def candidates(probs: Tensor, params: SamplingParams, top_p: float) -> Candidate
         values, ids = keep_typical(values, ids, params.typical_p)
     num_kept = int((values >= params.min_p * values[0]).sum())
     values, ids = values[:num_kept], ids[:num_kept]
-    has_filter = params.top_k or params.min_p > 0 or has_typical
-    return keep_top_p(values, ids, top_p, float(values.double().sum()) if has_filter else 1.0)
+    has_filter = params.top_k > 0 or params.min_p > 0 or has_typical
+    return keep_top_p(values, ids, top_p, has_filter)
+
+
+def num_partial_sort(top_k: int, vocab_size: int) -> int:
+    """Return how many of the most probable ids to sort first; with `top_k` they are enough."""
+    return min(top_k or _NUM_PARTIAL_SORT, vocab_size)
 
 
 def _are_enough(values: Tensor, min_p: float, top_p: float) -> bool:
     """Return whether min-p or top-p certainly ends among the largest probabilities."""
     if values[-1] < min_p * values[0]:
         return True
-    return min_p == 0 and bool(values.double().sum() >= top_p)
+    return min_p == 0 and bool(values.double().cumsum(0)[-1] >= top_p)
 
 
 def keep_typical(values: Tensor, ids: Tensor, mass: float) -> Candidates:
@@ -67,11 +70,15 @@ def keep_typical(values: Tensor, ids: Tensor, mass: float) -> Candidates:
     return values[is_kept], ids[is_kept]
 
 
-def keep_top_p(values: Tensor, ids: Tensor, top_p: float, total: float) -> Candidates:
-    """Keep a candidate if those before it have less than the part `top_p` of the mass `total`."""
+def keep_top_p(values: Tensor, ids: Tensor, top_p: float, is_filtered: bool) -> Candidates:
+    """Keep a candidate if those before it have less than the part `top_p` of the mass.
+
+    That is 1, and for candidates that a filter has left their sum.
+    """
     if top_p == 1:
         return values, ids
     cumulative = values.double().cumsum(0)
+    total = float(cumulative[-1]) if is_filtered else 1.0
     num_kept = 1 + int((cumulative[:-1] < top_p * total).sum())
     return values[:num_kept], ids[:num_kept]
 

@@ -75,15 +75,19 @@ def process_logits(
     return ban_tokens(logits, tokens, num_prompt, params)
 
 
-def sampling_error(token: int) -> SwiftchatError:
-    """Return the error for NOT_FINITE or ALL_BANNED."""
+def sampling_error(token: int, layer: int | None = None) -> SwiftchatError:
+    """Return the error for NOT_FINITE or ALL_BANNED.
+
+    `layer` is the first one with keys or values that are not finite, if that is known.
+    """
     if token == ALL_BANNED:
         return UsageError(
             "every token that may come next is banned",
             "use fewer of --ban, --no-repeat-ngram and --min-tokens, or another grammar",
         )
     return BadModelFile(
-        "the model computed logits that are not finite numbers",
+        "the model computed logits that are not finite numbers"
+        + ("" if layer is None else f": values are infinite or NaN from layer {layer} on"),
         "its weights may be damaged, or need --dtype float32",
     )
 

@@ -1,10 +1,12 @@
 """The input of one forward pass: the tokens of all its rows, packed one after the other."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
-from swiftchat.engine.schedule.scheduler import Row
+from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.weights.architectures.prefix_lm import CAUSAL, BidirectionalPrefix
 
 
@@ -14,6 +16,7 @@ class Span:
 
     They are the last of `context_len` tokens in the blocks of `block_table` and attend to all of
     these, except that tokens before `bidirectional_prefix` ends also attend to later ones in it.
+    `state_slot` is the slot of the row's states, for models with states.
     """
 
     start: int
@@ -21,6 +24,8 @@ class Span:
     context_len: int
     block_table: list[int]
     bidirectional_prefix: BidirectionalPrefix = CAUSAL
+    tuning: SequenceTuning | None = None
+    state_slot: int = -1
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,10 @@ class Batch:
 
     Slot s is offset `s % block_size` in block `s // block_size`. `logits_indices` are the packed
     tokens whose logits are computed. Of these logits, `sampled_logits` are the indices for the
-    next tokens of the `sampled_rows`, and the rest are for the `scored` rows.
+    next tokens of the `sampled_rows`, and the rest are for the `scored` rows. The logits after the
+    proposed tokens of a sampled row follow that of its next token. A batch of rows with
+    embeddings has no logits; `logits_indices` are then the tokens whose hidden states are pooled,
+    those of each row after the other.
     """
 
     ids: list[int]
@@ -58,6 +66,18 @@ class Batch:
             for position in self.positions[span.start : span.start + span.num_tokens]
         ]
 
+    def also_sampled(self, rows: Iterable[tuple[Row, Sequence]]) -> Self:
+        """Return the batch with more sampled rows: other sequences with the tokens of a row."""
+        index = {
+            row.sequence: i for row, i in zip(self.sampled_rows, self.sampled_logits, strict=True)
+        }
+        pairs = [(Row(twin, row.num_tokens), index[row.sequence]) for row, twin in rows]
+        return replace(
+            self,
+            sampled_rows=[*self.sampled_rows, *(row for row, _ in pairs)],
+            sampled_logits=[*self.sampled_logits, *(i for _, i in pairs)],
+        )
+
     @classmethod
     def pack(cls, rows: Seq[Row], block_size: int) -> Self:
         """Pack the rows of a scheduled step; their blocks must be allocated."""
@@ -71,21 +91,30 @@ class Batch:
         for row in rows:
             sequence, table = row.sequence, row.sequence.block_table
             first, end = sequence.num_computed, sequence.num_computed + row.num_tokens
-            spans.append(Span(len(ids), row.num_tokens, end, table, sequence.bidirectional_prefix))
+            prefix, tuning = sequence.bidirectional_prefix, sequence.tuning
+            num_proposed = len(row.proposed)
+            last = end + num_proposed
+            slot = sequence.state_slot
+            spans.append(Span(len(ids), last - first, last, table, prefix, tuning, slot))
             ids += sequence.tokens[first:end]
-            positions += range(first, end)
+            ids += row.proposed
+            positions += range(first, last)
             slot_mapping += (
-                table[p // block_size] * block_size + p % block_size for p in range(first, end)
+                table[p // block_size] * block_size + p % block_size for p in range(first, last)
             )
             if row.scored_positions:
                 start = spans[-1].start - first
                 targets = [sequence.tokens[p + 1] for p in row.scored_positions]
                 scored.append(Scored(row, len(logits_indices), targets))
                 logits_indices += (start + p for p in row.scored_positions)
-            if row.reaches_end:
+            if sequence.params.pooling is not None:
+                logits_indices += (spans[-1].start - first + p for p in row.pooled_positions)
+            elif row.reaches_end:
                 sampled_logits.append(len(logits_indices))
-                logits_indices.append(len(ids) - 1)
-        sampled_rows = [row for row in rows if row.reaches_end]
+                logits_indices += range(len(ids) - 1 - num_proposed, len(ids))
+        sampled_rows = [
+            row for row in rows if row.reaches_end and row.sequence.params.pooling is None
+        ]
         return cls(
             ids,
             positions,

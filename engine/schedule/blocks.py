@@ -4,20 +4,21 @@ A block holds the keys and values of up to `block_size` consecutive tokens. It i
 states: *free*; *used* (its reference count is above 0); or *cached*: unreferenced, but its content
 is known and can be reused until the block is evicted (least recently used first).
 
-The key of a block's content is (parent, tokens), where `parent` is the serial number of the
-published block before it, or ROOT for the first block. Serials are never reused, so a key stands
-for exactly one token sequence from position 0 on, without hash collisions. In a bidirectional
-prefix, keys and values depend on the whole prefix; the first block's parent is then the prefix
-itself instead of ROOT, so that only the same prefix matches. Sequences with a common prefix share
-its blocks, so undo, regenerate and branches of a conversation need no operation of their own.
+The key of a block's content is (parent, tokens), where `parent` is the digest of all content before
+the block (`engine.schedule.content`). So a key stands for one token sequence from position 0 on,
+and is the same in every process. Sequences with a common prefix share its blocks, so undo,
+regenerate and branches of a conversation need no operation of their own.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-ROOT = 0
-Parent = int | tuple[int, ...]
+from swiftchat.engine.schedule.content import ROOT, ContentIndex, Digest, content_digest
+from swiftchat.engine.schedule.states import Snapshot
+
+# One copy of several blocks to another tier takes little longer than that of one.
+_EVICTED_TOGETHER = 8
 
 
 class NoFreeBlock(Exception):
@@ -28,36 +29,45 @@ class NoFreeBlock(Exception):
 class Prefix:
     """The longest cached prefix of some tokens.
 
-    `blocks` are full and can be shared; `parent` is the serial of the last one. `tail` is a block
-    whose first `tail_tokens` slots also match, or None; it must be copied before an append.
+    `blocks` are full and can be shared; `parent` is the digest of the last one. `tail` is a block
+    whose first `tail_tokens` slots also match, or None; it must be copied before an append. For a
+    model with states, `snapshot` is the state after the prefix.
     """
 
     blocks: list[int]
-    parent: Parent
+    parent: Digest
     tail: int | None
     tail_tokens: int
+    snapshot: Snapshot | None = None
 
 
 @dataclass(frozen=True)
-class _Content:
-    parent: Parent
+class Content:
+    """The tokens of a block, and the digest of all before it."""
+
+    parent: Digest
     tokens: tuple[int, ...]
-    serial: int
+
+
+OnEvict = Callable[[list[tuple[int, Content]]], None]
 
 
 class BlockAllocator:
-    """Allocates the `num_blocks` blocks of a KV cache; `KVCache` holds the tensors."""
+    """Allocates the `num_blocks` blocks of a KV cache; `KVCache` holds the tensors.
+
+    `on_evict`, if set, is called with blocks and their content before they are used again; then
+    several blocks are evicted together.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free = set(range(num_blocks))
         self._ref_counts = [0] * num_blocks
-        self._contents: dict[int, _Content] = {}
-        self._by_content: dict[tuple[Parent, tuple[int, ...]], int] = {}
-        self._children: dict[Parent, set[int]] = {}
+        self._contents: dict[int, Content] = {}
+        self._index: ContentIndex[int] = ContentIndex()
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._next_serial = ROOT + 1
+        self.on_evict: OnEvict | None = None
 
     @property
     def num_free(self) -> int:
@@ -80,15 +90,13 @@ class BlockAllocator:
         Prefers the block that follows `after`, so that a sequence's blocks tend to be contiguous
         and attention can read them as one view.
         """
-        if self._free:
-            neighbor = -1 if after is None else after + 1
-            block = neighbor if neighbor in self._free else min(self._free)
-            self._free.remove(block)
-        elif self._cached:
-            block, _ = self._cached.popitem(last=False)
-            self._evict(block)
-        else:
+        if not self._free:
+            self._evict(1 if self.on_evict is None else _EVICTED_TOGETHER)
+        if not self._free:
             raise NoFreeBlock
+        neighbor = -1 if after is None else after + 1
+        block = neighbor if neighbor in self._free else min(self._free)
+        self._free.remove(block)
         self._ref_counts[block] = 1
         return block
 
@@ -115,39 +123,33 @@ class BlockAllocator:
             else:
                 self._free.add(block)
 
-    def publish(self, block: int, parent: Parent, tokens: Sequence[int]) -> int:
-        """Register the content of a used block; return its serial, the parent of its successors.
+    def publish(self, block: int, parent: Digest, tokens: Sequence[int]) -> Digest:
+        """Register the content of a used block; return its digest, the parent of its successors.
 
-        If another block has the same content, return that block's serial; this block then stays
-        unregistered and becomes free when released.
+        If another block has the same content, this block stays unregistered and becomes free when
+        released.
         """
-        key = (parent, tuple(tokens))
-        known = self._by_content.get(key)
-        if known is not None:
-            return self._contents[known].serial
-        assert block not in self._contents, f"block {block} was published before"
-        serial, self._next_serial = self._next_serial, self._next_serial + 1
-        self._contents[block] = _Content(parent, key[1], serial)
-        self._by_content[key] = block
-        self._children.setdefault(parent, set()).add(block)
-        return serial
+        if self.find(parent, tokens) is None:
+            assert block not in self._contents, f"block {block} was published before"
+            self._contents[block] = Content(parent, tuple(tokens))
+            self._index.add(parent, tokens, block)
+        return content_digest(parent, tokens)
 
-    def find_prefix(self, tokens: Sequence[int], root: Parent = ROOT) -> Prefix:
+    def find(self, parent: Digest, tokens: Sequence[int]) -> int | None:
+        """Return the used or cached block with this content."""
+        return self._index.get(parent, tokens)
+
+    def find_prefix(self, tokens: Sequence[int], root: Digest = ROOT) -> Prefix:
         """Find the longest cached prefix of the tokens; the caller must `acquire` its blocks."""
         blocks: list[int] = []
         parent, size = root, self.block_size
         while (start := len(blocks) * size) + size <= len(tokens):
-            block = self._by_content.get((parent, tuple(tokens[start : start + size])))
+            block = self.find(parent, tokens[start : start + size])
             if block is None:
                 break
             blocks.append(block)
-            parent = self._contents[block].serial
-        rest = tuple(tokens[start : start + size])
-        tail, tail_tokens = None, 0
-        for block in self._children.get(parent, ()):
-            length = _common_length(self._contents[block].tokens, rest)
-            if length > tail_tokens:
-                tail, tail_tokens = block, length
+            parent = content_digest(parent, tokens[start : start + size])
+        tail, tail_tokens = self._index.longest(parent, tokens[start : start + size]) or (None, 0)
         return Prefix(blocks, parent, tail, tail_tokens)
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
@@ -163,25 +165,18 @@ class BlockAllocator:
         assert free | cached | used == set(range(self.num_blocks))
         assert cached <= self._contents.keys(), "a cached block has no content"
         assert not free & self._contents.keys(), "a free block has content"
-        assert {(c.parent, c.tokens): b for b, c in self._contents.items()} == self._by_content
-        children: dict[Parent, set[int]] = {}
+        assert sorted(self._index) == sorted(self._contents)
         for block, content in self._contents.items():
-            children.setdefault(content.parent, set()).add(block)
-        assert children == self._children
+            assert self.find(content.parent, content.tokens) == block
 
-    def _evict(self, block: int) -> None:
-        content = self._contents.pop(block)
-        del self._by_content[content.parent, content.tokens]
-        siblings = self._children[content.parent]
-        siblings.remove(block)
-        if not siblings:
-            del self._children[content.parent]
-
-
-def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    length = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        length += 1
-    return length
+    def _evict(self, num_blocks: int) -> None:
+        """Free the blocks that were not used for the longest time, `num_blocks` at most."""
+        evicted: list[tuple[int, Content]] = []
+        while self._cached and len(evicted) < num_blocks:
+            block, _ = self._cached.popitem(last=False)
+            content = self._contents.pop(block)
+            self._index.remove(content.parent, content.tokens)
+            self._free.add(block)
+            evicted.append((block, content))
+        if evicted and self.on_evict is not None:
+            self.on_evict(evicted)

@@ -2,44 +2,60 @@
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.api.vocabulary import Vocabulary
+from swiftchat.engine.schedule.token_trie import TokenTrie
 from swiftchat.errors import UsageError
 
 
 class Constraint:
     """Follows one answer through a grammar in llguidance's JSON format.
 
-    `allowed` are the ids that may come next: bool [vocab_size], where ids of the model beyond the
-    vocabulary are not allowed. Raises `UsageError` for a grammar that llguidance does not accept.
+    `mask` are the ids that may come next: int32 [ceil(vocab_size / 32)], the lowest bit of a word
+    first. Ids of the model beyond the vocabulary are not allowed. Where only one text can follow,
+    only its first id is. Raises `UsageError` for a grammar that llguidance does not accept.
     """
 
-    allowed: Tensor
+    mask: Tensor
 
-    def __init__(self, vocabulary: Vocabulary, grammar: str, vocab_size: int) -> None:
+    def __init__(self, trie: TokenTrie, grammar: str, vocab_size: int) -> None:
         import llguidance
 
         self._vocab_size = vocab_size
-        self._matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0)
+        self._matcher = llguidance.LLMatcher(trie.tokenizer, grammar, log_level=0)
         self._update()
 
-    def accept(self, token: int) -> None:
-        """Append an allowed token to the answer; update `allowed`.
+    @property
+    def allowed(self) -> Tensor:
+        """`mask` as bool [vocab_size]."""
+        bits = np.unpackbits(self.mask.numpy().view(np.uint8), bitorder="little")
+        return torch.from_numpy(bits[: self._vocab_size]).bool()
+
+    def accept(self, *tokens: int) -> None:
+        """Append allowed tokens to the answer; update `mask`.
 
         Raises `UsageError` if the grammar has become too complex.
         """
-        self._matcher.consume_token(token)
+        for token in tokens:
+            self._matcher.consume_token(token)
         self._update()
+
+    def forced(self) -> list[int]:
+        """Return the ids that must come next, none if there is a choice.
+
+        They are those of `TokenTrie.tokenize`, up to where what follows could change them.
+        """
+        ids: list[int] = self._matcher.compute_ff_tokens()
+        self._check()
+        return ids if all(i < self._vocab_size for i in ids) else []
 
     def _update(self) -> None:
         self._check()
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        found = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32)
         self._check()
-        allowed = torch.from_numpy(np.unpackbits(bits, bitorder="little")).bool()
-        missing = max(0, self._vocab_size - len(allowed))
-        self.allowed = F.pad(allowed[: self._vocab_size], (0, missing))
+        words = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
+        words[: len(found)] = found[: len(words)]
+        self.mask = torch.from_numpy(words)
 
     def _check(self) -> None:
         if self._matcher.is_error():

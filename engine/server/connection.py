@@ -24,6 +24,11 @@ class TerminalConnection:
         self._connection = Connection(os.dup(connected.fileno()))
         self._send_lock = threading.Lock()
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the terminal is a process of this machine, which files may be named to."""
+        return self._socket.family == socket.AF_UNIX
+
     def receive(self) -> Message:
         return protocol.receive(self._connection, self.max_bytes)
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import Event, Finished, Message, Prefill
+from swiftchat.engine.api.protocol import (
+    Embedding,
+    Event,
+    Finished,
+    Message,
+    Prefill,
+    PromptLogprobs,
+)
+from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.server.connection import TerminalConnection
 from swiftchat.engine.server.validate import validate_command
@@ -21,8 +29,10 @@ if TYPE_CHECKING:
 
     AnyEngine = Engine | SpmdEngine
 
+_SAVE_CHECK_S = 0.005
 # The capacity of the command queue, and the most commands executed between two engine steps.
 _MAX_QUEUED = 64
+_MAX_TOGETHER = 256  # messages in one
 
 
 class EngineServer:
@@ -42,6 +52,8 @@ class EngineServer:
         # By the engine's generation id: the terminal and the terminal's generation id.
         self._requests: dict[int, tuple[TerminalConnection, int]] = {}
         self._last_use = time.monotonic()
+        self._engine: AnyEngine | None = None  # while it runs
+        self._saved_requests: set[int] = set()  # engine's ids of running ones
 
     @property
     def num_terminals(self) -> int:
@@ -95,16 +107,31 @@ class EngineServer:
 
     def _enqueue(self, terminal: TerminalConnection, message: Message) -> None:
         try:
-            self._commands.put((terminal, validate_command(message)))
+            command = validate_command(message)
+            if command.get("tuning") and not terminal.is_local:
+                raise UsageError(
+                    "the engine uses adapters only for terminals on its own machine",
+                    "connect to its socket, or merge the adapter there",
+                )
+            self._commands.put((terminal, command))
         except UsageError as error:
             id_ = message.get("id")
             terminal.send(protocol.error_message(error, id_ if type(id_) is int else None))
 
     def run(self, engine: "AnyEngine") -> None:
         """Execute commands and engine steps; raises the `SwiftchatError` that ends the engine."""
+        self._engine = engine
         while True:
             self._execute_commands(engine)
             self._step(engine)
+
+    def wait_saved(self, seconds: float) -> None:
+        """Wait until the KV blocks that requests want to save are on the disk, at most so long."""
+        engine, deadline = self._engine, time.monotonic() + seconds
+        while engine is not None and time.monotonic() < deadline:
+            if not (self._saved_requests or engine.has_unsaved):
+                return
+            time.sleep(_SAVE_CHECK_S)
 
     def _execute_commands(self, engine: "AnyEngine") -> None:
         """Execute the queued commands; wait for one if the engine is idle."""
@@ -130,12 +157,17 @@ class EngineServer:
     ) -> None:
         params, engine_id = SamplingParams.from_wire(command["params"]), next(self._ids)
         self._requests[engine_id] = terminal, command["id"]
+        if params.saves_cache:
+            self._saved_requests.add(engine_id)
         try:
             spec = command.get("constraint")
             constraint = None if spec is None else ConstraintSpec.from_wire(spec)
-            engine.add(engine_id, command["prompt"], params, constraint)
+            wire = command.get("tuning")
+            tuning = None if wire is None else Tuning.from_wire(wire)
+            engine.add(engine_id, command["prompt"], params, constraint, tuning)
         except SwiftchatError as error:
             del self._requests[engine_id]
+            self._saved_requests.discard(engine_id)
             terminal.send(protocol.error_message(error, command["id"]))
 
     def _cancel(
@@ -160,12 +192,20 @@ class EngineServer:
                 raise
             traceback.print_exc()
             outcomes = engine.abort_all(OutOfMemory(f"out of memory: {found.message}", hint))
+        # A step of many answers is one message for each terminal, but for what may be long.
+        waiting: dict[TerminalConnection, list[Message]] = {}
         for engine_id, event in outcomes:
             terminal, terminal_id = self._requests[engine_id]
             if isinstance(event, Finished | SwiftchatError):
                 self._last_use = time.monotonic()
                 del self._requests[engine_id]
-            terminal.send(_event_message(terminal_id, event))
+                self._saved_requests.discard(engine_id)
+            messages = waiting.setdefault(terminal, [])
+            messages.append(_event_message(terminal_id, event))
+            if isinstance(event, PromptLogprobs | Embedding) or len(messages) == _MAX_TOGETHER:
+                terminal.send(protocol.several(waiting.pop(terminal)))
+        for terminal, messages in waiting.items():
+            terminal.send(protocol.several(messages))
 
 
 def _event_message(id_: int, event: Event | SwiftchatError) -> Message:

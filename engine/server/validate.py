@@ -6,10 +6,12 @@ from typing import Any
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Message
+from swiftchat.engine.api.tuning import MAX_SCALE
 from swiftchat.errors import UsageError
 
 _MAX_IDS = 1 << 16  # in one parameter
 _MAX_GRAMMAR = 1 << 20  # characters
+_MAX_ADAPTERS = 64  # of one answer
 _MAX_INT = 2**31 - 1  # GPU kernels use 32-bit integers
 
 
@@ -25,6 +27,8 @@ def validate_command(message: Message) -> Message:
             _validate_params(params)
             if (constraint := message.get("constraint")) is not None:
                 _validate_constraint(constraint)
+            if (tuning := message.get("tuning")) is not None:
+                _validate_tuning(tuning)
         case {"type": "cancel", "id": id_}:
             _require(_is_count(id_), "generation id")
         case {"type": "stats", "measure": bool()}:
@@ -42,8 +46,12 @@ def _validate_params(params: Mapping[str, Any]) -> None:
             is_valid = _is_list_of(_IS_ELEMENT.get(name, _is_count), value)
         elif value is None:
             is_valid = known[name].default is None
-        elif type(value) is float:
-            is_valid = known[name].type is float
+        elif type(known[name].default) is bool:
+            is_valid = type(value) is bool
+        elif name == "pooling":
+            is_valid = type(value) is str
+        elif type(value) in (float, str):
+            is_valid = known[name].type is type(value)
         else:
             is_valid = type(value) is int and (name == "seed" or abs(value) <= _MAX_INT)
         _require(is_valid, f"sampling parameter {name}")
@@ -63,6 +71,23 @@ def _validate_constraint(constraint: object) -> None:
             _require(all(map(_is_count, [*special, *stop_ids])), "vocabulary")
         case _:
             _require(False, "constraint")
+
+
+def _validate_tuning(tuning: object) -> None:
+    match tuning:
+        case {"adapters": list() as adapters, "prompt": None | str()} if (
+            len(adapters) <= _MAX_ADAPTERS
+        ):
+            _require(all(map(_is_adapter, adapters)), "adapter")
+        case _:
+            _require(False, "tuning")
+
+
+def _is_adapter(value: object) -> bool:
+    match value:
+        case [str(), float() as scale]:
+            return abs(scale) <= MAX_SCALE
+    return False
 
 
 def _is_bias(value: object) -> bool:

@@ -23,7 +23,7 @@ class Program:
         self.folder = folder
         self.engine = fake_engine.FakeEngine(["An answer."])
 
-        def chat_model(path: Path, config: object) -> ChatModel:
+        def chat_model(path: Path, config: object, **_: object) -> ChatModel:
             return ChatModel(path, config, self.engine.start)  # type: ignore[arg-type]
 
         monkeypatch.setattr("swiftchat.chat.model.chat_model.ChatModel", chat_model)
@@ -255,7 +255,10 @@ def test_json_is_one_object_of_schema_1(program: Program) -> None:
     assert report["usage"] == {
         "prompt_tokens": 24,
         "cached_tokens": 3,
+        "restored_tokens": 0,
+        "swapped_tokens": 0,
         "completion_tokens": 10,
+        "dropped_tokens": 0,
         "context_used": 34,
         "context_size": 256,
     } | {
@@ -273,12 +276,15 @@ def test_json_is_one_object_of_schema_1(program: Program) -> None:
         "finish_reason",
         "logprobs",
         "cumulative_logprob",
+        "beam_score",
         "prompt_logprobs",
         "usage",
         "timings",
+        "speculation",
         "params",
         "warnings",
     }
+    assert report["speculation"] is None
     assert report["params"]["seed"] == 7
 
 
@@ -299,6 +305,14 @@ def test_stats_go_to_stderr(program: Program) -> None:
     assert result.stdout == "An answer.\n"
     assert "answer 10 tokens" in result.stderr and "3 cached" in result.stderr
     assert "after the start of the command" in result.stderr
+
+
+def test_debug_prints_when_each_phase_of_the_start_began(program: Program) -> None:
+    rows = program.run("-p", "x", "--debug").stderr.splitlines()[-4:]
+    labels = [row.split(maxsplit=1)[1] for row in rows[1:]]
+    assert labels == ["starting a process", "computing the prompt", "first token"]
+    times = [float(row.split()[0]) for row in rows[1:]]
+    assert times[0] > 0 and times == sorted(times)
 
 
 def test_stats_count_from_the_start_of_the_command(tmp_path: Path) -> None:
@@ -378,6 +392,22 @@ def test_the_end_at_a_limit_is_told(program: Program) -> None:
     assert report["warnings"] == [warning] and f"warning: {warning}" in result.stderr
     program.engine.answers = [{"text": "abc"}]
     assert program.run("-p", "x", "-n", "100").stderr == ""
+
+
+def test_a_context_that_slid_is_told(program: Program) -> None:
+    program.engine.answers = [{"text": "abcdef", "dropped": 40}, {"text": "abcdef", "dropped": 40}]
+    slid = "the context was full: 40 tokens in its middle were dropped, and the answer went on"
+    result = program.run("-p", "x", "--overflow", "sliding")
+    assert (result.exit_code, result.stdout) == (0, "abcdef\n")
+    assert result.stderr == f"warning: {slid} (--overflow sliding)\n"
+    report = json.loads(program.run("-p", "x", "--overflow", "sliding", "--json").stdout)
+    assert report["warnings"] == [f"{slid} (--overflow sliding)"]
+    usage = report["usage"]
+    assert usage["dropped_tokens"] == 40
+    assert usage["context_used"] == usage["prompt_tokens"] + 6 - 40
+    # What the template writes before the message stays.
+    assert [one.overflow_keep for one in program.engine.params] == [len("_user\n")] * 2
+    assert report["params"]["overflow"] == "sliding"
 
 
 @pytest.mark.parametrize(

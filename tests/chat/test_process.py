@@ -1,11 +1,8 @@
 """swiftchat as a process with the fake engine: pipes, streams, signals, the terminal."""
 
-import json
 import os
 import re
-import signal
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -21,34 +18,11 @@ from swiftchat.chat.options.config import ChatConfig
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.errors import DeviceError
 from tests.support import fake_engine
+from tests.support.program import Program
 from tests.support.terminal import Terminal
 
-SLOW = {"text": "A slow answer that goes on. " * 40, "delay_s": 0.01}
-
-
-class Program:
-    """Command lines that run swiftchat with the fake engine and scripted answers."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def command(self, *answers: object, options: tuple[str, ...] = ()) -> list[str]:
-        script = json.dumps(answers)
-        return [sys.executable, fake_engine.__file__, str(self.folder), script, *options]
-
-    def run(
-        self,
-        *options: str,
-        answers: tuple[object, ...] = ("An answer.",),
-        stdin: bytes = b"",
-        **env: str,
-    ) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            self.command(*answers, options=options),
-            input=stdin,
-            capture_output=True,
-            env={**os.environ, **env},
-        )
+# It lasts longer than a busy machine needs to read the keys that stop it.
+SLOW = {"text": "A slow answer that goes on. " * 400, "delay_s": 0.01}
 
 
 @pytest.fixture
@@ -71,29 +45,6 @@ def chat(program: Program) -> Iterator[Callable[..., Terminal]]:
         terminal.process.close(force=True)
 
 
-def test_a_closed_pipe_exits_silently_with_141(program: Program) -> None:
-    writer = subprocess.Popen(
-        program.command(SLOW, options=("-p", "x")),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-    )
-    assert writer.stdout is not None and writer.stderr is not None
-    os.read(writer.stdout.fileno(), 1)
-    writer.stdout.close()
-    assert writer.stderr.read() == b"" and writer.wait(20) == 141
-
-
-@pytest.mark.parametrize(("closed", "code"), [(">&-", 141), ("2>&-", 0), ("<&-", 0)])
-def test_closed_standard_streams(program: Program, closed: str, code: int) -> None:
-    command = program.command("An answer.", options=("-p", "x"))
-    result = subprocess.run(
-        ["bash", "-c", f'exec "$@" {closed}', "bash", *command], capture_output=True
-    )
-    assert (result.returncode, result.stderr) == (code, b"")
-    assert result.stdout == (b"" if code else b"An answer.\n")
-
-
 def test_tokens_are_flushed_one_by_one_without_escapes(program: Program) -> None:
     slow = {"text": "abcdef", "delay_s": 0.3}
     process = subprocess.Popen(
@@ -104,22 +55,7 @@ def test_tokens_are_flushed_one_by_one_without_escapes(program: Program) -> None
     )
     assert process.stdout is not None
     assert os.read(process.stdout.fileno(), 100) == b"a"
-    assert process.stdout.read() == b"bcdef\n" and process.wait(10) == 0
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_characters_outside_the_encoding_are_replaced(program: Program, encoding: str) -> None:
-    result = program.run("-p", "x", answers=("Grün – 你",), PYTHONIOENCODING=encoding)
-    assert (result.returncode, result.stderr) == (0, b"")
-    assert result.stdout == "Grün – 你\n".encode(encoding, "replace")
-    listing = program.run("config", "show", PYTHONIOENCODING=encoding)
-    assert listing.returncode == 0 and b"top_k" in listing.stdout
-
-
-def test_undecodable_arguments_and_stdin_are_replaced(program: Program) -> None:
-    command = [os.fsencode(part) for part in program.command("Fine.", options=("-p",))]
-    result = subprocess.run([*command, b"caf\xe9"], input=b"\xff\xfe", capture_output=True)
-    assert (result.returncode, result.stdout) == (0, b"Fine.\n"), result.stderr
+    assert process.stdout.read() == b"bcdef\n" and process.wait(60) == 0
 
 
 def test_options_before_a_command(program: Program) -> None:
@@ -139,7 +75,7 @@ def test_interactive_needs_a_terminal(program: Program, options: tuple[str, ...]
 
 def test_a_missing_prompt_is_an_error_without_a_terminal(program: Program) -> None:
     command = " ".join(f"'{part}'" for part in program.command("An answer."))
-    process = pexpect.spawn("bash", ["-c", f"{command} | cat; exit ${{PIPESTATUS[0]}}"], timeout=10)
+    process = pexpect.spawn("bash", ["-c", f"{command} | cat; exit ${{PIPESTATUS[0]}}"], timeout=60)
     process.expect("error: no prompt was given")
     process.expect(pexpect.EOF)
     process.close()
@@ -164,19 +100,6 @@ def test_files_precede_the_first_message(chat: Callable[..., Terminal], tmp_path
     assert "tokens, the context" in terminal.look()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-@pytest.mark.parametrize("busy", [False, True])
-def test_signals_restore_the_terminal(
-    chat: Callable[..., Terminal], number: int, code: int, busy: bool
-) -> None:
-    terminal = chat(SLOW)
-    if busy:
-        terminal.type("go\r")
-        terminal.wait_for("slow answer")
-    terminal.process.kill(number)
-    assert terminal.wait_end() == code
-
-
 def test_the_terminal_echoes_after_the_chat(program: Program) -> None:
     command = " ".join(f"'{part}'" for part in program.command(SLOW))
     terminal = Terminal("bash", ["-c", f"{command}; echo code $?; read -r line; echo got:$line"])
@@ -190,19 +113,6 @@ def test_the_terminal_echoes_after_the_chat(program: Program) -> None:
     assert termios.tcgetattr(terminal.process.child_fd)[3] & termios.ECHO
     terminal.type_now("typed\r")
     terminal.wait_for("got:typed")
-
-
-def test_ctrl_c_stops_within_200_ms_and_keeps_the_text(chat: Callable[..., Terminal]) -> None:
-    terminal = chat(SLOW, "Next.")
-    terminal.type("go\r")
-    terminal.wait_for("slow answer")
-    started = time.monotonic()
-    terminal.type("\x03")
-    terminal.wait_for("stopped")
-    # Reading the screen takes up to 50 ms.
-    assert time.monotonic() - started < 0.25
-    terminal.type("/undo\r")
-    terminal.wait_for("0 left")
 
 
 def test_ctrl_c_before_the_first_word_restores_the_message(
@@ -245,30 +155,6 @@ def test_pasted_code_is_a_message(chat: Callable[..., Terminal]) -> None:
     terminal.wait_for("unknown command")
 
 
-@pytest.mark.parametrize("size", [(1, 1), (3, 2), (200, 60)])
-def test_any_size_of_terminal(chat: Callable[..., Terminal], size: tuple[int, int]) -> None:
-    terminal = chat({"text": "An answer of some length. " * 3, "delay_s": 0.004}, "Again.")
-    terminal.type("go\r")
-    terminal.process.setwinsize(*reversed(size))
-    terminal.screen.resize(*reversed(size))
-    time.sleep(0.6)
-    terminal.process.setwinsize(24, 80)
-    terminal.screen.resize(24, 80)
-    terminal.type("again\r")
-    terminal.wait_for("Again.")
-    terminal.type("\x04")
-    assert terminal.wait_end() == 0
-
-
-def test_a_dumb_terminal_gets_no_escape_sequence(chat: Callable[..., Terminal]) -> None:
-    terminal = chat("Plain.", TERM="dumb")
-    terminal.type("x\r")
-    terminal.wait_for("Plain.")
-    terminal.type("/bye\r")
-    assert terminal.wait_end() == 0
-    assert b"\x1b" not in terminal.raw
-
-
 def test_no_color_is_honored(chat: Callable[..., Terminal]) -> None:
     terminal = chat("Plain.", NO_COLOR="1")
     terminal.type("x\r")
@@ -280,43 +166,6 @@ def test_no_color_is_honored(chat: Callable[..., Terminal]) -> None:
         if code
     }
     assert not {code for code in codes if len(code) > 1}, "30 and up are colors"
-
-
-def test_the_history_file_is_private(chat: Callable[..., Terminal]) -> None:
-    old = os.umask(0)
-    try:
-        terminal = chat("Answer.")
-        terminal.type("secret\r")
-        terminal.wait_for("Answer.")
-    finally:
-        os.umask(old)
-    file = Path(os.environ["XDG_STATE_HOME"]) / "swiftchat" / "history"
-    assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
-    assert "secret" in file.read_text()
-
-
-HOSTILE = [
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ cycler.__init__.__globals__.os.system('touch escaped') }}",
-    "{{ 10**(10**8) }}",
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "{% set x = 'xx' %}" + "{% set x = x ~ x %}" * 60,
-]
-
-
-@pytest.mark.parametrize("source", HOSTILE)
-def test_a_hostile_template_exits_soon_with_7(
-    program: Program, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_engine.make_folder(program.folder, template=source)
-    monkeypatch.chdir(tmp_path)
-    started = time.monotonic()
-    result = program.run("-p", "x")
-    assert time.monotonic() - started < 5  # the limit of 2 s, and the start on a busy machine
-    lines = result.stderr.decode().splitlines()
-    assert (result.returncode, result.stdout, len(lines)) == (7, b"", 2)
-    assert lines[0].startswith("error: the chat template cannot be used")
-    assert not (tmp_path / "escaped").exists()
 
 
 class FailingEngine(fake_engine.FakeEngine):

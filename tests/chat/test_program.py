@@ -148,7 +148,7 @@ class TestRealModel:
         assert process.stdout is not None
         first = os.read(process.stdout.fileno(), 1)
         process.send_signal(signal.SIGINT)
-        rest, stderr = process.communicate(timeout=20)
+        rest, stderr = process.communicate(timeout=60)
         assert process.returncode == 130 and first and rest.endswith(b"\n") and stderr == b""
 
     def test_sigterm_is_143(self) -> None:
@@ -161,7 +161,7 @@ class TestRealModel:
         assert process.stdout is not None
         os.read(process.stdout.fileno(), 1)
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         assert process.returncode == 143
 
     def test_show_and_list(self) -> None:

@@ -57,6 +57,7 @@ ALLOWED = {
         "weights/gguf/rope.py",
         "engine/model/rope.py",
         "weights/architectures/moe.py",
+        "weights/architectures/deepseek.py",
         "weights/gguf/config.py",
     }
 }
@@ -68,7 +69,7 @@ RETIRED_WORDS = (
     r"behaviour",
     r"\bcatalogue",
     r"\blicence",
-    r"\bFFN\b",
+    r"\bFFN\b(?!\.\w)",
     r"\blikeliest\b",
     r"\bobituary\b",
     r"\brehears",

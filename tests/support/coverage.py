@@ -9,7 +9,9 @@ from typing import Any
 from tests.engine.comm import test_communicator
 from tests.engine.generation import test_engine_gpu
 from tests.engine.load import test_gpu_sources
+from tests.engine.model import test_sweep
 from tests.support import gguf_models, tiny
+from tests.support.reference import SWEPT_TYPES
 from tests.weights.formats import test_bin_architectures
 from tests.weights.gguf import test_architectures
 from tests.weights.quantization import test_methods
@@ -30,7 +32,7 @@ def parameters(test: Test) -> list[str]:
 # Names of `tiny` models by format and device. CPU tests for safetensors take them from a fixture.
 BY_ARCHITECTURE: dict[str, dict[str, Iterable[str]]] = {
     "safetensors": {
-        "CPU": [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED],
+        "CPU": [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED, *SWEPT_TYPES],
         "GPU": [
             *test_engine_gpu.MODELS,
             *parameters(test_engine_gpu.test_ids_of_every_architecture_equal_the_cpu),
@@ -45,7 +47,9 @@ BY_ARCHITECTURE: dict[str, dict[str, Iterable[str]]] = {
             )
         ],
     },
-    "two ranks": {"CPU": parameters(test_communicator.test_two_ranks_equal_one)},
+    "two ranks": {
+        "CPU": [*parameters(test_communicator.test_two_ranks_equal_one), *test_sweep.DIVIDED]
+    },
     "rank files": {"CPU": parameters(test_communicator.test_ranks_loading_rank_files_equal_one)},
 }
 

@@ -3,9 +3,12 @@
 `fake_engine.py FOLDER SCRIPT [OPTION…]` runs swiftchat with this engine; FOLDER `-` leaves the
 choice of the model to the options. SCRIPT is a JSON list of
 answers, each a string or an object with "text" or "ids", and optionally "delay_s" (before each
-token), "end_delay_s" (before the end), "limit" (of tokens, as of a full context),
-"prefill_s" and "error". A first object {"load_s"} sets the load time; its "stats_s" is the time
-that /stats takes, its "ctx_size_tokens" the context.
+token), "end_delay_s" (before the end), "limit" (of tokens, as of a full context), "dropped"
+(tokens that a sliding context drops before the end),
+"prefill_s", "beams" (instead of "text", a list of texts and scores), "records" (a file for the ids
+of the prompt, as JSON) and "error". A first object
+{"load_s"} sets the load time; its "stats_s" is the time that /stats takes, its "ctx_size_tokens"
+the context.
 """
 
 import json
@@ -18,7 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.api.protocol import EngineInfo, Event, Finished, Logprob, Prefill, Tokens
+from swiftchat.engine.api.protocol import (
+    Beam,
+    Dropped,
+    EngineInfo,
+    Event,
+    Finished,
+    Logprob,
+    Prefill,
+    Tokens,
+)
+from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.errors import DeviceError
 
@@ -60,12 +73,20 @@ def tool_call(name: str, **arguments: object) -> str:
     return f"<tool_call>\n{value}\n</tool_call>"
 
 
+def text_of(ids: Sequence[int]) -> str:
+    """Return the text of ids of the fake model's tokenizer, without merges."""
+    names = {START_ID: b"<|im_start|>", END_ID: b"<|im_end|>"}
+    return b"".join(names.get(i) or bytes([i]) for i in ids).decode()
+
+
 def make_folder(
     folder: Path, template: str | None = TEMPLATE, merges: tuple[str, ...] = (), **config: Any
 ) -> Path:
     """Write a model directory without weights; a token is a byte or one of `merges`."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab = {symbol: i for i, symbol in enumerate(byte_symbols())}
+    if merges:  # their ids are above those of the control tokens
+        vocab |= {"<|im_start|>": START_ID, "<|im_end|>": END_ID}
     vocab |= {pair.replace(" ", ""): END_ID + 1 + i for i, pair in enumerate(merges)}
     special = {
         "single_word": False,
@@ -145,6 +166,10 @@ class FakeGeneration:
         self.cached_tokens = cached_tokens
         self.canceled = False
 
+    @property
+    def arrived(self) -> float:
+        return time.perf_counter()
+
     def __iter__(self) -> Iterator[Event]:
         if "prefill_s" in self.answer:
             for tenth in range(10):
@@ -152,7 +177,9 @@ class FakeGeneration:
                 time.sleep(self.answer["prefill_s"] / 10)
         yield Prefill(len(self.prompt), len(self.prompt))
         num_tokens, reason = 0, "stop"
-        for token in self.answer.get("ids") or self.answer["text"].encode():
+        for text, score in self.answer.get("beams", ()):
+            yield Beam(list(text.encode()), score, "stop")
+        for token in self.answer.get("ids") or self.answer.get("text", "").encode():
             if self.canceled:
                 reason = "interrupt"
                 break
@@ -163,6 +190,8 @@ class FakeGeneration:
             num_tokens += 1
             yield Tokens([token], self._logprobs(token))
         time.sleep(self.answer.get("end_delay_s", 0))
+        if "dropped" in self.answer:
+            yield Dropped(self.answer["dropped"])
         if "error" in self.answer:
             raise DeviceError(self.answer["error"], "send it again")
         yield Finished(reason, len(self.prompt), self.cached_tokens, num_tokens, 0.5, 0.25, 7)
@@ -189,15 +218,18 @@ class FakeEngine:
         self.prompts: list[list[int]] = []
         self.params: list[SamplingParams] = []
         self.constraints: list[ConstraintSpec | None] = []
+        self.tunings: list[Tuning | None] = []
         self.num_starts = self.num_closes = 0
         self.ended = threading.Event()
         self.info: EngineInfo | None = None
         self.progress = None
         self.stats_s = 0.0
+        self.phases: list[tuple[str, float]] = []
 
     def start(self, config: EngineConfig, path: Path) -> "FakeEngine":
         self.config = config
         self.num_starts += 1
+        self.phases = [("starting a process", time.perf_counter())]
         return self
 
     def wait_ready(self, on_progress: Any = None) -> EngineInfo:
@@ -216,26 +248,37 @@ class FakeEngine:
         prompt: Sequence[int],
         params: SamplingParams,
         constraint: ConstraintSpec | None = None,
+        tuning: Tuning | None = None,
     ) -> FakeGeneration:
         self.prompts.append(list(prompt))
         self.params.append(params)
         self.constraints.append(constraint)
-        return FakeGeneration(prompt, self.answers.pop(0), params, cached_tokens=3)
+        self.tunings.append(tuning)
+        answer = self.answers.pop(0)
+        if "records" in answer:
+            Path(answer["records"]).write_text(json.dumps(list(prompt)))
+        return FakeGeneration(prompt, answer, params, cached_tokens=3)
 
     def wait_ended(self) -> None:
         self.ended.wait()
 
     def stats(self) -> dict[str, int]:
         time.sleep(self.stats_s)
-        return {"free_blocks": 4}
+        return {
+            "num_blocks": 8,
+            "block_size": 64,
+            "free_blocks": 4,
+            "used_blocks": 1,
+            "cached_blocks": 3,
+            "disk_blocks": 2,
+        }
 
     def close(self) -> None:
         self.num_closes += 1
 
     def prompt_text(self, index: int = -1) -> str:
         """Return a recorded prompt as text."""
-        names = {START_ID: b"<|im_start|>", END_ID: b"<|im_end|>"}
-        return b"".join(names.get(i) or bytes([i]) for i in self.prompts[index]).decode()
+        return text_of(self.prompts[index])
 
 
 def main() -> None:
@@ -244,7 +287,7 @@ def main() -> None:
 
     folder, script, *options = sys.argv[1:]
     engine = FakeEngine(json.loads(script))
-    chat_model.ChatModel.__init__.__defaults__ = (engine.start,)  # replaces the real `start`
+    chat_model.ChatModel.__init__.__defaults__ = (engine.start, None)  # replaces the real `start`
     sys.argv = ["swiftchat", *(["-m", folder] if folder != "-" else []), *options]
     try:
         cli.main()

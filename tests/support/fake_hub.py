@@ -55,7 +55,9 @@ class Fault:
 
     `status` is the status of the answer. After `cut_after` bytes of the answer the connection is
     closed, after `stall_after` bytes nothing more is sent. `sends` replaces the content;
-    `no_ranges` ignores Range headers; `times` is the number of requests with the fault.
+    `no_ranges` ignores Range headers; `times` is the number of requests with the fault. A request
+    sets `arrived`; the answer is sent when `waits_for` is set. A stalled connection is closed when
+    `stalls_until` is set.
     """
 
     status: int | None = None
@@ -65,6 +67,9 @@ class Fault:
     sends: bytes | None = None
     no_ranges: bool = False
     delay_s: float = 0.0
+    arrived: threading.Event = field(default_factory=threading.Event)
+    waits_for: threading.Event | None = None
+    stalls_until: threading.Event | None = None
     times: int = 1_000_000
 
 
@@ -170,6 +175,17 @@ def in_use(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield hub
 
 
+@contextmanager
+def in_environment(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Serve `hub` as the hub of the programs that this process starts; they read for 60 s."""
+    for name in (*_PROXIES, "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "60")
+    with serving(hub) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        yield hub
+
+
 def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -258,6 +274,9 @@ def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
 
         def _send_fault(self, fault: Fault) -> bool:
             time.sleep(fault.delay_s)
+            fault.arrived.set()
+            if fault.waits_for is not None:
+                fault.waits_for.wait(60)
             if fault.status is not None:
                 self._send(fault.status, b"no", fault.headers)
             return fault.status is not None
@@ -276,7 +295,7 @@ def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
             self.wfile.write(body[: min(limits, default=len(body))])
             self.wfile.flush()
             if fault.stall_after is not None:
-                hub.closing.wait(20)
+                (fault.stalls_until or hub.closing).wait(60)
             if limits:
                 self.close_connection = True
 

@@ -16,13 +16,14 @@ __all__ = ["ARCHS", "extra_tensors", "rope_scaling"]
 
 Tensors = Iterator[tuple[str, np.ndarray]]
 Fields = dict[str, Any]
+Converter = tuple[Callable[[Fields], Fields], Callable[[Fields, Fields], Tensors]]
 
 
 def _rope(config: Fields) -> Fields:
     return config.get("rope_parameters") or {}
 
 
-def _common_keys(config: Fields) -> Fields:
+def common_keys(config: Fields) -> Fields:
     """TextModel.set_gguf_parameters: the keys of the fields that `config.json` has."""
     keys = {
         "block_count": ("num_hidden_layers",),
@@ -74,12 +75,12 @@ def _head_dim(config: Fields) -> int:
     return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
 
 
-def _rotated(config: Fields, default: float = 1.0) -> int:
+def rotated(config: Fields, default: float = 1.0) -> int:
     share = _rope(config).get("partial_rotary_factor", config.get("partial_rotary_factor", default))
     return int(_head_dim(config) * share)
 
 
-def _as_they_are(config: Fields, tensors: Fields) -> Tensors:
+def as_they_are(config: Fields, tensors: Fields) -> Tensors:
     yield from tensors.items()
 
 
@@ -89,14 +90,14 @@ def _permuted(rows: np.ndarray, heads: int) -> np.ndarray:
     return split.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _llama_keys(config: Fields) -> Fields:
+def llama_keys(config: Fields) -> Fields:
     """LlamaModel.set_gguf_parameters; the same for Mistral and Mixtral."""
-    return {**_common_keys(config), "rope.dimension_count": _head_dim(config)}
+    return {**common_keys(config), "rope.dimension_count": _head_dim(config)}
 
 
-def _llama(config: Fields, tensors: Fields) -> Tensors:
+def llama(config: Fields, tensors: Fields) -> Tensors:
     """LlamaModel.modify_tensors: permutes queries and keys, merges experts."""
-    for name, array in _experts(tensors, "block_sparse_moe.experts", ("w1", "w2", "w3")):
+    for name, array in experts(tensors, "block_sparse_moe.experts", ("w1", "w2", "w3")):
         if re.search(r"q_proj\.(weight|bias)$", name):
             array = _permuted(array, config["num_attention_heads"])
         if re.search(r"k_proj\.(weight|bias)$", name):
@@ -106,7 +107,7 @@ def _llama(config: Fields, tensors: Fields) -> Tensors:
         yield f"{place[1]}.feed_forward.experts{place[2]}" if place else name, array
 
 
-def _experts(tensors: Fields, place: str, kinds: tuple[str, ...]) -> Tensors:
+def experts(tensors: Fields, place: str, kinds: tuple[str, ...]) -> Tensors:
     """Merge the experts into one tensor for each matrix, with the expert as first dimension."""
     for name, array in tensors.items():
         if place not in name:
@@ -119,22 +120,22 @@ def _experts(tensors: Fields, place: str, kinds: tuple[str, ...]) -> Tensors:
             yield f"{start}{place}.{kind}.weight", np.stack(parts)
 
 
-def _qwen3moe_keys(config: Fields) -> Fields:
+def qwen3moe_keys(config: Fields) -> Fields:
     """Qwen2MoeModel.set_gguf_parameters."""
-    return {**_common_keys(config), "expert_feed_forward_length": config["moe_intermediate_size"]}
+    return {**common_keys(config), "expert_feed_forward_length": config["moe_intermediate_size"]}
 
 
-def _qwen3moe(config: Fields, tensors: Fields) -> Tensors:
+def qwen3moe(config: Fields, tensors: Fields) -> Tensors:
     """Qwen2MoeModel.modify_tensors: merges experts."""
-    return _experts(tensors, "mlp.experts", ("gate_proj", "up_proj", "down_proj"))
+    return experts(tensors, "mlp.experts", ("gate_proj", "up_proj", "down_proj"))
 
 
 def _phi3_keys(config: Fields) -> Fields:
     """Phi3MiniModel.set_gguf_parameters: no head size, a window of 0 for none."""
     original = config["original_max_position_embeddings"]
     keys = {
-        **_common_keys(config),
-        "rope.dimension_count": _rotated(config),
+        **common_keys(config),
+        "rope.dimension_count": rotated(config),
         "rope.scaling.original_context_length": original,
         "attention.sliding_window": config.get("sliding_window") or 0,
         "attention.key_length": None,
@@ -151,7 +152,7 @@ def _phi3_keys(config: Fields) -> Fields:
 
 def _internlm2_keys(config: Fields) -> Fields:
     """InternLM2Model.set_gguf_parameters: neither head size nor rotated dimensions."""
-    return {**_common_keys(config), "rope.freq_base": config.get("rope_theta", 10000.0)}
+    return {**common_keys(config), "rope.freq_base": config.get("rope_theta", 10000.0)}
 
 
 def _internlm2(config: Fields, tensors: Fields) -> Tensors:
@@ -172,8 +173,8 @@ def _internlm2(config: Fields, tensors: Fields) -> Tensors:
 def _stablelm_keys(config: Fields) -> Fields:
     """StableLMModel.set_gguf_parameters."""
     return {
-        **_common_keys(config),
-        "rope.dimension_count": _rotated(config, 0.25),
+        **common_keys(config),
+        "rope.dimension_count": rotated(config, 0.25),
         "use_parallel_residual": config["use_parallel_residual"],
     }
 
@@ -208,12 +209,12 @@ def _chatglm(config: Fields, tensors: Fields) -> Tensors:
 
 def _glm4_keys(config: Fields) -> Fields:
     """Glm4Model.set_gguf_parameters."""
-    return {**_common_keys(config), "rope.dimension_count": _rotated(config, 0.5)}
+    return {**common_keys(config), "rope.dimension_count": rotated(config, 0.5)}
 
 
 def _gemma_keys(config: Fields) -> Fields:
     """GemmaModel.set_gguf_parameters: no frequency base."""
-    return {**_common_keys(config), "rope.freq_base": None}
+    return {**common_keys(config), "rope.freq_base": None}
 
 
 def _gemma2_keys(config: Fields) -> Fields:
@@ -229,7 +230,7 @@ def _gemma2_keys(config: Fields) -> Fields:
 def _gemma3_keys(config: Fields) -> Fields:
     """Gemma3Model.set_gguf_parameters: no layer types."""
     return {
-        **_common_keys(config),
+        **common_keys(config),
         "final_logit_softcapping": config.get("final_logit_softcapping"),
         "attention.sliding_window": config["sliding_window"],
     }
@@ -266,7 +267,7 @@ def _gptneox_keys(config: Fields) -> Fields:
     """GPTNeoXModel.set_gguf_parameters: no frequency base, no count of key heads."""
     share = _rope(config).get("partial_rotary_factor", config.get("rotary_pct"))
     return {
-        **_common_keys(config),
+        **common_keys(config),
         "attention.head_count_kv": None,
         "rope.freq_base": None,
         "rope.dimension_count": int(share * _head_dim(config)),
@@ -288,9 +289,9 @@ def _phi2_keys(config: Fields) -> Fields:
     """Phi2Model.set_gguf_parameters: assumes an MLP four times as wide, as Phi-2's is."""
     heads = config["num_attention_heads"]
     return {
-        **_common_keys(config),
+        **common_keys(config),
         "rope.freq_base": None,
-        "rope.dimension_count": _rotated(config, 0.5),
+        "rope.dimension_count": rotated(config, 0.5),
         "attention.head_count_kv": config.get("num_key_value_heads") or heads,
         "tokenizer.ggml.add_bos_token": False,
     }
@@ -347,25 +348,24 @@ def _falcon(config: Fields, tensors: Fields) -> Tensors:
 
 
 # The functions for keys and for tensors by `general.architecture`.
-ARCHS: dict[str, tuple[Callable[[Fields], Fields], Callable[[Fields, Fields], Tensors]]] = {
-    "llama": (_llama_keys, _llama),
-    "qwen2": (_common_keys, _as_they_are),
-    "qwen3": (_common_keys, _as_they_are),
-    "qwen3moe": (_qwen3moe_keys, _qwen3moe),
-    "smollm3": (_llama_keys, _llama),  # SmolLM3Model is a LlamaModel
-    "phi3": (_phi3_keys, _as_they_are),
-    "olmo2": (_common_keys, _as_they_are),
+ARCHS: dict[str, Converter] = {
+    "llama": (llama_keys, llama),
+    "qwen2": (common_keys, as_they_are),
+    "qwen3": (common_keys, as_they_are),
+    "qwen3moe": (qwen3moe_keys, qwen3moe),
+    "smollm3": (llama_keys, llama),  # SmolLM3Model is a LlamaModel
+    "phi3": (_phi3_keys, as_they_are),
     "internlm2": (_internlm2_keys, _internlm2),
-    "stablelm": (_stablelm_keys, _as_they_are),
+    "stablelm": (_stablelm_keys, as_they_are),
     "chatglm": (_chatglm_keys, _chatglm),
-    "glm4": (_glm4_keys, _as_they_are),
+    "glm4": (_glm4_keys, as_they_are),
     "gemma": (_gemma_keys, _gemma),
     "gemma2": (_gemma2_keys, _gemma),
     "gemma3": (_gemma3_keys, _gemma),
     "gpt2": (_gpt2_keys, _gpt2),
     "gptneox": (_gptneox_keys, _by_kind),
-    "phi2": (_phi2_keys, _as_they_are),
-    "starcoder2": (_common_keys, _as_they_are),
+    "phi2": (_phi2_keys, as_they_are),
+    "starcoder2": (common_keys, as_they_are),
     "bloom": (_bloom_keys, _bloom),
     "falcon": (_falcon_keys, _falcon),
 }

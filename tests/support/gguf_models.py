@@ -15,6 +15,8 @@ from safetensors.numpy import load_file
 
 from tests.support import tiny, tiny_gguf
 from tests.support.gguf_converter import ARCHS, Fields, extra_tensors, rope_scaling
+from tests.support.gguf_recent import RECENT_ARCHS
+from tests.support.reference import make_reference
 
 VOCABULARY: Fields = {
     "tokenizer.ggml.model": "gpt2",
@@ -41,6 +43,14 @@ _ONE_STRETCHED = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
 }
+_LATENT_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
+}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "llama", {}),
     "llama-biases": ("llama-biases", "llama", {}),
@@ -57,6 +67,31 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3-longrope": ("phi3-long-context", "phi3", {"rope_parameters": _NO_FACTOR}),
     "olmo2": ("olmo2", "olmo2", {}),
     "internlm2": ("internlm2", "internlm2", {}),
+    "granite": ("granite", "granite", {}),
+    "arcee": ("arcee", "arcee", {}),
+    "command-r": ("cohere", "command-r", {}),
+    "cohere2": ("cohere2", "cohere2", {}),
+    "exaone4": ("exaone4", "exaone4", {}),
+    "olmo": ("olmo", "olmo", {}),
+    "olmo3": ("olmo3", "olmo2", {}),
+    "olmoe": ("olmoe", "olmoe", {}),
+    "nemotron": ("nemotron", "nemotron", {}),
+    "seed_oss": ("seed_oss", "seed_oss", {}),
+    "ernie4_5": ("ernie4_5", "ernie4_5", {}),
+    "ernie4_5-moe": ("ernie4_5_moe", "ernie4_5-moe", {}),
+    "hunyuan-dense": ("hunyuan_v1_dense", "hunyuan-dense", {}),
+    "qwen2moe": ("qwen2_moe", "qwen2moe", {}),
+    "glm4moe": ("glm4_moe", "glm4moe", {}),
+    "dots1": ("dots1", "dots1", {}),
+    "minimax-m2": ("minimax_m2", "minimax-m2", {}),
+    "granitemoe": ("granitemoe", "granitemoe", {}),
+    "phimoe": ("phimoe", "phimoe", {}),
+    "gpt-oss": ("gpt-oss", "gpt-oss", {"swiglu_limit": 7.0}),
+    "deepseek2": ("deepseek_v2", "deepseek2", {}),
+    "deepseek2-v3": ("deepseek_v3", "deepseek2", {"rope_parameters": _LATENT_YARN}),
+    "deepseek2-glm": ("glm4_moe_lite", "deepseek2", {}),
+    "deepseek2-youtu": ("youtu", "deepseek2", {}),
+    "minicpm3": ("minicpm3", "minicpm3", {"dim_model_base": 256}),
     "stablelm": ("stablelm", "stablelm", {}),
     "stablelm-parallel": ("stablelm-parallel", "stablelm", {}),
     "glm": ("glm", "chatglm", {}),
@@ -84,7 +119,8 @@ _MORE_KEYS = {"gemma3": _THIRD, "gemma3-stretched": _THIRD}
 def made(name: str, folder: Path) -> transformers.PreTrainedModel:
     """Save the model of a case in `folder` and return it."""
     variant, _, changes = CASES[name]
-    reference = tiny.make(variant, folder)
+    known = {*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED}
+    reference = tiny.make(variant, folder) if variant in known else make_reference(variant, folder)
     if not changes:
         return reference
     config = json.loads((folder / "config.json").read_text())
@@ -121,7 +157,7 @@ def write(
     """
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, arch)
-    keys, change = ARCHS[arch]
+    keys, change = (ARCHS | RECENT_ARCHS)[arch]
     own = {**keys(config), **rope_scaling(config), **(metadata or {})}
     named = {k if k.startswith("tokenizer.") else f"{arch}.{k}": v for k, v in own.items()}
     for key, value in (VOCABULARY | named).items():

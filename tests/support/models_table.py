@@ -4,33 +4,44 @@
 """
 
 import tempfile
+import textwrap
 from pathlib import Path
 
 import torch
+import transformers
 
+from swiftchat.engine.cpu.recorder import CannotRecordError
 from swiftchat.engine.model.cuda_ops import kernels_cover
+from swiftchat.weights.architectures.multimodal import MULTIMODAL
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny
 from tests.support.coverage import BY_ARCHITECTURE, BY_LAYOUT, parameters
+from tests.support.reference import CAUSAL_TYPES, MODEL_TYPES, SWEPT_TYPES, make_reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _HEAD = """# Models
 
 Each architecture is a table entry in `weights/architectures/`, one file for each group of models
 (`llama.py`, `qwen.py`, `gemma.py`, …), and one decoder runs them all. For every architecture
-`tests/engine/model/test_architectures.py` and `tests/engine/model/test_decoder.py` compare logits
-with those of transformers in fp32 on the CPU: prefill in chunks, token by token, with history, and
-in a batch. The largest accepted difference is 1e-4 of the largest logit. ChatGLM-6B is not part of
-transformers; its tests compare with an fp64 reference.
+`tests/engine/model/test_architectures.py`, `test_decoder.py` and `test_sweep.py` there compare
+logits with those of transformers in fp32 on the CPU: prefill in chunks, token by token, with
+history, and in a batch. The largest accepted difference is 1e-4 of the largest logit. ChatGLM-6B
+is not part of transformers; its tests compare with an fp64 reference.
 
 The columns for file formats and for parallelism list the devices on which tests run the
 architecture that way (`tests/support/coverage.py` reads this from the parameters of the tests); GPU
 tests need a GPU. A device that is missing in a column runs the same code without a test,
 because `convert` writes the same safetensors for every source.
 
-In the last column, "kernels" are the CUDA kernels in `cuda/`, and "torch" means the operators of
-torch on the GPU. "partly": some models of the architecture need features without a kernel.
+In the last two columns, "kernels" are the native CPU kernels in `engine/cpu/` and the CUDA kernels
+in `cuda/`, and "torch" means the operators of torch. "partly": some models of the architecture need
+features without a kernel. Mixtures of experts whose router has no CUDA kernel choose experts by
+torch's operators and compute the rest by kernels.
+
+COUNTS
+`tests/engine/model/test_sweep.py` checks one configuration of each; `python -m tests.sweep`
+compares variants of every key of `config.json` with transformers.
 
 GGUF files can have the architectures in `weights/gguf/architectures.py`; llama.cpp's converter
 does not support GPT-J and OPT. `tests/weights/gguf/test_architectures.py` writes each of them as
@@ -52,20 +63,26 @@ Differences from other programs:
   the text, because the angles of cached keys are fixed.
 - **Dynamic NTK scaling** has no effect up to `max_position_embeddings`, which is the longest
   supported context.
-- **Gemma 1** always uses the approximate GELU that it was trained with, even if its file says
-  "gelu".
 - **Falcon's ALiBi** (falcon-rw) is computed in fp32 from the distance. Transformers rounds the
   bias of each key to bf16.
-- **GPT-OSS** is published with experts in MXFP4: `swiftchat convert` dequantizes them.
+- **GPT-OSS** is published with experts in MXFP4. They are dequantized when they are read, also from
+  GGUF files, so they take the memory of 16-bit weights.
 - **GGUF** lacks some fields of `config.json`: the windows of StarCoder2 and Mistral, the context
   of Falcon (2048), and the scale of Gemma's attention scores (recognized by the number of layers).
   The conversion uses llama.cpp's values for them.
-- A key of `config.json` that changes the computation and that the architecture does not read
-  raises an error that names the key (`weights/architectures/unsupported_keys.py`).
+- A key of `config.json` that changes the computation in transformers and that this program does
+  not support raises an error that names the key. A key that transformers ignores for this
+  architecture is ignored here too, with a line that names it at the start of a chat and in
+  `swiftchat show` (`weights/architectures/unsupported_keys.py`).
 - **ChatGLM-6B** attends to its prompt in both directions, so the prompt is computed in one step.
   The prefix cache is used only for the same prompt, not for a longer conversation.
 
-Not supported: the vision models of Gemma 3, multi-head latent attention.
+The language models inside these classes run as well; their vision and audio tensors are skipped,
+with a line that says so:MULTIMODAL_CLASSES.
+`convert` writes the language model alone.
+
+Not supported: vision and audio, and mixers with a state other than short convolutions, gated
+DeltaNet and Mamba-2: Mamba, RWKV, Kimi Delta Attention.
 """
 
 
@@ -73,30 +90,60 @@ def page() -> str:
     """Return the content of the page."""
     architectures: dict[str, str] = {}
     covered: dict[str, set[bool]] = {name: set() for name in ARCHITECTURES}
+    native: dict[str, set[bool]] = {name: set() for name in ARCHITECTURES}
     with tempfile.TemporaryDirectory() as folder:
         for variant in [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED]:
             tiny.make(variant, Path(folder))
             config = Model.open(Path(folder)).config
             architectures[variant] = config.architecture
             covered[config.architecture].add(kernels_cover(config, torch.bfloat16))
+            native[config.architecture].add(_is_native(Path(folder)))
+        for model_type in SWEPT_TYPES:
+            make_reference(model_type, Path(folder))
+            config = Model.open(Path(folder)).config
+            architectures[model_type] = config.architecture
+            covered[config.architecture].add(kernels_cover(config, torch.bfloat16))
+            native[config.architecture].add(_is_native(Path(folder)))
     words = {frozenset({True}): "kernels", frozenset({False}): "torch"}
     rows = []
     for class_name, architecture in ARCHITECTURES.items():
         by_source = [
             _devices(
-                {d: any(architectures[v] == class_name for v in vs) for d, vs in tests.items()}
+                {
+                    d: any((architectures.get(v) or MODEL_TYPES[v]) == class_name for v in vs)
+                    for d, vs in tests.items()
+                }
             )
             for tests in BY_ARCHITECTURE.values()
         ]
         gpu = words.get(frozenset(covered[class_name]), "partly kernels")
-        rows.append([architecture.name, f"`{class_name}`", *by_source, gpu])
-    table = _table(["name", "architecture", *BY_ARCHITECTURE, "on a GPU by"], rows)
+        cpu = words.get(frozenset(native[class_name]), "partly kernels")
+        rows.append([architecture.name, f"`{class_name}`", *by_source, cpu, gpu])
+    table = _table(["name", "architecture", *BY_ARCHITECTURE, "on a CPU by", "on a GPU by"], rows)
     layouts = [
         [model, name, _devices({d: name in parameters(test) for d, test in tests.items()})]
         for model, tests in BY_LAYOUT.items()
         for name in parameters(tests["CPU"])
     ]
-    return _HEAD + table + _LAYOUTS + _table(["model", "layout", "tested on"], layouts) + _TAIL
+    classes = textwrap.fill(", ".join(f"`{name}`" for name in MULTIMODAL), 100)
+    tail = _TAIL.replace("MULTIMODAL_CLASSES", f"\n{classes}")
+    known = {*ARCHITECTURES, *MULTIMODAL}
+    equal = [each for each in CAUSAL_TYPES if MODEL_TYPES[each] in known]
+    version, count = transformers.__version__, len(CAUSAL_TYPES)
+    counts = (
+        f"Of the {count} model types that transformers {version} lists as causal language models,\n"
+        f"{len(equal)} run with the same logits; the others are refused."
+    )
+    head = _HEAD.replace("COUNTS", counts)
+    return head + table + _LAYOUTS + _table(["model", "layout", "tested on"], layouts) + tail
+
+
+def _is_native(folder: Path) -> bool:
+    try:
+        tiny.Bench(folder, native=True)
+    except CannotRecordError:
+        return False
+    return True
 
 
 def _devices(tested: dict[str, bool]) -> str:

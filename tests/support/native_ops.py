@@ -62,6 +62,7 @@ def run_inputs(
     slots: Sequence[int] | None = None,
     logits_rows: Sequence[int] | None = None,
     spans: Sequence[SpanRows] = (),
+    sets: Sequence[int] | None = None,
 ) -> RunInputs:
     """Return the inputs of a batch of `num_tokens` rows.
 
@@ -78,6 +79,7 @@ def run_inputs(
         logits_rows=tensor(logits_rows),
         spans=spans,
         second_positions=None if second_positions is None else tensor(second_positions),
+        sets=None if sets is None else tensor(sets),
     )
 
 

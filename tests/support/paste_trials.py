@@ -26,6 +26,7 @@ from tests.support.terminal import Terminal
 _PATIENCE_S = 120.0
 _SLOW = {"text": "A slow answer. " * 100, "delay_s": 0.01}
 _MARK = "PASTED"
+_FIRST_BYTES = 1 << 13  # of a paste, more than the queue of a terminal holds
 
 # What the user does before the paste: at the start, at the prompt, and while the chat is busy.
 MOMENTS = ("start", "prompt", "typing", "answer", "prefill", "stats", "shell")
@@ -71,6 +72,7 @@ class _Chat:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._num_written = 0  # bytes of the paste
         model = fake_engine.make_folder(folder / "model", max_position_embeddings=1 << 22)
         answers = [{"load_s": 0.3, "stats_s": 1.0}, _SLOW, _SLOW, _SLOW]
         command = [sys.executable, fake_engine.__file__, str(model), _json(answers)]
@@ -97,6 +99,9 @@ class _Chat:
         writer = threading.Thread(target=self._paste, args=(trial.num_bytes,))
         writer.start()
         if is_cut_short:
+            # The queue of the terminal holds 4 KiB: the chat has begun to read the paste.
+            while self._num_written < _FIRST_BYTES and writer.is_alive():
+                terminal.look()
             self._look_for(trial.delay_s / 10)
             self._kill(trial.end)
         while writer.is_alive():
@@ -153,8 +158,9 @@ class _Chat:
             text = b"\x1b[200~" + text + b"\x1b[201~"
         descriptor = self.terminal.process.child_fd
         try:
-            while text:
-                text = text[os.write(descriptor, text[:65536]) :]
+            while self._num_written < len(text):
+                rest = text[self._num_written :]
+                self._num_written += os.write(descriptor, rest[:_FIRST_BYTES])
         except OSError:  # the terminal is closed
             return
 

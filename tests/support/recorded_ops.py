@@ -13,7 +13,8 @@ from torch import Tensor
 
 from swiftchat.engine.cpu import structures as native
 from swiftchat.engine.cpu.fusion import fuse
-from swiftchat.engine.cpu.recorder import Recorder, Recording
+from swiftchat.engine.cpu.recorder import Recorder
+from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.cpu.structures import (
     Epilogue,
     Format,
@@ -28,7 +29,7 @@ from swiftchat.engine.model.torch_ops import ACTIVATIONS
 from swiftchat.engine.schedule.batch import Batch
 from tests.support import tiny
 
-_ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "gelu_sigmoid")
+_ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "gelu_sigmoid", "relu2")
 _DTYPES = MappingProxyType(
     {Format.F32: torch.float32, Format.F16: torch.float16, Format.BF16: torch.bfloat16}
 )
@@ -86,7 +87,7 @@ class Interpreter:
             for buffer in (op.x, op.out) if isinstance(op, native.LinearOp) else ():
                 assert shapes[buffer][0] == op.header.row_set
             getattr(self, type(op).__name__)(op)
-        return self.buffers[self.recording.logits]
+        return self.buffers[self.recording.output]
 
     def EmbedOp(self, op: native.EmbedOp) -> None:
         out = torch.zeros_like(self.buffers[op.out])

@@ -36,13 +36,20 @@ def header(files: int, big_endian: bool = False) -> bytes:
     return field(1, files) + field(2, int(big_endian)) + field(3, field(1, 1))
 
 
+def _crc32c_of_byte(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 & -(byte & 1))
+    return byte
+
+
+_CRC32C = tuple(map(_crc32c_of_byte, range(256)))
+
+
 def crc32c(content: bytes) -> int:
-    """Return the CRC-32C of RFC 3720, computed bit by bit."""
+    """Return the CRC-32C of RFC 3720, computed byte by byte."""
     crc = 0xFFFFFFFF
     for byte in content:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 & -(crc & 1))
+        crc = crc >> 8 ^ _CRC32C[(crc ^ byte) & 0xFF]
     return crc ^ 0xFFFFFFFF
 
 

@@ -53,8 +53,9 @@ class ThreadCommunicator:
         assert gathered.shape[1] == width
         return gathered
 
-    def broadcast_from_first(self, number: int) -> int:
-        return int(self._exchange(torch.tensor(number))[0])
+    def broadcast_from_first(self, numbers: list[int]) -> list[int]:
+        found: list[int] = self._exchange(torch.tensor(numbers))[0].tolist()
+        return found
 
     def min_across_ranks(self, number: int) -> int:
         return int(torch.stack(self._exchange(torch.tensor(number))).min())

@@ -25,6 +25,7 @@ from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence
+from swiftchat.engine.schedule.states import StateSlots
 from swiftchat.errors import SwiftchatError
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import Shard
@@ -100,6 +101,7 @@ class Bench:
         dtype: torch.dtype = torch.float32,
         kv_dtype: str = "auto",
         native: bool = False,
+        num_states: int = 24,
     ) -> None:
         model = Model.open(folder)
         config = model.config if shard is None else shard.local_config
@@ -111,7 +113,10 @@ class Bench:
             None if kernels is None else kernels.factory,
         )
         self.cache = KVCache(
-            *(config, num_blocks, block_size, dtype, cpu), heads_first=native, kv_dtype=kv_dtype
+            *(config, num_blocks, block_size, dtype, cpu),
+            heads_first=native,
+            kv_dtype=kv_dtype,
+            num_states=num_states if config.mixer is not None else 0,
         )
         ctx_size_tokens = config.max_context_tokens
         self.decoder: Decoder
@@ -120,10 +125,13 @@ class Bench:
         else:
             ops = TorchOps(config, ctx_size_tokens, cpu, shard)
             self.decoder = Decoder(config, weights, ops, ranks)
-        for tensor in self.cache.tensors:  # unwritten slots must never be read
+        # Unwritten slots must never be read.
+        for tensor in (*self.cache.tensors, *self.cache.states.tensors):
             tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
         self.allocator = BlockAllocator(num_blocks, block_size)
         self.scheduler = Scheduler(self.allocator, chunk_tokens, 16)
+        if config.mixer is not None:
+            self.scheduler.use_states(StateSlots(num_states, block_size))
         self.held: list[list[int]] = []  # blocks that a test holds
 
     @torch.inference_mode()
@@ -131,6 +139,7 @@ class Bench:
         """Compute one step; return logits by id for the sequences whose last token was computed."""
         step = self.scheduler.schedule()
         self.decoder.ops.copy_blocks(self.cache, step.copies)
+        self.cache.states.copy(step.state_copies)
         batch = Batch.pack(step.rows, self.allocator.block_size)
         own = self.decoder.forward(batch, self.cache)
         assert own is not None

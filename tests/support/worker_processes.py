@@ -1,5 +1,6 @@
 """Worker processes in tests: their ranks, answers through a client, and injected faults."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ from swiftchat.engine.api.protocol import Finished, Tokens
 from tests.support import tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
-ENDLESS = SamplingParams(temperature=0)
+# Ends only when it is canceled: a tiny model fills its context within milliseconds.
+ENDLESS = SamplingParams(temperature=0, overflow="sliding")
 # Every control that changes what is sampled.
 CONTROLS = SamplingParams(
     temperature=0.9,
@@ -50,7 +52,18 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+def running_programs() -> list[psutil.Process]:
+    """Return the programs of this test that run, and their children, by their user folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            home = process.environ().get("XDG_STATE_HOME")
+            if home == os.environ["XDG_STATE_HOME"] and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
@@ -93,7 +106,10 @@ def rank_processes(worker: int) -> dict[int, int]:
     """Return the process ids of a worker's other ranks, by rank."""
     found = {}
     for child in psutil.Process(worker).children():
-        arguments = child.cmdline()
+        try:
+            arguments = child.cmdline()
+        except psutil.NoSuchProcess:  # it has just ended; also of a zombie
+            continue
         if "swiftchat.engine.ranks.main" in arguments:
             found[int(arguments[-2])] = child.pid
     return found
@@ -101,7 +117,7 @@ def rank_processes(worker: int) -> dict[int, int]:
 
 def all_ranks(client: EngineClient, size: int) -> dict[int, int]:
     """Wait until all ranks have started, and return their process ids by rank."""
-    wait_until(lambda: len(rank_processes(client.pid)) == size - 1, 20)
+    wait_until(lambda: len(rank_processes(client.pid)) == size - 1)
     return {0: client.pid, **rank_processes(client.pid)}
 
 

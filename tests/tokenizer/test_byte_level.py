@@ -268,12 +268,12 @@ def test_control_tokens_in_text_are_ordinary_text() -> None:
     spec = SMALL | {
         "added_tokens": [
             {
-                "id": vocab.get(t, first + n),
+                "id": vocab.get(t, first + (t == "<b>")),
                 "content": t,
                 "special": t != "<b>",
                 "normalized": False,
             }
-            for n, t in enumerate(tokens)
+            for t in tokens
         ]
     }
     ours = Tokenizer.from_json(spec)
@@ -283,9 +283,9 @@ def test_control_tokens_in_text_are_ordinary_text() -> None:
         ids = ours.encode(text)
         assert not control & set(ids)
         assert ours.decode(ids) == text
-    assert first + 2 in ours.encode("<b>")
+    assert first + 1 in ours.encode("<b>")
     assert ours.decode([first], skip_special=True) == ""
-    assert ours.vocab_size == first + 3
+    assert ours.vocab_size == first + 2
 
 
 LOADED: dict[str, Pair] = {}

@@ -248,6 +248,7 @@ def test_patterns_that_need_too_much_memory_are_rejected(pattern: str) -> None:
 
 def test_large_ids_allocate_no_table() -> None:
     spec = JSON_BPE | {"model": JSON_BPE["model"] | {"vocab": {**VOCAB, "zz": (1 << 24) - 1}}}
+    spec["added_tokens"] = JSON_BPE["added_tokens"][:1]
     assert Tokenizer.from_json(spec).vocab_size == 1 << 24
     for huge in (1 << 24, 1 << 40, 10**400):
         spec["model"]["vocab"]["zz"] = huge

@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import tokenizers
 import transformers
@@ -15,10 +17,9 @@ from hypothesis import strategies as st
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.tokenizer.template.bounded import is_bounded
+from swiftchat.tokenizer.template.process import TemplateProcess, TemplateProcessError
 from swiftchat.tokenizer.template.sandbox import parse_template
 from swiftchat.tokenizer.template.template import ChatTemplate
-
-pytestmark = pytest.mark.usefixtures("ample_template_time")
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -331,6 +332,53 @@ def test_worker_process_gives_the_same_ids() -> None:
     assert our_tokenizer(MACRO).apply_template(messages) == transformers_ids(
         transformers_tokenizer(MACRO), messages
     )
+
+
+def test_tools_printed_as_python_objects() -> None:
+    """Their text is the caller's, so its control tokens are ordinary text."""
+    source = (
+        "{% for tool in tools %}{{ tool }}{% endfor %}{{ tools|string }}"
+        "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    )
+    function = {"name": "f", "description": "it's <|im_end|> \n é", "count": 1.5, "strict": None}
+    tools: list[Any] = [{"type": "function", "function": function}]
+    hello = [{"role": "user", "content": "hello"}]
+    ids = our_tokenizer(source).apply_template(hello, tools=tools)
+    assert (ids.count(0), ids.count(1)) == (1, 1)
+    function["description"] = "it's \n é"
+    assert our_tokenizer(source).apply_template(hello, tools=tools) == transformers_ids(
+        transformers_tokenizer(source), hello, tools=tools
+    )
+
+
+def test_worker_process_stays_and_is_replaced() -> None:
+    """It renders until a limit ends it; the next rendering starts another one."""
+    source = "{{ pid }}{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}"
+    process = TemplateProcess(source)
+    now = datetime(2026, 1, 2)
+    assert process.render([{"n": 1, "pid": 7}, {"n": "x"}], now, 60) == ["7", None]
+    first = children_named("tokenizer.template.worker")
+    assert len(first) == 1
+    with pytest.raises(TemplateProcessError, match="as an integer"):
+        process.render([{"n": "x"}], now, 60)
+    assert process.render([{"n": 2, "pid": 8}], now, 60) == ["8"]
+    assert children_named("tokenizer.template.worker") == first
+    with pytest.raises(TemplateProcessError, match="exceeds its time limit"):
+        process.render([{"n": 99999}], now, 0.05)
+    assert process.render([{"n": 2, "pid": 9}], now, 60) == ["9"]
+    second = children_named("tokenizer.template.worker")
+    assert len(second) == 1 and second != first
+    del process
+    assert children_named("tokenizer.template.worker") == []
+
+
+def children_named(module: str) -> list[int]:
+    """Return the child processes that run `swiftchat.module`."""
+    return [
+        child.pid
+        for child in psutil.Process().children()
+        if f"swiftchat.{module}" in child.cmdline()
+    ]
 
 
 def test_template_errors_are_reported() -> None:

@@ -16,8 +16,6 @@ from swiftchat.tokenizer.template.builtin import BUILT_IN, family_template
 from swiftchat.tokenizer.template.sandbox import parse_template
 from tests.support import chat_templates
 
-pytestmark = pytest.mark.usefixtures("ample_template_time")
-
 STYLES, RUN_IN_WORKER = chat_templates.STYLES, chat_templates.RUN_IN_WORKER
 Chat = list[dict[str, Any]]
 

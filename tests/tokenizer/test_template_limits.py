@@ -24,7 +24,10 @@ def render(source: str, messages: list[dict[str, Any]]) -> list[int]:
 
 
 def total_cpu_s() -> float:
-    """Return the processor time of this process and its ended children."""
+    """Return the processor time of this process and its ended children.
+
+    Unlike real time it does not depend on other programs.
+    """
     return sum(os.times()[:4])
 
 
@@ -90,12 +93,13 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("source", BOMBS)
-def test_unbounded_template_is_stopped(source: str) -> None:
+def test_unbounded_template_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if source is not BOMBS[0]:  # one with the limit of the program, the others sooner
+        monkeypatch.setattr(template, "_SECONDS", 0.2)
     messages = [{"role": "user", "content": "x<|im_end|>" * 2000}]
     start_s = total_cpu_s()
     with pytest.raises(BadModelFile):
         render(source, messages)
-    # The limit of real time is 1.7 s; processor time does not depend on other programs.
     assert total_cpu_s() - start_s < 10
 
 

@@ -185,7 +185,7 @@ def test_two_processes_open_a_gguf_file_at_once(store: Store, tmp_path: Path) ->
     start, results = context.Barrier(2), context.Queue()
 
     def open_it() -> None:
-        start.wait(20)
+        start.wait(60)
         found = store.resolve(str(path))
         results.put((str(found), len(Model.open(found).checkpoint().tensors)))
 

@@ -1,6 +1,7 @@
 """The tokenizer files of a model directory."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from swiftchat.errors import BadModelFile, ModelNotFound
 
 __all__ = ["MORE_TEMPLATES", "parsed", "parsed_object", "read_files", "text_of", "vocabulary_name"]
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MAX_FILE_BYTES = 1 << 28
 # A directory may have several vocabularies; the first one found is used.
 _VOCABULARIES = (
@@ -81,10 +83,14 @@ def text_of(files: Mapping[str, bytes], name: str) -> str:
 
 def parsed(files: Mapping[str, bytes], name: str) -> Any:
     """Parse the JSON file `name`."""
+    text = text_of(files, name)
     try:
-        return json.loads(text_of(files, name))
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()  # fails for lone surrogates
     except (ValueError, RecursionError) as error:
         raise BadModelFile(f"{name} is not valid JSON: {error}") from None
+    return value
 
 
 def parsed_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Read `tokenizer.json` and check its contents."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count, repeat
 from typing import Any
@@ -18,10 +17,11 @@ from swiftchat.tokenizer.core.unigram import UNKNOWN_PENALTY, Unigram, score_as_
 from swiftchat.tokenizer.huggingface.checks import MAX_IDS, flag, reject, reject_kind, short
 from swiftchat.tokenizer.huggingface.steps import make_decoder, normalizer, steps
 
-__all__ = ["added_token", "tokenizer_json_pipeline"]
+__all__ = ["added_token", "reject_renumbered_tokens", "tokenizer_json_pipeline"]
 
 _MAX_TOKEN_CHARACTERS = 1 << 12
 _MAX_ADDED_TOKENS = 1 << 14
+_MAX_SCORE = 1e300  # sums of larger ones overflow
 # Separates the parts of a merge if these may contain spaces.
 _NONCHARACTER = "\U0010ffff"
 
@@ -147,7 +147,7 @@ def _pieces(model: Mapping[str, Any]) -> dict[str, float]:
         piece, score = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
         if not isinstance(piece, str) or not 0 < len(piece) <= _MAX_TOKEN_CHARACTERS:
             reject(f"model.vocab[{number}]", "is not a pair of a token and a score")
-        if not isinstance(score, int | float) or not math.isfinite(score):
+        if not isinstance(score, int | float) or not abs(score) <= _MAX_SCORE:
             reject(f"model.vocab[{number}]", f"has the invalid score {short(score)}")
         if piece in pieces:
             reject(f"model.vocab[{number}]", f"is {short(piece)}, which already has an id")
@@ -240,6 +240,28 @@ def _added_tokens(entries: Any, vocab: Mapping[str, int]) -> Iterator[AddedToken
         if vocab.get(content, token_id) != token_id:
             reject(f"{field}.id", f"is {token_id}, but its id in model.vocab is {vocab[content]}")
         yield added_token(token_id, entry, field)
+
+
+def reject_renumbered_tokens(spec: Any) -> None:
+    """Raise `BadModelFile` if `tokenizers` gives an added token another id than the file does.
+
+    It numbers those that are not in the vocabulary itself, in their order. `spec` must be valid.
+    """
+    size, vocab = len(spec["model"]["vocab"]), _vocab_ids(spec["model"]["vocab"])
+    last = -1
+    for number, entry in enumerate(spec.get("added_tokens") or ()):
+        content, token_id = entry["content"], entry["id"]
+        expected = vocab.get(content, max(last + 1, size))
+        if token_id != expected:
+            reject(f"added_tokens[{number}].id", f"is {token_id}, but must be {expected}")
+        vocab[content] = token_id
+        last = max(last, token_id)
+
+
+def _vocab_ids(vocab: Any) -> dict[str, int]:
+    if isinstance(vocab, dict):
+        return dict(vocab)
+    return {piece: number for number, (piece, _) in enumerate(vocab)}
 
 
 def added_token(token_id: int, entry: Mapping[str, Any], field: str) -> AddedToken:

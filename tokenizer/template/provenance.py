@@ -62,6 +62,7 @@ _KNOWN_WORDS = frozenset(
 )
 _CONTENT_VARIABLES = frozenset({"messages", "tools", "documents"})
 _MARK_LENGTH = 12
+_FIRST_MARK, _NUM_MARKS = 0x20000, 42_000  # CJK Unified Ideographs Extension B
 
 Ranges = list[tuple[int, int]]
 
@@ -112,11 +113,15 @@ def render(
 
 
 class _Marks:
-    """Random start and end marks of private-use characters, new for each rendering."""
+    """Random start and end marks of rare Chinese characters, new for each rendering.
+
+    They have no case, and are printable: Python's `repr`, which a template uses when it prints an
+    object, would escape others. Twelve of 42,000 characters do not occur by chance.
+    """
 
     def __init__(self) -> None:
         self._start, self._end = (
-            "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(_MARK_LENGTH))
+            "".join(chr(_FIRST_MARK + secrets.randbelow(_NUM_MARKS)) for _ in range(_MARK_LENGTH))
             for _ in range(2)
         )
         self._either = re.compile(f"{self._start}|{self._end}")

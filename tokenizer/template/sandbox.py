@@ -74,7 +74,10 @@ class _Namespace(Namespace):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Checks the time limit at each operation, and the size of results of `+`."""
+    """Checks the time limit at each operation, and the size of results of `+`.
+
+    `deadline` is in seconds of the thread's processor time.
+    """
 
     intercepted_binops = frozenset({"+"})
     deadline = float("inf")
@@ -106,7 +109,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().unsafe_undefined(obj, attribute)
 
     def check_time(self) -> None:
-        if time.monotonic() > self.deadline:
+        if time.thread_time() > self.deadline:
             raise TemplateLimitExceeded("the chat template exceeds its time limit")
 
     def check_size(self, num_characters: int) -> None:
@@ -133,12 +136,13 @@ def render_variants(
 ) -> list[str | None]:
     """Render with each of `variants`; None for one, other than the first, that fails.
 
-    Raises `UnboundedTemplate` if lists are concatenated and `may_join_lists` is false: repeated
-    concatenation of a list with itself grows exponentially.
+    `seconds` limits the processor time of this thread. Raises `UnboundedTemplate` if lists are
+    concatenated and `may_join_lists` is false: repeated concatenation of a list with itself grows
+    exponentially.
     """
     environment = template.environment
     assert isinstance(environment, _Environment)
-    environment.deadline = time.monotonic() + seconds
+    environment.deadline = time.thread_time() + seconds
     environment.may_join_lists = may_join_lists
     texts: list[str | None] = []
     for variant in variants:

@@ -1,8 +1,5 @@
 """Chat templates: a conversation as the text a model was trained on."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Never
@@ -11,6 +8,7 @@ import jinja2
 
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.template.bounded import is_bounded
+from swiftchat.tokenizer.template.process import TemplateProcess, TemplateProcessError
 from swiftchat.tokenizer.template.sandbox import (
     TEMPLATE_ERRORS,
     UnboundedTemplate,
@@ -22,11 +20,11 @@ from swiftchat.tokenizer.template.sandbox import (
 __all__ = ["ChatTemplate"]
 
 _MAX_SOURCE_CHARACTERS = 1 << 18
-_SECONDS = 1.7
+_SECONDS = 1.7  # of processor time: a busy machine does not reject a template
 
 
 class ChatTemplate:
-    """An untrusted template: it cannot reach Python, and runs for about two seconds at most."""
+    """An untrusted template: it cannot reach Python, and is stopped after `_SECONDS`."""
 
     def __init__(self, source: str) -> None:
         """Parse the template; raises `BadModelFile` if it is invalid."""
@@ -37,6 +35,7 @@ class ChatTemplate:
         self._source = source
         self._now = datetime.now()
         self._compiled: jinja2.Template | None = None
+        self._process: TemplateProcess | None = None
         try:
             # Compiling evaluates constants, which can take unbounded time, so check first.
             if is_bounded(parse_template(source)):
@@ -61,33 +60,12 @@ class ChatTemplate:
             _reject(str(error) or type(error).__name__)
 
     def _render_in_process(self, variants: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        task = {
-            "source": self._source,
-            "variants": variants,
-            "now": self._now.isoformat(),
-            "seconds": _SECONDS,
-        }
-        # -P: do not import from the current directory.
-        command = [sys.executable, "-P", "-m", "swiftchat.tokenizer.template.worker"]
+        if self._process is None:
+            self._process = TemplateProcess(self._source)
         try:
-            done = subprocess.run(
-                command,
-                input=json.dumps(task).encode(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                timeout=_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            _reject("it exceeds its time limit")
-        try:
-            answer = json.loads(done.stdout)
-        except ValueError:
-            _reject(f"its process ended with status {done.returncode}")
-        if "error" in answer:
-            _reject(answer["error"])
-        texts: list[str | None] = answer["texts"]
-        return texts
+            return self._process.render(variants, self._now, _SECONDS)
+        except TemplateProcessError as error:
+            _reject(str(error))
 
 
 def _reject(reason: str) -> Never:

@@ -1,13 +1,18 @@
-"""The process that renders chat templates which are not provably bounded.
+"""The process that renders a chat template which is not provably bounded.
 
-It reads `{source, variants, now, seconds}` as JSON from stdin and writes `{texts}` or `{error}` to
-stdout. The parent kills it after the time limit.
+It reads lines of JSON from stdin: first `{source}`, then tasks `{variants, now, seconds}`. It
+answers each task with a line `{texts}` or `{error}` on stdout. It ends with its stdin, and by a
+signal when a task takes more than `seconds` of processor time.
 """
 
 import json
+import signal
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
+
+import jinja2
 
 from swiftchat.tokenizer.template.sandbox import (
     TEMPLATE_ERRORS,
@@ -15,31 +20,58 @@ from swiftchat.tokenizer.template.sandbox import (
     render_variants,
 )
 
+# Windows has no timer of processor time; there the parent's limit of real time counts.
+TIME_LIMIT_SIGNAL = getattr(signal, "SIGPROF", 0)
 _MEMORY_BYTES = 1 << 30
 
 
-def _limit(seconds: float) -> None:
-    """Limit memory, and processor time in case the parent has died."""
-    if sys.platform == "win32":
-        return
-    import resource
+class _Renderer:
+    """A template, compiled by the first task: compiling can take unbounded time."""
 
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 1))
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._now = datetime.now()
+        self._template: jinja2.Template | None = None
+
+    def render(self, task: dict[str, Any]) -> dict[str, Any]:
+        self._now = datetime.fromisoformat(task["now"])
+        try:
+            if self._template is None:
+                self._template = compile_template(self._source, lambda: self._now)
+            texts = render_variants(
+                self._template, task["variants"], task["seconds"], may_join_lists=True
+            )
+        except TEMPLATE_ERRORS as error:
+            return {"error": str(error) or type(error).__name__}
+        return {"texts": texts}
 
 
 def main() -> None:
-    """Render one template."""
-    task = json.load(sys.stdin)
-    _limit(task["seconds"])
-    now = datetime.fromisoformat(task["now"])
-    try:
-        template = compile_template(task["source"], lambda: now)
-        texts = render_variants(template, task["variants"], task["seconds"], may_join_lists=True)
-        answer: dict[str, Any] = {"texts": texts}
-    except TEMPLATE_ERRORS as error:
-        answer = {"error": str(error) or type(error).__name__}
-    json.dump(answer, sys.stdout)
+    """Render until stdin ends."""
+    # Ctrl-C is for the parent, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_timer = _limits()
+    renderer = _Renderer(json.loads(sys.stdin.readline())["source"])
+    for line in sys.stdin:
+        task = json.loads(line)
+        set_timer(task["seconds"])
+        answer = renderer.render(task)
+        set_timer(0)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _limits() -> Callable[[float], object]:
+    """Limit memory; return a function that limits the processor time from its call on.
+
+    When the time is over the signal `TIME_LIMIT_SIGNAL` ends the process; 0 stops the timer.
+    """
+    if sys.platform == "win32":
+        return lambda seconds: None
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    return lambda seconds: signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 if __name__ == "__main__":

@@ -40,13 +40,14 @@ class Architecture:
     `separate_norm_tensors` are the names that differ where attention and MLP read the same
     residual stream through a norm each. With `qkv_in_groups`, the rows of the merged q/k/v are
     ordered by key head: its query heads, the key head, the value head. `transposed` matrices
-    are [in, out] in the file.
+    are [in, out] in the file, `row_vectors` [1, n] instead of [n].
 
     Config: `defaults` are the values of transformers for absent keys of `config.json`;
     `renamed` maps a standard key to this architecture's key. `overrides` returns the fields of
     `ModelConfig` that the architecture fixes or reads in its own way, and optionally
     `layer_types`. `supported_keys` are keys of `unsupported_keys.NEUTRAL_VALUES` that the
-    architecture reads, or that transformers ignores too.
+    architecture reads; `rejected_keys` those that transformers reads and this program cannot
+    compute. With `windowed` it reads `sliding_window` and `layer_types`.
     """
 
     name: str
@@ -56,11 +57,14 @@ class Architecture:
     renamed: Mapping[str, str] = field(default_factory=frozen)
     overrides: Callable[[Fields], Mapping[str, Any]] = _no_overrides
     supported_keys: frozenset[str] = frozenset()
+    rejected_keys: frozenset[str] = frozenset()
+    windowed: bool = False
     prefix: str = ""
     separate_norm_tensors: Mapping[str, str] = field(default_factory=frozen)
     interleaved_rope: bool = False
     qkv_in_groups: bool = False
     transposed: frozenset[str] = frozenset()
+    row_vectors: frozenset[str] = frozenset()
 
     def standard_fields(self, config: Fields) -> dict[str, Any]:
         """Return `config` with defaults for absent keys and values under the standard keys."""
@@ -101,14 +105,21 @@ _LLAMA_LAYER = {
 
 
 def llama_tensors(changes: Mapping[str, str], without: tuple[str, ...] = ()) -> Mapping[str, str]:
-    """Return Llama's tensor names except `without`, with `changes` to those of a layer."""
+    """Return Llama's tensor names except `without`, with `changes` to those of a layer.
+
+    `final_norm` and `lm_head_bias` may be among the changes.
+    """
+    outside = {
+        "final_norm": "model.norm.weight",
+        **{n: rest for n, rest in changes.items() if n in ("final_norm", "lm_head_bias")},
+    }
     kept = {name: rest for name, rest in _LLAMA_LAYER.items() if name not in without}
     return tensor_names(
-        {**kept, **changes},
+        {name: rest for name, rest in {**kept, **changes}.items() if name not in outside},
         embed="model.embed_tokens.weight",
-        final_norm="model.norm.weight",
         final_norm_bias="model.norm.bias",
         lm_head="lm_head.weight",
+        **outside,
         layer="model.layers.{i}.",
     )
 

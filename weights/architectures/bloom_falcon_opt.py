@@ -25,6 +25,26 @@ from swiftchat.weights.architectures.fields import (
 )
 from swiftchat.weights.architectures.gpt import NEOX_LAYER, mlp_width
 
+# The tensors of a layer of OPT and BioGPT, which name the norm before an MLP "final".
+OPT_LAYER: Mapping[str, str] = {
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "o": "self_attn.out_proj.weight",
+    "o_bias": "self_attn.out_proj.bias",
+    "up": "fc1.weight",
+    "up_bias": "fc1.bias",
+    "down": "fc2.weight",
+    "down_bias": "fc2.bias",
+    "attn_norm": "self_attn_layer_norm.weight",
+    "attn_norm_bias": "self_attn_layer_norm.bias",
+    "mlp_norm": "final_layer_norm.weight",
+    "mlp_norm_bias": "final_layer_norm.bias",
+}
+
 _OPT_POSITION_OFFSET = 2
 _BLOOM_LAYER = {
     name: rest.replace("attention.", "self_attention.") if rest.startswith("attention.") else rest
@@ -106,6 +126,7 @@ BLOOM_FALCON_OPT: Mapping[str, Architecture] = {
         name="bloom",
         model_type="bloom",
         overrides=_bloom,
+        rejected_keys=frozenset({"apply_residual_connection_post_layernorm"}),
         prefix="transformer.",
         qkv_in_groups=True,
         renamed=frozen(
@@ -183,25 +204,7 @@ BLOOM_FALCON_OPT: Mapping[str, Architecture] = {
         prefix="model.",
         renamed=frozen(intermediate_size="ffn_dim", hidden_act="activation_function"),
         tensors=tensor_names(
-            {
-                "q": "self_attn.q_proj.weight",
-                "k": "self_attn.k_proj.weight",
-                "v": "self_attn.v_proj.weight",
-                "q_bias": "self_attn.q_proj.bias",
-                "k_bias": "self_attn.k_proj.bias",
-                "v_bias": "self_attn.v_proj.bias",
-                "o": "self_attn.out_proj.weight",
-                "o_bias": "self_attn.out_proj.bias",
-                "up": "fc1.weight",
-                "up_bias": "fc1.bias",
-                "down": "fc2.weight",
-                "down_bias": "fc2.bias",
-                "attn_norm": "self_attn_layer_norm.weight",
-                "attn_norm_bias": "self_attn_layer_norm.bias",
-                # OPT names both the norm before an MLP and the model's last norm "final".
-                "mlp_norm": "final_layer_norm.weight",
-                "mlp_norm_bias": "final_layer_norm.bias",
-            },
+            OPT_LAYER,
             embed="model.decoder.embed_tokens.weight",
             positions="model.decoder.embed_positions.weight",
             project_in="model.decoder.project_in.weight",

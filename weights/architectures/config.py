@@ -1,7 +1,7 @@
 """The configuration of a model, read from `config.json` and checked."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from swiftchat.errors import BadModelFile
@@ -24,12 +24,16 @@ from swiftchat.weights.architectures.fields import (
     optional_number,
 )
 from swiftchat.weights.architectures.glm import CHATGLM, CHATGLM_6B, chatglm_generation
+from swiftchat.weights.architectures.latent import LatentAttention
+from swiftchat.weights.architectures.mixers import StateMixer
+from swiftchat.weights.architectures.multimodal import language_model
 from swiftchat.weights.architectures.prefix_lm import PrefixLM
 from swiftchat.weights.architectures.registry import architecture_of
-from swiftchat.weights.architectures.rope import RopeConfig
-from swiftchat.weights.architectures.unsupported_keys import reject_unsupported_keys
+from swiftchat.weights.architectures.rope import QueryGrowth, RopeConfig
+from swiftchat.weights.architectures.router import RouterConfig
+from swiftchat.weights.architectures.unsupported_keys import ignored_keys, without_keys
 
-__all__ = ["ModelConfig", "RopeConfig"]
+__all__ = ["ModelConfig", "QueryGrowth", "RopeConfig", "RouterConfig"]
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -43,6 +47,9 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "gelu_sigmoid",
+    "relu2": "relu2",
 }
 
 
@@ -59,7 +66,10 @@ class ModelConfig:
     branch), "output" (output of a branch), "sandwich" (both), "post" (residual stream after the
     addition), "stream" (residual stream before the branch; the residual is multiplied by
     `stream_scale`). `qk_norm` normalizes queries and keys over each "head", over each of the
-    "heads" with separate weights, or over the whole "width".
+    "heads" with separate weights, or over the whole "width"; `qk_norm_after_rope`: after the
+    rotation. Without `norm_weights` (`qk_norm_weights`) these norms have no weights. Branches are
+    multiplied by `residual_scale` before they are added to the stream: the stream is computed
+    divided by it, and `norm_eps` is divided by its square.
 
     Layers. `parallel_residual`: attention and MLP read the same residual stream, through one
     norm if `shared_norm`. `gated`: the MLP has a gate; `interleaved_gate`: gate and up rows
@@ -71,14 +81,24 @@ class ModelConfig:
     `unrotated_layers` have no rotary embedding. `learned_positions` is the number of position
     embeddings; row `position_offset` belongs to position 0. `alibi`: linear biases, multiplied by
     `alibi_scale`. `attention_softcap` and `logit_softcap` c replace x by c·tanh(x/c).
-    `prefix_lm`: prompts have a bidirectional prefix.
+    `prefix_lm`: prompts have a bidirectional prefix. `clip_qkv` limits the size of queries, keys
+    and values. `query_growth` scales queries at late positions. With `attention_gate` the
+    attention's output is multiplied by the sigmoid of a projection of its input. `latent`: keys and
+    values are functions of a latent; `head_dim` is then the width of queries and keys.
 
-    Embeddings of `embedding_size`, if set, are projected to and from `hidden_size`.
+    `mixer_layers` have a `mixer` with a state of fixed size instead of attention.
+
+    Embeddings of `embedding_size`, if set, are projected to and from `hidden_size`. Logits are
+    multiplied by `logit_scale`.
 
     MoE. `num_experts` 0: a plain MLP. Otherwise each token uses `experts_per_token` experts of
-    width `expert_size`; `normalized_experts`: their weights are normalized to a sum of 1;
-    `expert_bias`: router and experts have biases. `shared_expert_size` is the width of an expert
-    for all tokens, 0: none. `dense_layers` have a plain MLP.
+    width `expert_size`, which `router` chooses and weighs; `expert_bias`: router and experts have
+    biases. `shared_expert_size` is the width of an expert for all tokens, 0: none; its output is
+    multiplied by the sigmoid of a projection if `shared_expert_gate`. `dense_layers` have a plain
+    MLP.
+
+    `ignored_keys` are keys of `config.json` that this architecture ignores, as in transformers,
+    though they change the computation of others.
     """
 
     family: str
@@ -115,6 +135,15 @@ class ModelConfig:
     interleaved_gate: bool = False
     gate_limit: float | None = None
     qk_norm: str | None = None
+    qk_norm_after_rope: bool = False
+    qk_norm_weights: bool = True
+    norm_weights: bool = True
+    residual_scale: float = 1.0
+    clip_qkv: float | None = None
+    query_growth: QueryGrowth | None = None
+    attention_gate: bool = False
+    latent: LatentAttention | None = None
+    logit_scale: float = 1.0
     query_scalar: float | None = None
     local_rope: RopeConfig | None = None
     full_layers: frozenset[int] = frozenset()
@@ -131,18 +160,44 @@ class ModelConfig:
     lm_head_bias: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
-    normalized_experts: bool = False
+    router: RouterConfig = field(default_factory=RouterConfig)
     expert_size: int = 0
     expert_bias: bool = False
     shared_expert_size: int = 0
+    shared_expert_gate: bool = False
     dense_layers: frozenset[int] = frozenset()
     prefix_lm: PrefixLM | None = None
+    mixer: StateMixer | None = None
+    mixer_layers: frozenset[int] = frozenset()
+    ignored_keys: tuple[str, ...] = ()
 
     @property
     def attention_scale(self) -> float:
         """The factor that attention scores are multiplied by."""
         scalar = self.head_dim if self.query_scalar is None else self.query_scalar
         return float(scalar**-0.5)
+
+    @property
+    def attention_layers(self) -> list[int]:
+        """The layers with keys and values."""
+        return [layer for layer in range(self.num_layers) if layer not in self.mixer_layers]
+
+    @property
+    def rope_width(self) -> int:
+        """The elements of a head that have rotary embeddings or follow them."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def value_dim(self) -> int:
+        """The elements of a head's value."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
+
+    @property
+    def cached_rows(self) -> tuple[int, int]:
+        """The rows of a token in a layer's KV cache, and their elements."""
+        if self.latent is not None:
+            return 1, self.latent.cached_dim
+        return 2 * self.num_kv_heads, self.head_dim
 
     def window(self, layer: int) -> int | None:
         """Return how many of the last tokens a layer attends to; None: all."""
@@ -156,22 +211,31 @@ class ModelConfig:
         """
         if not isinstance(config, Mapping):
             raise BadModelFile("config.json is not a JSON object")
+        config = language_model(config)
         class_name = _class_name(config)
         architecture = architecture_of(class_name)
         config = architecture.standard_fields(config)
-        reject_unsupported_keys(config, architecture.supported_keys)
+        supported = architecture.supported_keys | (
+            {"sliding_window"} if architecture.windowed else set()
+        )
+        ignored = ignored_keys(config, supported, architecture.rejected_keys)
+        config = without_keys(config, ignored)
         values = dict(architecture.overrides(config))
         layer_types = values.pop("layer_types", None)
         for name, read in _readers(config, architecture).items():
             if name not in values:
                 values[name] = read()
         values.setdefault("output_bias", values["attention_bias"])
-        window, full_layers = _windows(config, layer_types)
+        window, full_layers = None, frozenset[int]()
+        if architecture.windowed:
+            switched = "use_sliding_window" in architecture.defaults
+            window, full_layers = _windows(config, layer_types, switched=switched)
         made = cls(
             family=architecture.name,
             architecture=class_name,
             sliding_window=window,
             full_layers=full_layers,
+            ignored_keys=ignored,
             **values,
         )
         if made.num_experts * made.num_layers > MAX_EXPERTS:
@@ -183,10 +247,12 @@ def _readers(config: Fields, architecture: Architecture) -> dict[str, Callable[[
     """Return a function for each field of `ModelConfig` that reads it from its standard key."""
     hidden, heads = hidden_size(config), num_heads(config)
     layers, vocab_size = num_layers(config), integer(config, "vocab_size", 1, MAX_VOCAB)
-    head_dim = _head_dim(config, hidden, heads)
+
+    def head_dim() -> int:
+        return _head_dim(config, hidden, heads)
 
     def rope() -> RopeConfig:
-        return RopeConfig.from_hf(config, head_dim, interleaved=architecture.interleaved_rope)
+        return RopeConfig.from_hf(config, head_dim(), interleaved=architecture.interleaved_rope)
 
     def optional(name: str) -> Callable[[], float | None]:
         return lambda: optional_number(config, name, above=0.0, below=1e6)
@@ -198,7 +264,7 @@ def _readers(config: Fields, architecture: Architecture) -> dict[str, Callable[[
         "num_layers": lambda: layers,
         "num_heads": lambda: heads,
         "num_kv_heads": lambda: _num_kv_heads(config, heads),
-        "head_dim": lambda: head_dim,
+        "head_dim": head_dim,
         "max_context_tokens": lambda: integer(config, "max_position_embeddings", 1, MAX_CONTEXT),
         "norm_eps": lambda: number(config, "rms_norm_eps", above=0.0, below=1.0),
         "activation": lambda: _activation(config),
@@ -249,16 +315,18 @@ def _num_kv_heads(config: Fields, heads: int) -> int:
     return kv_heads
 
 
-def _windows(config: Fields, default_types: list[str] | None) -> tuple[int | None, frozenset[int]]:
-    """Return the sliding window and the layers without it.
+def _windows(
+    config: Fields, default_types: list[str] | None, *, switched: bool
+) -> tuple[int | None, frozenset[int]]:
+    """Return the sliding window, which `use_sliding_window` may switch off, and layers without it.
 
     The field `layer_types` lists them; if absent, `default_types` does; if that is None, all
     layers have the window.
     """
     count = num_layers(config)
-    window = optional_integer(config, "sliding_window", 1, MAX_CONTEXT)
-    if not flag({"use_sliding_window": True, **config}, "use_sliding_window"):
-        window = None
+    window = None
+    if not switched or flag(config, "use_sliding_window"):
+        window = optional_integer(config, "sliding_window", 1, MAX_CONTEXT)
     types = config.get("layer_types")
     types = default_types if types is None else types
     if types is None:

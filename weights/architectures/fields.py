@@ -102,3 +102,13 @@ def num_heads(config: Fields) -> int:
 def hidden_size(config: Fields) -> int:
     """Read `hidden_size`."""
     return integer(config, "hidden_size", 1, MAX_WIDTH)
+
+
+def layer_types(config: Fields) -> list[str] | None:
+    """Return the names in `layer_types`, None without it."""
+    found = config.get("layer_types")
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(isinstance(kind, str) for kind in found):
+        raise invalid("layer_types", f"a list of {num_layers(config)} names", found)
+    return found

@@ -18,10 +18,10 @@ from swiftchat.weights.architectures.fields import (
     Fields,
     hidden_size,
     integer,
-    invalid,
     num_layers,
+    number,
 )
-from swiftchat.weights.architectures.rope import RopeConfig
+from swiftchat.weights.architectures.rope import layer_ropes
 
 
 def _gemma(config: Fields) -> Mapping[str, Any]:
@@ -29,40 +29,37 @@ def _gemma(config: Fields) -> Mapping[str, Any]:
         "mlp_bias": False,
         "norm_unit_offset": True,
         "embedding_scale": hidden_size(config) ** 0.5,
-        # The first published files say "gelu" but were trained with the approximation.
-        "activation": "gelu_tanh",
     }
+
+
+def _gemma1(config: Fields) -> Mapping[str, Any]:
+    # The first published files say "gelu" but were trained with the approximation.
+    legacy = config.get("hidden_act") == "gelu"
+    return {**_gemma(config), **({"activation": "gelu_tanh"} if legacy else {})}
 
 
 def _gemma2(config: Fields) -> Mapping[str, Any]:
     overrides = {**_gemma(config), "norm_order": "sandwich"}
-    if config.get("hidden_act") != "gelu_pytorch_tanh":
-        raise invalid("hidden_activation", "'gelu_pytorch_tanh'", config.get("hidden_act"))
-    return overrides | {"layer_types": _every_nth_full(config, 2)}
+    return overrides | {"layer_types": every_nth_full(config, 2)}
+
+
+def _vaultgemma(config: Fields) -> Mapping[str, Any]:
+    return {**_gemma(config), "layer_types": every_nth_full(config, 2)}
 
 
 def _gemma3(config: Fields) -> Mapping[str, Any]:
     head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    nested = config.get("rope_parameters")
-    if isinstance(nested, Mapping) and "rope_type" not in nested and "rope_theta" not in nested:
-        ropes = {
-            name: {"rope_theta": theta, "rope_parameters": nested.get(name)}
-            for name, theta in (("full_attention", 1e6), ("sliding_attention", 1e4))
-        }
-    else:
-        local = {"rope_theta": config.get("rope_local_base_freq", 1e4)}
-        ropes = {"full_attention": dict(config), "sliding_attention": local}
+    local_theta = number(config, "rope_local_base_freq", above=0.0, below=1e12, default=1e4)
     pattern = integer(config, "sliding_window_pattern", 1, MAX_LAYERS)
     return {
         **_gemma2(config),
         "qk_norm": "head",
-        "rope": RopeConfig.from_hf(ropes["full_attention"], head_dim),
-        "local_rope": RopeConfig.from_hf(ropes["sliding_attention"], head_dim),
-        "layer_types": _every_nth_full(config, pattern),
+        **layer_ropes(config, head_dim, local_theta),
+        "layer_types": every_nth_full(config, pattern),
     }
 
 
-def _every_nth_full(config: Fields, n: int) -> list[str]:
+def every_nth_full(config: Fields, n: int) -> list[str]:
     return [
         "sliding_attention" if (i + 1) % n else "full_attention" for i in range(num_layers(config))
     ]
@@ -93,15 +90,26 @@ GEMMA: Mapping[str, Architecture] = {
     "GemmaForCausalLM": Architecture(
         name="gemma",
         model_type="gemma",
-        overrides=_gemma,
+        overrides=_gemma1,
         tensors=LLAMA_TENSORS,
         defaults=frozen(**_DEFAULTS, num_key_value_heads=16),
     ),
     "Gemma2ForCausalLM": Architecture(
         name="gemma2",
         model_type="gemma2",
+        windowed=True,
         overrides=_gemma2,
         tensors=_TENSORS_2,
+        renamed=frozen(hidden_act="hidden_activation"),
+        supported_keys=_KEYS_2,
+        defaults=frozen(**_DEFAULTS_2, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
+    ),
+    "VaultGemmaForCausalLM": Architecture(
+        name="vaultgemma",
+        model_type="vaultgemma",
+        overrides=_vaultgemma,
+        windowed=True,
+        tensors=llama_tensors({"mlp_norm": "pre_feedforward_layernorm.weight"}),
         renamed=frozen(hidden_act="hidden_activation"),
         supported_keys=_KEYS_2,
         defaults=frozen(**_DEFAULTS_2, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
@@ -109,12 +117,14 @@ GEMMA: Mapping[str, Architecture] = {
     "Gemma3ForCausalLM": Architecture(
         name="gemma3",
         model_type="gemma3_text",
+        windowed=True,
         overrides=_gemma3,
         tensors=_TENSORS_2,
         renamed=frozen(
             hidden_act="hidden_activation", sliding_window_pattern="_sliding_window_pattern"
         ),
-        supported_keys=_KEYS_2,
+        supported_keys=_KEYS_2 - {"attn_logit_softcapping"},
+        rejected_keys=frozenset({"use_bidirectional_attention"}),
         defaults=frozen(
             **{**_DEFAULTS_2, "max_position_embeddings": 131_072},
             rope_theta=1e6,

@@ -19,8 +19,10 @@ from swiftchat.weights.architectures.fields import (
     MAX_WIDTH,
     Fields,
     flag,
+    hidden_size,
     integer,
     num_heads,
+    optional_integer,
 )
 from swiftchat.weights.architectures.rope import RopeConfig
 
@@ -39,7 +41,22 @@ NEOX_LAYER = {
     "mlp_norm": "post_attention_layernorm.weight",
     "mlp_norm_bias": "post_attention_layernorm.bias",
 }
-_GPT_KEYS = frozen(
+# The layers of GPT-2; other models use the same names.
+GPT_LAYER = {
+    "qkv": "attn.c_attn.weight",
+    "qkv_bias": "attn.c_attn.bias",
+    "o": "attn.c_proj.weight",
+    "o_bias": "attn.c_proj.bias",
+    "up": "mlp.c_fc.weight",
+    "up_bias": "mlp.c_fc.bias",
+    "down": "mlp.c_proj.weight",
+    "down_bias": "mlp.c_proj.bias",
+    "attn_norm": "ln_1.weight",
+    "attn_norm_bias": "ln_1.bias",
+    "mlp_norm": "ln_2.weight",
+    "mlp_norm_bias": "ln_2.bias",
+}
+GPT_KEYS = frozen(
     hidden_size="n_embd",
     num_hidden_layers="n_layer",
     num_attention_heads="n_head",
@@ -71,6 +88,7 @@ def _gpt2(config: Fields) -> Mapping[str, Any]:
 
 
 def _gpt_j(config: Fields) -> Mapping[str, Any]:
+    head_dim = hidden_size(config) // num_heads(config)
     return {
         **LAYER_NORM_UNGATED,
         "attention_bias": False,
@@ -79,6 +97,10 @@ def _gpt_j(config: Fields) -> Mapping[str, Any]:
         "lm_head_bias": True,
         "num_kv_heads": num_heads(config),
         "intermediate_size": mlp_width(config, "n_inner"),
+        # The base is fixed, and there is no scaling.
+        "rope": RopeConfig(
+            rotary_dim=optional_integer(config, "rotary_dim", 2, head_dim), interleaved=True
+        ),
         "parallel_residual": True,
         "shared_norm": True,
     }
@@ -106,24 +128,12 @@ GPT: Mapping[str, Architecture] = {
         name="gpt2",
         model_type="gpt2",
         overrides=_gpt2,
-        renamed=_GPT_KEYS,
+        renamed=GPT_KEYS,
+        rejected_keys=frozenset({"scale_attn_by_inverse_layer_idx", "add_cross_attention"}),
         prefix="transformer.",
         transposed=frozenset({"qkv", "o", "up", "down"}),
         tensors=tensor_names(
-            {
-                "qkv": "attn.c_attn.weight",
-                "qkv_bias": "attn.c_attn.bias",
-                "o": "attn.c_proj.weight",
-                "o_bias": "attn.c_proj.bias",
-                "up": "mlp.c_fc.weight",
-                "up_bias": "mlp.c_fc.bias",
-                "down": "mlp.c_proj.weight",
-                "down_bias": "mlp.c_proj.bias",
-                "attn_norm": "ln_1.weight",
-                "attn_norm_bias": "ln_1.bias",
-                "mlp_norm": "ln_2.weight",
-                "mlp_norm_bias": "ln_2.bias",
-            },
+            GPT_LAYER,
             embed="transformer.wte.weight",
             positions="transformer.wpe.weight",
             final_norm="transformer.ln_f.weight",
@@ -145,7 +155,7 @@ GPT: Mapping[str, Architecture] = {
         name="gptj",
         model_type="gptj",
         overrides=_gpt_j,
-        renamed=_GPT_KEYS,
+        renamed=GPT_KEYS,
         prefix="transformer.",
         interleaved_rope=True,
         supported_keys=frozenset({"rotary_dim"}),
@@ -211,6 +221,7 @@ GPT: Mapping[str, Architecture] = {
     "Starcoder2ForCausalLM": Architecture(
         name="starcoder2",
         model_type="starcoder2",
+        windowed=True,
         overrides=_starcoder2,
         renamed=frozen(rms_norm_eps="norm_epsilon"),
         tensors=llama_tensors(

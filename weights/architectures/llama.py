@@ -69,6 +69,7 @@ LLAMA: Mapping[str, Architecture] = {
     "MistralForCausalLM": Architecture(
         name="mistral",
         model_type="mistral",
+        windowed=True,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
             max_position_embeddings=4096 * 32,
@@ -82,6 +83,7 @@ LLAMA: Mapping[str, Architecture] = {
     "SmolLM3ForCausalLM": Architecture(
         name="smollm3",
         model_type="smollm3",
+        windowed=True,
         tensors=LLAMA_TENSORS,
         overrides=_smollm3,
         supported_keys=frozenset({"no_rope_layers"}),

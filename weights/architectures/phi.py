@@ -38,6 +38,7 @@ PHI: Mapping[str, Architecture] = {
         model_type="phi",
         overrides=_phi,
         supported_keys=frozenset({"partial_rotary_factor"}),
+        rejected_keys=frozenset({"qk_layernorm"}),
         renamed=frozen(rms_norm_eps="layer_norm_eps"),
         tensors=tensor_names(
             {
@@ -75,6 +76,7 @@ PHI: Mapping[str, Architecture] = {
     "Phi3ForCausalLM": Architecture(
         name="phi3",
         model_type="phi3",
+        windowed=True,
         overrides=_phi3,
         supported_keys=frozenset({"partial_rotary_factor"}),
         tensors=llama_tensors(

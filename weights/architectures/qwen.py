@@ -21,6 +21,7 @@ from swiftchat.weights.architectures.fields import (
     num_layers,
 )
 from swiftchat.weights.architectures.moe import moe_overrides
+from swiftchat.weights.architectures.router import RouterConfig
 
 
 def _uses_window(config: Fields) -> bool:
@@ -54,9 +55,9 @@ def _qwen3_moe(config: Fields) -> Mapping[str, Any]:
     return {
         **moe_overrides(config),
         "attention_bias": flag(config, "attention_bias"),
-        "dense_layers": _dense_layers(config),
+        "dense_layers": sparse_dense_layers(config),
         "expert_size": integer(config, "moe_intermediate_size", 1, MAX_WIDTH),
-        "normalized_experts": flag(config, "norm_topk_prob"),
+        "router": RouterConfig(normalized=flag(config, "norm_topk_prob")),
         "qk_norm": "head",
     }
 
@@ -73,13 +74,14 @@ def _qwen2_moe(config: Fields) -> Mapping[str, Any]:
         "qk_norm": None,
         "attention_bias": flag(config, "qkv_bias"),
         "output_bias": False,
+        "shared_expert_gate": True,
         "shared_expert_size": integer(config, "shared_expert_intermediate_size", 1, MAX_WIDTH),
         "layer_types": kinds if _uses_window(config) else None,
     }
 
 
-def _dense_layers(config: Fields) -> frozenset[int]:
-    """Layers with a plain MLP: all but every n-th, and those in `mlp_only_layers`."""
+def sparse_dense_layers(config: Fields) -> frozenset[int]:
+    """Return the layers with a plain MLP: all but every n-th, and those in `mlp_only_layers`."""
     count, step = num_layers(config), integer(config, "decoder_sparse_step", 1, 2**30)
     listed = config.get("mlp_only_layers")
     listed = [] if listed is None else listed
@@ -97,11 +99,17 @@ _DEFAULTS = frozen(
     use_sliding_window=False,
     max_window_layers=28,
 )
-_EXPERTS = {
+EXPERTS = {
     "router": "mlp.gate.weight",
     "expert_gate": "mlp.experts.{e}.gate_proj.weight",
     "expert_up": "mlp.experts.{e}.up_proj.weight",
     "expert_down": "mlp.experts.{e}.down_proj.weight",
+}
+SHARED_EXPERT = {
+    "shared_router": "mlp.shared_expert_gate.weight",
+    "shared_gate": "mlp.shared_expert.gate_proj.weight",
+    "shared_up": "mlp.shared_expert.up_proj.weight",
+    "shared_down": "mlp.shared_expert.down_proj.weight",
 }
 _MOE_KEYS = frozenset({"num_local_experts", "num_experts", "moe_intermediate_size"})
 
@@ -109,6 +117,7 @@ QWEN: Mapping[str, Architecture] = {
     "Qwen2ForCausalLM": Architecture(
         name="qwen2",
         model_type="qwen2",
+        windowed=True,
         tensors=LLAMA_TENSORS,
         defaults=_DEFAULTS,
         overrides=_qwen2,
@@ -116,6 +125,7 @@ QWEN: Mapping[str, Architecture] = {
     "Qwen3ForCausalLM": Architecture(
         name="qwen3",
         model_type="qwen3",
+        windowed=True,
         tensors=LLAMA_TENSORS,
         defaults=frozen(**_DEFAULTS, head_dim=128),
         overrides=_qwen3,
@@ -123,18 +133,11 @@ QWEN: Mapping[str, Architecture] = {
     "Qwen2MoeForCausalLM": Architecture(
         name="qwen2_moe",
         model_type="qwen2_moe",
+        windowed=True,
         overrides=_qwen2_moe,
         supported_keys=_MOE_KEYS,
         renamed=frozen(num_local_experts="num_experts"),
-        tensors=llama_tensors(
-            {
-                **_EXPERTS,
-                "shared_router": "mlp.shared_expert_gate.weight",
-                "shared_gate": "mlp.shared_expert.gate_proj.weight",
-                "shared_up": "mlp.shared_expert.up_proj.weight",
-                "shared_down": "mlp.shared_expert.down_proj.weight",
-            }
-        ),
+        tensors=llama_tensors({**EXPERTS, **SHARED_EXPERT}),
         defaults=frozen(
             **{**_DEFAULTS, "num_key_value_heads": 16},
             intermediate_size=5632,
@@ -149,10 +152,11 @@ QWEN: Mapping[str, Architecture] = {
     "Qwen3MoeForCausalLM": Architecture(
         name="qwen3_moe",
         model_type="qwen3_moe",
+        windowed=True,
         overrides=_qwen3_moe,
         supported_keys=_MOE_KEYS,
         renamed=frozen(num_local_experts="num_experts"),
-        tensors=llama_tensors(_EXPERTS),
+        tensors=llama_tensors(EXPERTS),
         defaults=frozen(
             intermediate_size=6144,
             max_position_embeddings=32768,

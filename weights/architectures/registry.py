@@ -7,20 +7,49 @@ from types import MappingProxyType
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.architecture import Architecture
 from swiftchat.weights.architectures.bloom_falcon_opt import BLOOM_FALCON_OPT
+from swiftchat.weights.architectures.deepseek import DEEPSEEK
 from swiftchat.weights.architectures.gemma import GEMMA
 from swiftchat.weights.architectures.glm import GLM
 from swiftchat.weights.architectures.gpt import GPT
+from swiftchat.weights.architectures.gpt_like import GPT_LIKE
+from swiftchat.weights.architectures.granite_cohere import GRANITE_COHERE
+from swiftchat.weights.architectures.lfm2 import LFM2
 from swiftchat.weights.architectures.llama import LLAMA
+from swiftchat.weights.architectures.llama_like import LLAMA_LIKE
+from swiftchat.weights.architectures.mamba import MAMBA
 from swiftchat.weights.architectures.moe import MOE
 from swiftchat.weights.architectures.phi import PHI
 from swiftchat.weights.architectures.qwen import QWEN
+from swiftchat.weights.architectures.qwen_next import QWEN_NEXT
+from swiftchat.weights.architectures.sigmoid_routers import SIGMOID_ROUTERS
+from swiftchat.weights.architectures.softmax_routers import SOFTMAX_ROUTERS
+from swiftchat.weights.architectures.sparse_latent import SPARSE
 
 __all__ = ["ARCHITECTURES", "architecture_of", "unknown_name"]
 
 _SUFFIX = "ForCausalLM"
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {**LLAMA, **QWEN, **GEMMA, **PHI, **GLM, **MOE, **GPT, **BLOOM_FALCON_OPT}
+    {
+        **LLAMA,
+        **QWEN,
+        **GEMMA,
+        **PHI,
+        **GLM,
+        **LLAMA_LIKE,
+        **GRANITE_COHERE,
+        **MOE,
+        **SOFTMAX_ROUTERS,
+        **SIGMOID_ROUTERS,
+        **LFM2,
+        **QWEN_NEXT,
+        **MAMBA,
+        **DEEPSEEK,
+        **SPARSE,
+        **GPT,
+        **GPT_LIKE,
+        **BLOOM_FALCON_OPT,
+    }
 )
 
 

@@ -18,10 +18,24 @@ from swiftchat.weights.architectures.fields import (
     optional_number,
 )
 
-__all__ = ["RopeConfig"]
+__all__ = ["QueryGrowth", "RopeConfig", "layer_ropes", "yarn_magnitude"]
 
 _ORIGINAL = "original_max_position_embeddings"
 _KNOWN = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries at position p are multiplied by 1 + `beta`·ln(1 + ⌊(p + `shift`) / `tokens`⌋).
+
+    So attention stays as sharp in long contexts (Llama 4). Only in the layers without rotation if
+    `unrotated_only`.
+    """
+
+    beta: float
+    tokens: float
+    shift: int = 0
+    unrotated_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,12 +78,14 @@ class RopeConfig:
 
     @classmethod
     def from_hf(cls, config: Fields, head_dim: int, *, interleaved: bool = False) -> Self:
-        """Read `rope_parameters`, or the older keys `rope_theta` and `rope_scaling`.
+        """Read `rope_scaling`, or `rope_parameters` without it, and `rope_theta`.
 
-        Raises `BadModelFile` for an unknown scaling or an invalid field.
+        As in transformers, the older key `rope_scaling` takes precedence, unless it is empty; the
+        keys inside take precedence over those outside. Raises `BadModelFile` for an unknown
+        scaling or an invalid field.
         """
-        named = mapping(config, "rope_parameters")
-        rope = dict(mapping(config, "rope_scaling") or {} if named is None else named)
+        named = mapping(config, "rope_scaling") or mapping(config, "rope_parameters")
+        rope = dict(named or {})
         if rope.get("rope_theta") is None:
             rope["rope_theta"] = config.get("rope_theta", 10_000.0)
         base = cls(
@@ -78,13 +94,16 @@ class RopeConfig:
             interleaved=interleaved,
         )
         kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind in ("default", None) or (kind == "dynamic" and _checked_dynamic(config, rope)):
+        # The positions of text in all sections of multimodal embeddings are the same.
+        if kind in ("default", "mrope", None) or (
+            kind == "dynamic" and _checked_dynamic(config, rope)
+        ):
             return base
         if kind == "linear":
             factor = number(rope, "factor", above=0.0, below=1e6)
             return replace(base, scaling="linear", factor=factor)
         if kind == "llama3":
-            return replace(base, **_llama3(rope))
+            return replace(base, **_llama3(config, rope))
         if kind == "yarn":
             return replace(base, **_yarn(config, rope))
         if kind in ("longrope", "su"):
@@ -94,14 +113,35 @@ class RopeConfig:
         )
 
 
-def _llama3(rope: Fields) -> dict[str, Any]:
+def layer_ropes(config: Fields, head_dim: int, local_theta: float) -> dict[str, RopeConfig]:
+    """Return `rope` and `local_rope` of layers without and with a window.
+
+    `rope_parameters` has an object for each; the older `rope_scaling` is for layers without a
+    window only.
+    """
+    named = mapping(config, "rope_parameters") or {}
+    full = {**(mapping(named, "full_attention") or {}), **(mapping(config, "rope_scaling") or {})}
+    local = mapping(named, "sliding_attention") or {}
+    context = {"max_position_embeddings": config.get("max_position_embeddings")}
+    theta = config.get("rope_theta", 10_000.0)
+    return {
+        "rope": RopeConfig.from_hf(
+            {"rope_theta": theta, **context, "rope_parameters": full}, head_dim
+        ),
+        "local_rope": RopeConfig.from_hf(
+            {"rope_theta": local_theta, **context, "rope_parameters": local}, head_dim
+        ),
+    }
+
+
+def _llama3(config: Fields, rope: Fields) -> dict[str, Any]:
     low = number(rope, "low_freq_factor", above=0.0, below=1e6)
     return {
         "scaling": "llama3",
         "factor": number(rope, "factor", above=0.0, below=1e6),
         "low_freq_factor": low,
         "high_freq_factor": number(rope, "high_freq_factor", above=low, below=1e6),
-        "original_context_tokens": integer(rope, _ORIGINAL, 1, MAX_CONTEXT),
+        "original_context_tokens": _original_context(config, rope),
     }
 
 
@@ -114,15 +154,18 @@ def _yarn(config: Fields, rope: Fields) -> dict[str, Any]:
         scale = optional_number(rope, "mscale", above=-1e-9, below=1e3)
         scale_all = optional_number(rope, "mscale_all_dim", above=-1e-9, below=1e3)
         over, under = (scale, scale_all) if scale and scale_all else (1.0, 0.0)
-        magnitude = _yarn_magnitude(factor, over) / _yarn_magnitude(factor, under)
-    slow = number(rope, "beta_slow", above=0.0, below=1e6, default=1.0)
+        magnitude = yarn_magnitude(factor, over) / yarn_magnitude(factor, under)
+    slow = optional_number(rope, "beta_slow", above=-1e-9, below=1e6) or 1.0
+    fast = optional_number(
+        {"beta_fast": rope.get("beta_fast") or 32.0}, "beta_fast", above=slow, below=1e6
+    )
     return {
         "scaling": "yarn",
         "factor": factor,
         "original_context_tokens": original,
         "magnitude": magnitude,
         "slow_turns": slow,
-        "fast_turns": number(rope, "beta_fast", above=slow, below=1e6, default=32.0),
+        "fast_turns": fast,
         "whole_pairs": flag({"truncate": True, **rope}, "truncate"),
     }
 
@@ -176,15 +219,21 @@ def _checked_dynamic(config: Fields, rope: Fields) -> bool:
 
 def _context_factor(config: Fields, rope: Fields) -> tuple[int, float]:
     """Return the original context and the factor by which the new one is longer."""
-    longest = integer(config, "max_position_embeddings", 1, MAX_CONTEXT)
-    # Phi-3 has the key outside of `rope_scaling`, where it takes precedence.
-    fields = config if config.get(_ORIGINAL) is not None else rope
-    original = optional_integer(fields, _ORIGINAL, 1, MAX_CONTEXT) or longest
+    original = _original_context(config, rope)
     factor = optional_number(rope, "factor", above=0.0, below=1e6)
     if factor is None:
-        factor = longest / original
+        factor = integer(config, "max_position_embeddings", 1, MAX_CONTEXT) / original
     return original, factor
 
 
-def _yarn_magnitude(factor: float, scale: float) -> float:
+def _original_context(config: Fields, rope: Fields) -> int:
+    """Return the context before scaling; a key outside of the rope's takes precedence."""
+    fields = config if config.get(_ORIGINAL) is not None else rope
+    return optional_integer(fields, _ORIGINAL, 1, MAX_CONTEXT) or integer(
+        config, "max_position_embeddings", 1, MAX_CONTEXT
+    )
+
+
+def yarn_magnitude(factor: float, scale: float) -> float:
+    """Return the factor of cosines and sines for a context that is `factor` times as long."""
     return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.latent import LatentAttention, SparseIndex
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "canonical_shapes",
     "canonical_tensors",
     "expected_tensors",
+    "gate_in_queries",
     "index_count",
     "layer_tensors",
     "tensor_name",
@@ -36,6 +38,11 @@ def tensor_name(
     return names[canonical].format(i=layer, e=index, h=index)
 
 
+def gate_in_queries(config: ModelConfig) -> bool:
+    """Whether the query matrix has the rows of each head's output gate after those of the head."""
+    return config.attention_gate and "attn_gate" not in ARCHITECTURES[config.architecture].tensors
+
+
 def index_count(config: ModelConfig, canonical: str) -> int | None:
     """Return the number of experts or heads with a tensor of their own; None: one tensor."""
     name = ARCHITECTURES[config.architecture].tensors[canonical]
@@ -51,23 +58,41 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
     Matrices that one GEMM reads together (q/k/v, gate/up) are neighbors in the file.
     """
     names = ARCHITECTURES[config.architecture].tensors
-    qkv = ["qkv"] if "qkv" in names else ["q", "k", "v"]
+    qkv, latent = ["qkv"] if "qkv" in names else ["q", "k", "v"], list[str]()
+    if config.latent is not None:
+        qkv = ["q" if config.latent.q_rank is None else "q_a", "kv_a"]
+        latent = ["kv_b"] if config.latent.q_rank is None else ["q_b", "kv_b"]
+        if config.latent.index is not None:
+            qkv += ["index_k", "index_weights"]
+            latent.append("index_q")
     gate_up = ["gate", "up"] if config.gated else ["up"]
     mlp = [*(["gate_up"] if "gate_up" in names else gate_up), "down"]
     biased = [*mlp] if config.mlp_bias else []
     if config.num_experts and layer not in config.dense_layers:
         experts = ["expert_gate", "expert_up", "expert_down"]
         experts = ["experts_gate_up", "experts_down"] if "experts_gate_up" in names else experts
-        shared = ["shared_router", "shared_gate", "shared_up", "shared_down"]
+        shared = ["shared_gate_up"] if "shared_gate_up" in names else ["shared_gate", "shared_up"]
+        shared = [*(["shared_router"] if config.shared_expert_gate else []), *shared, "shared_down"]
         mlp = ["router", *experts, *(shared if config.shared_expert_size else [])]
         biased = ["router", *experts] if config.expert_bias else []
-    matrices = [*qkv, "o", *mlp]
+        if config.router.correction:
+            mlp.append("router_correction")
     norms = _layer_norms(config)
     biases = [f"{name}_bias" for name in norms] if config.norm_bias else []
-    if config.qk_norm:
+    if config.mixer is not None and layer in config.mixer_layers:
+        biases += [f"{name}_bias" for name in biased]
+        return [*config.mixer.tensors, *mlp, *norms, *biases]
+    gate = ["attn_gate"] if config.attention_gate and not gate_in_queries(config) else []
+    matrices = [*qkv, *latent, *gate, "o", *mlp]
+    if config.qk_norm and config.qk_norm_weights:
         norms += ["q_norm", "k_norm"]
+    if config.latent is not None:
+        norms += ["kv_a_norm"] if config.latent.q_rank is None else ["q_a_norm", "kv_a_norm"]
+        norms += ["index_norm", "index_norm_bias"] if config.latent.index is not None else []
     if config.attention_bias:
-        biases += [f"{name}_bias" for name in qkv]
+        # Latent attention has biases only where it makes latents.
+        biased_qkv = qkv if config.latent is None else [n for n in qkv if n in ("q_a", "kv_a")]
+        biases += [f"{name}_bias" for name in biased_qkv]
     if config.output_bias:
         biases.append("o_bias")
     biases += [f"{name}_bias" for name in biased]
@@ -77,6 +102,8 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
 
 
 def _layer_norms(config: ModelConfig) -> list[str]:
+    if not config.norm_weights:
+        return []
     before = ["attn_norm"] if config.shared_norm else ["attn_norm", "mlp_norm"]
     after = ["attn_out_norm", "mlp_out_norm"]
     return {"output": after, "sandwich": before + after}.get(config.norm_order, before)
@@ -99,8 +126,9 @@ def tensors_after_layers(config: ModelConfig) -> list[str]:
 
     With tied embeddings there is no `lm_head`.
     """
-    names = ["final_norm"] if config.final_norm else []
-    if config.final_norm and config.norm_bias:
+    has_norm = config.final_norm and config.norm_weights
+    names = ["final_norm"] if has_norm else []
+    if has_norm and config.norm_bias:
         names.append("final_norm_bias")
     if config.embedding_size is not None:
         names.append("project_out")
@@ -153,16 +181,18 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "project_out": (width or hidden, hidden),
         "lm_head": (config.vocab_size, width or hidden),
         "lm_head_bias": (config.vocab_size,),
-        "q": (q_rows, hidden),
+        "q": (q_rows * (1 + gate_in_queries(config)), hidden),
         "k": (kv_rows, hidden),
         "v": (kv_rows, hidden),
         "qkv": (q_rows + 2 * kv_rows, hidden),
-        "o": (hidden, q_rows),
+        "o": (hidden, config.num_heads * config.value_dim),
         "gate": (inner, hidden),
         "up": (inner, hidden),
         "gate_up": (2 * inner, hidden),
         "down": (hidden, inner),
+        "attn_gate": (q_rows, hidden),
         "router": (experts, hidden),
+        "router_correction": (experts,),
         "expert_gate": (narrow, hidden),
         "expert_up": (narrow, hidden),
         "expert_down": (hidden, narrow),
@@ -171,17 +201,44 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "shared_router": (1, hidden),
         "shared_gate": (shared, hidden),
         "shared_up": (shared, hidden),
+        "shared_gate_up": (2 * shared, hidden),
         "shared_down": (hidden, shared),
         "sinks": (config.num_heads,),
         "q_norm": (config.head_dim if by_head else q_rows,),
         "k_norm": (config.head_dim if by_head else kv_rows,),
     }
+    if config.latent is not None:
+        shapes |= _latent_shapes(config, config.latent)
+    if config.qk_norm == "heads" and index_count(config, "q_norm") is None:
+        shapes["q_norm"] = (config.num_heads, config.head_dim)
+        shapes["k_norm"] = (config.num_kv_heads, config.head_dim)
+    shapes |= {} if config.mixer is None else config.mixer.shapes(hidden)
     biased = ["q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "router"]
     biased += ["experts_gate_up", "experts_down"]
+    biased += [name for name in ("q_a", "kv_a") if name in shapes]
     shapes |= {f"{name}_bias": shapes[name][:-1] for name in biased}
     for norm in NORMS:
         shapes |= {norm: (hidden,), f"{norm}_bias": (hidden,)}
     transposed = ARCHITECTURES[config.architecture].transposed
+    shapes |= {name: (1, *shapes[name]) for name in ARCHITECTURES[config.architecture].row_vectors}
     return shapes | {
         name: (*shapes[name][:-2], shapes[name][-1], shapes[name][-2]) for name in transposed
+    }
+
+
+def _latent_shapes(config: ModelConfig, latent: LatentAttention) -> dict[str, tuple[int, ...]]:
+    q_rank, kv_rank, hidden = latent.q_rank or 0, latent.kv_rank, config.hidden_size
+    index = latent.index or SparseIndex(0, 0, 0)
+    return {
+        "index_q": (index.num_heads * index.dim, q_rank),
+        "index_k": (index.dim, hidden),
+        "index_weights": (index.num_heads, hidden),
+        "index_norm": (index.dim,),
+        "index_norm_bias": (index.dim,),
+        "q_a": (q_rank, hidden),
+        "q_a_norm": (q_rank,),
+        "q_b": (config.num_heads * latent.head_dim, q_rank),
+        "kv_a": (latent.key_dim, hidden),
+        "kv_a_norm": (kv_rank,),
+        "kv_b": (config.num_heads * (latent.nope_dim + latent.value_dim), kv_rank),
     }

@@ -1,4 +1,4 @@
-"""Keys of `config.json` that change the computation; rejected if the architecture ignores them."""
+"""Keys of `config.json` that change the computation of some architectures, but not of all."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -8,7 +8,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.fields import Fields, invalid, mapping
 
 # For each key, the values besides null that change nothing. `Architecture.supported_keys` lists
-# the keys that an architecture reads.
+# the keys that an architecture reads, `Architecture.rejected_keys` those that it cannot compute.
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "add_cross_attention": (False,),
@@ -18,6 +18,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "clip_qkv": (),
         "embedding_multiplier": (1,),
         "final_logit_softcapping": (),
+        "interleaved_sliding_window": (),
         "is_encoder_decoder": (False,),
         "logit_scale": (1,),
         "logits_scaling": (1,),
@@ -31,11 +32,12 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "qk_layernorm": (False,),
         "query_pre_attn_scalar": (),
         "residual_multiplier": (1,),
+        "rope_interleave": (False,),
         "rotary_dim": (),
+        "sliding_window": (0,),
         "use_bidirectional_attention": (False,),
         "use_parallel_residual": (False,),
         "use_qk_norm": (False,),
-        # No architecture reads these.
         "apply_residual_connection_post_layernorm": (False,),
         "attention_sinks": (False,),
         "kv_lora_rank": (),
@@ -46,10 +48,13 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 
 
-def reject_unsupported_keys(config: Fields, supported: Collection[str]) -> None:
-    """Raise `BadModelFile` for a key that changes the computation and is not in `supported`.
+def ignored_keys(
+    config: Fields, supported: Collection[str], rejected: Collection[str]
+) -> tuple[str, ...]:
+    """Return the keys that change the computation elsewhere and that this architecture ignores.
 
-    Without this check an ignored key would give wrong answers silently.
+    As in transformers. Raises `BadModelFile` for a key in `rejected`, which transformers reads and
+    this program cannot compute: it would give wrong answers silently.
     """
     for field in ("quantization_config", "compression_config"):
         if config.get(field) is not None:
@@ -57,9 +62,26 @@ def reject_unsupported_keys(config: Fields, supported: Collection[str]) -> None:
                 f"config.json has a {field}: these quantized weights are not supported directly",
                 "convert the model first: swiftchat convert MODEL NEW",
             )
-    rope = mapping(config, "rope_parameters") or mapping(config, "rope_scaling") or {}
+    rope = mapping(config, "rope_scaling") or mapping(config, "rope_parameters") or {}
+    ignored = []
     for name, neutral in NEUTRAL_VALUES.items():
         value = rope.get(name) if config.get(name) is None else config[name]
-        if value is not None and name not in supported and not any(value == n for n in neutral):
+        if value is None or name in supported or any(value == n for n in neutral):
+            continue
+        if name in rejected:
             expected = " or ".join(["absent", *map(repr, neutral)])
             raise invalid(name, f"{expected} for this architecture", value)
+        ignored.append(name)
+    return tuple(ignored)
+
+
+def without_keys(config: Fields, names: Collection[str]) -> Fields:
+    """Return `config` without these keys, also in its parameters of rotary embeddings."""
+    if not names:
+        return config
+    kept = {name: value for name, value in config.items() if name not in names}
+    for field in ("rope_parameters", "rope_scaling"):
+        rope = mapping(kept, field)
+        if rope:
+            kept[field] = {name: value for name, value in rope.items() if name not in names}
+    return kept

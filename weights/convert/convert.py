@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
+from swiftchat.weights.adapters.merge import merge_adapters
 from swiftchat.weights.architectures.config import DTYPES
 from swiftchat.weights.convert.layout import Layout, rank_layout, sharded_layout
 from swiftchat.weights.convert.manifest import MANIFEST, encode_manifest, verify_files
@@ -62,6 +63,7 @@ def convert(
     skip: Sequence[str] = (),
     tp: int = 1,
     quantization: QuantizationSpec | None = None,
+    adapters: Sequence[tuple[Path, float]] = (),
     progress: Progress | None = None,
 ) -> None:
     """Write the model of `source` (see `plan_conversion`) as a new directory.
@@ -69,7 +71,7 @@ def convert(
     `dtype` None keeps the source's own, or bfloat16 for quantized weights; rounding is to
     nearest, ties to even. `only` and `skip` are patterns of Hugging Face tensor names. `tp` ranks
     get one file each, which only this program reads. `quantization` applies to the matrices of
-    the layers.
+    the layers. `adapters`, with their scales, are merged before that.
 
     The directory appears when it is complete and has been read back; a failure or interrupt
     leaves nothing. A second process converting the same source waits for the first.
@@ -79,7 +81,7 @@ def convert(
     """
     if destination.exists():
         raise FileSystemError(f"{destination} exists already", "choose another name or remove it")
-    plan = _plan(source, dtype, only, skip, quantization)
+    plan = _plan(source, dtype, only, skip, quantization, adapters)
     destination = Path(os.path.abspath(destination))  # noqa: PTH100 - resolve() would follow links
     layout = _layout(plan, shard_size_bytes, tp)
     total_bytes = layout.tensors_bytes + sum(map(len, plan.files.values()))
@@ -112,9 +114,10 @@ def estimate_conversion(
     skip: Sequence[str] = (),
     tp: int = 1,
     quantization: QuantizationSpec | None = None,
+    adapters: Sequence[tuple[Path, float]] = (),
 ) -> ConversionEstimate:
     """Estimate the output of `convert` with these arguments; raises its errors before writing."""
-    plan = _plan(source, dtype, only, skip, quantization)
+    plan = _plan(source, dtype, only, skip, quantization, adapters)
     layout, fingerprint = _layout(plan, shard_size_bytes, tp), _fingerprint(plan, tp)
     files = {name: len(content) for name, content in _small_files(plan, layout).items()}
     for file, tensors in layout.files.items():
@@ -140,12 +143,15 @@ def _plan(
     only: Sequence[str],
     skip: Sequence[str],
     quantization: QuantizationSpec | None,
+    adapters: Sequence[tuple[Path, float]],
 ) -> Plan:
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"unknown dtype {dtype!r}", f"one of {', '.join(DTYPES)}")
     if not source.exists():
         raise ModelNotFound(f"no model at {source}")
     plan = plan_conversion(source, dtype)
+    if adapters:
+        plan = merge_adapters(plan, adapters)
     if only or skip:
         plan = plan.select(only, skip)
     return plan if quantization is None else plan.quantize(quantization)
@@ -168,7 +174,7 @@ def _fingerprint(plan: Plan, tp: int) -> str:
             digest.update(b"calibrated")
     if tp != 1:
         digest.update(f"tp {tp}".encode())
-    digest.update(encode_json(dict(plan.shapes)))
+    digest.update(encode_json(dict(plan.shapes)) + plan.fingerprint.encode())
     for path in plan.source_files:
         size = path.stat().st_size
         digest.update(size.to_bytes(8, "little"))

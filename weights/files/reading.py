@@ -2,7 +2,8 @@
 
 import json
 import mmap
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from swiftchat.errors import BadModelFile, FileSystemError
 
 __all__ = [
     "encode_json",
+    "parse_json",
     "prefetch",
     "read_json",
     "read_small_file",
@@ -18,6 +20,7 @@ __all__ = [
 ]
 
 _MAX_BYTES = 16 * 1024 * 1024
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def read_small_file(path: Path) -> bytes:
@@ -43,11 +46,25 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     content = read_small_file(path)
     try:
-        parsed = json.loads(content)
+        parsed = parse_json(content)
     except (ValueError, RecursionError) as error:
         raise BadModelFile(f"{path}: not valid JSON") from error
     if not isinstance(parsed, dict):
         raise BadModelFile(f"{path}: not a JSON object")
+    return parsed
+
+
+def parse_json(
+    content: bytes, make_object: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
+    """Parse JSON; `make_object` makes the value of an object of its pairs, by default a dict.
+
+    Raises `ValueError`, also for lone surrogates, which no file name can have and no other reader
+    accepts, and `RecursionError`.
+    """
+    parsed = json.loads(content.decode("utf-8-sig"), object_pairs_hook=make_object)
+    if _SURROGATE.search(content):
+        json.dumps(parsed, ensure_ascii=False).encode()
     return parsed
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.files.reading import reject_other_content
+from swiftchat.weights.files.reading import parse_json, reject_other_content
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES, TensorInfo, reject_overlaps
 
 __all__ = [
@@ -75,7 +75,7 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
         return found
 
     try:
-        header = json.loads(text, object_pairs_hook=no_duplicates)
+        header = parse_json(text, no_duplicates)
     except (ValueError, RecursionError) as error:
         raise _bad(path, "the header is not JSON; not a safetensors file?") from error
     if not isinstance(header, dict):

@@ -23,6 +23,7 @@ __all__ = ["FileSpan", "read_container", "zip_members"]
 # A pickle of `safe_pickle.MAX_BYTES` refers to fewer storages than such a directory can have.
 _MAX_DIRECTORY_BYTES = 16 * 1024 * 1024
 _LOCAL_HEADER = struct.Struct("<4s22x2H")
+_DIRECTORY = 0x10  # an attribute of MS-DOS; torch reads no content behind it
 _MAGIC = 0x1950A86A20F9469CFC6C
 _VERSION = 1001
 
@@ -114,6 +115,8 @@ def zip_members(path: Path) -> dict[str, FileSpan]:
             name = info.filename
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
                 raise BadModelFile(f"{path}: {name[:200]} is compressed or encrypted")
+            if info.external_attr & _DIRECTORY and info.file_size:
+                raise BadModelFile(f"{path}: {name[:200]} is a folder with content")
             if name in members:
                 raise BadModelFile(f"{path}: {name[:200]} is in the archive twice")
             members[name] = _member(path, file, info, size)

@@ -1,10 +1,10 @@
 """Names of a Hugging Face model's weight files, and the index of a model in several files."""
 
-import json
 from collections.abc import Container
 from pathlib import Path
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.files.reading import parse_json
 
 __all__ = [
     "SAFETENSORS_FILE",
@@ -33,7 +33,7 @@ def parse_weight_map(
     `BadModelFile` that starts with `where`.
     """
     try:
-        parsed = json.loads(index)
+        parsed = parse_json(index)
     except (ValueError, RecursionError) as error:
         raise BadModelFile(f"{where}: not JSON") from error
     weight_map = parsed.get("weight_map") if isinstance(parsed, dict) else None

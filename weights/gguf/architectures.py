@@ -11,19 +11,14 @@ from typing import Any
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.architecture import Architecture, frozen, tensor_names
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.fields import MAX_LAYERS
 from swiftchat.weights.architectures.registry import ARCHITECTURES, unknown_name
 from swiftchat.weights.formats.gguf import GgufFile
-from swiftchat.weights.gguf.metadata import Metadata, is_size
+from swiftchat.weights.gguf import model_fields
+from swiftchat.weights.gguf.metadata import Metadata
 
-__all__ = ["GGUF_ARCHITECTURES", "GgufArchitecture", "gguf_architecture"]
+__all__ = ["GGUF_ARCHITECTURES", "TENSORS", "GgufArchitecture", "gguf_architecture"]
 
-# llama.cpp recognizes the 27B models by their number of layers. Only their attention scores are
-# scaled by hidden size / heads instead of the head size.
-_GEMMA2_27B_LAYERS = 46
-_GEMMA3_27B_LAYERS = 62
-
-_TENSORS = tensor_names(
+TENSORS = tensor_names(
     {
         "q": "attn_q.weight",
         "k": "attn_k.weight",
@@ -39,14 +34,29 @@ _TENSORS = tensor_names(
         "expert_up": "ffn_up_exps.weight",
         "expert_down": "ffn_down_exps.weight",
         "expert_gate_up": "ffn_gate_up_exps.weight",
+        "router_bias": "ffn_gate_inp.bias",
+        "router_correction": "exp_probs_b.bias",
+        "shared_router": "ffn_gate_inp_shexp.weight",
+        "shared_gate": "ffn_gate_shexp.weight",
+        "shared_up": "ffn_up_shexp.weight",
+        "shared_down": "ffn_down_shexp.weight",
         "attn_norm": "attn_norm.weight",
         "mlp_norm": "ffn_norm.weight",
         "attn_norm_bias": "attn_norm.bias",
         "mlp_norm_bias": "ffn_norm.bias",
         "attn_out_norm": "post_attention_norm.weight",
         "mlp_out_norm": "post_ffw_norm.weight",
+        "q_a": "attn_q_a.weight",
+        "q_a_bias": "attn_q_a.bias",
+        "q_a_norm": "attn_q_a_norm.weight",
+        "q_b": "attn_q_b.weight",
+        "kv_a": "attn_kv_a_mqa.weight",
+        "kv_a_bias": "attn_kv_a_mqa.bias",
+        "kv_a_norm": "attn_kv_a_norm.weight",
+        "kv_b": "attn_kv_b.weight",
         "q_norm": "attn_q_norm.weight",
         "k_norm": "attn_k_norm.weight",
+        "sinks": "attn_sinks.weight",
         "q_bias": "attn_q.bias",
         "k_bias": "attn_k.bias",
         "v_bias": "attn_v.bias",
@@ -66,125 +76,13 @@ _TENSORS = tensor_names(
     lm_head_bias="output.bias",
     layer="blk.{i}.",
 )
+# The norm before the MLP has the name of one after the attention.
+_POST_NORM = frozen(mlp_norm="blk.{i}.post_attention_norm.weight")
 _PERMUTED = frozenset({"q", "k", "q_bias", "k_bias"})
 _WITHOUT_ROPE = frozenset({"rope_theta", "partial_rotary_factor"})
 _ONE_HEAD_SIZE = frozenset({"head_dim"})
+_LATENT = frozenset({"head_dim", "num_key_value_heads", "partial_rotary_factor"})
 _ONE_HEAD_COUNT = frozenset({"num_key_value_heads"})
-
-
-def _no_fields(metadata: Metadata) -> Mapping[str, Any]:
-    return {}
-
-
-def _attention_bias(metadata: Metadata) -> bool:
-    return metadata.has_tensor("attn_q.bias", "attn_qkv.bias")
-
-
-def _llama(metadata: Metadata) -> Mapping[str, Any]:
-    return {
-        "attention_bias": _attention_bias(metadata),
-        "mlp_bias": metadata.has_tensor("ffn_up.bias"),
-    }
-
-
-def _mixtral(metadata: Metadata) -> Mapping[str, Any]:
-    return {
-        "num_local_experts": metadata.get("expert_count"),
-        "num_experts_per_tok": metadata.require("expert_used_count"),
-    }
-
-
-def _qwen3moe(metadata: Metadata) -> Mapping[str, Any]:
-    return {
-        "attention_bias": _attention_bias(metadata),
-        "num_experts": metadata.require("expert_count"),
-        "num_experts_per_tok": metadata.require("expert_used_count"),
-        "intermediate_size": metadata.get("feed_forward_length"),
-        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
-        # llama.cpp always normalizes; there is no key.
-        "norm_topk_prob": True,
-    }
-
-
-def _gemma2(metadata: Metadata) -> Mapping[str, Any]:
-    return {
-        **_gemma(metadata, _GEMMA2_27B_LAYERS),
-        "sliding_window": metadata.get("attention.sliding_window", 4096),
-    }
-
-
-def _gemma3(metadata: Metadata) -> Mapping[str, Any]:
-    return {
-        **_gemma(metadata, _GEMMA3_27B_LAYERS),
-        "rope_local_base_freq": metadata.get("rope.freq_base_swa", 10_000.0),
-    }
-
-
-def _gemma(metadata: Metadata, layers_of_27b: int) -> dict[str, Any]:
-    hidden, heads = metadata.get("embedding_length"), metadata.get("attention.head_count")
-    scalar = metadata.head_dim
-    if metadata.get("block_count") == layers_of_27b and is_size(hidden) and is_size(heads):
-        scalar = hidden // heads
-    return {
-        "query_pre_attn_scalar": scalar,
-        "attn_logit_softcapping": metadata.get("attn_logit_softcapping"),
-        "final_logit_softcapping": metadata.get("final_logit_softcapping"),
-        "layer_types": _layer_types(metadata),
-    }
-
-
-def _layer_types(metadata: Metadata) -> list[str] | None:
-    """Return the type of each layer; None if the file leaves it to the architecture.
-
-    The pattern is either n (every nth layer has full attention) or a flag per layer (windowed).
-    """
-    pattern, count = metadata.get("attention.sliding_window_pattern"), metadata.get("block_count")
-    if pattern is None or not is_size(count) or count > MAX_LAYERS:
-        return None
-    if type(pattern) is int and pattern >= 0:
-        pattern = [pattern == 0 or (i + 1) % pattern != 0 for i in range(count)]
-    if not isinstance(pattern, list) or len(pattern) != count:
-        raise BadModelFile(
-            f"{metadata.file.path}: {metadata.name}.attention.sliding_window_pattern must be "
-            f"a number or a list of {count} flags"
-        )
-    return ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
-
-
-def _stablelm(metadata: Metadata) -> Mapping[str, Any]:
-    # Older files lack the key; llama.cpp also decides by the norm.
-    return {
-        "use_qkv_bias": _attention_bias(metadata),
-        "use_parallel_residual": not metadata.has_tensor("ffn_norm.weight"),
-    }
-
-
-def _glm(metadata: Metadata) -> Mapping[str, Any]:
-    return {"attention_bias": _attention_bias(metadata)}
-
-
-def _gptneox(metadata: Metadata) -> Mapping[str, Any]:
-    return {
-        "attention_bias": _attention_bias(metadata),
-        "use_parallel_residual": metadata.get("use_parallel_residual", True),
-    }
-
-
-def _starcoder2(metadata: Metadata) -> Mapping[str, Any]:
-    return {"use_bias": _attention_bias(metadata)}
-
-
-def _falcon(metadata: Metadata) -> Mapping[str, Any]:
-    heads, kv_heads = metadata.get("attention.head_count"), metadata.get("attention.head_count_kv")
-    two_norms = metadata.has_tensor("attn_norm_2.weight")
-    return {
-        "new_decoder_architecture": two_norms or kv_heads not in (1, heads, None),
-        "num_ln_in_parallel_attn": 2 if two_norms else 1,
-        "multi_query": kv_heads == 1,
-        "num_kv_heads": kv_heads,
-        "parallel_attn": True,
-        "bias": _attention_bias(metadata),
-    }
 
 
 @dataclass(frozen=True)
@@ -198,17 +96,18 @@ class GgufArchitecture:
 
     `permuted` tensors store the rows of each head in the order for interleaved rotary
     embeddings. `separate_norm_tensors` are the names that differ where attention and MLP read
-    the same residual stream through a norm each. In every GGUF file norms with a unit offset are
-    stored with 1 added, matrices are [out, in], and merged q/k/v are stored as all queries, all
-    keys, all values.
+    the same residual stream through a norm each; `tensors` are other names that differ. In
+    every GGUF file norms with a unit offset are stored with 1 added, matrices are [out, in],
+    and merged q/k/v are stored as all queries, all keys, all values.
     """
 
     class_name: str
-    config_fields: Callable[[Metadata], Mapping[str, Any]] = _llama
+    config_fields: Callable[[Metadata], Mapping[str, Any]] = model_fields.llama
     permuted: frozenset[str] = frozenset()
     absent_keys: frozenset[str] = frozenset()
     renamed: Mapping[str, str] | None = None
     separate_norm_tensors: Mapping[str, str] = field(default_factory=frozen)
+    tensors: Mapping[str, str] = field(default_factory=frozen)
 
     @property
     def target(self) -> Architecture:
@@ -218,8 +117,8 @@ class GgufArchitecture:
     def tensor_name(self, config: ModelConfig, canonical: str) -> str:
         """Return the GGUF name of a canonical tensor, with `{i}` for the layer."""
         separate_norms = config.parallel_residual and not config.shared_norm
-        names = self.separate_norm_tensors if separate_norms else {}
-        return names.get(canonical, _TENSORS[canonical])
+        names = self.separate_norm_tensors if separate_norms else self.tensors
+        return names.get(canonical, TENSORS[canonical])
 
     def config_key(self, standard: str) -> str:
         """Return the key of a standard field in the model's `config.json`."""
@@ -233,36 +132,81 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "llama": GgufArchitecture("LlamaForCausalLM", permuted=_PERMUTED),
         "qwen2": GgufArchitecture("Qwen2ForCausalLM"),
         "qwen3": GgufArchitecture("Qwen3ForCausalLM"),
-        "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", _qwen3moe),
+        "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", model_fields.qwen3moe),
         "smollm3": GgufArchitecture("SmolLM3ForCausalLM", permuted=_PERMUTED),
         "phi3": GgufArchitecture("Phi3ForCausalLM"),
         "olmo2": GgufArchitecture("Olmo2ForCausalLM"),
+        "granite": GgufArchitecture("GraniteForCausalLM", model_fields.granite, permuted=_PERMUTED),
+        "granitemoe": GgufArchitecture(
+            "GraniteMoeForCausalLM",
+            model_fields.granite_moe,
+            permuted=_PERMUTED,
+            absent_keys=_ONE_HEAD_SIZE,
+        ),
+        "phimoe": GgufArchitecture(
+            "PhimoeForCausalLM", model_fields.phimoe, absent_keys=_ONE_HEAD_SIZE
+        ),
+        "arcee": GgufArchitecture("ArceeForCausalLM", permuted=_PERMUTED),
+        "command-r": GgufArchitecture(
+            "CohereForCausalLM", model_fields.command_r, absent_keys=_ONE_HEAD_SIZE
+        ),
+        "cohere2": GgufArchitecture(
+            "Cohere2ForCausalLM", model_fields.cohere2, absent_keys=_ONE_HEAD_SIZE
+        ),
+        "exaone4": GgufArchitecture("Exaone4ForCausalLM", model_fields.windows),
+        "olmo": GgufArchitecture("OlmoForCausalLM", model_fields.olmo, permuted=_PERMUTED),
+        "olmoe": GgufArchitecture("OlmoeForCausalLM", model_fields.olmoe),
+        "nemotron": GgufArchitecture("NemotronForCausalLM"),
+        "seed_oss": GgufArchitecture(
+            "SeedOssForCausalLM", model_fields.seed_oss, tensors=_POST_NORM
+        ),
+        "ernie4_5": GgufArchitecture("Ernie4_5ForCausalLM", model_fields.starcoder2),
+        "ernie4_5-moe": GgufArchitecture(
+            "Ernie4_5_MoeForCausalLM", model_fields.ernie_moe, absent_keys=_ONE_HEAD_SIZE
+        ),
+        "hunyuan-dense": GgufArchitecture("HunYuanDenseV1ForCausalLM", model_fields.glm),
+        "qwen2moe": GgufArchitecture("Qwen2MoeForCausalLM", model_fields.qwen2moe),
+        "glm4moe": GgufArchitecture("Glm4MoeForCausalLM", model_fields.glm4moe, tensors=_POST_NORM),
+        "dots1": GgufArchitecture("Dots1ForCausalLM", model_fields.dots1),
+        "gpt-oss": GgufArchitecture("GptOssForCausalLM", model_fields.mixtral, tensors=_POST_NORM),
+        # With DeepSeek-V2's router; others see `gguf_architecture`.
+        "deepseek2": GgufArchitecture(
+            "DeepseekV2ForCausalLM", model_fields.deepseek_v2, absent_keys=_LATENT
+        ),
+        "minicpm3": GgufArchitecture(
+            "MiniCPM3ForCausalLM", model_fields.minicpm3, absent_keys=_LATENT
+        ),
+        "minimax-m2": GgufArchitecture("MiniMaxM2ForCausalLM", model_fields.minimax_m2),
         # With separate q, k and v it is a Llama, whose class is part of transformers.
         "internlm2": GgufArchitecture("LlamaForCausalLM", permuted=_PERMUTED),
-        "stablelm": GgufArchitecture("StableLmForCausalLM", _stablelm, absent_keys=_ONE_HEAD_SIZE),
+        "stablelm": GgufArchitecture(
+            "StableLmForCausalLM", model_fields.stablelm, absent_keys=_ONE_HEAD_SIZE
+        ),
         # ChatGLM2 and ChatGLM3 too: they are equivalent to transformers' GLM.
-        "chatglm": GgufArchitecture("GlmForCausalLM", _glm),
-        "glm4": GgufArchitecture("Glm4ForCausalLM", _glm),
-        "gemma": GgufArchitecture("GemmaForCausalLM", _no_fields),
-        "gemma2": GgufArchitecture("Gemma2ForCausalLM", _gemma2),
-        "gemma3": GgufArchitecture("Gemma3ForCausalLM", _gemma3),
+        "chatglm": GgufArchitecture("GlmForCausalLM", model_fields.glm),
+        "glm4": GgufArchitecture("Glm4ForCausalLM", model_fields.glm),
+        "gemma": GgufArchitecture("GemmaForCausalLM", model_fields.no_fields),
+        "gemma2": GgufArchitecture("Gemma2ForCausalLM", model_fields.gemma2),
+        "gemma3": GgufArchitecture("Gemma3ForCausalLM", model_fields.gemma3),
         "gpt2": GgufArchitecture(
             "GPT2LMHeadModel",
-            _no_fields,
+            model_fields.no_fields,
             absent_keys=_WITHOUT_ROPE | _ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
         ),
         "gptneox": GgufArchitecture(
             "GPTNeoXForCausalLM",
-            _gptneox,
+            model_fields.gptneox,
             absent_keys=_ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
         ),
-        "phi2": GgufArchitecture("PhiForCausalLM", _no_fields, absent_keys=_ONE_HEAD_SIZE),
+        "phi2": GgufArchitecture(
+            "PhiForCausalLM", model_fields.no_fields, absent_keys=_ONE_HEAD_SIZE
+        ),
         "starcoder2": GgufArchitecture(
-            "Starcoder2ForCausalLM", _starcoder2, absent_keys=_ONE_HEAD_SIZE
+            "Starcoder2ForCausalLM", model_fields.starcoder2, absent_keys=_ONE_HEAD_SIZE
         ),
         "bloom": GgufArchitecture(
             "BloomForCausalLM",
-            _no_fields,
+            model_fields.no_fields,
             absent_keys=_WITHOUT_ROPE | _ONE_HEAD_SIZE | _ONE_HEAD_COUNT | {"hidden_act"},
             renamed=MappingProxyType(
                 {
@@ -275,7 +219,7 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         ),
         "falcon": GgufArchitecture(
             "FalconForCausalLM",
-            _falcon,
+            model_fields.falcon,
             absent_keys=_ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
             renamed=MappingProxyType(
                 {
@@ -296,7 +240,18 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     }
 )
 # Mixtral's files have the architecture llama and a number of experts.
-_MIXTRAL = GgufArchitecture("MixtralForCausalLM", _mixtral, permuted=_PERMUTED)
+_MIXTRAL = GgufArchitecture("MixtralForCausalLM", model_fields.mixtral, permuted=_PERMUTED)
+
+
+# DeepSeek V3, Kimi K2 and GLM-4.7-Flash have the architecture deepseek2 and sigmoid routers, Youtu
+# has no experts.
+_DEEPSEEK_V3 = GgufArchitecture(
+    "DeepseekV3ForCausalLM", model_fields.deepseek_v3, absent_keys=_LATENT
+)
+_YOUTU = GgufArchitecture("YoutuForCausalLM", model_fields.youtu, absent_keys=_LATENT)
+
+# OLMo 3's have the architecture olmo2 and windows.
+_OLMO3 = GgufArchitecture("Olmo3ForCausalLM", model_fields.windows)
 
 
 def gguf_architecture(file: GgufFile) -> tuple[GgufArchitecture, Metadata]:
@@ -311,4 +266,10 @@ def gguf_architecture(file: GgufFile) -> tuple[GgufArchitecture, Metadata]:
     metadata = Metadata(file, name)
     if name == "llama" and metadata.get("expert_count"):
         return _MIXTRAL, metadata
+    if name == "olmo2" and metadata.get("attention.sliding_window"):
+        return _OLMO3, metadata
+    if name == "deepseek2" and not metadata.get("expert_count"):
+        return _YOUTU, metadata
+    if name == "deepseek2" and model_fields.has_sigmoid_router(metadata):
+        return _DEEPSEEK_V3, metadata
     return GGUF_ARCHITECTURES[name], metadata

@@ -7,9 +7,10 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.fields import invalid
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.architectures import gguf_architecture
-from swiftchat.weights.gguf.metadata import Metadata
+from swiftchat.weights.gguf.metadata import Metadata, is_size
 from swiftchat.weights.gguf.rope import rope_fields
 from swiftchat.weights.gguf.tokenizer import adds_bos, token_at, tokenizer_class
 
@@ -21,6 +22,8 @@ __all__ = [
 ]
 
 _EMBED, _OUTPUT = "token_embd.weight", "output.weight"
+# Fields whose absence from the metadata means null, not the default.
+_NULL_FIELDS = frozenset({"q_lora_rank"})
 _END_TOKENS = ("eos", "eot", "eom")
 
 
@@ -35,7 +38,7 @@ def model_config_json(file: GgufFile, dtype: str) -> dict[str, Any]:
         "vocab_size": _vocab_size(file),
         "hidden_size": metadata.get("embedding_length"),
         "intermediate_size": metadata.get("feed_forward_length"),
-        "num_hidden_layers": metadata.get("block_count"),
+        "num_hidden_layers": _num_layers(metadata),
         "num_attention_heads": metadata.get("attention.head_count"),
         "num_key_value_heads": metadata.get(
             "attention.head_count_kv", metadata.get("attention.head_count")
@@ -52,7 +55,9 @@ def model_config_json(file: GgufFile, dtype: str) -> dict[str, Any]:
         "tie_word_embeddings": _OUTPUT not in file.tensors,
         "torch_dtype": dtype,
     }
-    factor = _partial_rotary_factor(metadata)
+    factor = None
+    if "partial_rotary_factor" not in architecture.absent_keys:
+        factor = _partial_rotary_factor(metadata)
     if factor is not None and factor != target_defaults.get("partial_rotary_factor", 1.0):
         standard["partial_rotary_factor"] = factor
     own = architecture.config_fields(metadata)
@@ -64,12 +69,17 @@ def model_config_json(file: GgufFile, dtype: str) -> dict[str, Any]:
             for name, value in standard.items()
             if name not in architecture.absent_keys
         },
-        **{name: value for name, value in own.items() if value is not None},
+        **{name: v for name, v in own.items() if v is not None or name in _NULL_FIELDS},
         **_token_ids(file.metadata),
     }
     config |= rope_fields(metadata, config, _checked(file, config))
     _checked(file, config)
     return config
+
+
+def _num_layers(metadata: Metadata) -> Any:
+    count = metadata.get("block_count")
+    return count - metadata.num_nextn_layers if is_size(count) else count
 
 
 def _partial_rotary_factor(metadata: Metadata) -> float | None:
@@ -141,7 +151,12 @@ def model_card(file: GgufFile) -> str | None:
 
 def _checked(file: GgufFile, config: Mapping[str, Any]) -> ModelConfig:
     try:
-        return ModelConfig.from_hf(config)
+        made = ModelConfig.from_hf(config)
+        # What the class ignores was part of the model that became this file.
+        for name in made.ignored_keys:
+            if name != "sliding_window":
+                raise invalid(name, f"absent for {made.architecture}", config.get(name))
+        return made
     except BadModelFile as error:
         raise BadModelFile(
             f"{file.path}: the metadata does not describe a valid model: {error.message}",

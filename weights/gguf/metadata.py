@@ -34,6 +34,12 @@ class Metadata:
         return any(f"blk.0.{name}" in self.file.tensors for name in names)
 
     @property
+    def num_nextn_layers(self) -> int:
+        """The number of layers at the end that predict further tokens."""
+        count = self.get("nextn_predict_layers")
+        return count if is_size(count) else 0
+
+    @property
     def head_dim(self) -> Any:
         """The size of a head: the file's value, or the hidden size divided by the heads."""
         hidden, heads = self.get("embedding_length"), self.get("attention.head_count")

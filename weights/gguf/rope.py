@@ -58,8 +58,14 @@ def _yarn(metadata: Metadata, factor: Any) -> dict[str, Any]:
         "beta_fast": metadata.get("rope.scaling.yarn_beta_fast"),
         "beta_slow": metadata.get("rope.scaling.yarn_beta_slow"),
     }
+    multiplier = metadata.get("rope.scaling.yarn_log_multiplier")
+    if metadata.name == "deepseek2" and multiplier is not None:
+        # It also scales the attention scores; the keys of transformers are ten times as large.
+        fields |= dict.fromkeys(("mscale", "mscale_all_dim"), round(multiplier * 10, 6))
     present = {name: value for name, value in fields.items() if value is not None}
-    return {"rope_type": "yarn", **present}
+    # There is no key for it. GPT-OSS was trained without rounding the range of frequencies.
+    truncate = {"truncate": False} if metadata.name == "gpt-oss" else {}
+    return {"rope_type": "yarn", **present, **truncate}
 
 
 def _longrope(
@@ -79,7 +85,7 @@ def _longrope(
     if original is not None:
         fields["original_max_position_embeddings"] = original
     magnitude = metadata.get("rope.scaling.attn_factor")
-    usual = RopeConfig.from_hf({**config_json, **fields}, config.head_dim).magnitude
+    usual = RopeConfig.from_hf({**config_json, **fields}, config.rope_width).magnitude
     if isinstance(magnitude, float) and not math.isclose(magnitude, usual, rel_tol=1e-4):
         scaling["attention_factor"] = magnitude
     return fields

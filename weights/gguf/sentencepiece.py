@@ -30,7 +30,7 @@ def tokenizer_model(
         raise BadModelFile("tokenizer.ggml.scores does not match tokenizer.ggml.tokens")
     if not all(type(score) in (int, float) and math.isfinite(score) for score in scores):
         raise BadModelFile("tokenizer.ggml.scores has an element that is not a finite number")
-    if not all(kind in _KINDS for kind in kinds):
+    if not all(type(kind) is int and kind in _KINDS for kind in kinds):
         raise BadModelFile("tokenizer.ggml.token_type has an unknown type")
     # Only one token may have the type unknown; in many files padding has it too.
     first = kinds.index(_UNKNOWN) if _UNKNOWN in kinds else 0

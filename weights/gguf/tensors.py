@@ -11,14 +11,24 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_shapes, canonical_tensors, tensor_name
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
-from swiftchat.weights.gguf.architectures import GgufArchitecture
+from swiftchat.weights.gguf.architectures import GgufArchitecture, gguf_architecture
+from swiftchat.weights.gguf.key_value_matrix import KeyValueMatrix
 from swiftchat.weights.gguf.rope import ROPE_TENSORS
+from swiftchat.weights.gguf.stacked_experts import StackedExperts
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
 from swiftchat.weights.quantization.quantize import QUANTIZABLE
 
-__all__ = ["TensorSource", "block_matrices", "dequantized_chunks", "tensor_sources"]
+__all__ = [
+    "MergedSource",
+    "TensorSource",
+    "block_matrices",
+    "dequantized_chunks",
+    "row_order",
+    "tensor_sources",
+]
 
 _CHUNK_ELEMENTS = 1 << 20
+_KEYS, _VALUES = "attn_k_b.weight", "attn_v_b.weight"
 _KEPT = QUANTIZABLE | {"embed", "lm_head"}
 
 Rows = range | npt.NDArray[np.intp]
@@ -38,6 +48,14 @@ class TensorSource:
     offset: float = 0.0
     transposed: bool = False
 
+    @property
+    def tensors(self) -> tuple[GgufTensor, ...]:
+        return (self.tensor,)
+
+
+MergedSource = StackedExperts | KeyValueMatrix
+Source = TensorSource | MergedSource
+
 
 @dataclass(frozen=True)
 class _Candidate:
@@ -50,32 +68,73 @@ class _Candidate:
 
 def tensor_sources(
     file: GgufFile, architecture: GgufArchitecture, config: ModelConfig
-) -> dict[str, TensorSource]:
+) -> dict[str, Source]:
     """Return the source of every expected Hugging Face tensor by name.
 
     Raises `BadModelFile` for a missing tensor, one of another shape, and one that the
     architecture does not have, because the model would compute something else.
     """
-    sources: dict[str, TensorSource] = {}
+    sources: dict[str, Source] = {}
     shapes = _shapes(architecture, config)
     for canonical, layer, expert in canonical_tensors(config):
+        name = tensor_name(config, canonical, layer, expert)
+        if canonical.startswith("experts_"):
+            sources[name] = _stacked(file, architecture, config, shapes, canonical, layer)
+            continue
+        if canonical == "kv_b" and f"blk.{layer}.{_KEYS}" in file.tensors:
+            sources[name] = _keys_and_values(file, config, layer)
+            continue
         candidates = _candidates(architecture, config, shapes, canonical, expert or 0)
         present = [each for each in candidates if each.name.format(i=layer) in file.tensors]
         chosen = (present or candidates)[0]
         tensor = _checked(file, chosen.name.format(i=layer), chosen.shape)
-        rows = _row_order(architecture, config, canonical, shapes[canonical][0])
-        sources[tensor_name(config, canonical, layer, expert)] = TensorSource(
+        rows = row_order(architecture, config, canonical, shapes[canonical][0])
+        sources[name] = TensorSource(
             tensor,
             _shifted(rows, chosen.first),
             offset=1.0 if config.norm_unit_offset and canonical.endswith("_norm") else 0.0,
             transposed=canonical in architecture.target.transposed,
         )
-    _reject_unknown_tensors(file, sources)
+    # The layers that predict further tokens come last.
+    _, metadata = gguf_architecture(file)
+    skipped = range(config.num_layers, config.num_layers + metadata.num_nextn_layers)
+    _reject_unknown_tensors(file, sources, skipped)
     return sources
 
 
-def dequantized_chunks(file: GgufFile, source: TensorSource) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield the elements in Hugging Face's order, flat, in chunks of about 2^20."""
+def _stacked(
+    file: GgufFile,
+    architecture: GgufArchitecture,
+    config: ModelConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    canonical: str,
+    layer: int | None,
+) -> StackedExperts:
+    matrix, shape = canonical.removesuffix("_bias"), shapes[canonical]
+    kinds = ("gate", "up") if matrix == "experts_gate_up" else ("down",)
+    names = [architecture.tensor_name(config, f"expert_{kind}") for kind in kinds]
+    if matrix != canonical:
+        names = [name.replace(".weight", ".bias") for name in names]
+    part = (shape[0], shape[1] // len(kinds), *shape[2:])
+    tensors = [_checked(file, name.format(i=layer), part) for name in names]
+    is_transposed = canonical in architecture.target.transposed
+    return StackedExperts(tuple(tensors), config.interleaved_gate, is_transposed)
+
+
+def _keys_and_values(file: GgufFile, config: ModelConfig, layer: int | None) -> KeyValueMatrix:
+    """Return the matrices of keys and values, which files since 2025 have apart."""
+    heads, latent = config.num_heads, config.latent
+    assert latent is not None
+    keys = _checked(file, f"blk.{layer}.{_KEYS}", (heads, latent.kv_rank, latent.nope_dim))
+    values = _checked(file, f"blk.{layer}.{_VALUES}", (heads, latent.value_dim, latent.kv_rank))
+    return KeyValueMatrix((keys, values))
+
+
+def dequantized_chunks(file: GgufFile, source: Source) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield the elements in Hugging Face's order, flat, in chunks of about 2^20 or an expert."""
+    if not isinstance(source, TensorSource):
+        yield from source.chunks(file.rows)
+        return
     tensor, rows = source.tensor, file.rows(source.tensor)
     if len(tensor.shape) == 1:
         vector = dequantize(rows, tensor.type_name).reshape(-1)
@@ -89,13 +148,14 @@ def dequantized_chunks(file: GgufFile, source: TensorSource) -> Iterator[npt.NDA
             yield dequantize(part, tensor.type_name).reshape(-1)
 
 
-def block_matrices(config: ModelConfig, sources: Mapping[str, TensorSource]) -> frozenset[str]:
+def block_matrices(config: ModelConfig, sources: Mapping[str, Source]) -> frozenset[str]:
     """Return the names of the matrices whose blocks the engine computes with as they are."""
     canonical = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
     return frozenset(
         name
         for name, source in sources.items()
-        if canonical[name] in _KEPT
+        if isinstance(source, TensorSource)
+        and canonical[name] in _KEPT
         and source.tensor.type_name in KEPT_TYPES
         and not source.transposed
     )
@@ -130,10 +190,13 @@ def _checked(file: GgufFile, name: str, shape: tuple[int, ...]) -> GgufTensor:
     return tensor
 
 
-def _reject_unknown_tensors(file: GgufFile, sources: dict[str, TensorSource]) -> None:
-    known = ROPE_TENSORS.union(source.tensor.name for source in sources.values())
+def _reject_unknown_tensors(file: GgufFile, sources: Mapping[str, Source], skipped: range) -> None:
+    known = ROPE_TENSORS.union(
+        tensor.name for source in sources.values() for tensor in source.tensors
+    )
+    later = tuple(f"blk.{i}." for i in skipped)
     for name in file.tensors:
-        if name not in known:
+        if name not in known and not name.startswith(later):
             raise BadModelFile(
                 f"{file.path}: tensor {name}: not part of this architecture",
                 "the model is not supported: it computes something that this program does not",
@@ -143,7 +206,11 @@ def _reject_unknown_tensors(file: GgufFile, sources: dict[str, TensorSource]) ->
 def _shapes(architecture: GgufArchitecture, config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the canonical tensors in GGUF, where matrices are [out, in]."""
     shapes = canonical_shapes(config)
-    return shapes | {name: shapes[name][::-1] for name in architecture.target.transposed}
+    target = architecture.target
+    changed = {
+        name: (*shapes[name][:-2], shapes[name][-1], shapes[name][-2]) for name in target.transposed
+    }
+    return shapes | changed | {name: shapes[name][1:] for name in target.row_vectors}
 
 
 def _candidates(
@@ -178,7 +245,7 @@ def _candidates(
     return [usual]
 
 
-def _row_order(
+def row_order(
     architecture: GgufArchitecture, config: ModelConfig, canonical: str, count: int
 ) -> Rows:
     if canonical in architecture.permuted:

@@ -25,7 +25,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     SentencePiece vocabularies need `tokenizer.model`: a BPE in `tokenizer.json` has no scores,
     which decide ties. Raises as `tokenizer_json` and `tokenizer_model`.
     """
-    if metadata.get("tokenizer.ggml.model") in SENTENCEPIECE_KINDS:
+    if _text(metadata, "tokenizer.ggml.model") in SENTENCEPIECE_KINDS:
         tokens, types = _tokens(metadata)
         return {"tokenizer.model": tokenizer_model(metadata, tokens, types)}
     text = json.dumps(tokenizer_json(metadata), indent=2, ensure_ascii=False)
@@ -47,13 +47,13 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     Raises `BadModelFile` for another kind of vocabulary, an unknown pre-tokenizer, or merges
     that do not fit the tokens. Placeholders for unused ids (type 5) are left out.
     """
-    model = metadata.get("tokenizer.ggml.model")
+    model = _text(metadata, "tokenizer.ggml.model")
     if model != "gpt2":
         raise BadModelFile(
-            f"GGUF vocabulary of the unsupported kind {str(model)[:40]!r}",
+            f"GGUF vocabulary of the unsupported kind {model!r:.40}",
             "supported: gpt2 (byte-level BPE), llama and t5 (SentencePiece)",
         )
-    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+    pre = _text(metadata, "tokenizer.ggml.pre") or "default"
     if pre not in PRE_TOKENIZERS:
         raise BadModelFile(
             f"unknown GGUF pre-tokenizer {pre[:40]!r}",
@@ -103,6 +103,14 @@ def adds_bos(metadata: Mapping[str, Any]) -> bool:
         or metadata.get("tokenizer.ggml.model") == "llama"
     )
     return bool(metadata.get("tokenizer.ggml.add_bos_token", default))
+
+
+def _text(metadata: Mapping[str, Any], key: str) -> str | None:
+    """Return a text, None if it is absent; `BadModelFile` for a value of another type."""
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise BadModelFile(f"{key} is not a text")
+    return value
 
 
 def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.files.reading import prefetch, read_small_file, release_pages
 from swiftchat.weights.formats.safetensors import read_header
@@ -26,6 +25,7 @@ from swiftchat.weights.formats.weight_files import (
     TORCH_INDEX,
     parse_weight_map,
 )
+from swiftchat.weights.model.tensor_prefix import with_standard_names
 from swiftchat.weights.parallel.rank_files import (
     rank_file_name,
     read_rank_file,
@@ -142,19 +142,18 @@ class Checkpoint:
         for mapped in self._maps.values():
             release_pages(mapped)
 
+    def use_standard_names(self, config: ModelConfig) -> None:
+        """Rename the tensors as `with_standard_names` does."""
+        if not self.shard:
+            self.tensors = MappingProxyType(with_standard_names(config, self.tensors))
+
     def check(self, config: ModelConfig) -> None:
         """Check that every tensor of `config` has the right shape and a float dtype.
 
         Raises `BadModelFile` with the tensor, the expected and the found value. A tied `lm_head`
-        may be missing. Sets `unused`. The oldest files lack the prefix of their architecture's
-        tensor names; it is added here.
+        may be missing. Sets `unused`.
         """
-        prefix = ARCHITECTURES[config.architecture].prefix
-        if prefix and not any(name.startswith(prefix) for name in self.tensors):
-            full_names = {name.removeprefix(prefix): name for name in expected_tensors(config)}
-            self.tensors = MappingProxyType(
-                {full_names.get(name, name): info for name, info in self.tensors.items()}
-            )
+        self.use_standard_names(config)
         expected = self.shard.shapes() if self.shard else expected_tensors(config)
         allowed = dict(expected)
         if config.tied_embeddings:
@@ -172,6 +171,7 @@ class Checkpoint:
 
         Raises `BadModelFile` as `model_tensors` and `select_expected` do.
         """
+        self.use_standard_names(config)
         stored = model_tensors(settings, self.tensors, self.read)
         tensors = select_expected(stored, expected_tensors(config))
         for name, tensor in tensors.items():

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.weights.architectures.config import ModelConfig, token_ids
+from swiftchat.weights.architectures.multimodal import MULTIMODAL
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES
 from swiftchat.weights.gguf.source import GgufSource, gguf_file_of
+from swiftchat.weights.model.separate_head import has_separate_head
 from swiftchat.weights.quantization.settings_files import CONFIG_FIELDS, read_settings
 
 # The modules that read weights are imported where they are used: they need numpy, which takes
@@ -32,6 +34,8 @@ class Model:
 
     As in transformers, the end tokens of `generation_config.json` replace those of `config.json`
     in `config.eos_ids`. `quantization_config` are the settings of a quantized model, else None.
+    `has_separate_head`: config.json ties the embeddings, but the files do not. `multimodal_class`
+    is the class name of a model of which this is only the language model.
     """
 
     def __init__(
@@ -41,12 +45,17 @@ class Model:
         generation_config: dict[str, Any],
         tokenizer_config: dict[str, Any],
         quantization_config: Mapping[str, Any] | None = None,
+        *,
+        has_separate_head: bool = False,
+        multimodal_class: str | None = None,
     ) -> None:
         self.path = path
         self.config = config
         self.generation_config = generation_config
         self.tokenizer_config = tokenizer_config
         self.quantization_config = quantization_config
+        self.has_separate_head = has_separate_head
+        self.multimodal_class = multimodal_class
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -68,8 +77,20 @@ class Model:
         if generation.get("eos_token_id") is not None:
             eos_ids = token_ids(generation, "eos_token_id", config.vocab_size)
             config = dataclasses.replace(config, eos_ids=eos_ids)
+        is_plain = config.tied_embeddings and quantization_config is None
+        has_own_head = is_plain and has_separate_head(path, config)
+        if has_own_head:
+            config = dataclasses.replace(config, tied_embeddings=False)
         tokenizer = _read_optional(path / "tokenizer_config.json")
-        return cls(path, config, generation, tokenizer, quantization_config)
+        return cls(
+            path,
+            config,
+            generation,
+            tokenizer,
+            quantization_config,
+            has_separate_head=has_own_head,
+            multimodal_class=_multimodal_class(config_json),
+        )
 
     def checkpoint(self, shard: "Shard | None" = None) -> "Checkpoint":
         """Open the weights and check them against the config.
@@ -90,6 +111,22 @@ class Model:
         else:
             checkpoint.check_quantized(self.config, self.quantization_config)
         return checkpoint
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the model's files say and this program leaves out, as transformers does."""
+        config, notes = self.config, []
+        if config.ignored_keys:
+            names = ", ".join(config.ignored_keys)
+            notes.append(f"config.json: no effect in {config.architecture}: {names}")
+        if self.multimodal_class is not None:
+            notes.append(
+                f"only the language model of {self.multimodal_class} is supported: "
+                "tensors of its vision and audio parts are skipped"
+            )
+        if self.has_separate_head:
+            notes.append("the files have an output matrix of their own: embeddings are not tied")
+        return tuple(notes)
 
     @property
     def location(self) -> Path:
@@ -147,6 +184,11 @@ class Model:
                 if key == "license":
                     return value.strip().strip("\"'") or None
         return None
+
+
+def _multimodal_class(config_json: Mapping[str, Any]) -> str | None:
+    (name,) = config_json["architectures"]  # checked
+    return name if name in MULTIMODAL else None
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

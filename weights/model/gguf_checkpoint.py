@@ -11,10 +11,15 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
-from swiftchat.weights.formats.gguf import GgufFile, open_gguf
+from swiftchat.weights.formats.gguf import GgufFile, GgufTensor, open_gguf
 from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.gguf.architectures import gguf_architecture
-from swiftchat.weights.gguf.tensors import TensorSource, block_matrices, tensor_sources
+from swiftchat.weights.gguf.tensors import (
+    MergedSource,
+    TensorSource,
+    block_matrices,
+    tensor_sources,
+)
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.quantization.gguf_blocks import block_tensor
 from swiftchat.weights.quantization.stored_tensor import FLOATS, CheckedTensors, StoredTensor
@@ -31,17 +36,27 @@ class GgufCheckpoint(Checkpoint):
     A float tensor that the file stores as Hugging Face does is in `tensors` under its name. All
     others are in `quantized`: matrices of blocks, and tensors that have other rows, another offset
     or the other orientation in the file; their parts are `NAME.TYPE`, uint8 [rows, row bytes].
+    A merged tensor has such a part for each tensor that it is made of.
     """
 
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         sources = tensor_sources(file, gguf_architecture(file)[0], config)
-        places = {name: _Place(file, source) for name, source in sources.items()}
+        stacks = {
+            name: source for name, source in sources.items() if not isinstance(source, TensorSource)
+        }
+        places = {
+            name: _Place(file, source)
+            for name, source in sources.items()
+            if isinstance(source, TensorSource)
+        }
         plain = {name for name, place in places.items() if place.is_plain}
         shapes = expected_tensors(config)
         infos = [
             place.info(name, shapes[name]) if name in plain else place.bytes_info(name)
             for name, place in places.items()
         ]
+        for name, source in stacks.items():
+            infos += _stack_infos(file, name, source)
         super().__init__(file.path, {info.name: info for info in infos})
         self._orders = {
             place.part_of(name): place.order
@@ -56,6 +71,8 @@ class GgufCheckpoint(Checkpoint):
             for name, place in places.items()
             if name not in plain
         }
+        for name, source in stacks.items():
+            self.quantized[name] = self._stacked(name, shapes[name], source)
 
     @classmethod
     def of_file(cls, path: Path, config: ModelConfig) -> "GgufCheckpoint":
@@ -75,12 +92,24 @@ class GgufCheckpoint(Checkpoint):
         part = place.part_of(name)
 
         def dequantize_rows(start: int, stop: int) -> Floats:
-            found = place.dequantize(self.read(part), start, stop)
-            if not np.isfinite(found).all():
-                raise BadModelFile(f"{self.path}: tensor {name} has elements that are not finite")
-            return found
+            return self._finite(name, place.dequantize(self.read(part), start, stop))
 
         return StoredTensor(place.type_name, shape, {"data": part}, dequantize_rows)
+
+    def _stacked(self, name: str, shape: tuple[int, ...], source: MergedSource) -> StoredTensor:
+        """Return a tensor that is made of several, whose parts are dequantized when read."""
+        parts = {str(i): _part(name, i, each) for i, each in enumerate(source.tensors)}
+
+        def dequantize_part(start: int, stop: int) -> Floats:
+            stored = [self.read(part) for part in parts.values()]
+            return self._finite(name, source.part(stored, start, stop))
+
+        return StoredTensor(source.tensors[0].type_name, shape, parts, dequantize_part)
+
+    def _finite(self, name: str, found: Floats) -> Floats:
+        if not np.isfinite(found).all():
+            raise BadModelFile(f"{self.path}: tensor {name} has elements that are not finite")
+        return found
 
 
 class _Place:
@@ -145,3 +174,18 @@ class _Place:
     @property
     def _nbytes(self) -> int:
         return self._num_rows * self._row_bytes
+
+
+def _part(name: str, index: int, tensor: GgufTensor) -> str:
+    return f"{name}.{index}.{tensor.type_name}"
+
+
+def _stack_infos(file: GgufFile, name: str, source: MergedSource) -> list[TensorInfo]:
+    """Return the places of the tensors of a stack as uint8 [all rows, row bytes]."""
+    infos = []
+    for i, tensor in enumerate(source.tensors):
+        num_rows = math.prod(tensor.shape[:-1])
+        shape, path = (num_rows, tensor.nbytes // num_rows), file.paths[tensor.file_index]
+        part = _part(name, i, tensor)
+        infos.append(TensorInfo(part, path, "U8", shape, tensor.offset, tensor.nbytes))
+    return infos

@@ -28,6 +28,10 @@ def stage_layers(config: ModelConfig, num_stages: int) -> list[tuple[int, int]]:
             f"--pp {num_stages} is more than this model's {config.num_layers} layers",
             f"use --pp {config.num_layers} or less",
         )
+    if config.mixer is not None and num_stages > 1:
+        raise UsageError(
+            f"pipeline parallelism is not supported for {config.architecture}", "leave out --pp"
+        )
     return partition(_layer_costs(config), num_stages)
 
 

@@ -28,7 +28,7 @@ from swiftchat.weights.architectures.tensors import (
 )
 from swiftchat.weights.parallel.pipeline import stage_layers
 
-__all__ = ["Shard", "TensorSlice", "shard_of", "tp_choices"]
+__all__ = ["Shard", "TensorKey", "TensorSlice", "shard_of", "tp_choices"]
 
 Span = tuple[int, int]
 """A contiguous range: first index and end."""
@@ -40,7 +40,10 @@ _BY_COLUMNS = frozenset({"o", "down", "expert_down", "experts_down", "shared_dow
 # Added after an all-reduce would count them once per rank, so only one rank has them.
 _RANK_0_ONLY = frozenset({"o_bias", "down_bias", "experts_down_bias"})
 _REPLICATED = frozenset(
-    {"positions", "project_in", "project_out", "router", "router_bias", "shared_router"}
+    {"positions", "project_in", "project_out"}
+    | {"q_a", "q_a_bias", "q_a_norm", "kv_a", "kv_a_bias", "kv_a_norm"}
+    | {"index_q", "index_k", "index_weights", "index_norm", "index_norm_bias"}
+    | {"router", "router_bias", "router_correction", "shared_router"}
     | {name + bias for name in NORMS for bias in ("", "_bias")}
 )
 
@@ -126,6 +129,7 @@ class Shard:
             num_layers=end - first,
             full_layers=local_layers(self.config.full_layers),
             unrotated_layers=local_layers(self.config.unrotated_layers),
+            mixer_layers=local_layers(self.config.mixer_layers),
             dense_layers=local_layers(self.config.dense_layers),
             num_heads=_length(self.heads),
             num_kv_heads=_length(self.kv_heads),
@@ -208,7 +212,8 @@ class Shard:
         if canonical in _RANK_0_ONLY:
             return whole if self.rank == 0 else None
         if canonical in ("q_norm", "k_norm") and self.config.qk_norm != "width":
-            return whole
+            # Separate weights of the heads: in one tensor, or in a tensor of each head.
+            return TensorSlice(0, tuple(self._spans(canonical))) if len(shape) == 2 else whole
         spans = tuple(self._spans(canonical))
         if len(shape) == 1 or canonical.endswith("_bias"):
             return TensorSlice(len(shape) - 1, spans)
@@ -218,12 +223,18 @@ class Shard:
 
     def _spans(self, canonical: str) -> Sequence[Span]:
         config = self.config
-        queries, keys = (self._head_rows(heads) for heads in (self.heads, self.kv_heads))
+        queries, keys = (_times(heads, config.head_dim) for heads in (self.heads, self.kv_heads))
         match canonical.removesuffix("_bias"):
             case "embed" | "lm_head":
                 return [self.vocab]
-            case "q" | "q_norm" | "o":
+            case "q_norm" | "k_norm" if config.qk_norm == "heads":
+                return [self.heads if canonical == "q_norm" else self.kv_heads]
+            case "q" | "q_b" | "q_norm" | "attn_gate":
                 return [queries]
+            case "o":
+                return [_times(self.heads, config.value_dim)]
+            case "kv_b" if config.latent is not None:
+                return [_times(self.heads, config.latent.nope_dim + config.latent.value_dim)]
             case "k" | "k_norm" | "v":
                 return [keys]
             case "qkv":
@@ -238,6 +249,8 @@ class Shard:
                 return [self._span_of(config.expert_size)]
             case "experts_gate_up":
                 return self._merged_gate_up(config.expert_size)
+            case "shared_gate_up":
+                return self._merged_gate_up(config.shared_expert_size)
             case "shared_gate" | "shared_up" | "shared_down":
                 return [self._span_of(config.shared_expert_size)]
         raise UsageError(
@@ -266,9 +279,6 @@ class Shard:
         # Some query heads of one group, and the group's key and value head.
         inside = _shifted(queries, start - first * per_group * size)
         return [inside, (start + per_group * size, start + group_rows)]
-
-    def _head_rows(self, heads: Span) -> Span:
-        return (heads[0] * self.config.head_dim, heads[1] * self.config.head_dim)
 
 
 def shard_of(
@@ -334,6 +344,10 @@ def _canonical_names(config: ModelConfig) -> list[str]:
 
 def _length(span: Span) -> int:
     return span[1] - span[0]
+
+
+def _times(span: Span, size: int) -> Span:
+    return (span[0] * size, span[1] * size)
 
 
 def _shifted(span: Span, by: int) -> Span:

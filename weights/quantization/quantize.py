@@ -43,6 +43,9 @@ QUANTIZABLE = frozenset(
         "k",
         "v",
         "qkv",
+        "q_a",
+        "q_b",
+        "kv_a",
         "o",
         "gate",
         "up",
@@ -54,6 +57,11 @@ QUANTIZABLE = frozenset(
         "shared_gate",
         "shared_up",
         "shared_down",
+        "mixer_in",
+        "mixer_qkvz",
+        "mixer_qkv",
+        "mixer_z",
+        "mixer_out",
     )
 )
 _ROWS_AT_ONCE = 512  # bounds the memory of temporaries

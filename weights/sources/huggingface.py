@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.multimodal import language_model
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.files.reading import encode_json, read_json
 from swiftchat.weights.model.checkpoint import Checkpoint
@@ -44,7 +45,10 @@ def plan(source: Path, dtype: str | None) -> Plan:
     model = Model.open(source)
     checkpoint = model.checkpoint()
     dtype = dtype or DTYPE_NAMES[checkpoint.tensors[tensor_name(model.config, "embed")].dtype]
-    files, sources = _small_files(source, read_json(source / "config.json"), dtype, checkpoint)
+    config_json = {**language_model(read_json(source / "config.json"))}
+    if model.has_separate_head:
+        config_json["tie_word_embeddings"] = False
+    files, sources = _small_files(source, config_json, dtype, checkpoint)
 
     def chunks(name: str) -> Iterator[Floats]:
         return chunks_of_rows([checkpoint.read(name)])
@@ -58,7 +62,9 @@ def _quantized(source: Path, dtype: str | None, settings: Mapping[str, Any]) -> 
     for field in CONFIG_FIELDS:
         config_json.pop(field, None)
     config = ModelConfig.from_hf(config_json)
+    config_json = {**language_model(config_json)}
     checkpoint = Checkpoint.open(source)
+    checkpoint.use_standard_names(config)
     stored = model_tensors(settings, checkpoint.tensors, checkpoint.read)
     tensors = select_expected(stored, expected_tensors(config))
     dtype = dtype or config.dtype

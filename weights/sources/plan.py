@@ -31,7 +31,7 @@ class Plan:
     `shapes` is by Hugging Face name; `chunks(name)` yields a tensor's elements as float32, flat.
     `source_files` are all files of the source; `release_pages` frees the memory of their pages
     read so far. The tensors in `quantized` are written with `quantization`, all others are
-    converted to `dtype`.
+    converted to `dtype`. `fingerprint` tells apart plans that differ in nothing else.
     """
 
     files: Mapping[str, bytes]
@@ -42,6 +42,7 @@ class Plan:
     release_pages: Callable[[], None]
     quantization: QuantizationSpec | None = None
     quantized: frozenset[str] = frozenset()
+    fingerprint: str = ""
 
     def specs(self, name: str) -> list[TensorSpec]:
         """Return the tensors of the weight files that store the model's tensor `name`."""

@@ -2,11 +2,16 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from queue import Queue
 from typing import TYPE_CHECKING, Any
 
+from swiftchat.chat.model.answer_group import AnswerGroup
+from swiftchat.chat.model.context_budget import message_versions
+from swiftchat.chat.options.parameters import BEAM_PARAMETERS
 from swiftchat.chat.render.logprobs import as_json, cumulative_logprob
 from swiftchat.chat.subcommands.batch.lines import Line, parse_request
+from swiftchat.engine.api.params import SamplingParams
 from swiftchat.errors import ContextOverflow, OutOfMemory, SwiftchatError, UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +26,15 @@ _LINE_ERRORS = (UsageError, ContextOverflow, OutOfMemory)
 Record = dict[str, Any]
 
 
+@dataclass
+class _InFlight:
+    """The answers of a line, of which `num_running` have not ended, and the first error."""
+
+    group: AnswerGroup
+    num_running: int
+    error: SwiftchatError | None = None
+
+
 def answer_lines(
     chat_model: "ChatModel", lines: Iterator[Line], system: str | None, num_parallel: int
 ) -> Iterator[tuple[Line, Record]]:
@@ -28,35 +42,44 @@ def answer_lines(
 
     Raises the error that ended the engine. When it is closed, answers in progress are canceled.
     """
-    in_flight: dict[Line, Answer] = {}
-    finished: Queue[tuple[Line, Answer | BaseException]] = Queue()
+    in_flight: dict[Line, _InFlight] = {}
+    finished: Queue[tuple[Line, BaseException | None]] = Queue()
     try:
         while True:
-            while len(in_flight) < num_parallel + _NUM_WAITING:
+            while sum(one.num_running for one in in_flight.values()) < num_parallel + _NUM_WAITING:
                 line = next(lines, None)
                 if line is None:
                     break
                 try:
-                    answer = _start(chat_model, line, system)
+                    group = _start(chat_model, line, system)
                 except _LINE_ERRORS as error:
                     yield line, error_record(line, error)
                     continue
-                in_flight[line] = answer
-                arguments = (line, answer, finished)
-                threading.Thread(target=_consume, args=arguments, daemon=True).start()
+                in_flight[line] = _InFlight(group, len(group.started))
+                for answer in group.started:
+                    arguments = (line, answer, finished)
+                    threading.Thread(target=_consume, args=arguments, daemon=True).start()
             if not in_flight:
                 return
-            line, result = finished.get()
+            line, failure = finished.get()
+            one = in_flight[line]
+            one.num_running -= 1
+            if isinstance(failure, _LINE_ERRORS):
+                one.error = one.error or failure
+                one.group.cancel()
+            elif failure is not None:
+                raise failure
+            if one.num_running:
+                continue
             del in_flight[line]
-            if isinstance(result, _LINE_ERRORS):
-                yield line, error_record(line, result)
-            elif isinstance(result, BaseException):
-                raise result
+            if one.error is not None:
+                yield line, error_record(line, one.error)
             else:
-                yield line, _record(chat_model, line, result)
+                yield line, _record(chat_model, line, one.group)
     finally:
-        for answer in in_flight.values():
-            answer.interrupt()
+        for one in in_flight.values():
+            for answer in one.group.started:
+                answer.interrupt()
 
 
 def error_record(line: Line, error: SwiftchatError) -> Record:
@@ -66,36 +89,58 @@ def error_record(line: Line, error: SwiftchatError) -> Record:
     }
 
 
-def _start(chat_model: "ChatModel", line: Line, system: str | None) -> "Answer":
+def _start(chat_model: "ChatModel", line: Line, system: str | None) -> AnswerGroup:
     request = parse_request(line, system)
     changes = chat_model.changes | request.options
     params = chat_model.params_with(changes)
+    for name in BEAM_PARAMETERS:
+        if params.beams is None and name in request.options:
+            raise UsageError(f"{name} is for a beam search", "add beams to the line")
     stops = chat_model.config.texts(changes)["stop"]
+    num_samples = request.options.get("samples", chat_model.config.samples)
     if chat_model.config.no_template:
-        return chat_model.complete(
-            "".join(message["content"] for message in request.messages), params, stops
+        text = "".join(message["content"] for message in request.messages)
+        return AnswerGroup(
+            lambda params: chat_model.complete(text, params, stops), params, num_samples
         )
-    prompt = chat_model.encoder()(request.messages)
-    chat_model.check_fits(prompt)
-    return chat_model.start_answer(prompt, params, stops)
+    versions = message_versions(request.messages)
+    fitted, params = chat_model.fit(versions, chat_model.encoder(), params)
+
+    def start(params: SamplingParams) -> "Answer":
+        answer = chat_model.start_answer(fitted.prompt, params, stops)
+        answer.num_left_out = fitted.num_tokens
+        return answer
+
+    return AnswerGroup(start, params, num_samples)
 
 
 def _consume(
-    line: Line, answer: "Answer", finished: "Queue[tuple[Line, Answer | BaseException]]"
+    line: Line, answer: "Answer", finished: Queue[tuple[Line, BaseException | None]]
 ) -> None:
     try:
-        for _ in answer:
-            pass
+        answer.complete()
     except BaseException as error:  # noqa: BLE001  (raised by the main thread)
         finished.put((line, error))
     else:
-        finished.put((line, answer))
+        finished.put((line, None))
 
 
-def _record(chat_model: "ChatModel", line: Line, answer: "Answer") -> Record:
+def _record(chat_model: "ChatModel", line: Line, group: AnswerGroup) -> Record:
+    answers = list(group)
+    for answer in answers:
+        answer.complete()  # the further beams of a search
+    found = [_answer_record(chat_model, answer) for answer in answers]
+    if group.count == 1:
+        return {**_identity(line), **found[0]}
+    # The prompt is the same and counts once.
+    usage = dict(found[0]["usage"])
+    usage["completion_tokens"] = sum(one["usage"]["completion_tokens"] for one in found)
+    return {**_identity(line), "answers": found, "usage": usage}
+
+
+def _answer_record(chat_model: "ChatModel", answer: "Answer") -> Record:
     result = answer.result
-    record = {
-        **_identity(line),
+    record: Record = {
         "content": answer.text,
         "reasoning": answer.reasoning,
         "finish_reason": answer.finish_reason,
@@ -103,12 +148,15 @@ def _record(chat_model: "ChatModel", line: Line, answer: "Answer") -> Record:
             "prompt_tokens": answer.num_prompt_tokens,
             "cached_tokens": result.cached_tokens if result else 0,
             "completion_tokens": answer.num_tokens,
+            "dropped_tokens": answer.num_left_out + answer.num_slid,
         },
         "seed": result.seed if result else answer.params.seed,
     }
     if answer.params.logprobs is not None:
         record["logprobs"] = as_json(answer, chat_model.tokenizer)
         record["cumulative_logprob"] = cumulative_logprob(answer)
+    if answer.beam_score is not None:
+        record["beam_score"] = answer.beam_score
     return record
 
 

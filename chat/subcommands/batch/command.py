@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _OPTIONS = {
     *ENGINE_OPTIONS,
     *(parameter.name for parameter in ALL_PARAMETERS),
-    *("system", "system_file", "template", "no_template", "think"),
+    *("samples", "system", "system_file", "template", "no_template", "think"),
 }
 
 
@@ -57,8 +57,9 @@ def batch(
     {"id": 7, "prompt": "Name a color.", "temperature": 0, "max_tokens": 5}
     {"messages": [{"role": "user", "content": "Hi"}], "stop": ["\\n"]}
 
-    An answer has the line's number and id, content, reasoning, finish_reason and usage; a line
-    that cannot be answered has an error instead, and the others are answered.
+    An answer has the line's number and id, content, reasoning, finish_reason and usage; with
+    samples above 1, a list of answers. A line that cannot be answered has an error instead, and
+    the others are answered.
 
     After an interrupt, the same command with -o answers the lines that are missing or had an
     error. The exit code is 0 if all lines have an answer, otherwise that of the first error.

@@ -8,10 +8,15 @@ from typing import Any
 
 from swiftchat.chat.options.chat_options import typed
 from swiftchat.chat.options.config import SAMPLING_OPTIONS
-from swiftchat.chat.options.parameters import named_options, option_name
+from swiftchat.chat.options.parameters import (
+    PARAMETERS,
+    ChoiceParameter,
+    named_options,
+    option_name,
+)
 from swiftchat.errors import UsageError
 
-_OPTIONS = (*SAMPLING_OPTIONS, "logprobs")
+_OPTIONS = (*SAMPLING_OPTIONS, "logprobs", "samples")
 _ROLES = ("system", "user", "assistant")
 _KEY_DIGITS = 16
 
@@ -108,6 +113,7 @@ def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         if option_name(name) not in _OPTIONS:
             raise UsageError(f"no option {name!r}", f"a line may have: {', '.join(_OPTIONS)}")
-        if isinstance(value, bool | dict):
+        is_choice = isinstance(PARAMETERS.get(option_name(name)), ChoiceParameter)  # may be true
+        if isinstance(value, dict) or (isinstance(value, bool) and not is_choice):
             raise UsageError(f"{name} must be a number or a text, not {json.dumps(value)}")
     return typed(named_options(settings, "the line"))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import RankCount
 from swiftchat.chat.options.completion import complete_models, complete_shapes
+from swiftchat.chat.options.option_types import RankCount
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 

@@ -21,7 +21,7 @@ class Costs:
         shape = self.shape
         num_weights = self._num_weights() + shape.experts_per_token * self._num_weights(expert=True)
         # Attention: q·k and score·v, for each query and each key in its context.
-        flop_per_pair = 4 * shape.num_layers * shape.num_heads * shape.head_dim
+        flop_per_pair = 2 * shape.num_layers * shape.num_heads * (shape.head_dim + shape.value_dim)
         num_pairs = sum(map(self._attended, range(1, num_tokens + 1)))
         logits = 2 * shape.vocab_size * shape.hidden_size
         return num_tokens * 2 * num_weights + flop_per_pair * num_pairs + logits

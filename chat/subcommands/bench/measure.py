@@ -138,7 +138,7 @@ class _Runner:
         from swiftchat.engine.api.params import SamplingParams
         from swiftchat.engine.api.protocol import Finished, Tokens
 
-        params = SamplingParams(temperature=0, max_tokens=length)
+        params = SamplingParams(temperature=0, max_tokens=length, speculate="off")
         began, last_s, ends = time.perf_counter(), 0.0, []
         for generation in [self.client.generate(prompt, params) for prompt in prompts]:
             is_first = True

@@ -46,6 +46,19 @@ template <int W, typename A> __device__ __forceinline__ Pack<A, W> load(const A*
     return pack;
 }
 
+// The same from L2, past L1: for what an upstream kernel writes while this kernel may already share a
+// multiprocessor with an earlier reader of the same addresses. W elements are a multiple of 16 bytes.
+template <int W, typename A> __device__ __forceinline__ Pack<A, W> load_from_l2(const A* from) {
+    Pack<A, W> pack;
+    static_assert(pack.STEP == 4);
+#pragma unroll
+    for (int i = 0; i < pack.WORDS / pack.STEP; i++) {
+        uint4 words = __ldcg(reinterpret_cast<const uint4*>(from) + i);
+        pack.part[i] = {words.x, words.y, words.z, words.w};
+    }
+    return pack;
+}
+
 template <typename A, int W> __device__ __forceinline__ void store(A* to, const Pack<A, W>& pack) {
     using Part = Vec<typename Pack<A, W>::Word, Pack<A, W>::STEP>;
 #pragma unroll

@@ -9,8 +9,15 @@
 __device__ __forceinline__ void write_output(const Arguments& a, int b, int low, int high, float y_low,
                                              float y_high, const Shared& shared, int slot) {
     if (a.bias) {
+#if ROW_BIAS
+        // From L2: an earlier matmul on this multiprocessor may have read other values to L1.
+        const T* bias = a.bias + (i64)b * a.bias_stride;
+        y_low += to_float(__ldcg(bias + low));
+        if (high < a.m) y_high += to_float(__ldcg(bias + high));
+#else
         y_low += to_float(a.bias[low]);
         if (high < a.m) y_high += to_float(a.bias[high]);
+#endif
     }
 #if EPILOGUE == STORE
     using Y = typename Choose<FP32_OUT, float, T>::type;

@@ -2,7 +2,7 @@
 // and after it in a decoder layer. y = x · weightᵀ (+ bias).
 //
 //   weight       T [m, k], or packed by SCHEME and GROUP_SIZE (packed_layout.cuh)
-//   bias         T [m] or null
+//   bias         T [m] or null; with ROW_BIAS one for each activation row, bias_stride elements apart
 //   x            T [n, k], or with NORM fp32 [n, k]
 //   norm_weight  T [k] with NORM: x is divided by its root mean square (+ eps) and multiplied by
 //                norm_weight + weight_offset
@@ -76,14 +76,14 @@ linear_kernel(const WeightElement* weight, const T* bias, const void* x, const T
               int num_stages, float* partial_sums, u32* counters, const float* cos_sin,
               const int* positions, const int* slot_mapping, T* cache, int num_heads, int num_kv_heads,
               int head_dim, int log2_block_size, int world_size, const float* row_scale,
-              const float* x_scale) {
+              const float* x_scale, int bias_stride) {
     extern __shared__ __align__(128) u8 dynamic[];
     __shared__ Shared shared;
     Arguments a = {weight,       bias,      x,            norm_weight, out,          eps,
                    weight_offset, n,        m,            k,           pair_span,    num_splits,
                    num_stages,   partial_sums, counters,  cos_sin,     positions,    slot_mapping,
                    cache,        num_heads, num_kv_heads, head_dim,    log2_block_size,
-                   world_size,   row_scale, x_scale};
+                   world_size,   row_scale, x_scale,     bias_stride};
     Work work(a);
     u8* ring = dynamic;
     u8* activations = dynamic + num_stages * STAGE_BYTES;

@@ -49,6 +49,7 @@ struct Arguments {
     int world_size;          // SEND: number of addresses in `out`
     const float* row_scale;  // packed weights: [m]
     const float* x_scale;    // packed weights: [n] or null
+    int bias_stride;         // ROW_BIAS: from one activation row's bias to the next
 };
 
 struct Shared {

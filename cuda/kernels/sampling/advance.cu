@@ -1,7 +1,7 @@
 // advance: end a decode step on the device, so that the next step can start without the host.
 //
-//   sampled       int32 [num_rows]: ids, or -1 if the logits were not finite
-//   tokens        int32 [num_rows], written: input ids of the next step (0 for -1)
+//   sampled       int32 [num_rows]: ids, negative if there is no token
+//   tokens        int32 [num_rows], written: input ids of the next step (0 for a negative one)
 //   positions     int32 [num_rows], in place: plus one
 //   context_lens  int32 [num_rows], in place: plus one; 0 marks an unused row, which is left alone
 //   slot_mapping  int32 [num_rows], written: cache slots of the next step; -1 past the block table's end
@@ -10,11 +10,11 @@
 //   ring          int32 [ring_steps, ring_rows] in pinned host memory: row step % ring_steps is written
 //   step          int64 [1], in place: plus one
 //
-// Algorithm: one thread a row. Requires: num_rows <= 128. Launch: grid 1, block 128.
+// Algorithm: one thread a row. Requires: num_rows <= 256. Launch: grid 1, block 256.
 // Moves a few hundred bytes. Accuracy: exact. Test: tests/cuda/kernels/test_advance.py
 #include "common/common.cuh"
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(256)
 advance_kernel(const int* sampled, int* tokens, int* positions, int* context_lens, int* slot_mapping,
                const int* block_tables, int* counts, int* ring, i64* step, int num_rows, int max_blocks,
                int log2_block_size, int vocab_size, int ring_steps, int ring_rows) {

@@ -2,7 +2,8 @@
 //
 //   logits      fp32 [n, vocab_size]
 //   max_logits  fp32 [n]: the maximum, or NaN if a logit is NaN or infinite
-//   ids         int32 [n]: the lowest id of the maximum, or -1 if a logit is NaN or infinite
+//   ids         int32 [n]: the lowest id of the maximum, -1 if a logit is NaN or infinite, or -2 if every id
+//               is banned: `penalties` makes the logit of a banned one -1e30
 //   workspace   u64 [n, 2]: the largest key so far and the number of finished blocks; zero before the
 //               first call and after every call
 //
@@ -16,7 +17,7 @@
 
 constexpr int THREADS = 256, PER_THREAD = 8;
 constexpr u64 INVALID = ~0ull;  // above the key of any finite logit
-constexpr float LARGEST = 3.402823466e38f;
+constexpr float LARGEST = 3.402823466e38f, BANNED = -1e30f;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 argmax_kernel(const float* logits, float* max_logits, int* ids, u64* workspace, int vocab_size) {
@@ -48,5 +49,5 @@ argmax_kernel(const float* logits, float* max_logits, int* ids, u64* workspace, 
     best = atomicExch(row_best, 0ull);
     *finished = 0;
     max_logits[row] = best == INVALID ? __uint_as_float(0x7fc00000u) : key_logit(best);
-    ids[row] = best == INVALID ? -1 : key_id(best);
+    ids[row] = best == INVALID ? -1 : key_logit(best) <= BANNED ? -2 : key_id(best);
 }

@@ -1,4 +1,4 @@
-// penalties: bias, repetition, presence and frequency penalties, and bans, on the logits.
+// penalties: bias, repetition, presence and frequency penalties, bans, and masks of grammars, on the logits.
 //
 //   logits             fp32 [n, vocab_size], in place
 //   bias               fp32 [at least n, vocab_size]: added to the logit; -infinity bans the id
@@ -12,11 +12,15 @@
 //   frequency_penalty  fp32 [n]: subtracted for each occurrence in the answer; 0 is off
 //   context_lens       int32 [n]: the number of tokens of prompt and answer
 //   min_context_lens   int32 [n]: ids that end an answer are banned while context_lens is below; 0 is off
+//   masks              u32 [at least n, ceil(vocab_size / 32)]: bit id % 32 of word id / 32 is set if a grammar
+//                      allows the id; others are banned
+//   has_mask           int32 [n]: 0 is off; the row of `masks` is not read
 //
 // Algorithm: a row with everything off is skipped. The logit of a banned id becomes -1e30, which is finite,
 // because argmax reports infinite logits, and never sampled while any other id is left.
 // Launch: grid (ceil(vocab_size / 2048), n), block 256, no shared memory.
-// Moves n * vocab_size * 4 bytes for counts, the same for the bias if it is on, and the changed logits.
+// Moves n * vocab_size * 4 bytes for counts, the same for the bias if it is on, a 32nd of it for the mask, and
+// the changed logits.
 // Accuracy: every operation is rounded separately (no FMA): equal to the CPU's sampler.
 // Test: tests/cuda/kernels/test_penalties.py
 #include "common/common.cuh"
@@ -29,7 +33,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 penalties_kernel(float* logits, const float* bias, const int* has_bias, const int* counts,
                  const float* repeat_penalty, const float* presence_penalty,
                  const float* frequency_penalty, const int* context_lens,
-                 const int* min_context_lens, int vocab_size) {
+                 const int* min_context_lens, const unsigned* masks, const int* has_mask,
+                 int vocab_size) {
     start_dependents();
     wait_for_upstream();
     int row = blockIdx.y;
@@ -37,25 +42,29 @@ penalties_kernel(float* logits, const float* bias, const int* has_bias, const in
     float frequency = frequency_penalty[row];
     bool is_penalized = repeat != 1 || presence != 0 || frequency != 0;
     bool is_short = context_lens[row] < min_context_lens[row], is_biased = has_bias[row];
-    if (!is_penalized && !is_short && !is_biased) return;
+    bool is_masked = has_mask[row];
+    if (!is_penalized && !is_short && !is_biased && !is_masked) return;
     logits += (i64)row * vocab_size;
     counts += (i64)row * vocab_size;
     bias += (i64)row * vocab_size;
+    masks += (i64)row * ((vocab_size + 31) / 32);
     int first = blockIdx.x * THREADS * PER_THREAD + threadIdx.x;
     int loaded[PER_THREAD];
     float added[PER_THREAD];
+    unsigned words[PER_THREAD];
 #pragma unroll
     for (int j = 0; j < PER_THREAD; j++) {
         int id = first + j * THREADS;
         loaded[j] = id < vocab_size && (is_penalized || is_short) ? counts[id] : 0;
         added[j] = id < vocab_size && is_biased ? bias[id] : 0;
+        words[j] = id < vocab_size && is_masked ? masks[id / 32] : ~0u;
     }
 #pragma unroll
     for (int j = 0; j < PER_THREAD; j++) {
         int seen = is_penalized ? loaded[j] & ~ENDS : 0;
-        bool is_banned = isinf(added[j]) || (is_short && (loaded[j] & ENDS));
-        if (!seen && added[j] == 0 && !is_banned) continue;
         int id = first + j * THREADS;
+        bool is_banned = isinf(added[j]) || (is_short && (loaded[j] & ENDS)) || !(words[j] >> id % 32 & 1);
+        if (!seen && added[j] == 0 && !is_banned) continue;
         float logit = logits[id];
         if (is_banned && isfinite(logit)) {
             logits[id] = BANNED;

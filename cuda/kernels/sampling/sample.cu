@@ -2,7 +2,7 @@
 //
 //   logits       fp32 [n, vocab_size], with penalties applied
 //   max_logits   fp32 [n], argmax_ids int32 [n]: the row's maximum and its id, from `argmax`
-//   temperature  fp32 [n]: 0 selects argmax_ids[row], and so does an id of -1 (logits not finite)
+//   temperature  fp32 [n]: 0 selects argmax_ids[row], and so does a negative id (no token)
 //   top_k        int32 [n]: 0 is off; of equal logits the lowest ids are kept
 //   top_p        fp32 [n]: 1 is off; a fraction of the mass that top-k and min-p leave. The token that
 //                crosses it is kept

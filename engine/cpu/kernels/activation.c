@@ -35,6 +35,9 @@ void activate(int activation, float *x, int n) {
         case ACT_GELU_SIGMOID:
             for (int i = 0; i < n; i++) x[i] = x[i] / (1.0f + fast_exp(-1.702f * x[i]));
             break;
+        case ACT_RELU2:
+            for (int i = 0; i < n; i++) x[i] = x[i] < 0.0f ? 0.0f : x[i] * x[i];
+            break;
         default:
             break;
     }

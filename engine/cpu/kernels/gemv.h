@@ -4,8 +4,9 @@
 #include "matrix.h"
 #include "quantized_rows.h"
 
-/* Vectors that a GEMV takes at once; more go through a GEMM. */
-enum { MAX_GEMV_ROWS = 8 };
+/* Vectors that a GEMV takes at once; more go through a GEMM. As many as speculative decoding
+   verifies, so that its results equal those of single rows for float matrices, too. */
+enum { MAX_GEMV_ROWS = 9 };
 
 /* y[v * y_stride + i] = row (16 * first_tile + i) of m times vector v, for 16 * num_tiles rows (also
    for the missing rows of the last tile) and x->num_rows vectors; m is tiled.

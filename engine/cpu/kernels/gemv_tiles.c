@@ -181,10 +181,11 @@ void gemv_tiles(const Matrix *m, int first_tile, int num_tiles, const QuantizedR
     for (int t = first_tile; t < first_tile + num_tiles; t++, tile += m->stride, y += TILE_ROWS) {
         ahead.at = tile + PREFETCH_BYTES;
         Pass pass = {m, tile, x, 0, &ahead, y, y_stride};
-        for (int left = x->num_rows; left > 0; left -= VECTORS_PER_PASS) {
-            pass_function(&pass, min_int(left, VECTORS_PER_PASS));
-            pass.first_vector += VECTORS_PER_PASS;
-            pass.y += (size_t)VECTORS_PER_PASS * y_stride;
+        for (int passes = (x->num_rows + VECTORS_PER_PASS - 1) / VECTORS_PER_PASS; passes > 0; passes--) {
+            const int n = (x->num_rows - pass.first_vector + passes - 1) / passes;
+            pass_function(&pass, n);
+            pass.first_vector += n;
+            pass.y += (size_t)n * y_stride;
             pass.ahead = NULL;
         }
         if (m->row_scale) apply_row_scale(m, t, x->num_rows, y, y_stride);

@@ -64,6 +64,10 @@ void moe_score(const MoeOp *op, const MoeMemory *memory, const float *x, int fir
     const float *rows = x + (size_t)first_row * op->hidden_size;
     if (first_expert == op->num_experts) {
         float *weight = memory->routes.shared_weight + first_row;
+        if (!op->shared_router.data) {
+            for (int i = 0; i < num_rows; i++) weight[i] = 1.0f;
+            return;
+        }
         gemv_float(&op->shared_router, 0, 1, rows, num_rows, weight, 1, NULL);
         for (int i = 0; i < num_rows; i++) weight[i] = fast_sigmoid(weight[i]);
         return;
@@ -96,22 +100,57 @@ static void insert(int32_t *chosen, float *weights, int count, int expert, float
     weights[at] = weight;
 }
 
+/* The score of an expert for the choice. */
+static float choice(const MoeOp *op, const float *weights, int expert) {
+    return weights[expert] + (op->correction ? op->correction[expert] : 0.0f);
+}
+
+/* Mark the experts outside of the groups with the largest sums of their two best scores. */
+static void leave_groups(const MoeOp *op, float *weights) {
+    const int size = op->num_experts / op->groups;
+    float totals[MAX_EXPERT_GROUPS];
+    int is_top[MAX_EXPERT_GROUPS] = {0};
+    for (int g = 0; g < op->groups; g++) {
+        float first = choice(op, weights, g * size), second = 0;
+        for (int e = 1; e < size; e++) {
+            float score = choice(op, weights, g * size + e), lower = score > first ? first : score;
+            second = e == 1 || lower > second ? lower : second;
+            first = score > first ? score : first;
+        }
+        totals[g] = first + second;
+    }
+    for (int i = 0; i < op->top_groups; i++) {
+        int best = -1;
+        for (int g = 0; g < op->groups; g++)
+            if (!is_top[g] && (best < 0 || totals[g] > totals[best])) best = g;
+        is_top[best] = 1;
+    }
+    for (int e = 0; e < op->num_experts; e++)
+        if (!is_top[e / size]) weights[e] = -1;
+}
+
 void moe_choose(const MoeOp *op, const MoeMemory *memory, int row) {
     int k = op->experts_per_token;
     float *weights = memory->routes.scores + (size_t)row * op->num_experts, sum = 0;
     int32_t *chosen = memory->routes.chosen + (size_t)row * k;
     float *chosen_weights = memory->routes.weight + (size_t)row * k;
-    softmax(weights, op->num_experts);
+    if (op->sigmoid)
+        for (int e = 0; e < op->num_experts; e++) weights[e] = fast_sigmoid(weights[e]);
+    else
+        softmax(weights, op->num_experts);
+    if (op->groups > 1) leave_groups(op, weights);
     for (int i = 0; i < k; i++) {
         int best = -1; /* of those that are not chosen yet, which a negative weight marks */
         for (int e = 0; e < op->num_experts; e++)
-            if (!(weights[e] < 0) && (best < 0 || weights[e] > weights[best])) best = e;
+            if (!(weights[e] < 0) && (best < 0 || choice(op, weights, e) > choice(op, weights, best)))
+                best = e;
         insert(chosen, chosen_weights, i, best, weights[best]);
         sum += weights[best];
         weights[best] = -1;
     }
     if (op->normalized)
-        for (int i = 0; i < k; i++) chosen_weights[i] /= sum;
+        for (int i = 0; i < k; i++) chosen_weights[i] /= sum + op->eps;
+    for (int i = 0; i < k; i++) chosen_weights[i] *= op->scale;
 }
 
 void moe_number_pairs(const MoeOp *op, const MoeMemory *memory) {

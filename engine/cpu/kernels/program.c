@@ -16,6 +16,7 @@ static const OpKernels *const op_kernels[NUM_OP_KINDS] = {
     [OP_SOFTCAP] = &softcap_kernels,
     [OP_GATHER] = &gather_kernels,
     [OP_MOE] = &moe_kernels,
+    [OP_LOW_RANK] = &low_rank_kernels,
 };
 
 EXPORT int program_version(void) { return PROGRAM_VERSION; }
@@ -27,6 +28,7 @@ EXPORT int struct_bytes(int which) {
         sizeof(Run),       sizeof(Norm),        sizeof(LayerCache),  sizeof(Expert),    sizeof(EmbedOp),
         sizeof(NormOp),    sizeof(LinearOp),    sizeof(RotaryOp),    sizeof(AttentionOp),
         sizeof(ActAndMulOp), sizeof(AddScaledOp), sizeof(SoftcapOp), sizeof(GatherOp),  sizeof(MoeOp),
+        sizeof(LowRank),   sizeof(Delta),       sizeof(LowRankOp),
     };
     return which >= 0 && which < (int)(sizeof(sizes) / sizeof(*sizes)) ? sizes[which] : -1;
 }

@@ -9,7 +9,7 @@
 #pragma once
 #include "matrix.h"
 
-enum { PROGRAM_VERSION = 1 };
+enum { PROGRAM_VERSION = 4, MAX_EXPERT_GROUPS = 64 };
 
 enum OpKind {
     OP_EMBED,
@@ -22,11 +22,12 @@ enum OpKind {
     OP_SOFTCAP,
     OP_GATHER,
     OP_MOE,
+    OP_LOW_RANK,
     NUM_OP_KINDS
 };
 enum RowSet { ROWS_TOKENS, ROWS_LOGITS };
 enum NormKind { NORM_NONE, NORM_RMS, NORM_LAYER };
-enum Activation { ACT_NONE, ACT_SILU, ACT_RELU, ACT_GELU, ACT_GELU_TANH, ACT_GELU_SIGMOID };
+enum Activation { ACT_NONE, ACT_SILU, ACT_RELU, ACT_GELU, ACT_GELU_TANH, ACT_GELU_SIGMOID, ACT_RELU2 };
 enum Epilogue { EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_ACT, EPILOGUE_ACT_AND_MUL };
 enum KVFormat { KV_F32, KV_F16, KV_BF16, KV_INT8, KV_FP8 };
 
@@ -43,7 +44,7 @@ typedef struct {
 } Norm;
 
 /* out = scale * table[ids] + positions[position + position_offset]; without a table or without
-   positions (data NULL) only the other. */
+   positions (data NULL) only the other. `run->embeddings` may replace rows of the table. */
 typedef struct {
     OpHeader header;
     int32_t out;
@@ -91,6 +92,7 @@ typedef struct {
     int32_t norm_width;      /* elements normalized together: head_dim, or all heads' */
     int32_t two_dimensional; /* the second half of the pairs uses the second position */
     int32_t num_positions;   /* rows of cos_sin */
+    int32_t norm_after;      /* normalize after the rotation */
     Norm q_norm, k_norm;     /* weight fp32 [num_heads * head_dim]; kind NORM_NONE: none */
     const float *cos_sin;    /* [num_positions, head_dim]: cosines, then sines; NULL: no rotation */
     LayerCache cache;
@@ -149,11 +151,39 @@ typedef struct {
     int32_t x, out, num_experts, experts_per_token, normalized;
     int32_t hidden_size, expert_size, shared_size; /* shared_size 0: no shared expert */
     int32_t exact;
-    ActAndMulOp act; /* its x and out are unused */
-    Matrix router, shared_router;
+    int32_t sigmoid, groups, top_groups; /* see RouterConfig; groups 1: all experts */
+    float eps, scale;
+    ActAndMulOp act;              /* its x and out are unused */
+    Matrix router, shared_router; /* shared_router.data NULL: the shared expert has weight 1 */
     const float *router_bias;
+    const float *correction; /* added to the scores for the choice; NULL: none */
     const Expert *experts; /* [num_experts], then the shared one */
 } MoeOp;
+
+/* Columns first .. first + columns of a row of results += (a * x) * b, a [rank, width of x] and b
+   [rank, columns]. Without a (data NULL) += b * x, b [columns, width of x]. Float matrices. */
+typedef struct {
+    int32_t first, columns, rank; /* rank 0 without a */
+    Matrix a, b;
+} LowRank;
+
+/* What one set of adapters changes in the results of a matmul, without the bias: results = gain *
+   results + offset, then the parts are added. `rank` is the sum of the parts'. gain, offset fp32
+   [width]; NULL: none. */
+typedef struct {
+    int32_t num_parts, rank;
+    const LowRank *parts;
+    const float *gain, *offset;
+} Delta;
+
+/* Apply to the rows of out, which a matmul of x with this bias has written, the changes of the set of
+   adapters of each row (`run->sets`): deltas [num_sets]. The array may change between two runs. */
+typedef struct {
+    OpHeader header;
+    int32_t x, out, num_sets;
+    const Delta *deltas;
+    const float *bias; /* NULL: none */
+} LowRankOp;
 
 typedef union {
     OpHeader header;
@@ -167,6 +197,7 @@ typedef union {
     SoftcapOp softcap;
     GatherOp gather;
     MoeOp moe;
+    LowRankOp low_rank;
 } Op;
 
 typedef struct {
@@ -186,11 +217,14 @@ typedef struct {
     const int32_t *block_table;
 } Span;
 
-/* One batch. The caller allocates `buffers` (one pointer per buffer, 64-byte aligned, rows of
+/* One batch. `sets` are the sets of adapters of the tokens, -1 for none; NULL: no token has any.
+   `embeddings` are rows that replace those of the table of embeddings, NULL for none; NULL: no
+   token has one. The caller allocates `buffers` (one pointer per buffer, 64-byte aligned, rows of
    `width` floats without padding) and `workspace`. */
 typedef struct {
     int32_t num_tokens, num_logits, num_spans, num_threads;
-    const int32_t *ids, *positions, *second_positions, *slots, *logits_rows;
+    const int32_t *ids, *positions, *second_positions, *slots, *logits_rows, *sets;
+    const float *const *embeddings;
     const Span *spans;
     float *const *buffers;
     const Buffer *widths; /* of the program */
@@ -226,4 +260,5 @@ typedef struct {
 } OpKernels;
 
 extern const OpKernels embed_kernels, norm_kernels, linear_kernels, rotary_kernels, attention_kernels,
-    act_and_mul_kernels, add_scaled_kernels, softcap_kernels, gather_kernels, moe_kernels;
+    act_and_mul_kernels, add_scaled_kernels, softcap_kernels, gather_kernels, moe_kernels,
+    low_rank_kernels;

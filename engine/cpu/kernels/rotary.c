@@ -113,8 +113,9 @@ static void compute(const Op *base, const Run *run, int phase, int chunk, Scratc
         const int kv_row = head - op->num_heads; /* keys' heads, then values' */
         float *x = run->buffers[op->qkv] + i * op->head_dim;
         if (kv_row < op->num_kv_heads) {
-            norm_head(op, head, x);
+            if (!op->norm_after) norm_head(op, head, x);
             if (op->cos_sin) rotate_head(op, run, row, x);
+            if (op->norm_after) norm_head(op, head, x);
         }
         if (kv_row >= 0) store_row(op, run->slots[row], kv_row, x);
     }

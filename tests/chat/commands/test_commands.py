@@ -74,6 +74,19 @@ def test_an_answer_is_saved_with_its_metadata(chat: Chat) -> None:
     assert answer.model == str(chat.state.chat_model.path) and answer.seconds is not None
 
 
+def test_a_sliding_context_is_set_and_told(chat: Chat) -> None:
+    assert chat.send("/set overflow sliding") == "overflow = sliding\n"
+    assert chat.send("/set num_keep 5") == "overflow_keep = 5\n"
+    shown = chat.send("Why?", {"text": "So.", "dropped": 40})
+    assert "the context was full: 40 tokens in its middle were dropped" in shown
+    params = chat.engine.params[-1]
+    assert (params.overflow, params.overflow_keep) == ("sliding", 5)
+    assert chat.stored().settings["overflow"] == "sliding"
+    chat.send("/set overflow default")
+    assert "dropped" not in chat.send("Why?", "So.")
+    assert chat.engine.params[-1].overflow == "error"
+
+
 def test_undo_and_switch_keep_all_messages(chat: Chat) -> None:
     chat.send("one", "A")
     chat.send("two", "B")
@@ -246,6 +259,8 @@ def test_model_switches_within_the_conversation(chat: Chat, tmp_path: Path) -> N
     assert chat.engine.num_closes == 0
     chat.send(f"/model {other}")
     assert chat.engine.num_closes == 1 and str(other) in chat.send("/model")
+    tip = chat.state.conversation.tip  # counted anew: the bar shows the new model's tokens
+    assert tip is not None and tip.completion_tokens == 0 and tip.prompt_tokens
     chat.send("q2", "b")
     assert "assistant\na<|im_end|>" in chat.engine.prompt_text()
     assert chat.engine.params[-1].temperature == 0.5

@@ -231,6 +231,44 @@ def test_completions(client: openai.OpenAI) -> None:
     assert sum(len(one.tokens or ()) for one in found) == 6
 
 
+def test_several_answers_have_consecutive_seeds(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"temperature": 1, "logprobs": True}
+    alone = [complete(client, seed=seed, **options) for seed in (5, 6, 7)]
+    whole = complete(client, seed=5, n=3, **options)
+    assert [one.index for one in whole.choices] == [0, 1, 2]
+    for choice, one in zip(whole.choices, alone, strict=True):
+        assert choice.message.content == one.choices[0].message.content
+        assert choice.logprobs == one.choices[0].logprobs
+    assert whole.usage.prompt_tokens == alone[0].usage.prompt_tokens
+    assert whole.usage.completion_tokens == sum(one.usage.completion_tokens for one in alone)
+    streamed: list[list[Any]] = [[], [], []]
+    for chunk in complete(client, seed=5, n=3, stream=True, **options):
+        streamed[chunk.choices[0].index].append(chunk.choices[0])
+    for choices, expected in zip(streamed, whole.choices, strict=True):
+        assert choices[0].delta.role == "assistant"
+        assert "".join(one.delta.content or "" for one in choices) == expected.message.content
+        assert [one.finish_reason for one in choices][-2:] == [None, expected.finish_reason]
+        found = [token for one in choices if one.logprobs for token in one.logprobs.content]
+        assert found == expected.logprobs.content
+
+
+def test_the_beams_of_a_search(client: openai.OpenAI, folder: Path) -> None:
+    result = swiftchat(
+        *("-m", str(folder), *OPTIONS, "--no-attach", "--no-template", "-p", "Once upon"),
+        *("--beams", "3", "--samples", "2", "-n", "6", "--early-stopping", "true", "--json"),
+    )
+    expected = [one["content"] for one in json.loads(result.stdout)["answers"]]
+    options: dict[str, Any] = {"model": "tiny", "prompt": "Once upon", "n": 2, "max_tokens": 6}
+    options["extra_body"] = {"beams": 3, "early_stopping": True}
+    whole = client.completions.create(best_of=2, **options)
+    assert [one.text for one in whole.choices] == expected and len(set(expected)) == 2
+    assert whole.usage is not None and whole.usage.completion_tokens == 12
+    texts = ["", ""]
+    for chunk in client.completions.create(stream=True, **options):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == expected
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
@@ -244,7 +282,11 @@ def test_completions(client: openai.OpenAI) -> None:
             },
             "response_format",
         ),
-        ({"n": 2}, "n"),
+        ({"n": 65}, "n"),
+        ({"n": 2}, None),  # greedy: both would be the same
+        ({"n": 3, "extra_body": {"beams": 2}}, "n"),
+        ({"extra_body": {"diversity_rate": 2}}, "diversity_rate"),
+        ({"extra_body": {"beams": 2}, "logprobs": True}, None),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {"five": 1}}, "logit_bias"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -266,12 +308,6 @@ def test_what_is_not_supported_is_refused(
         with pytest.raises(openai.BadRequestError) as caught:
             complete(client, stream=is_stream, **options)
         assert caught.value.type == "invalid_request_error" and caught.value.param == param
-
-
-def test_embeddings_are_not_implemented(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.InternalServerError, match="does not compute embeddings") as caught:
-        client.embeddings.create(model="tiny", input="x")
-    assert caught.value.status_code == 501
 
 
 def test_a_prompt_longer_than_the_context(client: openai.OpenAI) -> None:

@@ -263,6 +263,30 @@ def test_an_unexpected_error_does_not_end_the_server(
     assert capfd.readouterr().err.count("error: /v1/chat/completions") == 1
 
 
+def test_an_error_of_one_answer_is_that_of_the_request(folder: Path) -> None:
+    failing = {"text": "begin", "error": "the GPU is gone"}
+    with serving(folder, "fine", failing, "fine", "fine", failing, "fine") as served:
+        status, body = served.chat(n=3)
+        assert status == 503 and body["error"]["message"] == "the GPU is gone"
+        status, events = served.chat(n=2, stream=True)
+        assert status == 200 and events[-1]["error"]["message"] == "the GPU is gone"
+        assert served.chat()[0] == 200
+
+
+def test_each_answer_counts_as_one_of_the_most_at_a_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers_module, "_MAX_ANSWERS", 2)
+    with serving(folder, "one", "two", "three") as served:
+        status, body = served.chat(n=3)
+        assert status == 503 and body["error"]["code"] == "busy"
+        assert [one["message"]["content"] for one in served.chat(n=2)[1]["choices"]] == [
+            "one",
+            "two",
+        ]
+        assert served.chat()[0] == 200
+
+
 def test_too_many_requests_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers_module, "_MAX_ANSWERS", 1)
     with serving(folder, {"text": "x" * 1000, "delay_s": 0.05}, "fine") as served:

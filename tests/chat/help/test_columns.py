@@ -4,7 +4,7 @@ import pytest
 
 from swiftchat.chat.commands.registry import COMMANDS
 from swiftchat.chat.help.columns import two_columns
-from swiftchat.chat.help.pages import KEYS
+from swiftchat.chat.help.conversation_pages import KEYS
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 80, 200])

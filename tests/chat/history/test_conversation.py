@@ -1,12 +1,10 @@
 """Turns and the context of a conversation."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.tool_call import ToolCall, parse_tool_calls
-from swiftchat.errors import ContextOverflow
 
 
 def test_undo_moves_by_whole_turns() -> None:
@@ -20,29 +18,14 @@ def test_undo_moves_by_whole_turns() -> None:
     assert conversation.undo() == 0
 
 
-def encode(messages: list[dict[str, str]]) -> list[int]:
-    return list(b"".join(m["content"].encode() for m in messages))
-
-
-def test_a_full_context_is_an_error() -> None:
+def test_versions_leave_out_whole_turns_but_not_the_system_prompt() -> None:
     conversation = Conversation("S")
-    conversation.add("user", "x" * 9)
-    assert conversation.fit_context(encode, 11, "error") == (list(b"S" + b"x" * 9), 0)
-    for size in (10, 9):
-        with pytest.raises(ContextOverflow, match="10 tokens"):
-            conversation.fit_context(encode, size, "error")
-        with pytest.raises(ContextOverflow):  # nothing older to leave out
-            conversation.fit_context(encode, size, "drop-oldest")
-
-
-def test_drop_oldest_drops_whole_turns_but_not_the_system_prompt() -> None:
-    conversation = Conversation("S")
-    for text in ("aaaa", "bbbb", "cccc"):
+    for text in ("a", "b"):
         conversation.add("user", text)
         conversation.add("assistant", text.upper())
-    conversation.add("user", "d")
-    ids, num_dropped = conversation.fit_context(encode, 12, "drop-oldest")
-    assert (bytes(ids), num_dropped) == (b"SccccCCCCd", 4)
+    conversation.add("user", "c")
+    found = [(n, "".join(m["content"] for m in one)) for n, one in conversation.versions()]
+    assert found == [(0, "SaAbBc"), (2, "SbBc"), (4, "Sc")]
 
 
 def turn_with_tools(conversation: Conversation) -> ToolCall:

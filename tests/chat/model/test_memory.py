@@ -10,7 +10,7 @@ from swiftchat.chat.model import memory
 from swiftchat.chat.model.memory import DeviceMemory, fits_beside
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.weights.model.directory import Model
-from tests.chat.subcommands.test_download import make_model
+from tests.support.zero_model import make_zero_model
 
 INFO = EngineInfo("cpu, avx2 kernels", "float32", 1000, 4000, 512, 8000, 2048, 1, 0.125)
 
@@ -18,7 +18,7 @@ INFO = EngineInfo("cpu, avx2 kernels", "float32", 1000, 4000, 512, 8000, 2048, 1
 def test_a_second_model_fits_with_a_context_as_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = make_model(tmp_path / "tiny")
+    folder = make_zero_model(tmp_path / "tiny")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
     model = Model.open(folder)

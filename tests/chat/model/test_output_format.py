@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,27 @@ from swiftchat.chat.model.reasoning import FORMATS
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.engine.api.vocabulary import Vocabulary
 from swiftchat.engine.schedule.constraint import Constraint
+from swiftchat.engine.schedule.token_trie import TokenTrie
 from swiftchat.errors import FileSystemError, UsageError
 
 STOP, THINK, END_THINK = 0, 1, 2
 CONTROL = {"<stop>": STOP, "<think>": THINK, "</think>": END_THINK}
 WORDS = (b'{"', b'":', b'", "', b"true", b"null", b"}", b"\n  ")
 PIECES = (*(text.encode() for text in CONTROL), *(bytes([i]) for i in range(256)), *WORDS)
-VOCABULARY = Vocabulary(PIECES, tuple(CONTROL.values()), (STOP,))
+
+
+@cache
+def trie(special: tuple[int, ...]) -> TokenTrie:
+    return TokenTrie(Vocabulary(PIECES, special, (STOP,)))
+
+
+TRIE = trie(tuple(CONTROL.values()))
 
 
 def walk(grammar: str, seed: int, control: Mapping[str, int] = CONTROL) -> str:
     """Return a random text of a grammar; it ends where it may, and prefers to leave reasoning."""
-    vocabulary = Vocabulary(PIECES, tuple({STOP, *control.values()}), (STOP,))
     constraint, choose, text = (
-        Constraint(vocabulary, grammar, len(PIECES)),
+        Constraint(trie(tuple({STOP, *control.values()})), grammar, len(PIECES)),
         random.Random(seed),
         b"",
     )
@@ -108,7 +116,7 @@ def test_json_objects_do_not_loop_in_blanks() -> None:
     form = chosen_format(ChatConfig(json_object=True))
     assert form is not None and form.is_json
     constraint = Constraint(
-        VOCABULARY, output_grammar(form, None, CONTROL, is_thinking=False), len(PIECES)
+        TRIE, output_grammar(form, None, CONTROL, is_thinking=False), len(PIECES)
     )
     for text in (b"{", b"\n", *[b" "] * 24):
         constraint.accept(PIECES.index(text))
@@ -118,21 +126,71 @@ def test_json_objects_do_not_loop_in_blanks() -> None:
 
 
 def test_regular_expressions() -> None:
-    for pattern in (r"[0-9]{4}-[0-9]{2}", r"a/b|c\/d", "yes|no"):
+    for pattern in (
+        r"[0-9]{4}-[0-9]{2}",
+        r"a/b|c\/d",
+        "yes|no",
+        r"(?i:Ok)[.!]?",
+        r"\d{2}:\d{2}(:\d{2})?",
+        r"[^a-z\W]{1,3}-",
+        r"(ab|a)(c|bcd)?",
+        r"\x41\u00e9{2}",
+        "",
+    ):
         form = chosen_format(ChatConfig(regex=pattern))
         assert form is not None
         assert all(re.fullmatch(pattern, answer(form, seed)) for seed in range(5))
 
 
+LIST, TREE = "a(, a){0,3}", r"\((x|\((x|\(x\)){1,2}\)){1,2}\)"
+CALL = r'turn (on|off) \{"room": ?"[a-z]{1,5}"\}'
+MARK = "(low|high): -?[0-9]{1,3}(\\.[0-9])?"
+
+
 @pytest.mark.parametrize(
-    "grammar", ['start: "a" (", " "a"){0,3}', 'root ::= "a" more{0,3}\nmore ::= ", a"']
+    ("grammar", "expected"),
+    [
+        ('start: "a" (", " "a"){0,3}', LIST),
+        ('root ::= "a" more{0,3}\nmore ::= ", a"', LIST),
+        # Terminals, alternatives, optional parts, characters by class, and comments.
+        (
+            'start: LEVEL ": " NUMBER  // a mark\nLEVEL: "low" | "high"\n'
+            "NUMBER: /-?[0-9]{1,3}/ (/[.]/ /[0-9]/)?",
+            MARK,
+        ),
+        (
+            'root ::= level ": " "-"? digit{1,3} ("." digit)?  # a mark\n'
+            'level ::= "low" | "high"\ndigit ::= [0-9]',
+            MARK,
+        ),
+        # Rules that nest, to a depth.
+        (
+            'start: "(" one (one)? ")"\none: "x" | "(" two (two)? ")"\ntwo: "x" | "(" "x" ")"',
+            TREE,
+        ),
+        (
+            'root ::= "(" one one? ")"\none ::= "x" | "(" two two? ")"\ntwo ::= "x" | "(x)"',
+            TREE,
+        ),
+        # A JSON document inside a text.
+        (
+            'start: "turn " ("on" | "off") " " @args\nargs: %json {"type": "object", '
+            '"properties": {"room": {"type": "string", "pattern": "^[a-z]{1,5}$"}}, '
+            '"required": ["room"], "additionalProperties": false, '
+            '"x-guidance": {"whitespace_pattern": " ?", "item_separator": ","}}'.replace("@", ""),
+            CALL.replace('":', '" ?:').replace(r"\{", r"\{ ?").replace(r"\}", r" ?\}"),
+        ),
+        # The end of one part is where the next begins.
+        ('start: "<b>" body\nbody[suffix="</b>"]: /[a-z<\\/]{0,9}/', "<b>[a-z<\\/]{0,9}</b>"),
+    ],
 )
-def test_grammars_in_lark_and_gbnf(grammar: str, tmp_path: Path) -> None:
-    file = tmp_path / "list"
+def test_grammars_in_lark_and_gbnf(grammar: str, expected: str, tmp_path: Path) -> None:
+    file = tmp_path / "grammar"
     file.write_text(grammar)
     form = chosen_format(ChatConfig(grammar=str(file)))
     assert form is not None
-    assert all(re.fullmatch("a(, a){0,3}", answer(form, seed)) for seed in range(5))
+    for seed in range(8):
+        assert re.fullmatch(expected, text := answer(form, seed)), text
 
 
 @pytest.mark.parametrize("reasoning", FORMATS, ids=lambda one: one.close)
@@ -142,7 +200,7 @@ def test_reasoning_comes_before_the_answer(reasoning: Any, is_thinking: bool) ->
     form = chosen_format(ChatConfig(regex="[0-9]{3}"))
     assert form is not None
     grammar = output_grammar(form, reasoning, {}, is_thinking=is_thinking)
-    constraint = Constraint(VOCABULARY, grammar, len(PIECES))
+    constraint = Constraint(TRIE, grammar, len(PIECES))
     opening = "" if is_thinking else reasoning.opens[0]
     head = reasoning.heads[0] if reasoning.heads else ""
     for byte in f"{opening}hm 7 {reasoning.close}\n\n{head}123".encode():

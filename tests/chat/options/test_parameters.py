@@ -9,7 +9,8 @@ from click.testing import CliRunner
 from swiftchat.chat import cli
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS
 from swiftchat.chat.options.config import config_path, load_config_file
-from swiftchat.chat.options.parameters import PARAMETERS
+from swiftchat.chat.options.option_types import Number
+from swiftchat.chat.options.parameters import PARAMETERS, Parameter
 from swiftchat.errors import UsageError
 from tests.chat.commands.test_commands import Chat, chat
 
@@ -42,7 +43,17 @@ WRONG = {
     "dry_allowed_length": "0",
     "no_repeat_ngram": "-1",
     "min_tokens": "-1",
+    "speculate": "fast",
+    "speculate_tokens": "9",
+    "overflow": "drop",
+    "overflow_keep": "-1",
+    "beams": "65",
+    "length_penalty": "-11",
+    "diversity_rate": "-1",
+    "early_stopping": "soon",
 }
+VALUES = {"speculate": "ngram", "overflow": "sliding", "early_stopping": "never"}
+NUMBERS = [name for name, one in PARAMETERS.items() if isinstance(one, Parameter)]
 
 
 def write_config(text: str) -> None:
@@ -68,16 +79,17 @@ def test_every_name_is_a_flag_a_variable_and_a_setting(
 ) -> None:
     (found,) = [one for one in CHAT_OPTIONS if f"--{name.replace('_', '-')}" in one.opts]
     assert found.name == option
-    first, _, note = chat.send(f"/set {name} 1").strip().partition("; ")
-    assert first in (f"{option} = 1", f"{option} = 4096")  # the fake engine has a fixed context
+    value = VALUES.get(option, 1)
+    first, _, note = chat.send(f"/set {name} {value}").strip().partition("; ")
+    assert first in (f"{option} = {value}", f"{option} = 4096")  # the fake engine's context
     assert bool(note) != PARAMETERS[option].is_sampled
     if option == "logprobs":
         return
     variable = f"SWIFTCHAT_{name.upper()}"
     monkeypatch.setenv(variable, "abc")
     assert f"{variable}: must be {PARAMETERS[option].rule}" in usage_error("-p", "x")
-    write_config(f"{name} = 1\n")
-    assert load_config_file({option}) == {option: 1}
+    write_config(f"{name} = {value!r}\n")
+    assert load_config_file({option}) == {option: value}
 
 
 @pytest.mark.parametrize("option", PARAMETERS)
@@ -91,15 +103,29 @@ def test_wrong_values_say_the_range(chat: Chat, option: str) -> None:
         assert f"must be {rule}, not {value!r}" in usage_error(flag)
 
 
+def test_a_file_may_have_a_boolean() -> None:
+    assert Number(PARAMETERS["early_stopping"]).convert(True, None, None) == "true"
+
+
 @pytest.mark.parametrize("word", ["off", "default"])
-@pytest.mark.parametrize("option", PARAMETERS)
-def test_off_and_default_unset_every_parameter(chat: Chat, option: str, word: str) -> None:
+@pytest.mark.parametrize("option", NUMBERS)
+def test_off_and_default_unset_every_number(chat: Chat, option: str, word: str) -> None:
     before = chat.send(f"/set {option}")
-    value = 7 if PARAMETERS[option].kind is int else 0.5 if 0.5 in PARAMETERS[option].range else 2
+    parameter = PARAMETERS[option]
+    assert isinstance(parameter, Parameter)
+    value = 7 if parameter.kind is int else 0.5 if 0.5 in parameter.range else 2
     chat.send(f"/set {option} {value}")
     assert chat.send(f"/set {option}") != before or option == "ctx_size"
     chat.send(f"/set {option} {word}")
     assert chat.send(f"/set {option}") == before
+
+
+def test_off_is_a_choice_and_default_unsets_it(chat: Chat) -> None:
+    assert "speculate          auto" in chat.send("/set speculate")
+    assert chat.send("/set speculate off") == "speculate = off\n"
+    assert chat.state.chat_model.params.speculate == "off"
+    assert chat.send("/set speculate default") == "speculate = auto\n"
+    assert chat.state.chat_model.params.speculate == "auto"
 
 
 def test_off_unsets_options_of_the_command_line_too(chat: Chat) -> None:

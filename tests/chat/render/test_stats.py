@@ -4,19 +4,55 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from swiftchat.chat.render.stats import host_sampling
+from swiftchat.chat.render.stats import host_sampling, speculation, speculation_json
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import EngineInfo
+from swiftchat.engine.api.protocol import EngineInfo, Finished, Speculated
 
 INFO = EngineInfo("H", "float32", 1000, 4000, 512, 8000, 2048, 1, 0.125)
 
 
 def test_statistics_name_the_controls_that_stop_captured_steps() -> None:
     gpu = replace(INFO, replays_steps=True)
-    answer: Any = SimpleNamespace(params=SamplingParams(dry_multiplier=0.8, typical_p=0.9))
+    answer: Any = SimpleNamespace(
+        params=SamplingParams(dry_multiplier=0.8, typical_p=0.9), is_constrained=False
+    )
     assert host_sampling(answer, INFO) == ""
     assert host_sampling(answer, gpu) == (
         "slower: the host samples because of dry_multiplier, typical_p"
     )
-    answer = SimpleNamespace(params=SamplingParams(repeat_penalty=1.2, top_k=5, min_p=0.1))
+    answer = SimpleNamespace(
+        params=SamplingParams(repeat_penalty=1.2, top_k=5, min_p=0.1), is_constrained=True
+    )
     assert host_sampling(answer, gpu) == ""
+    assert host_sampling(answer, replace(gpu, pp=2)).endswith("because of a grammar")
+
+
+def test_statistics_say_what_speculation_brought() -> None:
+    found = Speculated("ngram", num_steps=10, num_proposed=40, num_accepted=30, gain=1.875)
+    result = Finished("stop", 5, 0, 60, 0.1, 0.5, 7, found)
+    answer: Any = SimpleNamespace(params=SamplingParams(), result=result, is_constrained=False)
+    assert speculation(answer, INFO) == (
+        "ngram · 75 % of 40 tokens accepted, 3.0 a step · decoding 1.88 × as fast"
+    )
+    assert speculation_json(answer) == {
+        "proposer": "ngram",
+        "steps": 10,
+        "proposed_tokens": 40,
+        "accepted_tokens": 30,
+        "acceptance_rate": 0.75,
+        "mean_accepted_tokens": 3.0,
+        "gain": 1.875,
+    }
+
+
+def test_statistics_say_why_speculation_was_off() -> None:
+    result = Finished("stop", 5, 0, 60, 0.1, 0.5, 7)
+    answer: Any = SimpleNamespace(params=SamplingParams(), result=result, is_constrained=True)
+    assert speculation(answer, INFO, before=" · ") == " · off: the answer has a grammar"
+    answer.is_constrained = False
+    assert speculation(answer, INFO) == ""
+    assert speculation_json(answer) is None
+    answer.params = SamplingParams(repeat_penalty=1.2, min_tokens=3)
+    assert speculation(answer, INFO) == ""
+    gpu = replace(INFO, replays_steps=True)
+    assert speculation(answer, gpu) == "off because of repeat_penalty, min_tokens"

@@ -1,14 +1,12 @@
 """The prompt loop: errors of commands and answers never end a conversation."""
 
 import dataclasses
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from swiftchat.chat.commands.registry import BY_NAME
-from swiftchat.chat.terminal.error_report import reports_folder
 from tests.chat.commands.test_commands import Chat, chat
 
 __all__ = ["chat"]
@@ -35,22 +33,6 @@ def type_lines(chat: Chat, monkeypatch: pytest.MonkeyPatch, *lines: str) -> tupl
 
 def raise_key_error(*args: object) -> None:
     raise KeyError("unforeseen\x1b[2J")
-
-
-@pytest.mark.parametrize("name", BY_NAME)
-def test_an_unforeseen_error_of_a_command_keeps_the_conversation(
-    chat: Chat, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    broken = dataclasses.replace(BY_NAME[name], run=raise_key_error)
-    monkeypatch.setitem(BY_NAME, name, broken)
-    chat.engine.answers += [{"text": "A"}, {"text": "B"}]
-    output, code = type_lines(chat, monkeypatch, "one", f"{name} x", "two")
-    assert code == 0 and chat.path() == ["one", "A", "two", "B"]
-    assert output.count("error: internal error: KeyError") == 1 and "\x1b[2J" not in output
-    (report,) = reports_folder().iterdir()
-    assert str(report) in output and "Traceback" not in output
-    assert "raise_key_error" in report.read_text()
-    assert stat.S_IMODE(report.stat().st_mode) == 0o600
 
 
 def test_an_unforeseen_error_in_an_answer_restores_the_message(

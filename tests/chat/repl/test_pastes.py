@@ -1,7 +1,6 @@
 """Text that is typed or pasted while no prompt reads it becomes a draft."""
 
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,21 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chat.test_process import Program
 from tests.support import fake_engine
-from tests.support.paste_trials import ENDS, MOMENTS, Trial, run_trial
+from tests.support.program import Program
 from tests.support.terminal import Terminal
 
 Chat = Callable[..., Terminal]
 LONG = {"text": "x" * 3000, "delay_s": 0.01}
-
-
-@pytest.mark.parametrize("number", range(10))
-def test_a_pasted_megabyte_is_never_sent_and_never_runs(number: int) -> None:
-    """`python -m tests.support.paste_trials` runs more of them."""
-    delay_s = random.Random(number).uniform(0, 0.6)
-    moment, end = MOMENTS[number % len(MOMENTS)], ENDS[number % len(ENDS)]
-    assert run_trial(Trial(moment, end, delay_s, 1 << 20)) == ""
 
 
 @pytest.fixture

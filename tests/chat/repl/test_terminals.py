@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from swiftchat.chat.history.store import sessions_path
-from tests.chat.test_process import Program
 from tests.support import fake_engine
+from tests.support.program import Program
 from tests.support.terminal import Terminal
 
 SIZES = [(80, 24), (20, 10), (200, 60)]
@@ -165,7 +165,7 @@ class Tmux:
         """Return scrollback and screen; wrapped lines are joined."""
         return self.run("capture-pane", "-p", "-J", "-S", "-")
 
-    def wait_for(self, wanted: Callable[[str], bool], seconds: float = 15) -> str:
+    def wait_for(self, wanted: Callable[[str], bool], seconds: float = 60) -> str:
         deadline = time.monotonic() + seconds
         while not wanted(text := self.screen_text()):
             assert time.monotonic() < deadline, text

@@ -4,14 +4,19 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swiftchat.chat.model.chat_model import ChatModel
+from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.subcommands.batch.answers import answer_lines
 from swiftchat.chat.subcommands.batch.lines import Line, parse_request, split_lines
 from swiftchat.chat.subcommands.batch.output import AnswerFile, Stdout
-from swiftchat.errors import UsageError
+from swiftchat.errors import DeviceError, UsageError
+from tests.support.fake_engine import FakeEngine, make_folder
 from tests.support.worker_processes import wait_until
 
 GREEDY = {"temperature": 0, "max_tokens": 8}
@@ -55,9 +60,9 @@ def test_each_line_is_answered_as_alone_and_bad_lines_are_errors(command: list[s
     assert "no option 'color'" in errors[1]["message"] and "not JSON" in errors[2]["message"]
     assert done.returncode == 5, "the code of the first error"
     assert "9 lines · 6 answered · 3 errors" in done.stderr
-    for prompt, one in zip(prompts, found, strict=False):
-        (alone,) = records(run(command, "-", stdin=jsonl([prompt])).stdout)
-        assert (alone["content"], alone["finish_reason"]) == (one["content"], one["finish_reason"])
+    alone = records(run(command, "-", "--parallel", "1", stdin=jsonl(prompts)).stdout)
+    for one, other in zip(alone, found, strict=False):
+        assert (one["content"], one["finish_reason"]) == (other["content"], other["finish_reason"])
 
 
 def test_a_file_has_the_answers_in_order(command: list[str], tmp_path: Path) -> None:
@@ -81,7 +86,7 @@ def test_a_file_has_the_answers_in_order(command: list[str], tmp_path: Path) -> 
 def test_a_killed_batch_continues_with_the_missing_lines(
     command: list[str], tmp_path: Path
 ) -> None:
-    lines = [{"prompt": f"Write about {n}.", "temperature": 0, "max_tokens": 40} for n in range(20)]
+    lines = [{"prompt": f"Write about {n}.", "temperature": 0, "max_tokens": 40} for n in range(12)]
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(jsonl(lines))
     arguments = [*command, str(source), "-o", str(out), "--parallel", "2"]
@@ -101,7 +106,7 @@ def test_a_killed_batch_continues_with_the_missing_lines(
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert done.returncode == 0 and "from before" in done.stderr
     found = out.read_text().splitlines()
-    assert [json.loads(one)["line"] for one in found] == list(range(1, 21))
+    assert [json.loads(one)["line"] for one in found] == list(range(1, 13))
     assert set(kept) <= set(found)
     other = run(command, str(out), "-o", str(out))
     assert other.returncode == 2 and "something else than answers to this input" in other.stderr
@@ -184,3 +189,72 @@ def test_stdout_waits_for_earlier_lines(capsys: pytest.CaptureFixture[str]) -> N
     assert [one["line"] for one in records(capsys.readouterr().out)] == [1, 3]
     out.add({"line": 4})
     assert capsys.readouterr().out == '{"line": 4}\n'
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[tuple[FakeEngine, ChatModel]]:
+    engine = FakeEngine([])
+    with ChatModel(make_folder(tmp_path / "model"), ChatConfig(), engine.start) as chat_model:
+        yield engine, chat_model
+
+
+def answered(chat_model: ChatModel, *values: Any) -> list[Any]:
+    lines = split_lines(jsonl(list(values)))
+    found = [record for _, record in answer_lines(chat_model, iter(lines), None, 4)]
+    return sorted(found, key=lambda record: record["line"])
+
+
+def test_a_line_may_have_several_answers(fake: tuple[FakeEngine, ChatModel]) -> None:
+    engine, chat_model = fake
+    engine.answers = [{"text": text} for text in ("One.", "Two.", "Three.", "Other")]
+    several, single = answered(chat_model, {"prompt": "a", "samples": 3, "seed": 5}, "b")
+    assert [one["content"] for one in several["answers"]] == ["One.", "Two.", "Three."]
+    assert [params.seed for params in engine.params] == [5, 6, 7, None]
+    assert several["usage"]["completion_tokens"] == len("One.Two.Three.")
+    assert several["usage"]["prompt_tokens"] == several["answers"][0]["usage"]["prompt_tokens"]
+    assert single["content"] == "Other" and "answers" not in single
+
+
+def test_the_answers_of_a_line_may_be_beams(fake: tuple[FakeEngine, ChatModel]) -> None:
+    engine, chat_model = fake
+    engine.answers = [{"beams": [["Best.", -0.25], ["Second.", -0.5]]}]
+    line = {"prompt": "a", "beams": 4, "samples": 2, "early_stopping": True}
+    (found,) = answered(chat_model, line)
+    pairs = [(one["content"], one["beam_score"]) for one in found["answers"]]
+    assert pairs == [("Best.", -0.25), ("Second.", -0.5)]
+    (params,) = engine.params
+    assert (params.beams, params.returned_beams, params.early_stopping) == (4, 2, "true")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"samples": 2, "temperature": 0}, "2 samples with temperature 0"),
+        ({"samples": 3, "beams": 2}, "--samples 3 is above --beams 2"),
+        ({"samples": 65}, "65 is not in the range"),
+        ({"diversity_rate": 2}, "diversity_rate is for a beam search"),
+    ],
+)
+def test_contradictions_of_a_line_are_its_error(
+    line: dict[str, Any], message: str, fake: tuple[FakeEngine, ChatModel]
+) -> None:
+    engine, chat_model = fake
+    engine.answers = [{"text": "fine"}]
+    failed, other = answered(chat_model, {"prompt": "a", **line}, "b")
+    assert message in failed["error"]["message"] and failed["error"]["exit_code"] == 2
+    assert other["content"] == "fine"
+
+
+def test_an_error_of_one_answer_is_that_of_the_line(fake: tuple[FakeEngine, ChatModel]) -> None:
+    engine, chat_model = fake
+    engine.answers = [{"text": "One."}, {"error": "the GPU is gone"}]
+    with pytest.raises(DeviceError, match="the GPU is gone"):
+        answered(chat_model, {"prompt": "a", "samples": 2})
+
+
+def test_choices_may_be_json_booleans() -> None:
+    for value, text in ((True, "true"), (False, "false"), ("never", "never")):
+        line = Line(1, json.dumps({"prompt": "a", "beams": 2, "early_stopping": value}))
+        assert parse_request(line, None).options == {"beams": 2, "early_stopping": text}
+    with pytest.raises(UsageError, match="speculate: must be auto, off, ngram or draft"):
+        parse_request(Line(1, '{"prompt": "a", "speculate": true}'), None)

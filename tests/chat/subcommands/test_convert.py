@@ -4,10 +4,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from swiftchat.weights.store import default_store
 from tests.support import llama_layouts, tiny_gguf
@@ -44,36 +42,6 @@ def test_the_source_may_be_a_model_name(tmp_path: Path) -> None:
     missing = run("another", tmp_path / "none")
     assert missing.returncode == 3 and "model 'another' is not installed" in missing.stderr
     assert entry_names(tmp_path / "out") and not (tmp_path / "none").exists()
-
-
-class Payload:
-    def __init__(self, mark: Path) -> None:
-        self._mark = mark
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self._mark,))
-
-
-def test_bad_sources_exit_with_7_and_leave_no_files(tmp_path: Path) -> None:
-    source = tmp_path / "in"
-    llama_layouts.write_bin(source, tiny_llama())
-    file = source / "pytorch_model.bin"
-    whole = file.read_bytes()
-    for content, complaint in (
-        (None, "nothing was executed"),
-        (b"<html>not found</html>", "web page"),
-        (whole[: len(whole) // 2], "truncated"),
-    ):
-        if content is None:
-            torch.save({"w": Payload(tmp_path / "ran")}, file)
-        else:
-            file.write_bytes(content)
-        result = run(source, tmp_path / "out")
-        assert result.returncode == 7
-        error, hint = result.stderr.splitlines()
-        assert error.startswith("error: ") and str(file) in error and complaint in error
-        assert hint.startswith("hint: ")
-        assert entry_names(tmp_path) == ["in"]
 
 
 def test_other_exit_codes(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from swiftchat import errors
 from swiftchat.chat import cli
 from swiftchat.chat.commands.registry import BY_NAME, command_table
-from swiftchat.chat.help.pages import EXIT_CODES, FILLED, PAGES, page
+from swiftchat.chat.help.pages import FILLED, PAGES, page
+from swiftchat.chat.help.setup_pages import EXIT_CODES
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import SessionStore, list_names, sessions_path
 from swiftchat.chat.options.chat_options import SECTIONS

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from swiftchat.chat.model import chat_model as chat_model_module
+from swiftchat.chat.model import start as start_module
 from swiftchat.engine.api import attach as attach_module
 from swiftchat.engine.api.attach import attach
 from swiftchat.engine.api.client import EngineClient
@@ -30,6 +30,12 @@ from tests.support.worker_processes import ENDLESS, GREEDY, collect, has_ended, 
 OPTIONS = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
 CONFIG = EngineConfig(device="cpu", dtype="float32", num_threads=1)
 pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of a busy machine does not answer at once."""
+    monkeypatch.setattr(attach_module, "_ANSWER_S", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -279,12 +285,12 @@ def test_a_chat_does_not_attach_to_a_socket_of_another_user(
     runtime = RuntimeFolder()
     runtime.create()
     path = runtime.socket(engine_key(folder, CONFIG, os.environ))
-    monkeypatch.setattr(chat_model_module, "start_engine", lambda config, path: "its own")
+    monkeypatch.setattr(start_module, "start_engine", lambda config, path: "its own")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
         monkeypatch.setattr(os, "getuid", lambda: 12345)
-        assert chat_model_module.attach_or_start(CONFIG, folder) == "its own"
+        assert start_module.attach_or_start(CONFIG, folder) == "its own"
     assert "not a folder of this user" in capsys.readouterr().err
 
 

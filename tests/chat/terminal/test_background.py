@@ -9,8 +9,8 @@ import pytest
 
 from swiftchat.chat.terminal.input_scanner import ASK_BACKGROUND, InputEvent, InputScanner
 from tests.chat.terminal.test_terminal import Terminal
-from tests.chat.test_process import Program
 from tests.support import fake_engine
+from tests.support.program import Program
 
 LIGHT, DARK = b"rgb:ffff/ffff/ffff", b"rgb:0000/0000/0000"
 ANSWERS = [b"\x1b]11;" + LIGHT + end for end in (b"\x07", b"\x1b\\")]

@@ -44,7 +44,12 @@ def run(program: str, folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("signal", "raised"), [("SIGINT", "KeyboardInterrupt()"), ("SIGTERM", "SystemExit(143)")]
+    ("signal", "raised"),
+    [
+        ("SIGINT", "KeyboardInterrupt()"),
+        ("SIGTERM", "SystemExit(143)"),
+        ("SIGHUP", "SystemExit(129)"),
+    ],
 )
 def test_a_signal_in_a_callback_is_repeated(signal: str, raised: str, tmp_path: Path) -> None:
     assert run(CALLBACK.format(signal=signal), tmp_path) == (f"{raised}\n", "")

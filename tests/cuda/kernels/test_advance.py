@@ -45,9 +45,9 @@ def test_rows_advance_until_their_block_tables_end(gpu: Gpu) -> None:
 
 
 def test_too_many_rows_raise(gpu: Gpu) -> None:
-    rows = torch.zeros(129, dtype=torch.int32, device="cuda")
-    table, ring = rows.view(129, 1), torch.zeros(2, 129, dtype=torch.int32).pin_memory()
-    with pytest.raises(ValueError, match="128"):
+    rows = torch.zeros(257, dtype=torch.int32, device="cuda")
+    table, ring = rows.view(257, 1), torch.zeros(2, 257, dtype=torch.int32).pin_memory()
+    with pytest.raises(ValueError, match="256"):
         advance(
             gpu,
             rows,

@@ -65,6 +65,13 @@ def test_rows_with_nan_or_infinity(gpu: Gpu, vocab: int, bad: float) -> None:
     assert (ids[rest] == -1).all() and values[rest].isnan().all()
 
 
+def test_a_row_whose_ids_are_all_banned(gpu: Gpu) -> None:
+    """`penalties` makes their logits -1e30."""
+    logits = torch.full((3, 5000), -1e30, device="cuda")
+    logits[1, 4321] = -1e29
+    assert run(gpu, logits)[1].tolist() == [-2, 4321, -2]
+
+
 def test_graph_replay(gpu: Gpu) -> None:
     make, n, vocab = Inputs(3), 4, 50_257
     logits, workspace = make.normal(n, vocab), argmax_workspace(gpu, n)

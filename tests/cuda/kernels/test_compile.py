@@ -1,28 +1,19 @@
 """Every kernel compiles for every architecture, without a GPU."""
 
-import importlib
-import pkgutil
 import re
+from collections.abc import Iterable
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-from swiftchat.cuda import nvrtc, ops
+from swiftchat.cuda import nvrtc
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import KernelSpec, parse_arguments
 from swiftchat.errors import KernelCompileError
+from tests.support.kernel_variants import all_variants, chosen_variants
 
 NAMES = sorted(file.stem for file in nvrtc.KERNELS.glob("*/*.cu"))
-
-
-def all_variants() -> dict[str, list[KernelSpec]]:
-    """The variants of every kernel, from the operations' modules."""
-    found: dict[str, list[KernelSpec]] = {}
-    for info in pkgutil.iter_modules(ops.__path__):
-        module = importlib.import_module(f"{ops.__name__}.{info.name}")
-        for spec in getattr(module, "VARIANTS", []):
-            found.setdefault(spec.name, []).append(spec)
-    return found
 
 
 VARIANTS = all_variants()
@@ -66,30 +57,30 @@ def test_a_launch_needs_exactly_the_declared_arguments() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_every_value_and_every_pair_of_values_is_compiled(name: str) -> None:
+    chosen = chosen_variants(VARIANTS[name])
+    assert set(chosen) == set(nvrtc.ARCHITECTURES) and all(chosen.values())
+
+    def values(specs: Iterable[KernelSpec]) -> set[tuple[str, str]]:
+        return {value for spec in specs for value in spec.defines.items()}
+
+    def pairs(specs: Iterable[KernelSpec]) -> set[frozenset[tuple[str, str]]]:
+        return {frozenset(pair) for spec in specs for pair in combinations(spec.defines.items(), 2)}
+
+    assert values(chosen["sm_90a"]) == values(VARIANTS[name])
+    assert pairs(spec for specs in chosen.values() for spec in specs) == pairs(VARIANTS[name])
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
 def test_every_kernel_compiles(name: str, arch: str) -> None:
-    # All variants for sm_90a; for other architectures every sixth, beginning with another one.
-    chosen = VARIANTS[name]
-    if arch != "sm_90a":
-        chosen = chosen[nvrtc.ARCHITECTURES.index(arch) % len(chosen) :: 6]
-    for spec in chosen:
+    for spec in chosen_variants(VARIANTS[name])[arch]:
         assert nvrtc.compile_cubin(name, arch, spec.defines)[:4] == b"\x7fELF"
 
 
 def test_compile_error_names_file_and_line() -> None:
     with pytest.raises(KernelCompileError, match=r"(norm\.cu|common\.cuh)\(\d+\): error"):
         nvrtc.compile_cubin("norm", "sm_90a", {"DTYPE": "no_such_type", "LAYER_NORM": "0"})
-
-
-def test_damaged_cache_entry_is_compiled_again(tmp_path: Path) -> None:
-    cache, defines = CubinCache(tmp_path / "cubins"), VARIANTS["norm"][0].defines
-    cubin = cache.get("norm", "sm_90a", defines)
-    (file,) = (tmp_path / "cubins").iterdir()
-    entry = file.read_bytes()
-    for damaged in (b"", entry[:-1], entry[:100] + b"\0" + entry[101:]):
-        file.write_bytes(damaged)
-        assert cache.get("norm", "sm_90a", defines) == cubin
-        assert file.read_bytes() == entry
 
 
 def test_cached_kernel_is_not_compiled_again(tmp_path: Path, monkeypatch) -> None:

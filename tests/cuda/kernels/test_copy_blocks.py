@@ -39,6 +39,28 @@ def test_cache_of_more_than_2_gib(gpu: Gpu) -> None:
     assert torch.equal(cache[:, blocks - 1], source)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_swaps_to_pinned_memory_and_back(gpu: Gpu, dtype) -> None:
+    make = Inputs(4, dtype)
+    cache = make.normal(3, 7, 4, 16, 80)
+    host = torch.zeros(3, 5, 4, 16, 80, dtype=dtype, pin_memory=True)
+    out = torch.tensor([[6, 0], [2, 4], [3, 1]], dtype=torch.int32, device="cuda")
+    copy_blocks(gpu, cache, out, host)
+    torch.cuda.synchronize()
+    assert torch.equal(host[:, [0, 4, 1]], cache[:, [6, 2, 3]].cpu())
+    assert not host[:, [2, 3]].any()
+    before, expected = host.clone(), cache.clone()
+    back = torch.tensor([[4, 0], [0, 5]], dtype=torch.int32, device="cuda")
+    copy_blocks(gpu, host, back, cache)
+    expected[:, [0, 5]] = expected[:, [2, 6]]
+    assert torch.equal(cache, expected)
+    assert torch.equal(host, before)
+    with pytest.raises(ValueError, match="destination must be on"):
+        copy_blocks(gpu, cache, back, torch.zeros(3, 5, 4, 16, 80, dtype=dtype))
+    with pytest.raises(ValueError, match="destination must be"):
+        copy_blocks(gpu, cache, back, host[:2])
+
+
 def test_wrong_tensors_raise(gpu: Gpu) -> None:
     make = Inputs(2)
     cache, copies = make.normal(2, 3, 4, 16, 8), make.integers(0, 1, 2, 2)

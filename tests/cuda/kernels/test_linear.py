@@ -71,6 +71,25 @@ def test_norm_before_the_matmul(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 5, 16])
+def test_a_bias_for_each_row(gpu: Gpu, workspace: Workspace, dtype, n: int) -> None:
+    """Also a part of the columns of a wider tensor, as for one of several matrices."""
+    make = Inputs(n, dtype)
+    x, weight, biases = make.normal(n, 576), make.normal(200, 576), make.normal(n, 520)
+    residual = make.normal(n, 200, dtype=torch.float32)
+    for bias in (biases[:, 320:], biases[:, :200].contiguous()):
+        expected = x.double() @ weight.double().T + bias.double()
+        out = poisoned(n, 200, dtype=dtype)
+        op.linear(gpu, x, weight, out, workspace, bias=bias)
+        assert_close(out, expected, tolerance(dtype))
+        total = residual.clone()
+        op.linear_residual(gpu, x, weight, total, workspace, bias=bias)
+        assert_close(total, residual.double() + expected, 1e-5)
+    with pytest.raises(ValueError, match="bias must be"):
+        op.linear(gpu, x, weight, out, workspace, bias=biases)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 5])
 def test_weight_offset_of_the_norm(gpu: Gpu, workspace: Workspace, dtype, n: int) -> None:
     make = Inputs(n, dtype)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
@@ -42,22 +43,30 @@ def call(
     has_bias: Tensor,
     min_context_lens: Tensor,
     context_len: int = 100,
+    masks: Tensor | None = None,
+    has_mask: Tensor | None = None,
 ) -> None:
     repeat, presence, frequency = (
         torch.tensor([getattr(p, f"{name}_penalty") for p in params], device="cuda")
         for name in ("repeat", "presence", "frequency")
     )
+    if masks is None:
+        masks = torch.zeros(
+            len(counts), -(-logits.shape[1] // 32), dtype=torch.int32, device="cuda"
+        )
     penalties(
         gpu,
         logits,
         counts,
         bias,
+        masks,
         has_bias=has_bias,
         repeat_penalty=repeat,
         presence_penalty=presence,
         frequency_penalty=frequency,
         context_lens=torch.full_like(has_bias, context_len),
         min_context_lens=min_context_lens,
+        has_mask=torch.zeros_like(has_bias) if has_mask is None else has_mask,
     )
 
 
@@ -95,6 +104,36 @@ def test_bias_and_bans(gpu: Gpu, vocab: int, penalized: bool) -> None:
         expected = process_logits(before[row].cpu(), tokens[row].tolist(), 40, params)
         expected = expected.masked_fill(expected == -torch.inf, BANNED)
         assert torch.equal(logits[row].cpu(), expected), row
+
+
+@pytest.mark.parametrize("penalized", [False, True])
+@pytest.mark.parametrize("vocab", [31, 97, 2048, 50_257, 128_256])
+def test_masks(gpu: Gpu, vocab: int, penalized: bool) -> None:
+    """Row 0 has no mask, row 1 a random one, row 2 allows only the last id, row 3 no id."""
+    make, n = Inputs(vocab), 4
+    params = PARAMS[4] if penalized else PARAMS[1]
+    logits = make.normal(n, vocab) * 5
+    tokens = make.integers(0, vocab, n, 60)
+    counts = torch.zeros(n, vocab, dtype=torch.int32, device="cuda")
+    for row in range(n):
+        counts[row] = torch.bincount(tokens[row], minlength=vocab)
+        counts[row, tokens[row].long()] |= SEEN
+    allowed = make.integers(0, 2, n, vocab).bool()
+    allowed[2:] = False
+    allowed[2, -1] = True
+    words = F.pad(allowed.long(), (0, -vocab % 32)).view(n, -1, 32)
+    masks = (words << torch.arange(32, device="cuda")).sum(2).int()
+    off = torch.zeros(n, dtype=torch.int32, device="cuda")
+    before, has_mask = logits.clone(), torch.tensor([0, 1, 1, 1], dtype=torch.int32, device="cuda")
+    bias = torch.full((n, vocab), 7.0, device="cuda")
+    call(gpu, logits, counts, [params] * n, bias, off, off, masks=masks, has_mask=has_mask)
+    allowed[0] = True
+    for row in range(n):
+        expected = process_logits(before[row].cpu(), tokens[row].tolist(), 0, params)
+        assert torch.equal(logits[row].cpu(), expected.masked_fill(~allowed[row].cpu(), BANNED))
+    before[1, 3] = torch.nan
+    call(gpu, before, counts, [params] * n, bias, off, off, masks=masks, has_mask=has_mask)
+    assert before[1, 3].isnan()
 
 
 @pytest.mark.parametrize("vocab", [97, 2048, 50_257, 128_256])
@@ -136,12 +175,14 @@ def test_wrong_tensors_raise(gpu: Gpu) -> None:
             some,
             counts,
             counts.float(),
+            counts[:, :1].contiguous(),
             has_bias=rest.int(),
             repeat_penalty=repeat,
             presence_penalty=rest,
             frequency_penalty=rest,
             context_lens=rest.int(),
             min_context_lens=rest.int(),
+            has_mask=rest.int(),
         )
 
     with pytest.raises(ValueError, match="counts for 2"):

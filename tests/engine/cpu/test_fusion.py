@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swiftchat.engine.cpu import structures as native
+from swiftchat.engine.cpu.float_matrix import float_matrix
 from swiftchat.engine.cpu.fusion import fuse
-from swiftchat.engine.cpu.recorder import Recording, float_matrix
+from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.schedule.batch import Batch
 from tests.support import recorded_ops, tiny
 from tests.support.recorded_ops import Interpreter
@@ -118,7 +119,7 @@ class RandomProgram:
         if draw(st.booleans()):
             self._norm(self._last)
         self._linear(self._last)
-        self.recording.logits = self._last
+        self.recording.output = self._last
 
     def _norm(self, x: int) -> None:
         same = self._others(x)
@@ -204,7 +205,7 @@ def test_random_programs_have_the_same_result_when_fused(data: st.DataObject) ->
     ids = [data.draw(st.integers(0, NUM_IDS - 1)) for _ in range(5)]
     batch = Batch(ids, list(range(5)), [], [4, 1], [], [])
     ops = [copied(op) for op in recording.ops]
-    original = Recording(ops, list(recording.buffers), recording.logits, recording.references)
+    original = Recording(ops, list(recording.buffers), recording.output, recording.references)
     expected = Interpreter(original, 1).run(batch)
     fuse(recording)
     found = Interpreter(recording, 1).run(batch)

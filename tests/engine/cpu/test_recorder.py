@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from swiftchat.engine.cpu.recorder import Activations, CannotRecordError, Recording
+from swiftchat.engine.cpu.activations import Activations, CannotRecordError
+from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.cpu.structures import EmbedOp, Epilogue, LinearOp, RotaryOp, RowSet
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.model.decoder import Decoder
@@ -47,7 +48,7 @@ def test_operations_of_llama(tmp_path: Path) -> None:
     assert names == ["Embed", *3 * branches, "Norm", "Gather", "Linear"]
     assert {op.header.row_set for op in recording.ops[:-2]} == {RowSet.TOKENS}
     assert {op.header.row_set for op in recording.ops[-2:]} == {RowSet.LOGITS}
-    assert recording.buffers[recording.logits] == (RowSet.LOGITS, tiny.VOCAB_SIZE)
+    assert recording.buffers[recording.output] == (RowSet.LOGITS, tiny.VOCAB_SIZE)
     linears = [op for op in recording.ops if isinstance(op, LinearOp)]
     assert all(op.exact and op.epilogue == Epilogue.STORE for op in linears)
 

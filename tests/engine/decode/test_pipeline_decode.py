@@ -36,7 +36,7 @@ from tests.support.thread_communicator import frequent_thread_switches
 from tests.support.worker_processes import WIDE
 
 SEEN = 1 << 30
-GREEDY = SamplingParams(temperature=0, max_tokens=14)
+GREEDY = SamplingParams(temperature=0, max_tokens=14, speculate="off")
 PENALIZED = SamplingParams(
     temperature=0.9,
     top_k=20,
@@ -47,8 +47,6 @@ PENALIZED = SamplingParams(
     max_tokens=14,
     seed=11,
 )
-
-pytestmark = pytest.mark.timeout(120)
 
 
 class FakeRunner:
@@ -87,8 +85,8 @@ class FakeRunner:
     def append_tokens(self, sequences: list[Sequence]) -> None:
         """As `advance.cu` does."""
         batch, size = self.batch, self.batch.block_size
+        batch.update_block_tables(sequences)
         for row, sequence in enumerate(sequences):
-            batch.update_block_table(row, sequence)
             token = sequence.tokens[-1]
             batch.counts[row, token] += 1
             batch.tokens[row] = token

@@ -5,28 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
-from llguidance import LLMatcher
 
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.api.vocabulary import ConstraintSpec, Vocabulary
+from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.errors import UsageError
 from tests.support import tiny
+from tests.support.grammars import DIGITS, JSON, STOP, VOCABULARY, params, text
 from tests.support.worker_processes import WIDE, collect
-
-STOP = 0
-# As many as the model has ids, less one: the last id has no piece.
-PIECES = (b"<stop>", *(bytes([i]) for i in range(1, 127)))
-VOCABULARY = Vocabulary(PIECES, special=(STOP,), stop_ids=(STOP,))
-SCHEMA = {
-    "type": "object",
-    "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 22, 333]}},
-    "required": ["ok", "n"],
-    "additionalProperties": False,
-}
-COMPACT = {"whitespace_flexible": False}
-JSON = ConstraintSpec(LLMatcher.grammar_from_json_schema(SCHEMA, overrides=COMPACT), VOCABULARY)
-DIGITS = ConstraintSpec(LLMatcher.grammar_from_regex("[0-9]{4,9}"), VOCABULARY)
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +20,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")
     tiny.make("llama", path, **WIDE)
     return path
-
-
-def params(seed: int) -> SamplingParams:
-    return SamplingParams(temperature=1.5, top_p=1, seed=seed, stop_ids=(STOP,), max_tokens=150)
-
-
-def text(ids: list[int]) -> str:
-    return b"".join(PIECES[i] for i in ids).decode()
 
 
 @pytest.mark.parametrize("tp", [1, 2])

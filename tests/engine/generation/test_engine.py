@@ -11,8 +11,6 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Finished, Prefill, Tokens
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.model.memory import plan_cache
-from swiftchat.engine.schedule.blocks import BlockAllocator
-from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.errors import BadModelFile, ContextOverflow, DeviceError, OutOfMemory, UsageError
 from tests.support import tiny
 
@@ -242,22 +240,6 @@ def test_plan_raises_for_weights_that_do_not_fit() -> None:
 def test_plan_raises_beyond_the_context_of_the_model() -> None:
     with pytest.raises(UsageError, match="8192"):
         plan_cache(EngineConfig(ctx_size_tokens=8193), **PLAN, available_bytes=10**10)
-
-
-def test_chunks_of_a_slow_device_are_small(folder: Path) -> None:
-    scheduler = Scheduler(BlockAllocator(64, 4), 512, 4)
-    scheduler.measured(512, 100.0)
-    assert scheduler.chunk_tokens == 512  # its duration is not limited
-    scheduler.limit_duration()
-    for num_tokens, duration_s, expected in (
-        (64, 0.064, 256),  # 1000 tokens a second
-        (256, 0.2, 512),
-        (3, 1.0, 512),  # too few tokens to judge
-        (512, 4.0, 64),
-        (64, 60.0, 32),
-    ):
-        scheduler.measured(num_tokens, duration_s)
-        assert scheduler.chunk_tokens == expected
 
 
 def test_chosen_chunks_are_not_changed(folder: Path) -> None:

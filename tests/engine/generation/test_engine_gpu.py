@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.protocol import Beam
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.model.kv_cache import KVCache
@@ -117,13 +118,17 @@ def test_ids_of_every_architecture_equal_the_cpu(name: str, tmp_path: Path, cubi
     assert tiny.run(engine, prompts, params)[0] == on_cpu
 
 
-def test_more_rows_than_the_fused_kernels_take(folder: Path, cubins: Path) -> None:
+@pytest.mark.parametrize("num_rows", [21, 150])
+def test_more_rows_than_the_fused_kernels_take(folder: Path, cubins: Path, num_rows: int) -> None:
     """Then the graph contains the decoder's own operations."""
-    prompts = {i: tiny.random_ids(3 + i, seed=i) for i in range(21)}
+    prompts = {i: tiny.random_ids(3 + i % 21, seed=i) for i in range(num_rows)}
     params = SamplingParams(temperature=0, max_tokens=12)
-    on_cpu, _ = tiny.run(tiny.engine(folder, max_num_seqs=32, cache_tokens=2048), prompts, params)
-    engine = gpu_engine(folder, cubins, max_num_seqs=32, cache_tokens=2048)
+    settings = {"max_num_seqs": num_rows, "cache_tokens": 64 * num_rows}
+    on_cpu, _ = tiny.run(tiny.engine(folder, **settings), prompts, params)
+    engine = gpu_engine(folder, cubins, **settings)
     assert tiny.run(engine, prompts, params)[0] == on_cpu
+    # Steps of a MoE model are captured for at most 16 rows.
+    assert engine.decoder.config.num_experts or engine.stats()["graph_steps"] > 0
 
 
 def test_a_reused_prefix_gives_the_same_ids(folder: Path, cubins: Path) -> None:
@@ -262,6 +267,25 @@ def test_stop_ids_and_limits_end_answers_as_on_the_cpu(folder: Path, cubins: Pat
         ids, ends = tiny.run(engine, prompts, params)
         assert ids == on_cpu[0]
         assert {k: e.reason for k, e in ends.items()} == {k: e.reason for k, e in on_cpu[1].items()}
+
+
+def test_beams_equal_the_cpu(tmp_path: Path, cubins: Path) -> None:
+    tiny.make("llama", tmp_path)
+    params = SamplingParams(
+        temperature=0, beams=4, returned_beams=4, max_tokens=12, repeat_penalty=1.2
+    )
+
+    def beams(engine: Engine) -> list[Beam]:
+        engine.add(0, tiny.random_ids(19), params)
+        events = [event for _ in iter(lambda: engine.has_work, False) for event in engine.step()]
+        return [event for _, event in events if isinstance(event, Beam)]
+
+    engine = gpu_engine(tmp_path, cubins)
+    found, expected = beams(engine), beams(tiny.engine(tmp_path))
+    assert [one.ids for one in found] == [one.ids for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.score == pytest.approx(other.score, rel=1e-4, abs=1e-4)
+    assert engine.allocator.num_used == 0
 
 
 def test_a_full_context_ends_the_answer(folder: Path, cubins: Path) -> None:

@@ -104,7 +104,7 @@ def test_gguf_logits_equal_those_of_dequantized_weights(
     assert len(tokens[1]) > 0
 
 
-@pytest.mark.parametrize("name", ["llama-biases", "gemma2", "gpt2", "mixtral"])
+@pytest.mark.parametrize("name", ["llama-biases", "gemma2", "gpt2", "mixtral", "gpt-oss"])
 def test_float_gguf_logits_equal_those_of_the_conversion(name: str, tmp_path: Path) -> None:
     """Rows in another order, norms with an offset, transposed matrices, experts in one tensor."""
     made(name, tmp_path / "theirs")
@@ -113,7 +113,8 @@ def test_float_gguf_logits_equal_those_of_the_conversion(name: str, tmp_path: Pa
     folder = gguf_directory.of_file(tmp_path / "m.gguf", tmp_path / "in-place")
     ids, params = tiny.random_ids(20), SamplingParams(temperature=0, max_tokens=6)
     found, expected = (tiny.Bench(f).last_logits(ids) for f in (folder, tmp_path / "plain"))
-    assert torch.equal(found, expected)
+    # The same numbers lie elsewhere in memory, so sums may have another order.
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     engines = [tiny.engine(f) for f in (folder, tmp_path / "plain")]
     assert "dequantized" not in engines[0].info.device
     answers = [tiny.run(engine, {1: ids}, params)[0] for engine in engines]

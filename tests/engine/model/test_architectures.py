@@ -3,6 +3,7 @@
 Tolerance 1e-4 relative to the largest logit: fp32 sums of up to 200 products in another order.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny
+from tests.support.reference import MODEL_TYPES, SWEPT_TYPES
+from tests.support.speculation import use_oracle
 
 NUM_TOKENS = 24
 # Longer than the original context of the model with scaled RoPE: below it, transformers uses
@@ -94,6 +97,18 @@ def test_greedy_ids_equal_transformers(family) -> None:
     assert len(ours[1]) == 6 or ours[1][-1] == 2
 
 
+def test_greedy_speculation_equals_plain_decoding(family) -> None:
+    folder, _ = family
+    plain_params = SamplingParams(temperature=0, max_tokens=24, speculate="off")
+    prompts = {1: tiny.random_ids(11, seed=5)}
+    plain, _ = tiny.run(tiny.engine(folder), prompts, plain_params)
+    engine = use_oracle(tiny.engine(folder), plain)
+    ids, ends = tiny.run(engine, prompts, replace(plain_params, speculate="auto"))
+    assert ids == plain
+    speculated = ends[1].speculated
+    assert 0 < speculated.num_accepted < speculated.num_proposed
+
+
 @pytest.mark.parametrize(
     ("name", "prefix"), [("gpt2", "transformer."), ("bloom", "transformer."), ("opt", "model.")]
 )
@@ -123,7 +138,8 @@ def test_every_architecture_has_a_test_model(tmp_path: Path) -> None:
     for name in [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED]:
         tiny.make(name, tmp_path)
         tested.add(Model.open(tmp_path).config.architecture)
-    assert tested == set(ARCHITECTURES)
+    swept = {MODEL_TYPES[model_type] for model_type in SWEPT_TYPES}
+    assert tested | swept == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", [*tiny.FAMILIES, *tiny.REPACKED])

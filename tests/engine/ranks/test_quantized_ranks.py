@@ -47,7 +47,6 @@ pytestmark = [
         not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
         reason="torch has no int4 kernel for this processor",
     ),
-    pytest.mark.timeout(120),
 ]
 
 NUM_NEW = 5

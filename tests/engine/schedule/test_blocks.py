@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.schedule.blocks import ROOT, BlockAllocator, NoFreeBlock
-from swiftchat.engine.schedule.scheduler import Scheduler, Sequence, Step
+from swiftchat.engine.schedule.blocks import BlockAllocator, NoFreeBlock
+from swiftchat.engine.schedule.content import ROOT
+from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
+from swiftchat.engine.schedule.states import StateSlots
+from swiftchat.engine.schedule.twins import find_twins, fork
 
 
 def test_a_released_prefix_is_found_again() -> None:
@@ -34,7 +37,7 @@ def test_eviction_starts_at_the_end_of_a_sequence() -> None:
     assert allocator.find_prefix([1, 2, 3, 4]).blocks == [blocks[0]]
 
 
-def test_a_block_with_an_evicted_parent_is_not_found_under_a_new_one() -> None:
+def test_a_block_is_found_only_behind_its_predecessor() -> None:
     allocator = BlockAllocator(3, 1)
     a, b = allocator.allocate(), allocator.allocate()
     parent = allocator.publish(a, ROOT, [1])
@@ -44,8 +47,26 @@ def test_a_block_with_an_evicted_parent_is_not_found_under_a_new_one() -> None:
     allocator.acquire([b])  # keeps the child while the parent is evicted
     c, d = allocator.allocate(), allocator.allocate()
     assert {c, d} == {0, 1, 2} - {b}
-    allocator.publish(c, ROOT, [1])
-    assert allocator.find_prefix([1, 2]).blocks == [c]
+    assert allocator.find_prefix([1, 2]).blocks == []
+    allocator.publish(c, ROOT, [3])
+    assert allocator.find_prefix([3, 2]).blocks == [c]
+    allocator.publish(d, ROOT, [1])  # the predecessor is computed again
+    assert allocator.find_prefix([1, 2]).blocks == [d, b]
+
+
+def test_the_identity_of_a_block_includes_all_tokens_before_it() -> None:
+    """Not only those of the block before it, which may follow different beginnings."""
+    allocator = BlockAllocator(8, 1)
+
+    def publish(tokens: list[int]) -> None:
+        parent = ROOT
+        for token in tokens:
+            parent = allocator.publish(allocator.allocate(), parent, [token])
+
+    publish([1, 5, 6])
+    publish([2, 5])
+    assert len(allocator.find_prefix([1, 5, 6]).blocks) == 3
+    assert len(allocator.find_prefix([2, 5, 6]).blocks) == 2
 
 
 def test_blocks_of_a_sequence_are_contiguous() -> None:
@@ -67,13 +88,18 @@ def test_allocate_raises_if_all_blocks_are_referenced() -> None:
 class FakeCache:
     """Stores tokens in place of keys and values, so that every read can be checked."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         self.slots = [[None] * block_size for _ in range(num_blocks)]
+        self.states: list[list[int]] = [[] for _ in range(num_states)]
         self.size = block_size
 
     def run(self, step: Step) -> None:
         for source, destination in step.copies:
             self.slots[destination] = list(self.slots[source])
+        for source, destination in step.state_copies:
+            self.states[destination] = self.states[source]
+        for row in step.rows if self.states else ():
+            self.run_state(row)
         for row in step.rows:
             sequence = row.sequence
             for position in range(sequence.num_computed, sequence.num_computed + row.num_tokens):
@@ -87,6 +113,13 @@ class FakeCache:
             ]
             assert seen == sequence.tokens[:end]
 
+    def run_state(self, row: Row) -> None:
+        sequence = row.sequence
+        end = sequence.num_computed + row.num_tokens
+        if sequence.num_computed:  # else the state is zero, whatever the slot holds
+            assert self.states[sequence.state_slot] == sequence.tokens[: sequence.num_computed]
+        self.states[sequence.state_slot] = sequence.tokens[:end]
+
 
 class SchedulerMachine(RuleBasedStateMachine):
     """Random adds, steps, ends and cancels in a small cache with few distinct tokens."""
@@ -96,11 +129,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         size=st.integers(1, 4),
         chunk=st.integers(1, 9),
         max_seqs=st.integers(1, 4),
+        num_states=st.sampled_from([0, 2, 3, 5, 8]),
     )
-    def begin(self, num_blocks: int, size: int, chunk: int, max_seqs: int) -> None:
+    def begin(self, num_blocks: int, size: int, chunk: int, max_seqs: int, num_states: int) -> None:
         self.allocator = BlockAllocator(num_blocks, size)
         self.scheduler = Scheduler(self.allocator, chunk, max_seqs)
-        self.cache = FakeCache(num_blocks, size)
+        if num_states:
+            self.scheduler.use_states(StateSlots(num_states, size))
+        self.cache = FakeCache(num_blocks, size, num_states)
         self.capacity = num_blocks * size
         self.next_id = 0
 
@@ -121,9 +157,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             ends = row.reaches_end
             self.scheduler.advance(row)
             if ends:
+                self.twins(row)
                 row.sequence.tokens.append(token)
                 if len(row.sequence.tokens) >= self.capacity:
                     self.scheduler.remove(row.sequence)
+
+    def twins(self, row: Row) -> None:
+        for _, twin in find_twins([row], self.scheduler):
+            for source, destination in fork(row.sequence, twin, self.scheduler):
+                self.cache.slots[destination] = list(self.cache.slots[source])
+            twin.tokens.append(1)
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule(data=st.data())

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swiftchat.engine.api.vocabulary import Vocabulary
 from swiftchat.engine.schedule.constraint import Constraint
+from swiftchat.engine.schedule.token_trie import TokenTrie
 from swiftchat.errors import UsageError
 
 STOP = 0
@@ -28,10 +29,11 @@ WORDS = [
 ]
 PIECES = (b"<stop>", b"<control>", *(bytes([i]) for i in range(256)), *WORDS)
 VOCABULARY = Vocabulary(PIECES, special=(0, 1), stop_ids=(STOP,))
+TRIE = TokenTrie(VOCABULARY)
 
 
 def new(grammar: str) -> Constraint:
-    return Constraint(VOCABULARY, grammar, len(PIECES))
+    return Constraint(TRIE, grammar, len(PIECES))
 
 
 def ids(allowed: Tensor) -> list[int]:
@@ -86,9 +88,9 @@ def test_special_tokens_are_no_text() -> None:
 
 def test_ids_beyond_the_vocabulary_are_not_allowed() -> None:
     grammar = LLMatcher.grammar_from_regex(".*")
-    allowed = Constraint(VOCABULARY, grammar, len(PIECES) + 70).allowed
+    allowed = Constraint(TRIE, grammar, len(PIECES) + 70).allowed
     assert allowed.shape == (len(PIECES) + 70,) and not allowed[len(PIECES) :].any()
-    assert Constraint(VOCABULARY, grammar, 100).allowed.shape == (100,)
+    assert Constraint(TRIE, grammar, 100).allowed.shape == (100,)
 
 
 @pytest.mark.parametrize("grammar", ["", "{", '{"grammars": []}', "start: missing", "start: /(/"])
@@ -109,9 +111,3 @@ def test_a_token_that_is_not_allowed() -> None:
 def test_invalid_vocabularies(special: tuple[int, ...], stop_ids: tuple[int, ...]) -> None:
     with pytest.raises(UsageError):
         Vocabulary(PIECES, special, stop_ids)
-
-
-def test_tokenize_takes_the_longest_pieces() -> None:
-    pieces = [PIECES[i] for i in VOCABULARY.tokenize(b'{"name": true')]
-    assert pieces[:2] == [b'{"', b"name"] and b"".join(pieces) == b'{"name": true'
-    assert Vocabulary((b"a", b"<s>"), (1,), (1,)).tokenize(b"xa<s>") == [0]

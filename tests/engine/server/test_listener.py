@@ -125,7 +125,7 @@ def test_wrong_token_closes_the_connection_without_answer(token: Any, tcp: Liste
 
 def test_silent_connections_are_closed(tcp: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     """More silent connections than allowed handshakes: a terminal connects when they time out."""
-    monkeypatch.setattr(listener_module, "_HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(listener_module, "_HANDSHAKE_S", 2)
     with contextlib.ExitStack() as silent:
         for _ in range(40):
             silent.enter_context(connected(tcp)).sendall(b"\0\0")
@@ -148,7 +148,7 @@ def test_refusal_of_another_version_and_of_too_many_terminals(
 def test_terminal_that_does_not_read_is_disconnected(
     unix: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener_module, "_SEND_TIMEOUT_S", 1)
+    monkeypatch.setattr(listener_module, "_SEND_TIMEOUT_S", 3)
     wait_until(lambda: unix._server.num_terminals == 0)
     params = GREEDY.to_wire() | {"max_tokens": 100, "logprobs": 50}
     generate = {"type": "generate", "id": 1, "prompt": PROMPT, "params": params}
@@ -157,7 +157,7 @@ def test_terminal_that_does_not_read_is_disconnected(
         for message in (hello, {"type": "begin"}, *[generate] * 6):
             stuck.sendall(framed(msgpack.packb(message)))
         wait_until(lambda: unix._server.num_terminals == 1)
-        wait_until(lambda: unix._server.num_terminals == 0, 20)
+        wait_until(lambda: unix._server.num_terminals == 0)
         assert len(generate_greedily(unix)) == 20
 
 
@@ -166,13 +166,13 @@ def framed(content: bytes) -> bytes:
 
 
 def connected(listener: Listener) -> socket.socket:
-    return listener.address.connect(5)
+    return listener.address.connect(60)
 
 
 def response_to(listener: Listener, content: bytes) -> bytes:
     """Send bytes, close for writing, and return all that the engine sends."""
     with connected(listener) as peer:
-        peer.settimeout(10)
+        peer.settimeout(60)
         response = b""
         with contextlib.suppress(OSError):  # the engine may close the connection meanwhile
             peer.sendall(content)
@@ -391,7 +391,7 @@ def test_engine_without_heartbeat_is_given_up(
     with connected_client(unix) as client:
         client.wait_ready()
         client._received = False
-        wait_until(lambda: client._received, 10)
+        wait_until(lambda: client._received)
     engine = client.engine
     assert isinstance(engine, RemoteEngine)
     assert engine.check(is_ready=True, received=True) is None

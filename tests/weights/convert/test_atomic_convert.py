@@ -2,11 +2,7 @@
 
 import errno
 import multiprocessing
-import os
-import random
 import shutil
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -117,68 +113,12 @@ def test_partial_directories_of_killed_processes_are_removed(tmp_path: Path, sou
     assert entry_names(target) == [".out2.aaaa.partial", "out"]
 
 
-def test_killed_process_leaves_no_destination(tmp_path: Path, source: Path) -> None:
-    target = tmp_path / "target"
-    for after in (1, 5, 21, 23):  # the last one during verification
-
-        def killed(after: int = after) -> None:
-            calls = iter(range(1, 100))
-
-            def progress(label: str, done: int, total: int) -> None:
-                if next(calls) == after:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-            convert(source, target / "out", progress=progress)
-
-        child = multiprocessing.get_context("fork").Process(target=killed)
-        child.start()
-        child.join(30)
-        assert child.exitcode == -signal.SIGKILL
-        assert not (target / "out").exists()
-    convert(source, target / "out")
-    assert entry_names(target) == ["out"]
-    Model.open(target / "out").checkpoint()
-
-
-def test_killed_at_random_points(tmp_path: Path, source: Path) -> None:
-    """Thirty kills at random times during a conversion."""
-    target, context = tmp_path / "target", multiprocessing.get_context("fork")
-
-    def seconds_until(end: float | None) -> float:
-        child = context.Process(target=convert, args=(source, target / "out"))
-        start = time.monotonic()
-        child.start()
-        child.join(30 if end is None else end)
-        child.kill()
-        child.join(30)
-        return time.monotonic() - start
-
-    whole = seconds_until(None)
-    shutil.rmtree(target)
-    times, killed = random.Random(7), 0
-    for _ in range(200):
-        seconds_until(times.uniform(0, whole))
-        if (target / "out").exists():
-            # The conversion finished before the kill.
-            Model.open(target / "out").checkpoint()
-            shutil.rmtree(target / "out")
-        else:
-            killed += 1
-            assert {name.split(".")[1] for name in entry_names(target)} <= {"out"}
-        if killed == 30:
-            break
-    assert killed == 30
-    convert(source, target / "out")
-    assert entry_names(target) == ["out"]
-    Model.open(target / "out").checkpoint()
-
-
 def _convert_in_child(
     source: Path, destination: Path, dtype: str, start: Any, results: Any
 ) -> None:
     calls: list[str] = []
     try:
-        start.wait(20)
+        start.wait(60)
         convert(source, destination, dtype=dtype, progress=lambda label, *_: calls.append(label))
     except FileSystemError as error:
         results.put((error.message, calls))
@@ -197,7 +137,7 @@ def race(source: Path, destination: Path, dtypes: list[str]) -> list[tuple[str, 
         child.start()
     found = [results.get(timeout=60) for _ in children]
     for child in children:
-        child.join(20)
+        child.join(60)
         assert child.exitcode == 0
     return found
 
@@ -222,32 +162,3 @@ def test_two_processes_with_different_dtypes_do_not_share(tmp_path: Path, source
         messages
     )
     assert entry_names(tmp_path / "target") == ["out"]
-
-
-def test_waiting_process_returns_when_the_conversion_is_done(tmp_path: Path, source: Path) -> None:
-    """A process that starts during a conversion waits and returns without converting."""
-    context = multiprocessing.get_context("fork")
-    begun, waits, results = context.Event(), context.Event(), context.Queue()
-    destination = tmp_path / "target" / "out"
-
-    def second() -> None:
-        labels: list[str] = []
-
-        def progress(label: str, done: int, total: int) -> None:
-            labels.append(label)
-            waits.set()
-
-        begun.wait(20)
-        convert(source, destination, progress=progress)
-        results.put(labels)
-
-    def progress(label: str, done: int, total: int) -> None:
-        begun.set()
-        assert waits.wait(20)
-
-    child = context.Process(target=second)
-    child.start()
-    convert(source, destination, progress=progress)
-    assert results.get(timeout=30) == ["waiting for another process"]
-    child.join(20)
-    assert child.exitcode == 0

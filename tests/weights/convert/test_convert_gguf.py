@@ -123,7 +123,7 @@ def test_quantized_gguf_is_rounded_to_nearest_bfloat16(tmp_path: Path) -> None:
         ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
         ({"tokenizer.ggml.model": "bert"}, "unsupported kind 'bert'"),
         ({"tokenizer.ggml.pre": "klingon"}, "unknown GGUF pre-tokenizer 'klingon'"),
-        ({"tokenizer.ggml.pre": ["smollm"]}, "unknown GGUF pre-tokenizer"),
+        ({"tokenizer.ggml.pre": ["smollm"]}, "tokenizer.ggml.pre is not a text"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is missing"),
         ({"tokenizer.ggml.tokens": tiny_gguf.TOKENS[:-1]}, "token_type does not match"),
         ({"tokenizer.ggml.tokens": ["a"] * len(tiny_gguf.TOKENS)}, "are both 'a'"),

@@ -170,7 +170,6 @@ LIES: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", LIES)
 def test_invalid_checkpoint_raises_an_error(tmp_path: Path, name: str) -> None:
     content, complaint = LIES[name]

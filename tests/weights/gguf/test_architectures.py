@@ -21,7 +21,15 @@ from swiftchat.weights.formats.gguf import open_gguf
 from swiftchat.weights.gguf.architectures import GGUF_ARCHITECTURES
 from swiftchat.weights.gguf.config import model_config_json
 from swiftchat.weights.model.directory import Model
-from tests.support import gguf_converter, gguf_models, sentencepiece_models, tiny, tiny_gguf
+from tests.support import (
+    gguf_converter,
+    gguf_directory,
+    gguf_models,
+    gguf_recent,
+    sentencepiece_models,
+    tiny,
+    tiny_gguf,
+)
 from tests.support.gguf_models import CASES, loaded, made, write_case
 
 # These become models of another, equivalent class.
@@ -29,7 +37,10 @@ _BECOMES = {
     "mistral": ("llama", "LlamaForCausalLM"),
     "internlm2": ("llama", "LlamaForCausalLM"),
     "chatglm3": ("glm", "GlmForCausalLM"),
+    "deepseek2-glm": ("deepseek_v3", "DeepseekV3ForCausalLM"),
 }
+# Their files have other names.
+_RENAMED = ("internlm2", "chatglm3")
 
 
 @torch.inference_mode()
@@ -47,7 +58,7 @@ def test_config_tensors_and_logits_survive_conversion(name: str, tmp_path: Path)
     assert ours == dataclasses.replace(theirs, family=family, architecture=architecture)
     found = load_file(tmp_path / "ours" / "model.safetensors")
     assert list(found.keys() ^ expected_tensors(ours).keys()) == []
-    if name in _BECOMES:
+    if name in _RENAMED:
         tensors = reference.state_dict()
     else:
         tensors = load_file(tmp_path / "theirs" / "model.safetensors")
@@ -66,8 +77,37 @@ def test_every_architecture_is_tested() -> None:
     assert (
         {arch for _, arch, _ in CASES.values()}
         == set(GGUF_ARCHITECTURES)
-        == set(gguf_converter.ARCHS)
+        == set(gguf_converter.ARCHS | gguf_recent.RECENT_ARCHS)
     )
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_both_layouts_of_latent_attention_are_read_from_the_file(
+    is_old: bool, tmp_path: Path
+) -> None:
+    """Since 2025 keys and values of latents are two tensors, and a head's sizes have own keys."""
+    reference = made("deepseek2", tmp_path / "theirs")
+    changes: dict[str, Any] = {}
+    if is_old:
+        places = [f"blk.{i}.attn_" for i in range(4)]
+        stored = load_file(tmp_path / "theirs" / "model.safetensors")
+        changes["tensors"] = {
+            f"{place}kv_b.weight": stored[f"model.layers.{i}.self_attn.kv_b_proj.weight"].numpy()
+            for i, place in enumerate(places)
+        }
+        changes["without"] = tuple(f"{at}{kind}_b.weight" for at in places for kind in "kv")
+        changes["metadata"] = {
+            "attention.head_count_kv": 6,
+            "attention.key_length": 20,
+            "attention.value_length": 10,
+            "attention.key_length_mla": None,
+            "attention.value_length_mla": None,
+            "expert_gating_func": None,
+        }
+    write_case("deepseek2", tmp_path / "model.gguf", tmp_path / "theirs", **changes)
+    folder = gguf_directory.of_file(tmp_path / "model.gguf", tmp_path / "ours")
+    ours, theirs = tiny.Bench(folder).last_logits(tiny.random_ids(12)), logits(reference)[-1]
+    assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "falcon-40b"])

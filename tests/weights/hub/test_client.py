@@ -227,7 +227,7 @@ def test_each_failure_has_its_own_error_without_the_token(
     started = time.monotonic()
     with pytest.raises(kind, match=message) as caught:
         download(REPO, store, token=TOKEN)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60  # not the minutes that libraries wait by default
     assert hint in caught.value.hint
     assert caught.value.exit_code == (3 if kind is ModelNotFound else 6)
     shown = "".join(traceback.format_exception(caught.value)) + caught.value.hint

@@ -10,7 +10,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -203,21 +202,6 @@ def test_an_interrupted_download_is_resumed(hub: FakeHub, store: Store) -> None:
     assert not list(blobs(store).glob("*-part"))
 
 
-def test_a_killed_download_is_resumed(hub: FakeHub, store: Store) -> None:
-    hub.faults["model.safetensors"] = Fault(stall_after=600_000, times=1)
-    child = multiprocessing.get_context("fork").Process(target=download, args=(REPO, store))
-    child.start()
-    deadline = time.monotonic() + 10
-    part = blobs(store) / f"{SHA256}.swiftchat-part"
-    while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    child.kill()
-    child.join(10)
-    assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS
-    first, second = hub.ranges("model.safetensors")
-    assert first is None and second is not None and second.startswith("bytes=")
-
-
 def test_a_broken_connection_is_reopened(hub: FakeHub, store: Store) -> None:
     hub.faults["model.safetensors"] = Fault(cut_after=300_000, times=3)
     assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS
@@ -306,23 +290,6 @@ def test_rm_removes_an_interrupted_download(store: Store) -> None:
 # Wrong content
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_wrong_content_is_renamed(hub: FakeHub, store: Store, name: str) -> None:
-    right = MODEL[name]
-    wrong = right[:-1] + bytes([right[-1] ^ 1])
-    hub.faults[name] = Fault(sends=wrong)
-    with pytest.raises(BadModelFile, match=f"{name}: its .* is not") as caught:
-        download(REPO, store)
-    assert caught.value.exit_code == 7
-    (aside,) = blobs(store).glob("*.damaged")
-    assert aside.read_bytes() == wrong and str(aside) in str(caught.value)
-    assert not (blobs(store).parent / "snapshots").exists()
-    del hub.faults[name]
-    hub.log.clear()
-    assert (download(REPO, store) / name).read_bytes() == right
-    assert hub.ranges(name) == [None] and not list(blobs(store).glob("*.damaged"))
-
-
 def test_a_too_long_file_stops_the_download(hub: FakeHub, store: Store) -> None:
     hub.faults["model.safetensors"] = Fault(sends=WEIGHTS + bytes(30_000_000))
     with pytest.raises(BadModelFile, match="longer than the hub lists"):
@@ -375,8 +342,8 @@ def test_a_disk_that_fills_up_keeps_the_partial_file(hub: FakeHub, store: Store)
     results = context.Queue()
     child = context.Process(target=fetch, args=(results,))
     child.start()
-    assert "1.00 MB needed" not in (message := results.get(timeout=20)) and "MB needed" in message
-    child.join(20)
+    assert "1.00 MB needed" not in (message := results.get(timeout=60)) and "MB needed" in message
+    child.join(60)
     assert (blobs(store) / f"{SHA256}.swiftchat-part").stat().st_size <= 500_000
     assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS
     assert len(hub.ranges("model.safetensors")) == 2
@@ -393,25 +360,3 @@ def test_other_disk_errors_are_reported(store: Store, monkeypatch: pytest.Monkey
 
 
 # Two processes
-
-
-def test_of_two_processes_one_downloads_and_one_waits(hub: FakeHub, store: Store) -> None:
-    hub.faults["model.safetensors"] = Fault(delay_s=0.5)
-    context = multiprocessing.get_context("fork")
-    start, results = context.Barrier(2), context.Queue()
-
-    def fetch() -> None:
-        labels: list[str] = []
-        start.wait(20)
-        path = download(REPO, store, progress=lambda label, *_: labels.append(label))
-        results.put((str(path), any("waiting for another process" in text for text in labels)))
-
-    children = [context.Process(target=fetch) for _ in range(2)]
-    for child in children:
-        child.start()
-    (one, one_waited), (two, two_waited) = (results.get(timeout=30) for _ in children)
-    for child in children:
-        child.join(20)
-    assert one == two and one_waited != two_waited
-    assert hub.ranges("model.safetensors") == [None]
-    assert names(store.hub_folder() / ".locks") == []

@@ -220,15 +220,15 @@ def test_two_processes_download_once(tmp_path: Path, store: Store) -> None:
     start, results = context.Barrier(2), context.Queue()
 
     def fetch() -> None:
-        start.wait(20)
+        start.wait(60)
         results.put(str(download(DEFAULT_MODEL, store)))
 
     children = [context.Process(target=fetch) for _ in range(2)]
     for child in children:
         child.start()
-    assert {results.get(timeout=30) for _ in children} == {str(store.root / DEFAULT_MODEL)}
+    assert {results.get(timeout=60) for _ in children} == {str(store.root / DEFAULT_MODEL)}
     for child in children:
-        child.join(20)
+        child.join(60)
     assert (tmp_path / "pip-calls").read_text() == "x"
     assert [entry.name for entry in store.root.iterdir()] == [DEFAULT_MODEL]
 

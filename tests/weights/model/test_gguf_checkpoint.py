@@ -86,6 +86,17 @@ def tiny_gpt2() -> "torch.nn.Module":
     return transformers.GPT2LMHeadModel(config)
 
 
+def test_experts_in_mxfp4_equal_converted_ones(tmp_path: Path) -> None:
+    """As in GPT-OSS's files: gate and up apart, in blocks along the columns."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    tiny.make("gpt-oss", tmp_path / "theirs", **sizes)
+    write_case("gpt-oss", tmp_path / "model.gguf", tmp_path / "theirs", raw_type=KINDS.MXFP4)
+    checkpoint = assert_equals_conversion(tmp_path)
+    merged = checkpoint.quantized["model.layers.0.mlp.experts.gate_up_proj"]
+    assert (merged.format, merged.shape) == ("MXFP4", (5, 64, 192))
+    assert np.array_equal(merged.dequantize(2, 4), merged.to_float32()[2:4])
+
+
 def test_split_file_read_in_place(tmp_path: Path) -> None:
     tiny_gguf.write(tmp_path / "one.gguf", tiny_llama(), quantize=KINDS.Q4_1)
     first = llama_layouts.split_gguf(tmp_path / "one.gguf", 3)

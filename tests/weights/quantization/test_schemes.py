@@ -320,7 +320,9 @@ def test_bitsandbytes_4_bits(
     )
     tensors = {"weight": packed} | packers.under("weight", state.as_dict(packed=True))
     method = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
-    same_bits(dequantized(tmp_path, tensors, method), bnb.dequantize_4bit(packed, state))
+    found, expected = dequantized(tmp_path, tensors, method), bnb.dequantize_4bit(packed, state)
+    # Adding 0 makes zeros positive: bitsandbytes negates those of fp4 on some processors.
+    same_bits(torch.as_tensor(found) + 0.0, expected + 0.0)
 
 
 @repeated

@@ -1,0 +1,79 @@
+"""A decode step on the GPU with random LoRA adapters on all matrices, against a plain step.
+
+    python benchmarks/gpu_adapters.py [--shape llama-3.1-8b[:int4]] [--rank 16] [--rows 1 8]
+
+Every row has an adapter of its own. Steps are replayed graphs, timed by device events.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+from gpu_decode import CUBINS, load_rows
+from gpu_timing import median_us
+
+from swiftchat.engine.adapters.tunings import MAX_SETS
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.generation.build import build_engine
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.linear.adapted import AdapterSet, Delta, LowRankPart
+from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.tuning import SequenceTuning
+
+
+def random_set(engine: Engine, rank: int) -> AdapterSet:
+    """Return low-rank changes of q, k, v, o, gate, up and down in every layer."""
+    config, dtype = engine.decoder.config, engine.decoder.weights.dtype
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes = {
+        "qkv": (hidden, (q, kv, kv)),
+        "o": (q, (hidden,)),
+        "gate_up": (hidden, (inner, inner)),
+        "down": (inner, (hidden,)),
+    }
+
+    def part(first: int, columns: int, rows: int) -> LowRankPart:
+        options = {"dtype": dtype, "device": engine.device}
+        a = torch.randn(rank, columns, **options)
+        return LowRankPart(first, a, torch.randn(rows, rank, **options) / 1000)
+
+    deltas = {}
+    for layer in range(config.num_layers):
+        for name, (columns, parts) in shapes.items():
+            starts = [sum(parts[:i]) for i in range(len(parts))]
+            made = [part(at, columns, n) for at, n in zip(starts, parts, strict=True)]
+            deltas[name, layer] = Delta(made)
+    return AdapterSet(deltas)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", default="llama-3.1-8b")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--context", type=int, default=1024)
+    args = parser.parse_args()
+    config = EngineConfig(device="cuda", dummy=args.shape, ctx_size_tokens=16384)
+    engine = build_engine(Path(tempfile.gettempdir()), config, cubins=CUBINS)
+    runner = engine.graph_decode.runner
+    for number in range(max(args.rows)):
+        runner.put_adapters(number, random_set(engine, args.rank), MAX_SETS)
+    for num_rows in args.rows:
+        us = []
+        for adapted in (False, True):
+            runner.graph(num_rows, adapted=adapted)
+            load_rows(engine, num_rows, args.context, SamplingParams(temperature=0))
+            tunings = [SequenceTuning(b"", number) for number in range(num_rows)]
+            rows = [Sequence(0, [5], SamplingParams(), tuning=each) for each in tunings]
+            runner.load_adapters(rows)
+            us.append(median_us(lambda n=num_rows, a=adapted: runner.replay(n, adapted=a)))
+        print(
+            f"{args.shape} {num_rows} rows: plain {us[0]:.0f} us, rank {args.rank} {us[1]:.0f} us, "
+            f"{us[1] / us[0]:.3f}x"
+        )
+
+
+with torch.inference_mode():
+    main()

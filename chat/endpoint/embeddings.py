@@ -1,0 +1,104 @@
+"""`POST /v1/embeddings`: embeddings of texts or token ids."""
+
+import asyncio
+import base64
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from swiftchat.chat.endpoint.errors import ApiError
+from swiftchat.chat.endpoint.requests import refuse
+from swiftchat.chat.model.chat_model import ChatModel
+from swiftchat.engine.api.embed import check_prompts, embed, normalized
+
+_MAX_INPUTS = 2048  # as in OpenAI's API
+
+
+class EmbeddingsRequest(BaseModel):
+    """The fields of a request; `pooling` is our own."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str
+    input: str | list[str] | list[int] | list[list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(default=None, ge=1)
+    pooling: Literal["mean", "last", "sum"] = "mean"
+
+    @property
+    def inputs(self) -> list[str | list[int]]:
+        """The texts, or the token ids of each; raises `ApiError` for none and for too many."""
+        match self.input:
+            case str() as text:
+                return [text]
+            case [int(), *_]:
+                return [[one for one in self.input if isinstance(one, int)]]
+        found = [one for one in self.input if not isinstance(one, int)]
+        if not 1 <= len(found) <= _MAX_INPUTS:
+            raise ApiError(400, f"input: between 1 and {_MAX_INPUTS} texts", None, "input")
+        return found
+
+
+class EmbeddingJob:
+    """The embeddings of one request: its inputs as token ids, and the engine that computes them.
+
+    The constructor raises `ApiError` and `SwiftchatError` for inputs that have no embedding.
+    """
+
+    def __init__(self, chat_model: ChatModel, body: EmbeddingsRequest) -> None:
+        self._engine, self._body, self._name = chat_model.engine, body, chat_model.name
+        self._prompts = [_ids(chat_model, one) for one in body.inputs]
+        names = [f"input {i}" for i in range(len(self._prompts))]
+        context = chat_model.wait_ready().ctx_size_tokens
+        check_prompts(self._prompts, context, names if len(names) > 1 else ["the input"])
+        self._is_canceled = threading.Event()
+
+    def cancel(self) -> None:
+        """End `compute` after the text that is being computed."""
+        self._is_canceled.set()
+
+    async def response(self) -> dict[str, Any]:
+        """Compute the embeddings on a thread; return the object of the answer."""
+        executor = ThreadPoolExecutor(1, "embeddings")
+        try:
+            vectors = await asyncio.get_running_loop().run_in_executor(executor, self.compute)
+        finally:
+            executor.shutdown(wait=False)
+        width, wanted = len(vectors[0]), self._body.dimensions
+        rule = f"the embeddings of this model have {width} dimensions and cannot be shortened"
+        refuse(wanted not in (None, width), "dimensions", rule)
+        num_tokens = sum(map(len, self._prompts))
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": i, "embedding": self._encoded(vector)}
+                for i, vector in enumerate(vectors)
+            ],
+            "model": self._name,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+
+    def compute(self) -> list[list[float]]:
+        """Return embeddings of length 1, as OpenAI's are; fewer than inputs if canceled."""
+        found: list[list[float]] = []
+        for values in embed(self._engine, self._prompts, self._body.pooling):
+            found.append(normalized(values))
+            if self._is_canceled.is_set():
+                break
+        return found
+
+    def _encoded(self, vector: list[float]) -> list[float] | str:
+        if self._body.encoding_format != "base64":
+            return vector
+        return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+def _ids(chat_model: ChatModel, text_or_ids: str | list[int]) -> tuple[int, ...]:
+    if not isinstance(text_or_ids, str):
+        return tuple(text_or_ids)
+    if not text_or_ids:
+        return ()  # without the control token that begins texts
+    return tuple(chat_model.encode_plain(text_or_ids).ids)

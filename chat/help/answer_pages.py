@@ -1,0 +1,118 @@
+"""Help pages about what the model reads and how its tokens are chosen."""
+
+from swiftchat.chat.help.page import Page
+
+_TEMPLATES = """\
+A chat template turns messages into the text format that a model was trained
+on. Most models contain their template. A model without one gets the template
+of its family if the family is certain; otherwise choose a template:
+
+  swiftchat -m old-model --template vicuna
+  swiftchat -m old-model --template ./mine.jinja
+  swiftchat -m base-model --no-template -p "Once upon a time"
+
+Built in: {{templates}}.
+
+/show template prints the template in use. Templates run in a sandbox, and text
+that you type never becomes a control token.
+"""
+
+_FORMATS = """\
+An answer can be limited to a format. Tokens that would leave it are never
+chosen, so the answer always matches, whatever the model and the temperature.
+
+  swiftchat -p "Describe Bob." --schema person.json   a JSON schema
+  swiftchat -p "Describe Bob." --schema '{"type": …}'  the schema itself
+  swiftchat -p "Describe Bob." --json-object          any JSON object
+  swiftchat -p "When?" --regex '[0-9]{4}-[0-9]{2}'    a regular expression
+  swiftchat -p "Yes or no?" --grammar answer.lark     a grammar, Lark or GBNF
+  >>> /schema person.json
+
+The schema is also added to the system prompt, unless --no-schema-prompt is
+given. A model that thinks does so freely; the format applies to its answer.
+
+With a schema or --json-object, stdout receives exactly one JSON document. If
+the context or -n ends the answer before, stdout stays empty, the incomplete
+answer is on stderr, and the exit code is 5.
+
+A schema with a keyword that cannot be enforced, such as "not", is an error
+that names its place.
+"""
+
+_SAMPLING = """\
+Each token is chosen in this order:
+
+  1  logit_bias is added to the logits
+  2  repeat_penalty, presence_penalty and frequency_penalty, of the last
+     repeat_last_n tokens; then dry
+  3  bans: no_repeat_ngram, ban, and end tokens before min_tokens
+  4  temperature; 0 takes the most probable token and ends here
+  5  filters: top_k, typical_p, min_p, top_p
+
+A parameter is a flag (--top-k 40), a variable (SWIFTCHAT_TOP_K=40), a line of
+the configuration file or of a role (top_k = 40), or is set at the prompt:
+
+  >>> /set top_k 40
+  >>> /set stop "\\n\\n"
+  >>> /set ban delve
+  >>> /set logit_bias yes=5
+  >>> /set top_k off
+
+ban bans the usual tokens of a text, with and without a space before it; other
+spellings stay possible. logit_bias changes single tokens that write the text,
+with and without a space. In files, several texts are a list: ban = ["a", "b"].
+
+Parameters that you do not set come from the model's generation_config.json;
+off returns to them. Print the probability of each token, before all steps:
+
+  swiftchat -p "Heads or tails?" --logprobs 3 --json
+  >>> /set logprobs 5
+  >>> /show alternatives
+
+--beams 4 looks for the answer with the highest score (beam search), which is
+shown when it is complete; --samples 2 shows the best two. --length-penalty and
+--early-stopping change which one is the best, and when the search ends;
+--diversity-rate 1 makes the beams differ more.
+
+What repeats parts of the conversation is decoded faster: speculate = auto
+proposes tokens and verifies several in one step, with the same text; off does
+not. --draft MODEL adds a small model that proposes others. --stats shows how
+many were accepted.
+
+swiftchat help parameters lists all of them.
+"""
+
+_CONTEXT = """\
+The context is the number of tokens that a model reads at a time: --ctx-size,
+by default the model's own, if it fits into memory. --overflow says what happens
+when it is full:
+
+  error        a prompt that does not fit is an error (exit code 5), and an
+               answer ends at the full context; the default
+  drop-oldest  the oldest turns are left out of a prompt; an answer ends
+  sliding      as drop-oldest; an answer goes on without the middle of the
+               context: the first tokens and the newest ones stay
+
+  swiftchat --overflow sliding
+  >>> /set overflow sliding
+  >>> /set overflow_keep 200
+
+--overflow-keep is the number of first tokens that stay; by default those of the
+system prompt. What was left out is told in one line, and in JSON as
+dropped_tokens. /compact replaces old turns by a summary.
+"""
+
+_PARAMETERS = """\
+Names for flags, variables, files and /set; swiftchat help sampling says how
+they work together.
+
+{{parameters}}
+"""
+
+ANSWER_PAGES = {
+    "templates": Page("Chat templates", _TEMPLATES),
+    "formats": Page("JSON schemas, regular expressions and grammars", _FORMATS),
+    "sampling": Page("Temperature and other sampling options, logprobs", _SAMPLING),
+    "context": Page("What happens when the context is full", _CONTEXT),
+    "parameters": Page("All sampling parameters", _PARAMETERS),
+}

@@ -1,0 +1,98 @@
+"""Help pages about engines: GPUs, running engines, remote ones."""
+
+from swiftchat.chat.help.page import Page
+
+_GPU = """\
+NVIDIA GPUs of compute capability 8.0 or newer run swiftchat's own kernels,
+compiled on first use. Older GPUs run torch's operators. Without a GPU, models
+run on the CPU.
+
+  pip install 'swiftchat[cuda]'       install compiler, headers and bindings
+  swiftchat doctor                    check the installation
+  swiftchat doctor -m NAME            show what computes each part of a model
+  swiftchat show NAME                 show the memory that a model needs
+  swiftchat -m NAME --device cuda:1   use only this GPU
+  swiftchat -m NAME --tp 2            use two GPUs; --tp auto: as few as needed
+  swiftchat -m NAME --ctx-size 8192   use a smaller KV cache to save memory
+  swiftchat bench -m NAME             measure the speed
+"""
+
+_SERVE = """\
+swiftchat serve keeps a model loaded. Chats and one-shots with the same model
+and the same engine options use it instead of loading the model.
+
+  swiftchat serve qwen3:8b            keep it loaded until Ctrl-C
+  swiftchat serve --keep-alive 10m    end after 10 minutes without use
+  swiftchat -m qwen3:8b -p "Hi"       answers at once
+  swiftchat --no-attach               load the model in any case
+  swiftchat ps                        list running engines
+  swiftchat stop qwen3:8b             end one; --all: end all
+
+Clients of OpenAI's HTTP API can use the model too:
+
+  pip install 'swiftchat[serve]'
+  swiftchat serve --openai 127.0.0.1:8080
+
+They must send the token that is printed at the start, or that of --token-file
+or SWIFTCHAT_API_TOKEN. Other machines can connect only with --allow-remote.
+docs/serving.md lists what the API can do.
+"""
+
+_HOSTS = """\
+An engine can run as a server, on this machine or on another, on one GPU or on
+all GPUs of several hosts. It keeps running while terminals connect and leave.
+
+On the machine with the GPUs:
+
+  python -m swiftchat.engine.worker NAME --listen 127.0.0.1:4000
+  torchrun ... -m swiftchat.engine.worker NAME     (docs/several-gpus.md)
+
+It prints its address and the path of its token file. On the same machine:
+
+  swiftchat --connect 127.0.0.1:4000
+
+From another machine, copy the token file once and forward the port:
+
+  scp HOST:.local/state/swiftchat/engine-4000.token FILE
+  ssh -f -N -L 4000:127.0.0.1:4000 HOST
+  swiftchat --connect 127.0.0.1:4000 --token-file FILE
+
+With --listen ./engine.sock the engine needs no port and no token:
+
+  swiftchat --connect ./engine.sock
+
+The engine determines the model, tokenizer, device and context. Conversations
+are saved on your machine. An engine serves up to 16 terminals at once.
+"""
+
+_ADAPTERS = """\
+A LoRA adapter changes a model that stays as it is. Its files may be those of
+PEFT, of mlx-lm, or a GGUF file:
+
+  swiftchat -m NAME --lora DIR        use it for all answers
+  swiftchat --lora A=0.5 --lora B     the sum of both, A at half its strength
+  swiftchat show DIR                  what the adapter is, and for which model
+  swiftchat convert NAME NEW --merge-lora DIR      a model with the adapter
+
+Between two messages, while the model stays loaded:
+
+  /lora load DIR[=SCALE]              load an adapter and use it
+  /lora use A=0.5 B                   use exactly these
+  /lora off                           use the base model
+  /lora                               list the adapters
+
+A soft prompt of PEFT (prompt tuning, p-tuning, prefix tuning) precedes every
+prompt:
+
+  swiftchat -m NAME --soft-prompt DIR
+
+The adapter must belong to the model: a wrong one is an error with exit code
+7 that names the tensor. docs/adapters.md lists what is supported.
+"""
+
+ENGINE_PAGES = {
+    "adapters": Page("LoRA adapters and soft prompts", _ADAPTERS),
+    "gpu": Page("Running models on GPUs", _GPU),
+    "serve": Page("Keeping a model loaded, and the HTTP API", _SERVE),
+    "hosts": Page("Remote engines, and engines on several hosts", _HOSTS),
+}

@@ -1,0 +1,61 @@
+"""Help pages for scripts and settings: exit codes, configuration."""
+
+from swiftchat.chat.help.page import Page
+
+_EXIT_CODES = """\
+{{exit_codes}}
+
+An error prints one line `error:` and one line `hint:` to stderr. stdout
+contains the answer only.
+
+  swiftchat -p "Hi" -m qwen3:8b --offline || echo "exit code $?"
+"""
+
+_CONFIG = """\
+Set options in {{config_path}}:
+
+  model = "qwen3:8b"
+  temperature = 0.5
+  accessible = true
+
+or in a variable: SWIFTCHAT_TEMPERATURE=0.5 swiftchat. A flag overrides the
+variable, the variable a role, the role overrides the continued conversation,
+the conversation overrides the project file, that overrides this file, and
+this file overrides the model's own generation_config.json.
+
+A project file is .swiftchat.toml in the working folder, or the nearest one
+above it up to your home folder. It sets only model (a name, or a path inside
+the project), role and sampling parameters. Other keys, and the file of another
+user, are ignored with a warning.
+
+  swiftchat config show               print every setting and its origin
+  swiftchat config path               print the path of the file
+
+Colors: theme is auto, dark, light or none; auto asks the terminal for its
+background, or uses COLORFGBG. colors changes parts of a theme:
+
+  colors = "code=bright_blue,keyword=bold red"
+
+The parts are {{colors}}.
+
+Other variables: HF_TOKEN (downloads), NO_COLOR, FORCE_COLOR, ACCESSIBLE,
+EDITOR.
+"""
+
+SETUP_PAGES = {
+    "exit-codes": Page("Exit codes for scripts", _EXIT_CODES),
+    "config": Page("Configuration file and environment variables", _CONFIG),
+}
+EXIT_CODES = (
+    (0, "done"),
+    (1, "internal error"),
+    (2, "usage"),
+    (3, "model not found"),
+    (4, "device or memory"),
+    (5, "context overflow"),
+    (6, "network"),
+    (7, "bad model data"),
+    (8, "file system"),
+    (130, "interrupted (Ctrl-C)"),
+    (141, "the reader of stdout closed the pipe"),
+)

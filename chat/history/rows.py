@@ -1,0 +1,64 @@
+"""The rows of the store as conversations; values that are not what they should be are left out."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from swiftchat.chat.history.conversation import Conversation, Message
+from swiftchat.chat.history.fields import count_of, json_of, settings_of, text_of, time_of
+from swiftchat.chat.history.tool_call import parse_tool_calls
+
+_ROLES = ("user", "assistant", "tool")
+
+
+def conversation_of(
+    session: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]
+) -> tuple[Conversation, int]:
+    """Return a conversation and the number of its rows that are no messages.
+
+    The row of a parent comes before those of its children. Children of a left-out message follow
+    its parent.
+    """
+    messages: dict[object, Message | None] = {None: None}
+    num_damaged = 0
+    for row in rows:
+        parent = messages.get(row["parent"])
+        message = _message_of(row, parent)
+        if message is None:
+            num_damaged += 1
+        if row["id"] is not None:
+            messages[row["id"]] = message or parent
+    found = [one for one in dict.fromkeys(messages.values()) if one is not None]
+    conversation = Conversation(
+        text_of(session["system"]),
+        session["id"],
+        text_of(session["name"]),
+        text_of(session["title"]) or "",
+        time_of(session["created"]) or 0.0,
+        settings_of(json_of(session["settings"])),
+        found,
+        messages.get(session["tip"]),
+    )
+    return conversation, num_damaged
+
+
+def _message_of(row: Mapping[str, Any], parent: Message | None) -> Message | None:
+    """Return a message, None if its id, role or content is damaged."""
+    id_, role, content = text_of(row["id"]), row["role"], text_of(row["content"])
+    calls = parse_tool_calls(json_of(row["tool_calls"]))
+    if id_ is None or role not in _ROLES or content is None or (role == "tool") > len(calls):
+        return None
+    return Message(
+        role,
+        content,
+        parent,
+        id_,
+        time_of(row["created"]) or 0.0,
+        text_of(row["reasoning"]),
+        text_of(row["model"]),
+        settings_of(json_of(row["params"])),
+        text_of(row["finish_reason"]),
+        count_of(row["prompt_tokens"]),
+        count_of(row["completion_tokens"]),
+        time_of(row["seconds"]),
+        calls,
+    )

@@ -1,0 +1,70 @@
+"""The defaults of sampling parameters, and the values that a model recommends for them."""
+
+import contextlib
+from dataclasses import fields
+from typing import Any
+
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.errors import UsageError
+
+# The names of sampling parameters in generation_config.json.
+_GENERATION_NAMES = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty",
+}
+
+
+def model_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
+    if generation_config.get("do_sample") is False:
+        return {"temperature": 0.0}
+    found = {ours: _model_default(generation_config, ours) for ours in _GENERATION_NAMES}
+    # Invalid values are ignored: the model can run without them.
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def invalid_model_defaults(generation_config: dict[str, Any]) -> list[str]:
+    """Return the keys of `generation_config.json` whose values are ignored because of an error."""
+    return [
+        theirs
+        for ours, theirs in _GENERATION_NAMES.items()
+        if generation_config.get(theirs) is not None
+        and _model_default(generation_config, ours) is None
+    ]
+
+
+def _model_default(generation_config: dict[str, Any], name: str) -> int | float | None:
+    """Return the model's value of a sampling parameter, None if there is no valid one."""
+    value = generation_config.get(_GENERATION_NAMES[name])
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = int(value) if name == "top_k" else float(value)
+        options: dict[str, Any] = {name: number}
+        SamplingParams(**options)
+    except (UsageError, ValueError, OverflowError):  # the last two: NaN, infinity
+        return None
+    return number
+
+
+def defaults(model: str | None) -> dict[str, tuple[Any, str]]:
+    """Return the default (value, origin) of each sampling option.
+
+    The origin is `model` for values from the generation_config.json of an installed model.
+    """
+    from swiftchat.errors import SwiftchatError
+    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+    from swiftchat.weights.model.directory import Model
+    from swiftchat.weights.store import default_store
+
+    from_model: dict[str, Any] = {}
+    name = model or DEFAULT_MODEL
+    # `resolve` might convert the model first; a listing must not do that.
+    with contextlib.suppress(SwiftchatError):
+        path = default_store().find(name, offline=True)
+        from_model = model_defaults(Model.open(path).generation_config)
+    values = {field.name: (field.default, "default") for field in fields(SamplingParams)}
+    values |= {name: (value, "model") for name, value in from_model.items()}
+    return values

@@ -1,0 +1,151 @@
+"""The kinds of options of `swiftchat`, and the types of their values."""
+
+import copy
+import os
+from typing import Any
+
+import click
+
+from swiftchat.chat.options.config import config_path
+from swiftchat.chat.options.parameters import (
+    PARAMETERS,
+    TEXTS_PARAMETERS,
+    ChoiceParameter,
+    Parameter,
+)
+
+
+class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A number of ranks, 1 or more, or `auto`."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "auto" or isinstance(value, int):
+            return value
+        if not str(value).isdecimal() or int(value) < 1:
+            self.fail(f"{value!r} is neither a positive number nor auto", param, ctx)
+        return int(value)
+
+
+class Number(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A value of a parameter; `off` unsets a number."""
+
+    def __init__(self, parameter: Parameter | ChoiceParameter) -> None:
+        # The placeholder in help texts.
+        self.name = "n" if isinstance(parameter, Parameter) else "|".join(parameter.choices)
+        self._parameter = parameter
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = str(value).lower() if isinstance(value, bool) else str(value)  # TOML has true
+        try:
+            return self._parameter.parse(text)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Colors(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """Colors as `NAME=STYLE,…`, in a configuration file also as a table."""
+
+    name = "name=style,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from swiftchat.chat.terminal.theme import parse_colors
+
+        if isinstance(value, dict):
+            value = ",".join(f"{name}={style}" for name, style in value.items())
+        try:
+            parse_colors(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
+class ChatOption(click.Option):
+    """An option whose errors name the place of the value: flag, variable or file.
+
+    Help texts show its short flag and one long flag, not the aliases of a parameter.
+    """
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        shown = copy.copy(self)
+        long = [flag for flag in self.opts if flag.startswith("--")]
+        shown.opts = [flag for flag in self.opts if flag not in long[1:]]
+        return click.Option.get_help_record(shown, ctx)
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        source = ctx and ctx.get_parameter_source(self.name or "")
+        if source is click.core.ParameterSource.ENVIRONMENT:
+            names = [self.envvar] if isinstance(self.envvar, str) else list(self.envvar or ())
+            return next(name for name in names if os.environ.get(name))
+        if source is click.core.ParameterSource.DEFAULT_MAP:
+            return f"{self.name} in {config_path()}"
+        return super().get_error_hint(ctx)
+
+
+class TextsOption(ChatOption):
+    """An option with any number of texts; a variable has one on each line."""
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        return super().type_cast_value(ctx, [value] if isinstance(value, str) else value)
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        text = self.resolve_envvar_value(ctx)
+        return None if text is None else text.split("\n")
+
+
+class ModelOption(ChatOption):
+    """A model; given several times, the first value, and `compared_models` returns the others."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append")
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Any, args: list[str]
+    ) -> tuple[Any, list[str]]:
+        if given := opts.get(self.name):
+            first, *others = given
+            opts = {**opts, self.name: first}
+            ctx.meta[_COMPARED] = tuple(others)
+        return super().handle_parse_result(ctx, opts, args)
+
+
+_COMPARED = "swiftchat.compared"
+
+
+def compared_models(ctx: click.Context) -> tuple[str, ...]:
+    """Return the values of `-m` after the first one."""
+    found: tuple[str, ...] = ctx.meta.get(_COMPARED, ())
+    return found
+
+
+def option(*names: str, env: bool = True, **settings: Any) -> click.Option:
+    """An option, with SWIFTCHAT_* variables and a place in the configuration file if `env`."""
+    flags = [name.removeprefix("--") for name in names if name.startswith("--")]
+    variables = ["SWIFTCHAT_" + flag.replace("-", "_").upper() for flag in flags]
+    return ChatOption(names, envvar=variables if env else None, **settings)
+
+
+def parameter(name: str, *short: str, env: bool = True, **settings: Any) -> click.Option:
+    """The option of a parameter in the table."""
+    found = PARAMETERS[name]
+    return option(
+        *short, *found.flags, name, env=env, type=Number(found), help=found.help, **settings
+    )
+
+
+def texts(name: str) -> click.Option:
+    """The option of a parameter with texts."""
+    found = TEXTS_PARAMETERS[name]
+    variables = ["SWIFTCHAT_" + flag[2:].replace("-", "_").upper() for flag in found.flags]
+    return TextsOption(
+        (*found.flags, name),
+        envvar=variables,
+        multiple=True,
+        metavar=found.metavar,
+        help=found.help,
+    )
+
+
+def flag(*names: str, help: str, env: bool = True) -> click.Option:
+    return option(*names, env=env, is_flag=True, help=help)

@@ -1,0 +1,194 @@
+"""`swiftchat embed`: embeddings of texts, pooled from the model's last hidden states."""
+
+import json as json_module
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swiftchat.chat.options.chat_options import CHAT_OPTIONS
+from swiftchat.chat.options.completion import complete_files
+from swiftchat.chat.subcommands.score import ENGINE_OPTIONS, MODEL
+from swiftchat.engine.api.params import POOLINGS
+from swiftchat.errors import FileSystemError, UsageError
+
+if TYPE_CHECKING:
+    from swiftchat.chat.model.chat_model import ChatModel
+
+SCHEMA = 1
+_PATH = re.compile(r"\S*/\S*|\S+\.[A-Za-z]\w{0,7}")  # a word that looks like the name of a file
+
+
+@dataclass(frozen=True)
+class Input:
+    """A text, and its name in errors and JSON: that of its file, or None."""
+
+    text: str
+    file: str | None = None
+    line: int | None = None
+
+    @property
+    def name(self) -> str:
+        if self.file is None:
+            return f"the text {self.text!r:.40}"
+        return self.file if self.line is None else f"{self.file}, line {self.line},"
+
+
+@click.command(params=[MODEL, *(one for one in CHAT_OPTIONS if one.name in ENGINE_OPTIONS)])
+@click.argument(
+    "inputs", metavar="TEXT|FILE|-...", nargs=-1, required=True, shell_complete=complete_files
+)
+@click.option("--text", "is_text", is_flag=True, help="Every argument is a text, never a file.")
+@click.option("--lines", is_flag=True, help="Each line of a file or of stdin is a text.")
+@click.option(
+    "--pooling",
+    type=click.Choice(POOLINGS),
+    default="mean",
+    help="Mean, sum, or the last one, of the tokens' hidden states; default: mean.",
+)
+@click.option("--normalize", is_flag=True, help="Divide each embedding by its Euclidean length.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE.npy",
+    type=click.Path(path_type=Path),
+    help="Write a float32 array [texts, width] to this file.",
+)
+def embed(
+    inputs: tuple[str, ...],
+    is_text: bool,
+    lines: bool,
+    pooling: str,
+    normalize: bool,
+    as_json: bool,
+    output: Path | None,
+    **options: Any,
+) -> None:
+    """Print the embedding of each TEXT or FILE (- is stdin), one line of numbers each.
+
+    An argument is the name of a file if that exists, otherwise a text. One word that looks like
+    the name of a file and is none is an error, except with --text.
+
+    An embedding is the mean, the sum or the last one of the hidden states after the model's last
+    norm. The text is encoded like a user's input, without a chat template; a model that begins
+    texts with a control token gets it.
+    """
+    from swiftchat.chat.model.chat_model import chat_model_for
+    from swiftchat.chat.options.config import ChatConfig
+    from swiftchat.chat.terminal.status_line import StatusLine
+    from swiftchat.engine.api.embed import check_prompts, normalized
+    from swiftchat.engine.api.embed import embed as embed_ids
+
+    if as_json and output is not None:
+        raise UsageError("--json and -o were both given", "choose one")
+    if is_text and lines:
+        raise UsageError("--text and --lines were both given", "--lines is for files and stdin")
+    if output is not None and output.suffix != ".npy":
+        raise UsageError(f"{output} does not end with .npy", "-o writes a NumPy array")
+    texts = list(_texts(inputs, is_text, lines))
+    config = ChatConfig(**options)
+    config.check()
+    status = StatusLine(may_erase=True, is_quiet=config.quiet)
+    with chat_model_for(config) as chat_model:
+        prompts = [chat_model.encode_plain(one.text).ids for one in texts]
+        with status.waiting("loading the model"):
+            context = chat_model.wait_ready().ctx_size_tokens
+        check_prompts(prompts, context, [one.name for one in texts])
+        with status.waiting("embedding"):
+            vectors = list(
+                embed_ids(
+                    chat_model.engine,
+                    prompts,
+                    pooling,
+                    lambda done: status.show("embedding", done, len(prompts)),
+                )
+            )
+        if normalize:
+            vectors = [normalized(vector) for vector in vectors]
+        if as_json:
+            settings = {"pooling": pooling, "normalized": normalize}
+            report = _report(chat_model, texts, prompts, vectors) | settings
+            print(json_module.dumps(report, ensure_ascii=False))
+        elif output is not None:
+            _write(output, vectors)
+        else:
+            for vector in vectors:
+                print(*(f"{value:.7g}" for value in vector))
+
+
+def _texts(inputs: tuple[str, ...], is_text: bool, lines: bool) -> Iterator[Input]:
+    """Yield the texts of the arguments; raises `UsageError` and `FileSystemError`."""
+    from swiftchat.chat.options.config import read_text
+
+    if inputs.count("-") > 1 and not is_text:
+        raise UsageError("- was given twice", "stdin can be read once")
+    for one in inputs:
+        if is_text or not (one == "-" or _is_file(one)):
+            found = [Input(one)]
+        else:
+            text = (
+                sys.stdin.buffer.read().decode("utf-8", "replace") if one == "-" else read_text(one)
+            )
+            name = "stdin" if one == "-" else one
+            found = [Input(text, name)]
+            if lines:
+                numbered = enumerate(text.split("\n"), 1)
+                found = [Input(line, name, i) for i, line in numbered if line.strip()]
+        if not found or any(not each.text.strip() for each in found):
+            name = found[0].name if found else one
+            raise UsageError(f"{name} is empty", "an embedding needs a text")
+        yield from found
+
+
+def _is_file(argument: str) -> bool:
+    """Return whether an argument names a file; `FileSystemError` for a folder or missing file."""
+    try:
+        path = Path(argument)
+        exists = argument != "" and path.exists()
+        is_folder = path.is_dir()
+    except (OSError, ValueError):  # too long for a name, or a null character
+        return False
+    if not exists and _PATH.fullmatch(argument):
+        raise FileSystemError(f"cannot read {argument}: no such file", "for a text, add --text")
+    if exists and is_folder:
+        raise FileSystemError(f"{argument} is a folder", "name its files; for a text, add --text")
+    return exists
+
+
+def _report(
+    chat_model: "ChatModel",
+    texts: list[Input],
+    prompts: list[Any],
+    vectors: list[list[float]],
+) -> dict[str, Any]:
+    found = []
+    for one, prompt, vector in zip(texts, prompts, vectors, strict=True):
+        source = {"file": one.file, "line": one.line}
+        found.append({**source, "tokens": len(prompt), "embedding": vector})
+    return {
+        "schema": SCHEMA,
+        "model": chat_model.name,
+        "dimensions": len(vectors[0]),
+        "embeddings": found,
+    }
+
+
+def _write(output: Path, vectors: list[list[float]]) -> None:
+    """Write the array; the file appears complete or not at all."""
+    import numpy as np
+
+    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with partial.open("xb") as file:
+            np.save(file, np.array(vectors, dtype=np.float32))
+        partial.replace(output)
+    except OSError as error:
+        raise FileSystemError(f"cannot write {output}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,291 @@
+"""Build the changes of a set of adapters for the decoder's matrices, on its device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.linear.adapted import AdapterSet, Delta, LowRankPart, Site, TableDelta
+from swiftchat.engine.load.canonicalize import qkv_rows
+from swiftchat.engine.load.quantized import dequantize
+from swiftchat.errors import BadModelFile, UsageError
+from swiftchat.weights.adapters.adapter import Adapter, LowRank, Read
+from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.architectures.tensors import canonical_shapes, tensor_name
+from swiftchat.weights.model.checkpoint import Checkpoint
+from swiftchat.weights.parallel.tensor_parallel import Shard, TensorKey, TensorSlice
+
+# The canonical matrices of each field of `LayerWeights`, from the first row to the last.
+_FIELDS = {
+    "qkv": ("qkv", "q", "k", "v", "q_a", "kv_a"),
+    "o": ("o",),
+    "gate_up": ("gate_up", "gate", "up"),
+    "down": ("down",),
+    "lm_head": ("lm_head",),
+}
+_FIELD_OF = {name: field for field, names in _FIELDS.items() for name in names}
+
+
+@dataclass
+class _Changes:
+    """The changes of one matrix of the decoder [rows, columns], added up.
+
+    In the order of the rows in the file; on the CPU.
+    """
+
+    num_rows: int
+    parts: list[LowRankPart] = field(default_factory=list)
+    gain: Tensor | None = None
+    offset: Tensor | None = None
+
+    def add_gain(self, first: int, change: Tensor | float, length: int) -> None:
+        if self.gain is None:
+            self.gain = torch.ones(self.num_rows)
+        self.gain[first : first + length] += change
+
+    def add_offset(self, first: int, change: Tensor) -> None:
+        if self.offset is None:
+            self.offset = torch.zeros(self.num_rows)
+        self.offset[first : first + len(change)] += change
+
+
+class SetBuilder:
+    """Builds sets of adapters for one shard of a model.
+
+    `dtype` is that of the activations. Low-rank matrices have it too; on the CPU fp32 instead
+    of fp16. `checkpoint` None (random weights) has no base matrices, which DoRA needs.
+    """
+
+    def __init__(
+        self, shard: Shard, checkpoint: Checkpoint | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._shard, self._config = shard, shard.config
+        self._checkpoint = checkpoint
+        self._dtype, self._device = dtype, device
+        # Not fp16 on the CPU: a product of scale and B may be too small for it.
+        is_wide = device.type == "cpu" and dtype != torch.bfloat16
+        self._narrow_dtype = torch.float32 if is_wide else dtype
+        self._transposed = ARCHITECTURES[shard.config.architecture].transposed
+        self._shapes = canonical_shapes(shard.config)
+        self._changes: dict[Site, _Changes] = {}
+        self._tables: list[tuple[Tensor, Tensor | None]] = []
+        self._table_gain: Tensor | None = None
+
+    def build(self, adapters: Sequence[tuple[Adapter, float]]) -> AdapterSet:
+        """Return the sum of the adapters' changes, each times its scale.
+
+        Raises `UsageError` for adapters of matrices that are only supported merged, `BadModelFile`
+        for damaged values.
+        """
+        self._changes, self._tables, self._table_gain = {}, [], None
+        for adapter, scale in adapters:
+            for change in adapter.low_rank:
+                self._add_low_rank(adapter, change, scale)
+            for key, read in adapter.replaced.items():
+                self._add_replaced(adapter, key, read, scale)
+        deltas = {site: self._delta(site, found) for site, found in self._changes.items()}
+        embed = None
+        if self._tables or self._table_gain is not None:
+            tables = [(table.to(self._device), self._on_device(b)) for table, b in self._tables]
+            embed = TableDelta(tables, self._on_device(self._table_gain))
+        return AdapterSet(deltas, embed)
+
+    def _add_low_rank(self, adapter: Adapter, change: LowRank, scale: float) -> None:
+        if change.key[0] == "embed":
+            self._add_embedding(change, scale)
+            return
+        found = self._place(adapter, change.key)
+        if found is None:
+            return
+        changes, first, rows = found
+        a, b = _tensor(change.a), _tensor(change.b)
+        scale_of_b = change.scale * scale
+        if change.magnitude is not None:
+            gain = self._gain(change, a, b)
+            local = gain[rows.of_outputs(len(gain))]
+            changes.add_gain(first, scale * (local - 1), len(local))
+            b = b * gain.unsqueeze(1)
+        bias = None if change.bias is None else _tensor(change.bias)
+        if bias is not None and (rows.divides_outputs or self._shard.rank == 0):
+            if change.magnitude is not None:
+                bias = bias * gain
+            changes.add_offset(first, bias[rows.of_outputs(len(bias))] * scale_of_b)
+        b = b[rows.of_outputs(len(b))] * scale_of_b
+        a = a[:, rows.of_inputs(a.shape[1])]
+        changes.parts.append(LowRankPart(first, a, b))
+
+    def _add_replaced(self, adapter: Adapter, key: TensorKey, read: Read, scale: float) -> None:
+        """Add scale · (R - W) for a tensor R that replaces W."""
+        canonical = key[0]
+        new = _tensor(read)
+        if canonical == "embed":
+            if self._shard.stage == 0:
+                self._add_table_gain(-scale, new.shape[1])
+                self._tables.append((new * scale, None))
+            return
+        found = self._place(adapter, key)
+        if found is None:
+            return
+        changes, first, rows = found
+        if canonical.endswith("_bias"):
+            difference = (new - self._base(tensor_name(self._config, *key))) * scale
+            if rows.divides_outputs or self._shard.rank == 0:
+                changes.add_offset(first, difference[rows.of_outputs(len(new))])
+            return
+        matrix = new.t() if canonical in self._transposed else new
+        matrix = matrix[rows.of_outputs(len(matrix))][:, rows.of_inputs(matrix.shape[1])] * scale
+        changes.add_gain(first, -scale, len(matrix))
+        changes.parts.append(LowRankPart(first, None, matrix))
+
+    def _place(self, adapter: Adapter, key: TensorKey) -> "tuple[_Changes, int, _LocalRows] | None":
+        """Return the changes of a tensor's matrix, its first row there, and this rank's part.
+
+        None if another stage has it.
+        """
+        canonical, layer, _ = key
+        matrix = canonical.removesuffix("_bias")
+        name = _FIELD_OF.get(matrix)
+        if name is None:
+            raise UsageError(
+                f"{adapter.path} changes {tensor_name(self._config, *key)}: the engine supports "
+                "adapters of attention, MLP and embedding matrices",
+                f"merge it into the model: swiftchat convert MODEL --merge-lora {adapter.path}",
+            )
+        if layer is None:
+            if self._shard.stage != self._shard.num_stages - 1:
+                return None
+            site: Site = (name, None)
+        else:
+            first_layer, end = self._shard.layers
+            if not first_layer <= layer < end:
+                return None
+            site = (name, layer - first_layer)
+        first = num_rows = 0
+        for other in _FIELDS[name]:
+            if other == matrix:
+                first = num_rows
+            if other in self._shard.slices or other == "lm_head":
+                num_rows += self._rows(other).num_outputs
+        changes = self._changes.setdefault(site, _Changes(num_rows))
+        return changes, first, self._rows(matrix)
+
+    def _rows(self, canonical: str) -> "_LocalRows":
+        stored = self._shard.slices.get(canonical)
+        if canonical == "lm_head" and canonical not in self._shard.slices:
+            stored = self._shard.slices["embed"]  # tied
+        assert stored is not None
+        return _LocalRows(stored, self._shapes[canonical], canonical in self._transposed)
+
+    def _add_embedding(self, change: LowRank, scale: float) -> None:
+        if self._shard.stage != 0:
+            return
+        a, b = _tensor(change.a), _tensor(change.b)
+        b = b * (change.scale * scale)
+        if change.magnitude is not None:
+            gain = self._gain(change, a, _tensor(change.b))
+            self._add_table_gain(scale * (gain - 1), len(gain))
+            b = b * gain.unsqueeze(1)
+        self._tables.append((a.t().contiguous(), b))
+
+    def _add_table_gain(self, change: Tensor | float, length: int) -> None:
+        gain = torch.ones(length) if self._table_gain is None else self._table_gain
+        self._table_gain = gain + change
+
+    def _gain(self, change: LowRank, a: Tensor, b: Tensor) -> Tensor:
+        """Return the magnitudes divided by the norms of the rows of W + scale · B · A."""
+        assert change.magnitude is not None
+        base = self._base(change.tensor)
+        canonical = change.key[0]
+        if (canonical in self._transposed) != (canonical == "embed"):
+            base = base.t()
+        changed = torch.addmm(base, b, a, alpha=change.scale)
+        norms: Tensor = changed.pow(2).sum(dim=1).sqrt()
+        gain: Tensor = _tensor(change.magnitude) / norms
+        if not gain.isfinite().all():
+            raise BadModelFile(f"{change.tensor}: the norms of the changed matrix are not usable")
+        return gain
+
+    def _base(self, name: str) -> Tensor:
+        """Return a whole tensor of the base model in fp32."""
+        if self._checkpoint is None or self._checkpoint.shard is not None:
+            kind = "random weights" if self._checkpoint is None else "files per rank"
+            raise UsageError(
+                f"the adapter needs the base model's {name}, which {kind} do not have",
+                "use the model's own files",
+            )
+        if name not in self._checkpoint.tensors and name not in self._checkpoint.quantized:
+            name = tensor_name(self._config, "embed")  # the head is tied to it
+        whole = TensorSlice(0, ((0, self._num_rows(name)),))
+        return dequantize(self._checkpoint, [(name, whole)], torch.float32, torch.device("cpu"))
+
+    def _num_rows(self, name: str) -> int:
+        assert self._checkpoint is not None
+        stored = self._checkpoint.quantized.get(name) or self._checkpoint.tensors[name]
+        return stored.shape[0]
+
+    def _delta(self, site: Site, changes: _Changes) -> Delta:
+        order = qkv_rows(self._shard.local_config) if site[0] == "qkv" else None
+        gain, offset, parts = changes.gain, changes.offset, changes.parts
+        if order is not None:
+            gain = None if gain is None else gain[order]
+            offset = None if offset is None else offset[order]
+            parts = [_reordered(part, order) for part in parts]
+        return Delta(
+            [
+                LowRankPart(
+                    part.first,
+                    None if part.a is None else self._narrow(part.a),
+                    self._narrow(part.b, self._dtype if part.a is None else None),
+                )
+                for part in parts
+            ],
+            None if gain is None else gain.to(self._device),
+            None if offset is None else offset.to(self._device),
+        )
+
+    def _on_device(self, tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(self._device).contiguous()
+
+    def _narrow(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return tensor.to(dtype or self._narrow_dtype).to(self._device).contiguous()
+
+
+@dataclass(frozen=True)
+class _LocalRows:
+    """The part of a matrix, or of its bias, that a rank has."""
+
+    stored: TensorSlice
+    shape: tuple[int, ...]  # in the file
+    is_transposed: bool
+
+    @property
+    def divides_outputs(self) -> bool:
+        """Whether ranks have different outputs; else each has a part of the sum."""
+        return (self.stored.axis == 0) != self.is_transposed
+
+    @property
+    def num_outputs(self) -> int:
+        length = self.shape[1] if self.is_transposed else self.shape[0]
+        return len(self.of_outputs(length))
+
+    def of_outputs(self, length: int) -> Tensor:
+        return self._indices(length, of_part=self.divides_outputs)
+
+    def of_inputs(self, length: int) -> Tensor:
+        return self._indices(length, of_part=not self.divides_outputs)
+
+    def _indices(self, length: int, *, of_part: bool) -> Tensor:
+        if not of_part:
+            return torch.arange(length)
+        return torch.cat([torch.arange(first, end) for first, end in self.stored.spans])
+
+
+def _reordered(part: LowRankPart, order: Tensor) -> LowRankPart:
+    """Return a part for the decoder's order of rows, which moves rows only within the part."""
+    own = order[part.first : part.first + len(part.b)] - part.first
+    return LowRankPart(part.first, part.a, part.b[own])
+
+
+def _tensor(read: Read) -> Tensor:
+    return torch.from_numpy(read())

@@ -1,0 +1,202 @@
+"""The adapters and soft prompts of an engine, and the forward pass of batches that use them."""
+
+import hashlib
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.adapters.adapted_decoder import (
+    AdaptedDecoder,
+    adapted_weights,
+    embedded,
+    embedding_changes,
+    token_sets,
+)
+from swiftchat.engine.adapters.adapter_set import SetBuilder
+from swiftchat.engine.adapters.virtual_tokens import store_virtual, virtual_tokens
+from swiftchat.engine.api.tuning import Tuning
+from swiftchat.engine.cpu.low_rank import EmbeddingRows
+from swiftchat.engine.cpu.native_decoder import NativeDecoder
+from swiftchat.engine.decode.graph_runner import GraphRunner
+from swiftchat.engine.linear.adapted import AdapterSet, Selection, segments
+from swiftchat.engine.model.decoder import Decoder, DecoderWeights
+from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.schedule.batch import Batch
+from swiftchat.engine.schedule.content import Digest
+from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.tuning import SequenceTuning
+from swiftchat.errors import FileSystemError, OutOfMemory, UsageError
+from swiftchat.weights.adapters.adapter import Adapter
+from swiftchat.weights.adapters.open import open_adapter
+from swiftchat.weights.adapters.soft_prompt import SoftPrompt, open_soft_prompt
+from swiftchat.weights.model.checkpoint import Checkpoint
+from swiftchat.weights.parallel.tensor_parallel import Shard
+
+MAX_SETS = 16  # of adapters in memory
+
+_States = tuple[tuple[int, int], ...]
+# Records a decoder with adapters as a native program.
+Record = Callable[[DecoderWeights], NativeDecoder]
+
+
+class Tunings:
+    """Loads what requests name, and computes the batches whose sequences use it.
+
+    The decoder with adapters is made when the first adapter is loaded; batches without any run on
+    `decoder` as before. Loaded sets stay in memory until others need their place. `runner` captures
+    the decode steps of a GPU.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        shard: Shard,
+        checkpoint: Checkpoint | None,
+        device: torch.device,
+        record: Record | None = None,
+        runner: GraphRunner | None = None,
+    ) -> None:
+        self._base, self._cache, self._shard = decoder, cache, shard
+        self._record, self._runner, self._device = record, runner, device
+        self._builder = SetBuilder(shard, checkpoint, decoder.weights.dtype, device)
+        self.selection = Selection([None] * MAX_SETS)
+        self._adapted: Decoder | None = None
+        # Least recently used first. A file that has changed is another tuning.
+        self._loaded: OrderedDict[tuple[Tuning, _States], SequenceTuning] = OrderedDict()
+        self._files: dict[Tuning, tuple[Path, ...]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the loaded adapters."""
+        return sum(each.nbytes for each in self.selection.sets if each is not None)
+
+    def load(self, tuning: Tuning | None, in_use: Collection[int]) -> SequenceTuning | None:
+        """Return what a sequence with this tuning needs, loaded; None if it is empty.
+
+        The sets `in_use` stay. Raises as `open_adapter` and `SetBuilder.build` do, and `UsageError`
+        for a model with states or if there is no place, `OutOfMemory` if there is no memory.
+        """
+        if not tuning:
+            return None
+        if self._base.config.mixer is not None:
+            raise UsageError(
+                f"adapters and soft prompts are not supported for {self._base.config.architecture}",
+                "leave out the adapters",
+            )
+        if tuning in self._files:
+            key = (tuning, _states(self._files[tuning]))
+            if key in self._loaded:
+                self._loaded.move_to_end(key)
+                return self._loaded[key]
+        prompt = self._open_prompt(tuning.soft_prompt)
+        adapters = [(self._open(path), scale) for path, scale in tuning.adapters]
+        number = self._place_for(in_use) if adapters else -1
+        virtual = None
+        if prompt is not None:
+            kv = self._base.weights.dtype
+            virtual = virtual_tokens(prompt, self._shard, kv, self._device)
+        loaded = SequenceTuning(_identity(adapters, prompt), number, virtual)
+        if adapters:
+            try:
+                self._put(number, self._builder.build(adapters))
+            except (MemoryError, torch.OutOfMemoryError) as error:
+                self.selection.sets[number] = None
+                raise OutOfMemory(
+                    "there is no memory for the adapters", "use a smaller --ctx-size"
+                ) from error
+        files = [file for adapter, _ in adapters for file in adapter.files]
+        self._files[tuning] = (*files, *(prompt.files if prompt is not None else ()))
+        self._loaded[tuning, _states(self._files[tuning])] = loaded
+        return loaded
+
+    def are_used_by(self, batch: Batch) -> bool:
+        """Whether the batch needs this object's `forward`."""
+        return any(span.tuning is not None for span in batch.spans)
+
+    def forward(self, batch: Batch) -> Tensor | None:
+        """As `Decoder.forward`, with the adapters and soft prompts of the batch's sequences."""
+        numbers = token_sets(batch)
+        sets = self.selection.sets
+        changes = embedding_changes(batch, sets, self._base.embedding_scale)
+        if isinstance(self._base, NativeDecoder):
+            rows = EmbeddingRows(len(batch.ids)) if changes else None
+            for change in changes:
+                assert rows is not None
+                rows.set(change.rows.start, embedded(self._base.weights.embed, batch.ids, change))
+            has_sets = any(number >= 0 for number in numbers)
+            decoder = self._adapted if has_sets else self._base
+            assert isinstance(decoder, NativeDecoder)
+            return decoder.forward_tuned(batch, numbers if has_sets else None, rows)
+        adapted = self._adapted_decoder()
+        assert isinstance(adapted, AdaptedDecoder)
+        adapted.embeddings = changes
+        self.selection.tokens = segments(numbers)
+        self.selection.logits = segments([numbers[i] for i in batch.logits_indices])
+        return adapted.forward(batch, self._cache)
+
+    def store(self, sequences: Iterable[Sequence]) -> None:
+        """Write the given keys and values of virtual tokens to the blocks of these sequences."""
+        store_virtual(self._cache, sequences, heads_first=self._base.ops.heads_first)
+
+    def _open_prompt(self, path: str | None) -> SoftPrompt | None:
+        return None if path is None else open_soft_prompt(Path(path), self._shard.config)
+
+    def _open(self, path: str) -> Adapter:
+        return open_adapter(Path(path), self._shard.config)
+
+    def _place_for(self, in_use: Collection[int]) -> int:
+        """Return the number of an empty set, or of the least recently used one, emptied."""
+        sets = self.selection.sets
+        if None in sets:
+            return sets.index(None)
+        for key, loaded in self._loaded.items():
+            if loaded.set_index >= 0 and loaded.set_index not in in_use:
+                del self._loaded[key]
+                self._put(loaded.set_index, None)
+                return loaded.set_index
+        raise UsageError(
+            f"{MAX_SETS} different sets of adapters are in use", "wait for an answer to end"
+        )
+
+    def _put(self, number: int, adapters: AdapterSet | None) -> None:
+        decoder = self._adapted_decoder()
+        self.selection.sets[number] = adapters
+        if self._runner is not None:
+            self._runner.put_adapters(number, adapters, MAX_SETS)
+        if isinstance(decoder, NativeDecoder):
+            for site, deltas in decoder.deltas.items():
+                deltas.set(number, None if adapters is None else adapters.deltas.get(site))
+            decoder.grow()
+
+    def _adapted_decoder(self) -> Decoder:
+        if self._adapted is None:
+            if self._record is not None:
+                weights = adapted_weights(self._base.weights, self.selection)
+                self._adapted = self._record(weights)
+            else:
+                self._adapted = AdaptedDecoder(self._base, self.selection)
+        return self._adapted
+
+
+def _identity(adapters: list[tuple[Adapter, float]], prompt: SoftPrompt | None) -> Digest:
+    """Return the digest of the adapters' content and scales, and of the soft prompt."""
+    digest = hashlib.sha256()
+    for adapter, scale in adapters:
+        digest.update(adapter.digest + struct.pack("<d", scale))
+    if prompt is not None:
+        digest.update(b"soft prompt" + prompt.digest)
+    return digest.digest()
+
+
+def _states(files: tuple[Path, ...]) -> _States:
+    """Return size and time of each file."""
+    try:
+        found = [file.stat() for file in files]
+    except OSError as error:
+        raise FileSystemError(f"cannot read {error.filename}: {error.strerror}") from error
+    return tuple((each.st_size, each.st_mtime_ns) for each in found)

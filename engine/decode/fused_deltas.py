@@ -1,0 +1,124 @@
+"""Adapters in the fused decode step: two small kernels before each matmul compute its bias.
+
+The kernels read on the device which set a row has and where its matrices are, so a captured step
+serves all sets of adapters; loading one changes only these tables.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.linear import Norm
+from swiftchat.cuda.ops.low_rank import (
+    RANK_STEP,
+    Part,
+    low_rank_expand,
+    low_rank_shrink,
+    table_entry,
+)
+from swiftchat.engine.linear.adapted import AdapterSet, Delta, Site
+from swiftchat.engine.model.decoder import DecoderWeights
+
+_FIELDS = ("qkv", "o", "gate_up", "down")
+_MAX_PARTS = 12  # of a matrix: q, k and v of four adapters
+
+
+class FusedDeltas:
+    """The sets of adapters of decode rows on one GPU.
+
+    `sets` int32 [max_rows] are the numbers of the rows' sets, -1 for none. `max_rank` is the
+    largest sum of ranks that a matrix may have. The tables of `older` are taken over.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        weights: DecoderWeights,
+        num_sets: int,
+        max_rows: int,
+        max_rank: int,
+        *,
+        older: "FusedDeltas | None" = None,
+    ) -> None:
+        self._gpu, self.max_rank = gpu, max_rank
+        sites: list[Site] = [(name, i) for i in range(len(weights.layers)) for name in _FIELDS]
+        empty = table_entry(None, (), _MAX_PARTS)
+        size = (len(sites), num_sets, len(empty))
+        self._tables = torch.zeros(size, dtype=torch.int64, device=gpu.device)
+        if older is not None:
+            self._tables.copy_(older._tables)
+        self._index = {site: i for i, site in enumerate(sites)}
+        self._references: list[list[Tensor]] = [[] for _ in range(num_sets)]
+        if older is not None:
+            self._references = older._references
+        self.sets = torch.full((max_rows,), -1, dtype=torch.int32, device=gpu.device)
+        self._host_sets = self.sets.cpu().pin_memory()
+        self._narrow = torch.zeros(max_rows, max_rank, device=gpu.device)
+        widest = max(getattr(layer, name).shape[0] for layer in weights.layers for name in _FIELDS)
+        self._biases = torch.empty(max_rows, widest, dtype=weights.dtype, device=gpu.device)
+
+    def put(self, number: int, adapters: AdapterSet | None) -> None:
+        """Fill or, with None, empty the tables of a set; the device must be idle."""
+        references: list[Tensor] = []
+        rows = []
+        for site in self._index:
+            delta = None if adapters is None else adapters.deltas.get(site)
+            a, parts = (None, []) if delta is None else _padded(delta)
+            references += [part.b for part in parts] + ([] if a is None else [a])
+            rows.append(table_entry(a, parts, _MAX_PARTS))
+        self._tables[:, number] = torch.tensor(rows).to(self._gpu.device)
+        self._references[number] = references
+
+    def load_rows(self, numbers: list[int]) -> None:
+        """Set the sets of the first rows; the device must be idle."""
+        self._host_sets.fill_(-1)
+        self._host_sets[: len(numbers)] = torch.tensor(numbers, dtype=torch.int32)
+        self.sets.copy_(self._host_sets, non_blocking=True)
+
+    def bias(
+        self, x: Tensor, site: Site, num_outputs: int, bias: Tensor | None, norm: Norm | None = None
+    ) -> Tensor:
+        """Launch the kernels for x [n, columns]; return the bias of each row, [n, num_outputs].
+
+        It is valid until the next call.
+        """
+        n, gpu, table = len(x), self._gpu, self._tables[self._index[site]]
+        narrow, sets = self._narrow[:n], self.sets[:n]
+        out = self._biases.view(-1)[: n * num_outputs].view(n, num_outputs)
+        low_rank_shrink(gpu, x, table, sets, narrow, norm=norm)
+        low_rank_expand(gpu, table, sets, bias, narrow, out)
+        return out
+
+
+def needed_rank(adapters: AdapterSet) -> int | None:
+    """Return the largest sum of padded ranks of a matrix; None: not for these kernels.
+
+    They compute no gains, offsets or replaced matrices, and nothing outside the layers.
+    """
+    if adapters.embed is not None:
+        return None
+    largest = 0
+    for site, delta in adapters.deltas.items():
+        is_low_rank = all(part.a is not None for part in delta.parts)
+        has_others = delta.gain is not None or delta.offset is not None
+        if site[1] is None or has_others or not is_low_rank or len(delta.parts) > _MAX_PARTS:
+            return None
+        ranks = [_padded_rank(part.b.shape[1]) for part in delta.parts]
+        largest = max(largest, sum(ranks))
+    return largest
+
+
+def _padded_rank(rank: int) -> int:
+    return -(-rank // RANK_STEP) * RANK_STEP
+
+
+def _padded(delta: Delta) -> tuple[Tensor, list[Part]]:
+    """Return A of all parts, one below the other, and the parts, with padded ranks."""
+    narrow, parts = [], []
+    for part in delta.parts:
+        assert part.a is not None
+        missing = _padded_rank(len(part.a)) - len(part.a)
+        narrow.append(F.pad(part.a, (0, 0, 0, missing)))
+        parts.append(Part(part.first, F.pad(part.b, (0, missing)).contiguous()))
+    return torch.cat(narrow).contiguous(), parts

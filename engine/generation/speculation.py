@@ -1,0 +1,108 @@
+"""The speculation of an engine: the costs of its steps, and its draft model."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.decode.verification import VERIFIED_ROWS
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.generation.graphs import Graphs
+from swiftchat.engine.model.cuda_ops import CudaOps
+from swiftchat.engine.model.decoder import Decoder, has_quantized, resident_bytes
+from swiftchat.engine.schedule.batch import Batch
+from swiftchat.engine.schedule.scheduler import Step
+from swiftchat.engine.speculation.draft import DraftModel
+from swiftchat.engine.speculation.speculation import MAX_VERIFIED_ROWS, Speculation
+from swiftchat.engine.speculation.step_costs import StepCosts, gpu_step_s
+from swiftchat.errors import UsageError
+from swiftchat.weights.model.directory import Model
+
+# The cost of each further row of a decode step on the CPU, before it is measured.
+_ROW_COST = 0.2
+_DRAFT_CTX_TOKENS = 8192  # a longer context has no proposals of the draft model
+_DRAFT_LAUNCH_S = 0.3e-3  # the host's part of a draft step on a GPU
+
+
+def speculation_of(
+    decoder: Decoder, graphs: Graphs, ctx_size_tokens: int, draft_engine: Engine | None
+) -> Speculation:
+    """Return the speculation of an engine with this decoder."""
+    is_on_gpu, weights = isinstance(decoder.ops, CudaOps), decoder.weights
+    costs, max_rows, step_s = StepCosts(_ROW_COST), MAX_VERIFIED_ROWS, None
+    if is_on_gpu:
+        num_bytes, num_layers = resident_bytes(weights), len(weights.layers)
+        costs = StepCosts.on_gpu(num_bytes, num_layers, is_quantized=has_quantized(weights))
+        max_rows = VERIFIED_ROWS[-1] if graphs.verification is not None else 1
+        step_s = gpu_step_s(num_bytes, num_layers)
+    if decoder.config.mixer is not None:
+        max_rows = 1  # a state cannot forget the tokens that are rejected
+    draft = None
+    if draft_engine is not None:
+        draft = _draft_model(draft_engine, decoder.config.vocab_size)
+    # On a GPU a step of several rows differs from one of one row in the last bits of the logits. If
+    # its clock decided which step computes a token, one seed might give two texts.
+    measures = not is_on_gpu and decoder.ranks.size * decoder.stages.size == 1
+    return Speculation(
+        costs,
+        max_rows,
+        ctx_size_tokens,
+        measures=measures,
+        on_device=is_on_gpu,
+        draft=draft,
+        step_s=step_s,
+    )
+
+
+def draft_model(config: EngineConfig) -> tuple[Path, EngineConfig]:
+    """Return the directory of the draft model and the config of its engine, which only proposes.
+
+    Raises as `Model.open` does, and `UsageError` for a model with states.
+    """
+    assert config.draft is not None
+    path = Path(config.draft)
+    shape = Model.open(path).config
+    if shape.mixer is not None:
+        raise UsageError(
+            f"{config.draft} cannot be a draft model: {shape.architecture} has states, "
+            "which cannot forget rejected tokens",
+            "choose another draft model",
+        )
+    longest = shape.max_context_tokens
+    ctx_size_tokens = min(config.ctx_size_tokens or _DRAFT_CTX_TOKENS, longest)
+    return path, replace(
+        config,
+        draft=None,
+        dummy=None,
+        ctx_size_tokens=ctx_size_tokens,
+        cache_tokens=None,
+        cache_max_bytes=0,
+        swap_bytes=0,
+    )
+
+
+def _draft_model(engine: Engine, vocab_size: int) -> DraftModel:
+    decoder, weights = engine.decoder, engine.decoder.weights
+    step_s = None
+    if isinstance(decoder.ops, CudaOps):
+        step_s = gpu_step_s(resident_bytes(weights), len(weights.layers)) + _DRAFT_LAUNCH_S
+    return DraftModel(
+        _compute(engine),
+        engine.allocator,
+        chunk_tokens=engine.scheduler.chunk_tokens,
+        ctx_size_tokens=engine.ctx_size_tokens,
+        vocab_size=min(vocab_size, engine.vocab_size),
+        step_s=step_s,
+    )
+
+
+def _compute(engine: Engine) -> Callable[[Step], Tensor | None]:
+    @torch.inference_mode()
+    def compute(step: Step) -> Tensor | None:
+        engine.decoder.ops.copy_blocks(engine.cache, step.copies)
+        return engine.local_logits(step, Batch.pack(step.rows, engine.config.block_size))
+
+    return compute

@@ -1,0 +1,1 @@
+"""Token mixers with a state of fixed size for each sequence."""

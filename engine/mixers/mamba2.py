@@ -1,0 +1,74 @@
+"""Mamba-2: a state space model with one decay for each head.
+
+Dao and Gu, 2024 (arXiv:2405.21060). With H the state of a head, Δ > 0 a step, A < 0: H ←
+exp(Δ·A)·H + Δ·x bᵀ, and the output is H c + d·x; b and c are shared by the heads of a group.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.engine.mixers.scan import CHUNK_TOKENS, pairwise_decays
+from swiftchat.engine.mixers.short_conv import Activation, causal_conv
+from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.weights.architectures.mixers import Mamba2
+
+
+def mamba2(
+    inputs: Tensor,
+    states: tuple[Tensor, ...],
+    mixer: Mamba2,
+    weights: MixerWeights,
+    activation: Activation,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Mix projections [num_seqs, n, …]: output gates, x, b, c and steps.
+
+    Returns fp32 [num_seqs, n, width] and the states after them: the last tokens of the convolution,
+    and H fp32 [num_seqs, num_heads, head_dim, state_size]. A is −exp(`decay`), d is `skip`.
+    """
+    decay, step_bias, skip, norm = weights.decay, weights.step_bias, weights.skip, weights.norm
+    assert decay is not None and step_bias is not None and skip is not None and norm is not None
+    num_seqs, n = inputs.shape[:2]
+    groups = mixer.num_groups * mixer.state_size
+    sizes = [mixer.width, mixer.width + 2 * groups, mixer.num_heads]
+    z, mixed, step = torch.split(inputs.float(), sizes, -1)
+    mixed, last = causal_conv(mixed, states[0], weights.conv, weights.conv_bias)
+    x, b, c = torch.split(activation(mixed), [mixer.width, groups, groups], -1)
+    x = x.reshape(num_seqs, n, mixer.num_heads, mixer.head_dim).transpose(1, 2)
+    b, c = (_by_head(each, mixer) for each in (b, c))
+    step = F.softplus(step + step_bias).clamp(min=mixer.min_step).transpose(1, 2)
+    g = -decay.exp().unsqueeze(1) * step
+    out, after = scan(x * step.unsqueeze(3), b, c, g, states[1])
+    out = (out + x * skip.view(-1, 1, 1)).transpose(1, 2).reshape(z.shape) * F.silu(z)
+    grouped = out.view(num_seqs, n, mixer.num_groups, -1)
+    normed = F.rms_norm(grouped, grouped.shape[3:], eps=mixer.norm_eps)
+    return normed.view(z.shape) * norm, (last, after)
+
+
+def _by_head(x: Tensor, mixer: Mamba2) -> Tensor:
+    """Repeat x [num_seqs, n, num_groups * state_size] for the heads of each group.
+
+    [num_seqs, num_heads, n, state_size].
+    """
+    grouped = x.reshape(*x.shape[:2], mixer.num_groups, mixer.state_size)
+    return grouped.repeat_interleave(mixer.num_heads // mixer.num_groups, 2).transpose(1, 2)
+
+
+def scan(x: Tensor, b: Tensor, c: Tensor, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return H c for each token, with H ← exp(g)·H + x bᵀ, and the last H; in fp32.
+
+    x is [num_seqs, heads, n, head_dim], b and c [num_seqs, heads, n, state_size], g
+    [num_seqs, heads, n]. The tokens of a chunk are computed together, as masked attention.
+    """
+    outputs = []
+    for start in range(0, x.shape[2], CHUNK_TOKENS):
+        some = slice(start, start + CHUNK_TOKENS)
+        values, keys, queries = x[:, :, some], b[:, :, some], c[:, :, some]
+        total = g[:, :, some].cumsum(2)
+        inside = (queries @ keys.transpose(2, 3) * pairwise_decays(total)) @ values
+        before = total.exp().unsqueeze(3) * (queries @ state.transpose(2, 3))
+        outputs.append(before + inside)
+        to_end = (total[..., -1:] - total).exp().unsqueeze(3)
+        added = (values * to_end).transpose(2, 3) @ keys
+        state = state * total[..., -1, None, None].exp() + added
+    return torch.cat(outputs, 2), state

@@ -1,0 +1,55 @@
+"""Compute the token mixers with a state, as torch calls; recurrences and convolutions in fp32."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from swiftchat.engine.mixers.gated_delta import gated_delta
+from swiftchat.engine.mixers.mamba2 import mamba2
+from swiftchat.engine.mixers.short_conv import Activation, short_conv
+from swiftchat.engine.mixers.states import LayerStates, StateRows
+from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.weights.architectures.mixers import GatedDelta, Mamba2, ShortConv, StateMixer
+
+
+def mix(
+    x: Tensor,
+    weights: MixerWeights,
+    mixer: StateMixer,
+    groups: Sequence[StateRows],
+    states: LayerStates,
+    activation: Activation,
+) -> Tensor:
+    """Return the output of a layer's mixer for x [n, hidden_size], and advance the states.
+
+    `activation` is the model's, of the convolution.
+    """
+    projected = weights.project_in.matmul(x, weights.project_in_bias)
+    out: Tensor | None = None
+    for group in groups:
+        inputs = projected.index_select(0, group.rows).view(group.num_seqs, -1, projected.shape[1])
+        mixed, after = _scan(inputs, group.read(states), weights, mixer, activation)
+        group.write(states, after)
+        mixed = mixed.reshape(len(group.rows), -1).to(x.dtype)
+        out = mixed.new_empty(len(x), mixed.shape[1]) if out is None else out
+        out.index_copy_(0, group.rows, mixed)
+    assert out is not None
+    return weights.project_out.matmul(out, weights.project_out_bias)
+
+
+def _scan(
+    inputs: Tensor,
+    states: LayerStates,
+    weights: MixerWeights,
+    mixer: StateMixer,
+    activation: Activation,
+) -> tuple[Tensor, LayerStates]:
+    """Return the mixed tokens [num_seqs, n, width] and the states after them, for projections."""
+    match mixer:
+        case ShortConv():
+            return short_conv(inputs, states, weights)
+        case GatedDelta():
+            return gated_delta(inputs, states, mixer, weights, activation)
+        case Mamba2():
+            return mamba2(inputs, states, mixer, weights, activation)
+    raise NotImplementedError(type(mixer).__name__)

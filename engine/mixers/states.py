@@ -1,0 +1,88 @@
+"""The states of sequences in layers without keys and values, and the rows of a batch by state."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.schedule.batch import Span
+from swiftchat.weights.architectures.config import ModelConfig
+
+LayerStates = tuple[Tensor, ...]
+
+
+class StateCache:
+    """The states of all layers with a `StateMixer`, allocated once.
+
+    `tensors` are fp32 [num such layers, num_slots, ...], `layers[i]` those of layer i. On the CPU
+    the system commits the memory of a slot when it is first written.
+    """
+
+    def __init__(self, config: ModelConfig, num_slots: int, device: torch.device) -> None:
+        numbers = sorted(config.mixer_layers)
+        shapes = () if config.mixer is None else config.mixer.states
+        self.tensors: LayerStates = tuple(
+            torch.empty(len(numbers), num_slots, *shape, device=device) for shape in shapes
+        )
+        self.layers: Mapping[int, LayerStates] = {
+            number: tuple(tensor[i] for tensor in self.tensors) for i, number in enumerate(numbers)
+        }
+        self.num_bytes = sum(tensor.nbytes for tensor in self.tensors)
+
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole slots, (source, destination), in all layers, one after the other."""
+        for source, destination in copies:
+            if source != destination:
+                for tensor in self.tensors:
+                    tensor[:, destination] = tensor[:, source]
+
+
+def bytes_per_sequence(config: ModelConfig) -> int:
+    """Return the bytes of one sequence's states in all layers."""
+    shapes = () if config.mixer is None else config.mixer.states
+    return 4 * len(config.mixer_layers) * sum(map(math.prod, shapes))
+
+
+@dataclass(frozen=True)
+class StateRows:
+    """Equally many new tokens of `num_seqs` sequences: rows of a batch, one sequence after another.
+
+    `slots` [num_seqs] hold the states before these tokens, and receive those after them;
+    `is_first`: the sequences begin with these tokens, so their states are zero.
+    """
+
+    rows: Tensor
+    num_seqs: int
+    slots: Tensor
+    is_first: bool
+
+    def read(self, states: LayerStates) -> LayerStates:
+        """Return the states before the tokens: each [num_seqs, ...]."""
+        if self.is_first:
+            return tuple(each.new_zeros(self.num_seqs, *each.shape[1:]) for each in states)
+        return tuple(each.index_select(0, self.slots) for each in states)
+
+    def write(self, states: LayerStates, after: LayerStates) -> None:
+        for tensor, values in zip(states, after, strict=True):
+            tensor.index_copy_(0, self.slots, values)
+
+
+def plan_states(spans: Sequence[Span], device: torch.device) -> list[StateRows]:
+    """Group the rows of a batch: all decode steps together, every longer row by itself."""
+    single = [span for span in spans if span.num_tokens == 1 < span.context_len]
+    groups = [single] if single else []
+    groups += [[span] for span in spans if not span.num_tokens == 1 < span.context_len]
+    return [_rows(group, device) for group in groups]
+
+
+def _rows(spans: Sequence[Span], device: torch.device) -> StateRows:
+    rows = [row for span in spans for row in range(span.start, span.start + span.num_tokens)]
+    slots = [span.state_slot for span in spans]
+    return StateRows(
+        torch.tensor(rows, device=device),
+        len(spans),
+        torch.tensor(slots, device=device),
+        is_first=spans[0].num_tokens == spans[0].context_len,
+    )

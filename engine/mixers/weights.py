@@ -1,0 +1,37 @@
+"""The weights of a token mixer with a state."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from swiftchat.engine.linear.weight import LinearWeight
+
+
+@dataclass(frozen=True)
+class MixerWeights:
+    """The weights of a `StateMixer` in one layer; matrices are [out, in].
+
+    `conv` [channels, kernel] is depthwise. `decay` holds logarithms of decays, `step_bias` the
+    biases of steps, `skip` the weights of a mixer's input in its output, fp32 for each head; `norm`
+    is fp32 for the elements of one head or of all.
+    """
+
+    project_in: LinearWeight
+    project_in_bias: Tensor | None
+    conv: Tensor
+    conv_bias: Tensor | None
+    project_out: LinearWeight
+    project_out_bias: Tensor | None
+    decay: Tensor | None = None
+    step_bias: Tensor | None = None
+    skip: Tensor | None = None
+    norm: Tensor | None = None
+
+    @property
+    def matrices(self) -> list[LinearWeight]:
+        return [self.project_in, self.project_out]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors besides the matrices."""
+        return [value for value in vars(self).values() if isinstance(value, Tensor)]

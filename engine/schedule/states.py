@@ -1,0 +1,139 @@
+"""Slots for the states of sequences, and snapshots of states at positions that later turns reuse.
+
+A state cannot be cut like a list of KV blocks: a prompt continues a cached prefix only from a
+position whose state was kept. Snapshots are kept where answers end, where sequences are preempted,
+and at the last block boundary of a prompt, from which regeneration and edited turns continue.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swiftchat.engine.schedule.content import Digest
+
+if TYPE_CHECKING:
+    from swiftchat.engine.schedule.scheduler import Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The state after `tokens`, which follow `root` (`content.root_of`)."""
+
+    slot: int
+    root: Digest
+    tokens: tuple[int, ...]
+
+
+class StateSlots:
+    """Allocates the `num_slots` slots of a `StateCache`; 0 for a model without states.
+
+    Every running sequence has a slot; the others hold snapshots or are free. The least recently
+    used snapshot is dropped for another one or for a running sequence, so there must be more slots
+    than running sequences. States are copied between two forward passes: `take_copies` returns the
+    copies (source, destination) to make before the next one, in their order.
+    """
+
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        self.num_slots, self._block_size = num_slots, block_size
+        self._free = list(range(num_slots))
+        self._snapshots: list[Snapshot] = []  # least recently used first
+        self._copies: list[tuple[int, int]] = []
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Return the copies that have not been returned before."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def longest(self, tokens: Seq[int], root: Digest) -> Snapshot | None:
+        """Return the snapshot of the longest prefix of the tokens, or None."""
+        found = [each for each in self._snapshots if _matches(each, tokens, root)]
+        return max(found, key=lambda each: len(each.tokens), default=None)
+
+    def admit(self, sequence: "Sequence", snapshot: Snapshot | None) -> None:
+        """Give a sequence a slot; its tokens begin with those of the snapshot."""
+        if not self.num_slots:
+            return
+        if snapshot is not None:
+            self._use(snapshot)
+        sequence.state_slot = self._allocate()
+        if snapshot is not None:
+            self._copies.append((snapshot.slot, sequence.state_slot))
+
+    def fork(self, source: "Sequence", twin: "Sequence") -> None:
+        """Give a sequence a slot with the state of another one, which is running."""
+        if self.num_slots:
+            twin.state_slot = self._allocate()
+            self._copies.append((source.state_slot, twin.state_slot))
+
+    def row_end(self, sequence: "Sequence", start: int, end: int) -> int:
+        """Return where a row of the tokens from `start` to `end` must end for a snapshot."""
+        boundary = self._boundary(sequence)
+        return boundary if start < boundary < end else end
+
+    def computed(self, sequence: "Sequence") -> None:
+        """Keep a snapshot if a running sequence has been computed up to the place for one."""
+        if not sequence.num_computed or sequence.num_computed != self._boundary(sequence):
+            return
+        if self._known(sequence) is None and (self._free or self._snapshots):
+            slot = self._allocate()
+            self._copies.append((sequence.state_slot, slot))
+            self._keep(sequence, slot)
+
+    def release(self, sequence: "Sequence") -> None:
+        """Take the slot of a sequence that stops running; its state becomes a snapshot."""
+        if not self.num_slots:
+            return
+        slot, sequence.state_slot = sequence.state_slot, -1
+        is_kept = sequence.num_computed > 0 and sequence.params.pooling is None
+        if is_kept and self._known(sequence) is None:
+            self._keep(sequence, slot)
+        else:
+            self._free.append(slot)
+
+    def clear(self) -> None:
+        """Drop all snapshots: their states may not be what they should."""
+        self._free += [each.slot for each in self._snapshots]
+        self._snapshots, self._copies = [], []
+
+    def check_integrity(self, running: Iterable["Sequence"]) -> None:
+        """Raise `AssertionError` unless each slot has one use."""
+        if self.num_slots:
+            used = [sequence.state_slot for sequence in running]
+            kept = [each.slot for each in self._snapshots]
+            assert sorted([*used, *kept, *self._free]) == list(range(self.num_slots))
+
+    def _boundary(self, sequence: "Sequence") -> int:
+        """Return the last block boundary of a prompt before its last token; 0 for none."""
+        if not self.num_slots or sequence.params.pooling is not None:
+            return 0
+        return (sequence.num_prompt - 1) // self._block_size * self._block_size
+
+    def _known(self, sequence: "Sequence") -> Snapshot | None:
+        """Return the snapshot of a sequence's present state, as the one used last."""
+        tokens = sequence.tokens[: sequence.num_computed]
+        found = self.longest(tokens, sequence.root)
+        if found is None or len(found.tokens) < len(tokens):
+            return None
+        self._use(found)
+        return found
+
+    def _keep(self, sequence: "Sequence", slot: int) -> None:
+        tokens = tuple(sequence.tokens[: sequence.num_computed])
+        self._snapshots.append(Snapshot(slot, sequence.root, tokens))
+
+    def _use(self, snapshot: Snapshot) -> None:
+        self._snapshots.remove(snapshot)
+        self._snapshots.append(snapshot)
+
+    def _allocate(self) -> int:
+        if not self._free:
+            self._free.append(self._snapshots.pop(0).slot)
+        return self._free.pop()
+
+
+def _matches(snapshot: Snapshot, tokens: Seq[int], root: Digest) -> bool:
+    count = len(snapshot.tokens)
+    if count > len(tokens) or snapshot.root != root or snapshot.tokens[-1] != tokens[count - 1]:
+        return False
+    return snapshot.tokens == tuple(tokens[:count])

@@ -1,0 +1,1 @@
+"""Speculative decoding: tokens are proposed, and one step verifies all of them."""

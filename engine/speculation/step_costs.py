@@ -1,0 +1,51 @@
+"""The cost of a step by its number of rows, relative to a decode step of one row."""
+
+_SMOOTHING, _SMOOTHING_DOWN = 0.1, 0.4  # weights of a new measurement
+# On a GPU, from measurements on an H200 (docs/performance.md): what a step with several rows costs
+# more than one with a single row, by kind of weights; the host's part of a verification; the speed
+# of reading weights, and the time of a layer's kernels beyond that.
+_MORE_ROWS, _MORE_ROWS_QUANTIZED = 0.25, 0.5
+_HOST_S, _BYTES_PER_S, _LAYER_S = 0.4e-3, 4e12, 10e-6
+
+
+class StepCosts:
+    """A straight line: 1 for one row, and `slope` more for each further row, after a `jump`.
+
+    `measured` fits the slope to durations of steps, `one_row_s` is that of one row in seconds.
+    """
+
+    def __init__(self, slope: float, jump: float = 0.0) -> None:
+        self.slope, self._jump = slope, jump
+        self.one_row_s: float | None = None
+
+    @classmethod
+    def on_gpu(cls, weights_bytes: int, num_layers: int, *, is_quantized: bool) -> "StepCosts":
+        """Estimate the costs of captured steps; up to 8 rows cost the same."""
+        step_s = gpu_step_s(weights_bytes, num_layers)
+        rows = _MORE_ROWS_QUANTIZED if is_quantized else _MORE_ROWS
+        return cls(0.0, rows + _HOST_S / step_s)
+
+    def cost(self, num_rows: int) -> float:
+        return 1 if num_rows <= 1 else 1 + self._jump + self.slope * (num_rows - 1)
+
+    def measured(self, num_rows: int, duration_s: float) -> None:
+        """Receive how long a step with this number of decode rows took."""
+        if num_rows == 1:
+            self.one_row_s = smoothed(self.one_row_s, duration_s)
+        elif self.one_row_s is not None:
+            slope = (duration_s / self.one_row_s - 1) / (num_rows - 1)
+            self.slope += _SMOOTHING * (min(max(slope, 0.0), 2.0) - self.slope)
+
+
+def smoothed(before_s: float | None, duration_s: float) -> float:
+    """Return the mean of the durations before and a new one; delayed steps count little."""
+    if before_s is None:
+        return duration_s
+    if duration_s < before_s:
+        return before_s + _SMOOTHING_DOWN * (duration_s - before_s)
+    return before_s + _SMOOTHING * (min(duration_s, 2 * before_s) - before_s)
+
+
+def gpu_step_s(weights_bytes: int, num_layers: int) -> float:
+    """Estimate the duration of a captured decode step of one row in seconds."""
+    return weights_bytes / _BYTES_PER_S + num_layers * _LAYER_S

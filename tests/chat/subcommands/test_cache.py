@@ -1,0 +1,68 @@
+"""`swiftchat cache`, and what `sessions rm` says about it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from swiftchat.chat.cli import swiftchat
+from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.history.store import open_store
+from swiftchat.chat.options.size import Size
+from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
+from swiftchat.weights.formats.safetensors import header_bytes
+
+
+def add_file(model: str, name: str, num_tokens: int = 64) -> Path:
+    folder = KVFolder(user_kv_folder()).create(model)
+    metadata = {"model": f"/models/{model}", "dtype": "bfloat16", "num_tokens": str(num_tokens)}
+    file = folder / f"{name}.safetensors"
+    file.write_bytes(header_bytes([], metadata))
+    return file
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(swiftchat, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_list_and_clear() -> None:
+    assert run("cache")[1] == "" and "no KV cache" in run("cache", "list")[2]
+    files = [add_file("smol", "a"), add_file("smol", "b", 128), add_file("large", "c")]
+    (files[0].parent / "damaged.safetensors").write_bytes(b"xyz")
+    entries = {one["model"]: one for one in json.loads(run("cache", "list", "--json")[1])}
+    assert (
+        entries["/models/smol"]["num_tokens"] == 192 and entries["/models/smol"]["num_files"] == 3
+    )
+    assert entries["/models/large"]["size_bytes"] == files[2].stat().st_size
+    code, out, err = run("cache", "list")
+    assert code == 0 and "smol\tbfloat16\t" in out and "swiftchat cache clear" in err
+    code, _, err = run("cache", "clear")
+    assert code == 0 and "removed 4 files" in err
+    assert not any(file.exists() for file in files) and run("cache")[1] == ""
+
+
+def test_removing_a_conversation_mentions_the_cache() -> None:
+    with open_store() as store:
+        for question in ("one", "two"):
+            conversation = Conversation(title=question)
+            conversation.add("user", question)
+            store.save(conversation)
+    assert "cache clear" not in run("sessions", "prune", "--older-than", "90d", "-y")[2]
+    add_file("smol", "a")
+    _, _, err = run("sessions", "prune", "--one-shots", "-y")
+    assert "swiftchat cache clear removes their keys and values" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("500M", 500_000_000), ("8GiB", 8 << 30), ("1.5 kb", 1500), ("2T", 2 * 10**12)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert Size().convert(text, None, None) == size
+
+
+def test_a_bad_size_is_one_line() -> None:
+    code, _, err = run("chat", "--cache-max-bytes", "many", "-p", "x")
+    assert code == 2 and "'many' is not a size such as 0, 500M, 8G or 8GiB" in err

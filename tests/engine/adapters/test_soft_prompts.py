@@ -1,0 +1,131 @@
+"""Soft prompts against PEFT on the same random models, in fp32; tolerance as in test_lora."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+
+from swiftchat.engine.api.protocol import Tokens
+from swiftchat.engine.api.tuning import Tuning
+from swiftchat.engine.generation.engine import Engine, Outcome
+from swiftchat.errors import BadModelFile, ContextOverflow, UsageError
+from tests.support import adapters, tiny
+
+NUM_TOKENS = 9
+NUM_VIRTUAL = 6  # one block of four and a half
+CASES: dict[str, tuple[str, peft.PeftConfig]] = {
+    "llama-prompt": ("llama", peft.PromptTuningConfig(num_virtual_tokens=NUM_VIRTUAL)),
+    "gpt2-p-tuning": (
+        "gpt2",
+        peft.PromptEncoderConfig(num_virtual_tokens=NUM_VIRTUAL, encoder_hidden_size=32),
+    ),
+    "gemma2-prompt": ("gemma2", peft.PromptTuningConfig(num_virtual_tokens=NUM_VIRTUAL)),
+    "llama-prefix": ("llama", peft.PrefixTuningConfig(num_virtual_tokens=NUM_VIRTUAL)),
+    "qwen2-prefix-projection": (
+        "qwen2",
+        peft.PrefixTuningConfig(num_virtual_tokens=NUM_VIRTUAL, prefix_projection=True),
+    ),
+    "glm-prefix": ("glm", peft.PrefixTuningConfig(num_virtual_tokens=NUM_VIRTUAL)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_peft(case: str, tmp_path: Path) -> None:
+    family, config = CASES[case]
+    config.task_type = "CAUSAL_LM"
+    reference = tiny.make(family, tmp_path)
+    folder, model = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
+    ids = tiny.random_ids(NUM_TOKENS)
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0][-NUM_TOKENS:]
+        plain = reference(torch.tensor([ids])).logits[0]
+    for kernels in (True, False):
+        engine = tiny.engine(tmp_path, kernels=kernels)
+        tuning = Tuning(soft_prompt=str(folder))
+        # Together with a sequence without it, and again with its blocks in the cache.
+        for _ in range(2):
+            ours, base = adapters.logits(engine, [(ids, tuning), (ids, None)])
+            assert (ours - expected).abs().max() <= 1e-4 * expected.abs().max()
+            assert (base - plain).abs().max() <= 1e-4 * plain.abs().max()
+
+
+@tiny.each_backend
+@pytest.mark.parametrize("kind", [peft.PromptTuningConfig, peft.PrefixTuningConfig])
+def test_answers_share_the_blocks_of_a_soft_prompt(
+    kind: type[peft.PromptTuningConfig], native: bool, tmp_path: Path
+) -> None:
+    reference = tiny.make("llama", tmp_path)
+    config = kind(num_virtual_tokens=NUM_VIRTUAL, task_type="CAUSAL_LM")
+    folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
+    tuning = Tuning(soft_prompt=str(folder))
+    prompts = [[5, *tiny.random_ids(6, seed=seed)] for seed in range(3)] + [[7]]
+    alone = [
+        adapters.greedy(tiny.engine(tmp_path, kernels=native), [(ids, tuning)])[0]
+        for ids in prompts
+    ]
+    engine = tiny.engine(tmp_path, kernels=native, kv_dtype="auto")
+    for _ in range(2):
+        assert adapters.greedy(engine, [(ids, tuning) for ids in prompts]) == alone
+    events = adapters.finished(engine, prompts[0], tuning)
+    assert events["prompt_tokens"] == len(prompts[0]) and events["cached_tokens"] > 0
+    params = tiny.SamplingParams()
+    with pytest.raises(ContextOverflow, match="the soft prompt 6"):
+        engine.add(1, [5] * (engine.ctx_size_tokens - NUM_VIRTUAL), params, tuning=tuning)
+
+
+def test_wrong_soft_prompts_are_named(tmp_path: Path) -> None:
+    reference = tiny.make("llama", tmp_path / "model")
+    config = peft.PromptTuningConfig(num_virtual_tokens=NUM_VIRTUAL, task_type="CAUSAL_LM")
+    folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
+    tuning = Tuning(soft_prompt=str(folder))
+    tiny.make("gpt2", tmp_path / "other")
+    engine = tiny.engine(tmp_path / "model")
+    adapters.change_settings(folder, num_virtual_tokens=5)
+    with pytest.raises(BadModelFile, match=r"prompt_embeddings: expected \[5, 48\], found \[6, 48"):
+        engine.tune(tuning)
+    for changes, named in (
+        ({"num_virtual_tokens": 0}, "num_virtual_tokens"),
+        ({"num_virtual_tokens": 6, "new_key": True}, "new_key"),
+        ({"new_key": None, "peft_type": "LORA"}, "LORA"),
+        ({"peft_type": "PREFIX_TUNING"}, r"\[6, 96\], found \[6, 48\]"),
+    ):
+        adapters.change_settings(folder, **changes)
+        with pytest.raises(BadModelFile, match=named) as error:
+            engine.tune(tuning)
+        assert error.value.exit_code == 7
+
+
+@tiny.each_backend
+@pytest.mark.parametrize("kind", [peft.PromptTuningConfig, peft.PrefixTuningConfig])
+def test_a_sliding_context_keeps_the_soft_prompt(
+    kind: type[peft.PromptTuningConfig], native: bool, tmp_path: Path
+) -> None:
+    reference = tiny.make("llama", tmp_path)
+    config = kind(num_virtual_tokens=NUM_VIRTUAL, task_type="CAUSAL_LM")
+    folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
+    tuning, context, prompt = Tuning(soft_prompt=str(folder)), 48, tiny.random_ids(20)
+    engine = tiny.engine(tmp_path, kernels=native, ctx_size_tokens=context)
+
+    def answer(ids: list[int], **changes: Any) -> list[int]:
+        params = tiny.SamplingParams(temperature=0, **changes)
+        engine.add(1, ids, params, tuning=tuning)
+        events = [event for _, event in steps(engine) if isinstance(event, Tokens)]
+        return [token for event in events for token in event.ids]
+
+    room = context - NUM_VIRTUAL - len(prompt)
+    found = answer(prompt, max_tokens=room + 10, overflow="sliding", overflow_keep=4)
+    newest = (context - NUM_VIRTUAL - 4) // 2
+    kept = prompt[:4] + (prompt + found[:room])[-newest:]
+    assert found[room:] == answer(kept, max_tokens=10)
+    with pytest.raises(UsageError, match="the soft prompt fills more than half of the context"):
+        small = tiny.engine(tmp_path, kernels=native, ctx_size_tokens=2 * NUM_VIRTUAL - 1)
+        params = tiny.SamplingParams(overflow="sliding", overflow_keep=0)
+        small.add(1, [5], params, tuning=tuning)
+
+
+def steps(engine: Engine) -> Iterator[Outcome]:
+    while engine.has_work:
+        yield from engine.step()

@@ -1,0 +1,66 @@
+"""Keys of `config.json` whose meaning depends on other keys or on the tensors in the files.
+
+Each case once differed silently from transformers.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from swiftchat.weights.model.directory import Model
+from tests.support import reference
+
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+_LLAMA3 = {**_YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("llama", {"rope_scaling": _YARN}),
+        ("llama", {"rope_parameters": {**_YARN, "beta_fast": None, "beta_slow": None}}),
+        ("llama", {"rope_scaling": _LLAMA3, "original_max_position_embeddings": 16}),
+        ("llama", {"sliding_window": 5}),
+        ("mistral", {"use_sliding_window": False}),
+        ("gemma", {"hidden_act": "relu"}),
+        ("gemma", {"hidden_act": "quick_gelu"}),
+        ("gemma3_text", {"attn_logit_softcapping": 5.0}),
+        ("gemma3_text", {"rope_scaling": _YARN}),
+        ("gpt_neox", {"rope_theta": 500.0}),
+        ("gptj", {"rope_theta": 500.0}),
+        ("gpt_oss", {"rope_scaling": {}}),
+        ("gpt_oss", {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}),
+        ("opt", {"activation_function": "relu2"}),
+        ("qwen2_moe", {}),
+    ],
+)
+def test_logits_equal_those_of_transformers(
+    model_type: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    reference.make_reference(model_type, tmp_path)
+    reference.edit_config(tmp_path, **changes)
+    loaded = reference.load_reference(model_type, tmp_path)
+    expected = reference.reference_logits(loaded, reference.prompt_ids())
+    assert reference.outcome(tmp_path, expected) == "equal"
+
+
+@pytest.mark.parametrize("differs", [True, False])
+def test_an_output_matrix_in_the_files_wins_over_tied_embeddings(
+    differs: bool, tmp_path: Path
+) -> None:
+    reference.make_reference("llama", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    if not differs:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, file, {"format": "pt"})
+    reference.edit_config(tmp_path, tie_word_embeddings=True)
+    expected = reference.reference_logits(
+        reference.load_reference("llama", tmp_path), reference.prompt_ids()
+    )
+    assert reference.outcome(tmp_path, expected) == "equal"
+    model = Model.open(tmp_path)
+    assert model.config.tied_embeddings != differs
+    assert len(model.notes) == differs

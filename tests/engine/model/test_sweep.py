@@ -1,0 +1,129 @@
+"""The architectures of the installed transformers: equal or refused, never wrong.
+
+One tiny model for each supported architecture that `test_architectures.py` does not cover; the
+others only by their configuration. `python -m tests.sweep` compares variants of all keys.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.generation.build import build_engine
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.multimodal import MULTIMODAL
+from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.parallel.tensor_parallel import shard_of, tp_choices
+from tests.support import reference, tiny
+from tests.support.thread_communicator import ThreadCommunicator, run_ranks
+
+MULTIMODAL_CLASSES = {reference.MODEL_TYPES[each] for each in reference.MULTIMODAL_TYPES}
+REFUSED = [
+    model_type
+    for model_type in reference.CAUSAL_TYPES
+    if reference.MODEL_TYPES[model_type] not in {*ARCHITECTURES, *MULTIMODAL_CLASSES}
+]
+# What ranks divide in a way of its own.
+DIVIDED = (
+    *("afmoe", "cohere", "exaone4", "glm4_moe", "granitemoeshared", "minimax_m2", "olmo"),
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "mistral4", "youtu"),
+)
+
+
+@pytest.fixture(scope="module", params=reference.SWEPT_TYPES)
+def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp(request.param)
+    model = reference.make_reference(request.param, folder)
+    return request.param, folder, reference.reference_logits(model, reference.prompt_ids())
+
+
+def test_logits_equal_those_of_transformers(swept) -> None:
+    """Prefill in chunks, with a cached prefix, and token by token; by torch and by the kernels."""
+    model_type, folder, expected = swept
+    assert reference.outcome(folder, expected) == "equal"
+    native = reference.outcome(folder, expected, native=True)
+    assert native == "equal" or native.startswith("torch: no kernel"), (model_type, native)
+
+
+def test_ranks_equal_transformers(swept) -> None:
+    model_type, folder, expected = swept
+    if model_type not in DIVIDED:
+        pytest.skip("divided as others")
+    config, ids = Model.open(folder).config, reference.prompt_ids()
+    size = tp_choices(config)[1]
+
+    def run(rank: int, ranks: ThreadCommunicator) -> torch.Tensor:
+        bench = tiny.Bench(folder, shard=shard_of(config, size, rank), ranks=ranks)
+        return bench.last_logits(ids)
+
+    for logits in run_ranks(size, run):
+        assert (logits - expected[-1]).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_dummy_weights_generate(swept) -> None:
+    _, folder, _ = swept
+    settings = EngineConfig(device="cpu", dtype="float32", dummy=str(folder / "config.json"))
+    engine = build_engine(Path(), settings)
+    ids, _ = tiny.run(engine, {1: tiny.random_ids(9)}, SamplingParams(temperature=0, max_tokens=3))
+    assert ids[1]
+
+
+def test_every_multimodal_class_has_a_test_model() -> None:
+    assert set(MULTIMODAL) == MULTIMODAL_CLASSES
+
+
+@pytest.mark.parametrize("model_type", reference.MULTIMODAL_TYPES)
+def test_language_models_equal_those_of_multimodal_models(model_type: str, tmp_path: Path) -> None:
+    """Also after a conversion, which writes the language model alone."""
+    model = reference.make_reference(model_type, tmp_path)
+    expected = reference.reference_logits(model, reference.prompt_ids())
+    assert reference.outcome(tmp_path, expected) == "equal"
+    opened = Model.open(tmp_path)
+    assert opened.checkpoint().unused
+    assert any("only the language model" in note for note in opened.notes)
+    convert(tmp_path, tmp_path / "converted")
+    assert reference.outcome(tmp_path / "converted", expected) == "equal"
+    assert not Model.open(tmp_path / "converted").notes
+
+
+def test_flat_and_short_multimodal_configs_are_read() -> None:
+    """Qwen2-VL before `text_config`, and Gemma 3 4B, which leaves out most sizes."""
+    sizes = {
+        "vocab_size": 97,
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "intermediate_size": 80,
+    }
+    flat = ModelConfig.from_hf(
+        {
+            **sizes,
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+            "model_type": "qwen2_5_vl",
+            "num_key_value_heads": 2,
+            "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]},
+            "vision_config": {"depth": 32},
+        }
+    )
+    assert (flat.architecture, flat.hidden_size) == ("Qwen2ForCausalLM", 48)
+    text = {"hidden_size": 2560, "num_hidden_layers": 34, "model_type": "gemma3_text"}
+    short = ModelConfig.from_hf(
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "eos_token_id": [1, 106],
+            "text_config": {**text, "intermediate_size": 10_240, "sliding_window": 1024},
+        }
+    )
+    assert (short.vocab_size, short.num_heads, short.head_dim) == (262_208, 8, 256)
+    assert short.eos_ids == (1, 106) and short.tied_embeddings
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_other_architectures_are_refused(model_type: str) -> None:
+    class_name = reference.MODEL_TYPES[model_type]
+    with pytest.raises(BadModelFile, match="unknown architecture"):
+        ModelConfig.from_hf({"architectures": [class_name], "model_type": model_type})

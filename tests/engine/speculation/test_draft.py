@@ -1,0 +1,130 @@
+"""Draft models: proposals of another engine, its blocks, and how many tokens are proposed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.generation.graphs import Graphs
+from swiftchat.engine.generation.speculation import speculation_of
+from swiftchat.engine.speculation.acceptance import AcceptanceRate
+from swiftchat.errors import UsageError
+from tests.support import tiny
+
+PARAMS = SamplingParams(temperature=0, max_tokens=40, speculate="off")
+PROMPT = tiny.random_ids(30, seed=4)
+FREE = [1.0] * 9  # costs of steps
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("target")
+    tiny.make("llama", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("draft")
+    tiny.make("qwen3", path)
+    return path
+
+
+def with_draft(folder: Path, draft: Engine, **config: object) -> Engine:
+    """Return an engine whose steps with proposed tokens cost no more than others."""
+    engine = tiny.engine(folder, **config)
+    speculation = speculation_of(engine.decoder, Graphs(), engine.ctx_size_tokens, draft)
+    speculation.costs.slope, speculation._measures = 0.0, False
+    engine.speculation = speculation
+    return engine
+
+
+@tiny.each_backend
+def test_a_draft_model_that_is_always_right(folder: Path, native: bool) -> None:
+    plain, _ = tiny.run(tiny.engine(folder, kernels=native), {1: PROMPT}, PARAMS)
+    draft = tiny.engine(folder, kernels=native)
+    engine = with_draft(folder, draft, kernels=native)
+    ids, ends = tiny.run(engine, {1: PROMPT}, replace(PARAMS, speculate="draft"))
+    assert ids == plain
+    speculated = ends[1].speculated
+    assert speculated.proposer == "draft"
+    assert speculated.acceptance_rate == 1
+    assert speculated.mean_accepted > 5
+    assert draft.allocator.num_used == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_draft_model_that_is_mostly_wrong(folder: Path, other: Path, temperature: float) -> None:
+    """Two answers at a time; the second turn finds the first one in both prefix caches."""
+    params = replace(PARAMS, temperature=temperature, seed=3)
+    draft = tiny.engine(other, chunk_tokens=16)
+    engine, plain = with_draft(folder, draft), tiny.engine(folder)
+    prompts = {1: PROMPT, 2: tiny.random_ids(41, seed=5)}
+    expected, _ = tiny.run(plain, prompts, params)
+    drafted = replace(params, speculate="draft")
+    assert tiny.run(engine, prompts, drafted)[0] == expected
+    draft.allocator.check_integrity([])
+    second = {3: PROMPT + expected[1] + tiny.random_ids(5, seed=6)}
+    assert tiny.run(engine, second, drafted)[0] == tiny.run(plain, second, params)[0]
+    assert draft.allocator.num_used == 0
+
+
+def test_a_draft_model_without_room_proposes_nothing(folder: Path, other: Path) -> None:
+    """Its cache holds the first answer only in part, its context ends before the second one."""
+    plain, _ = tiny.run(tiny.engine(folder), {1: PROMPT}, PARAMS)
+    draft = tiny.engine(other, cache_tokens=36, ctx_size_tokens=36)
+    engine = with_draft(folder, draft)
+    assert tiny.run(engine, {1: PROMPT}, replace(PARAMS, speculate="draft"))[0] == plain
+    assert draft.allocator.num_used == 0
+
+
+def test_canceled_answers_leave_the_draft_model(folder: Path, other: Path) -> None:
+    draft = tiny.engine(other)
+    engine = with_draft(folder, draft)
+    engine.add(1, PROMPT, replace(PARAMS, speculate="auto"))
+    for _ in range(6):
+        engine.step()
+    assert draft.allocator.num_used > 0
+    engine.cancel(1)
+    engine.step()
+    assert draft.allocator.num_used == engine.allocator.num_used == 0
+
+
+def test_the_engine_loads_a_draft_model(folder: Path, other: Path) -> None:
+    plain, _ = tiny.run(tiny.engine(folder), {1: PROMPT}, PARAMS)
+    engine = tiny.engine(folder, draft=str(other))
+    ids, _ = tiny.run(engine, {1: PROMPT}, replace(PARAMS, speculate="draft"))
+    assert ids == plain
+
+
+def test_errors_of_draft_models(folder: Path) -> None:
+    with pytest.raises(UsageError, match="there is no draft model"):
+        tiny.engine(folder).add(1, PROMPT, replace(PARAMS, speculate="draft"))
+    with pytest.raises(UsageError, match="a draft model needs a single device"):
+        EngineConfig(draft="model", tp=2)
+
+
+def test_the_number_of_proposed_tokens_follows_the_acceptance_rate() -> None:
+    good, bad = AcceptanceRate(), AcceptanceRate()
+    for n in range(30):
+        good.verified(8, 8, n)
+        bad.verified(0, 8, n)
+    assert good.rate > 0.95 and bad.rate < 0.15
+    assert good.best_number(8, 30, FREE, 0.1) == 8
+    assert good.best_number(3, 30, FREE, 0.1) == 3
+    assert good.best_number(8, 30, FREE, 1.0) == 0  # a draft as slow as the target
+    assert bad.best_number(8, 30, FREE, 0.1) in (0, 1)
+    assert bad.best_number(8, 30, [1 + 0.2 * k for k in range(9)], 0.1) == 0
+    assert bad.best_number(0, 30, FREE, 0.0) == 0
+
+
+def test_a_bad_draft_model_is_tried_again() -> None:
+    rate, costs = AcceptanceRate(), [1 + 0.2 * k for k in range(9)]
+    for n in range(30):
+        rate.verified(0, 4, n)
+    assert rate.best_number(8, 40, costs, 0.1) == 0
+    assert rate.best_number(8, 29 + 48, costs, 0.1) == 2
+    rate.verified(2, 2, 77)
+    assert rate.best_number(8, 78, costs, 0.1) == 0

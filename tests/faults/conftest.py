@@ -1,0 +1,39 @@
+"""Fixtures of the faults: the program with the fake engine, in a pipe and a terminal; the hub."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import fake_engine
+from tests.support.fake_hub import MODEL, FakeHub, in_environment
+from tests.support.program import Program
+from tests.support.terminal import Terminal
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    return Program(fake_engine.make_folder(tmp_path / "model"))
+
+
+@pytest.fixture
+def chat(program: Program) -> Iterator[Callable[..., Terminal]]:
+    """Opens chats in terminals: `chat(ANSWER, …, options=(OPTION, …), columns=80)`."""
+    opened: list[Terminal] = []
+
+    def open_chat(*answers: object, options: tuple[str, ...] = (), **settings: object) -> Terminal:
+        executable, *args = program.command(*answers, options=options)
+        opened.append(Terminal(executable, args, **settings))  # type: ignore[arg-type]
+        opened[-1].wait_for(">>>", 60)
+        return opened[-1]
+
+    yield open_chat
+    for terminal in opened:
+        terminal.kill()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """The hub of the programs that a test starts; it has one model, owner/model."""
+    with in_environment(FakeHub(dict(MODEL)), monkeypatch) as hub:
+        yield hub

@@ -1,0 +1,46 @@
+"""Fault 35: what reads the output ends before all of it is written.
+
+Required: the program ends without a word, exit code 141.
+
+Provoked by: a shell pipe to `head`, a reader that closes its end in mid-answer, and standard
+streams that are closed from the start.
+"""
+
+import os
+import subprocess
+
+import pytest
+
+from tests.support.program import Program
+
+SLOW = {"text": "A slow answer that goes on. " * 40, "delay_s": 0.01}
+
+
+def test_head_ends_the_program_silently(program: Program) -> None:
+    lines = {"text": "a line\n" * 500, "delay_s": 0.0005}
+    script = '"$@" 2>&1 | head -1; exit ${PIPESTATUS[0]}'
+    command = program.command(lines, options=("-p", "x"))
+    done = subprocess.run(["bash", "-c", script, "bash", *command], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (141, b"a line\n", b"")
+
+
+def test_a_pipe_closed_in_mid_answer(program: Program) -> None:
+    writer = subprocess.Popen(
+        program.command(SLOW, options=("-p", "x")),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+    assert writer.stdout is not None and writer.stderr is not None
+    os.read(writer.stdout.fileno(), 1)
+    writer.stdout.close()
+    assert writer.stderr.read() == b"" and writer.wait(60) == 141
+
+
+@pytest.mark.parametrize(("closed", "code"), [(">&-", 141), ("2>&-", 0), ("<&-", 0)])
+def test_closed_standard_streams(program: Program, closed: str, code: int) -> None:
+    command = program.command("An answer.", options=("-p", "x"))
+    script = f'exec "$@" {closed}'
+    result = subprocess.run(["bash", "-c", script, "bash", *command], capture_output=True)
+    assert (result.returncode, result.stderr) == (code, b"")
+    assert result.stdout == (b"" if code else b"An answer.\n")

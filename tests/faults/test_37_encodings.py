@@ -1,0 +1,54 @@
+"""Fault 37: the locale is ASCII or Latin-1, or arguments and input are not in its encoding.
+
+Required: what cannot be encoded or decoded is replaced, nothing crashes.
+
+Provoked by: the environment, bytes that are no UTF-8 as argument, stdin and keys, and a chat in a
+terminal with an ASCII locale.
+"""
+
+import os
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.program import Program
+from tests.support.terminal import Terminal
+
+TEXT = "Grün – 你"
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_characters_outside_the_encoding_are_replaced(program: Program, encoding: str) -> None:
+    result = program.run("-p", "x", answers=(TEXT,), PYTHONIOENCODING=encoding)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert result.stdout == f"{TEXT}\n".encode(encoding, "replace")
+
+
+def test_a_command_prints_its_table_in_ascii(program: Program) -> None:
+    listing = program.run("config", "show", **ASCII)
+    assert listing.returncode == 0 and b"top_k" in listing.stdout and listing.stdout.isascii()
+
+
+def test_undecodable_arguments_and_stdin_are_replaced(program: Program) -> None:
+    command = [os.fsencode(part) for part in program.command("Fine.", options=("-p",))]
+    for environ in ({}, ASCII):
+        result = subprocess.run(
+            [*command, b"caf\xe9"],
+            input=b"\xff\xfe",
+            capture_output=True,
+            env={**os.environ, **environ},
+        )
+        assert (result.returncode, result.stdout) == (0, b"Fine.\n"), result.stderr
+
+
+def test_a_chat_with_an_ascii_locale(program: Program, chat: Callable[..., Terminal]) -> None:
+    terminal = chat(TEXT, "Second.", **ASCII)
+    terminal.type("caf\xe9\r")
+    terminal.wait_for("Gr", 60)
+    terminal.process.send(b"\xff\xfe ok\r")
+    terminal.wait_for("Second.", 60)
+    terminal.type("\x04")
+    assert terminal.wait_end() == 0
+    assert b"Traceback" not in terminal.raw

@@ -1,0 +1,43 @@
+"""All formats, by name."""
+
+from tests.fuzz.formats import (
+    adapters,
+    configs,
+    conversations,
+    frames,
+    gguf_files,
+    gguf_tokenizers,
+    kv_files,
+    safetensors,
+    sentencepiece_files,
+    settings,
+    templates,
+    tokenizer_json,
+    torch_files,
+)
+from tests.fuzz.target import Target
+
+__all__ = ["TARGETS"]
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        safetensors.SAFETENSORS,
+        safetensors.INDEX,
+        torch_files.ZIP,
+        torch_files.LEGACY,
+        gguf_files.GGUF,
+        gguf_tokenizers.GGUF_TOKENIZER,
+        tokenizer_json.TOKENIZER_JSON,
+        sentencepiece_files.SENTENCEPIECE,
+        configs.CONFIG,
+        configs.GENERATION,
+        *adapters.ADAPTERS,
+        templates.TEMPLATE,
+        conversations.SESSIONS,
+        conversations.EXPORTS,
+        *settings.SETTINGS,
+        *frames.FRAMES,
+        kv_files.KV_FILES,
+    )
+}

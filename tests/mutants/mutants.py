@@ -1,0 +1,336 @@
+"""Deliberate faults, one for each promise of the program, and the tests that should notice them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """In `file`, `text` (which occurs once) is replaced by `replacement`.
+
+    `tests` are names for pytest; at least one of them should fail then. `fault` says what is wrong.
+    """
+
+    fault: str
+    file: str
+    text: str
+    replacement: str
+    tests: tuple[str, ...]
+
+    def apply(self, source: str) -> str:
+        """Return the source with the fault; raises ValueError unless the text occurs once."""
+        count = source.count(self.text)
+        if count != 1:
+            raise ValueError(f"{self.fault}: the text occurs {count} times in {self.file}")
+        return source.replace(self.text, self.replacement)
+
+
+_STORE = "tests/chat/history/test_store.py"
+_KILLED = "tests/chat/history/test_killed_chats.py"
+_SAMPLER = "tests/engine/sampling/test_sampler.py"
+_ENGINE = "tests/engine/generation/test_engine.py"
+_DOWNLOAD = "tests/weights/hub/test_download.py"
+_LISTENER = "tests/engine/server/test_listener.py"
+
+MUTANTS = (
+    # Conversations.
+    Mutant(
+        "a session is saved without a transaction",
+        "chat/history/store.py",
+        '    db.execute("BEGIN IMMEDIATE")\n',
+        "    yield\n    return\n",
+        (f"{_STORE}::test_a_failed_save_changes_nothing",),
+    ),
+    Mutant(
+        "the last save of an answer is left out",
+        "chat/model/answer_saver.py",
+        '            message.params["seed"] = answer.result.seed\n        self._save()\n',
+        '            message.params["seed"] = answer.result.seed\n',
+        (f"{_KILLED}::test_an_answer_is_saved_before_the_prompt_is_back",),
+    ),
+    Mutant(
+        "an answer is not saved while it grows",
+        "chat/model/answer_saver.py",
+        "_INTERVAL_S = 0.25",
+        "_INTERVAL_S = 1e9",
+        (f"{_KILLED}::test_a_killed_chat_continues_with_its_partial_answer",),
+    ),
+    Mutant(
+        "files of the user have the mode 0644",
+        "weights/files/private.py",
+        "flags | os.O_CREAT, 0o600)\n    try:\n"
+        "        if stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o600:\n",
+        "flags | os.O_CREAT, 0o644)\n    try:\n        if False:\n",
+        ("tests/faults/test_28_permissions.py::test_only_the_user_can_read",),
+    ),
+    Mutant(
+        "a damaged store is not set aside",
+        "chat/history/store.py",
+        "_DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)",
+        "_DAMAGE_CODES = ()",
+        (f"{_STORE}::test_a_damaged_file_is_renamed_with_a_warning",),
+    ),
+    Mutant(
+        "the text of a removed conversation stays in the file",
+        "chat/history/store.py",
+        '        self._db.execute("PRAGMA secure_delete = ON")\n',
+        '        self._db.execute("PRAGMA secure_delete = OFF")\n',
+        (f"{_STORE}::test_removed_text_is_overwritten_in_the_files",),
+    ),
+    Mutant(
+        "an imported conversation may set any option",
+        "chat/start.py",
+        "        if option_name(name) in SESSION_OPTIONS\n",
+        "",
+        (
+            "tests/chat/subcommands/test_sessions.py"
+            "::test_an_imported_conversation_sets_no_option_that_is_not_saved",
+        ),
+    ),
+    # The terminal.
+    Mutant(
+        "escape sequences are let through",
+        "chat/terminal/sanitize.py",
+        "if code not in (0x09, 0x0A)}",
+        "if code not in (0x09, 0x0A, 0x1B)}",
+        ("tests/chat/terminal/test_sanitize.py",),
+    ),
+    Mutant(
+        "the mode of the terminal is not restored",
+        "chat/terminal/keyboard.py",
+        "            self._write(_BRACKETED_PASTE_OFF)\n"
+        "        termios.tcsetattr(self._descriptor, termios.TCSANOW, self._attributes)\n",
+        "            self._write(_BRACKETED_PASTE_OFF)\n",
+        ("tests/chat/test_process.py::test_the_terminal_echoes_after_the_chat",),
+    ),
+    Mutant(
+        "the cursor stays hidden after a signal",
+        "chat/terminal/progress.py",
+        "        console.show_cursor()\n",
+        "        pass\n",
+        ("tests/chat/terminal/test_progress.py",),
+    ),
+    Mutant(
+        "SIGHUP is not handled",
+        "chat/terminal/signals.py",
+        "    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):\n",
+        "    for number in (signal.SIGINT, signal.SIGTERM):\n",
+        (
+            "tests/faults/test_36_hangup_and_termination.py"
+            "::test_the_terminal_is_restored_and_the_answer_saved",
+        ),
+    ),
+    Mutant(
+        "a tool is called without consent",
+        "chat/tools/rounds.py",
+        "        if not self.toolbox.is_allowed(tool, self.conversation.id):\n",
+        "        if False:\n",
+        ("tests/chat/tools/test_oneshot_tools.py::test_a_tool_that_is_not_allowed_is_refused",),
+    ),
+    Mutant(
+        "a full context is an internal error",
+        "errors/__init__.py",
+        "    exit_code = 5\n",
+        "    exit_code = 1\n",
+        ("tests/chat/model/test_overflow.py", "tests/faults/test_18_context_full.py"),
+    ),
+    # Templates and tokenizers.
+    Mutant(
+        "text of a message becomes a control token",
+        "tokenizer/template/provenance.py",
+        "    return plain, finder.possible_control_tokens(plain, texts)\n",
+        "    return plain, []\n",
+        ("tests/tokenizer/test_template.py::test_message_text_never_becomes_a_control_token",),
+    ),
+    Mutant(
+        "a template has no time limit",
+        "tokenizer/template/sandbox.py",
+        "        if time.thread_time() > self.deadline:\n",
+        "        if False:\n",
+        ("tests/tokenizer/test_template_limits.py::test_time_limit",),
+    ),
+    Mutant(
+        "a part of a stop string is shown",
+        "tokenizer/core/stop_strings.py",
+        "        keep = self._unfinished(text)\n",
+        "        keep = len(text)\n",
+        ("tests/tokenizer/test_stream.py::test_stop_matcher",),
+    ),
+    Mutant(
+        "half a character is shown",
+        "tokenizer/core/stream.py",
+        "        return self._decoder.decode(self._token_bytes(token_id))\n",
+        '        return self._token_bytes(token_id).decode("utf-8", "replace")\n',
+        ("tests/tokenizer/test_stream.py::test_incomplete_character_is_held_back",),
+    ),
+    # Sampling.
+    Mutant(
+        "top-p keeps one token too few",
+        "engine/sampling/filters.py",
+        "    num_kept = 1 + int((cumulative[:-1] < top_p * total).sum())\n",
+        "    num_kept = max(1, int((cumulative[:-1] < top_p * total).sum()))\n",
+        (f"{_SAMPLER}::test_the_token_that_crosses_top_p_is_kept",),
+    ),
+    Mutant(
+        "top-k keeps one token too many",
+        "engine/sampling/filters.py",
+        "    top_k = min(params.top_k or vocab_size, vocab_size)\n",
+        "    top_k = min(params.top_k + 1 if params.top_k else vocab_size, vocab_size)\n",
+        ("tests/engine/sampling/test_filters.py::test_candidates_equal_transformers",),
+    ),
+    Mutant(
+        "the seed is ignored",
+        "engine/sampling/philox.py",
+        "philox4x32(counter, (seed & _MASK, seed >> 32))",
+        "philox4x32(counter, (zero, zero))",
+        (
+            f"{_SAMPLER}::test_a_seed_repeats_and_another_differs",
+            "tests/engine/sampling/test_batch_sampler.py::test_random_numbers_of_many_draws",
+        ),
+    ),
+    Mutant(
+        "the repetition penalty makes negative logits larger",
+        "engine/sampling/penalties.py",
+        "torch.where(old > 0, old / penalty, old * penalty)",
+        "old / penalty",
+        (f"{_SAMPLER}::test_repetition_penalty_applies_once_per_id_for_either_sign",),
+    ),
+    # The engine.
+    Mutant(
+        "cancel is ignored",
+        "engine/server/serve.py",
+        '                    self._cancel(engine, terminal, command["id"])\n',
+        "                    pass\n",
+        ("tests/engine/test_worker.py::test_cancel_ends_a_generation_and_the_next_is_correct",),
+    ),
+    Mutant(
+        "a canceled generation keeps its blocks",
+        "engine/generation/engine.py",
+        "self.scheduler.remove(generation.sequence)\n            self._pending.append",
+        "self._pending.append",
+        (f"{_ENGINE}::test_cancel_after_any_step_leaves_a_valid_cache",),
+    ),
+    Mutant(
+        "a shared block is freed with its first sequence",
+        "engine/schedule/blocks.py",
+        "            if self._ref_counts[block]:\n                continue\n",
+        "",
+        (f"{_ENGINE}::test_batched_equals_alone", "tests/engine/schedule/test_blocks.py"),
+    ),
+    Mutant(
+        "a cached block is found behind another prefix",
+        "engine/schedule/content.py",
+        'hashlib.sha256(parent + array("i", tokens).tobytes())',
+        'hashlib.sha256(array("i", tokens).tobytes())',
+        (
+            "tests/engine/schedule/test_blocks.py"
+            "::test_the_identity_of_a_block_includes_all_tokens_before_it",
+        ),
+    ),
+    Mutant(
+        "a block that matches in part is not copied",
+        "engine/schedule/scheduler.py",
+        "            copies.append((prefix.tail, block))\n",
+        "",
+        ("tests/engine/model/test_decoder.py::test_reused_prefix_equals_recomputed_prefix",),
+    ),
+    Mutant(
+        "the rotary base of the model is ignored",
+        "engine/model/rope.py",
+        "_scale(rope, rope.theta**-exponents, rotated",
+        "_scale(rope, 10_000.0**-exponents, rotated",
+        ("tests/engine/model/test_decoder.py::test_rope_angles_are_exact_at_long_positions",),
+    ),
+    Mutant(
+        "a damaged block of a KV file is used",
+        "engine/kv_store/run_file.py",
+        "            checksum = zlib.crc32(view, checksum)\n",
+        "            checksum = 0\n",
+        ("tests/engine/kv_store/test_disk.py", "tests/engine/kv_store/test_run_file.py"),
+    ),
+    Mutant(
+        "a KV file is readable for others",
+        "engine/kv_store/run_file.py",
+        "os.fchmod(file, 0o600)",
+        "os.fchmod(file, 0o644)",
+        ("tests/engine/kv_store",),
+    ),
+    Mutant(
+        "the worker outlives its terminal",
+        "engine/worker.py",
+        '        self._exit(EngineStopped("the engine was ended by its terminal", RESTART_HINT))\n',
+        "        threading.Event().wait()\n",
+        ("tests/faults/test_05_killed_terminal.py",),
+    ),
+    Mutant(
+        "an engine listens on all interfaces",
+        "engine/api/address.py",
+        "            if not (allow_remote or ipaddress.ip_address(resolved[0]).is_loopback):\n",
+        "            if False:\n",
+        (f"{_LISTENER}::test_listening_only_on_loopback_and_free_addresses",),
+    ),
+    Mutant(
+        "any token is accepted",
+        "engine/server/listener.py",
+        "        return isinstance(token, str) and secrets.compare_digest(\n",
+        "        return isinstance(token, str) or secrets.compare_digest(\n",
+        (f"{_LISTENER}::test_wrong_token_closes_the_connection_without_answer",),
+    ),
+    Mutant(
+        "a damaged cubin is trusted",
+        "cuda/cubin_cache.py",
+        "    return cubin if hashlib.sha256(cubin).digest() == entry[:_DIGEST_BYTES] else None\n",
+        "    return cubin\n",
+        ("tests/cuda/test_cubin_cache.py",),
+    ),
+    # Model files.
+    Mutant(
+        "the SHA-256 of a download is not checked",
+        "weights/hub/listing.py",
+        "        return hasher.hexdigest() == self.digest\n\n    def matches(",
+        "        return True\n\n    def matches(",
+        (f"{_DOWNLOAD}::test_a_damaged_file_in_the_cache_is_replaced",),
+    ),
+    Mutant(
+        "an interrupted download begins anew",
+        "weights/hub/cache.py",
+        "            offset = out.seek(0, os.SEEK_END)\n",
+        "            offset = 0\n",
+        (f"{_DOWNLOAD}::test_an_interrupted_download_is_resumed",),
+    ),
+    Mutant(
+        "a conversion takes no lock",
+        "weights/convert/convert.py",
+        "        with exclusive_lock(destination, report_waiting):\n",
+        "        with contextlib.nullcontext():\n",
+        (
+            "tests/weights/convert/test_atomic_convert.py"
+            "::test_of_two_processes_one_converts_and_one_waits",
+        ),
+    ),
+    Mutant(
+        "a partial directory of a killed conversion stays",
+        "weights/files/disk.py",
+        "        shutil.rmtree(stale)\n",
+        "        pass\n",
+        (
+            "tests/weights/convert/test_atomic_convert.py"
+            "::test_partial_directories_of_killed_processes_are_removed",
+        ),
+    ),
+    Mutant(
+        "a tensor beyond the end of its file is accepted",
+        "weights/formats/safetensors.py",
+        "    if data_start + end > size:\n",
+        "    if False:\n",
+        ("tests/weights/model/test_checkpoint.py",),
+    ),
+    Mutant(
+        "overlapping tensors are accepted",
+        "weights/formats/safetensors.py",
+        "    reject_overlaps(path, tensors.values())\n    return tensors, metadata\n",
+        "    return tensors, metadata\n",
+        (
+            "tests/weights/model/test_checkpoint.py::test_an_invalid_header_raises_an_error_that_names_the_file",
+        ),
+    ),
+)

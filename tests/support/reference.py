@@ -1,0 +1,163 @@
+"""Tiny random models of every decoder-only architecture of transformers, and our logits of them."""
+
+import json
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.errors import SwiftchatError
+from swiftchat.weights.architectures.registry import ARCHITECTURES
+from tests.support import tiny
+from tests.support.reference_sizes import ABSENT, MULTIMODAL_SIZES, OWN_SIZES, SIZES
+
+# The largest accepted difference, relative to the largest logit.
+TOLERANCE = 1e-4
+MAX_PARAMETERS = 20_000_000
+_WRAPPERS: Mapping[str, str] = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+# Model types by name; those of multimodal models have the class with the vision part.
+MODEL_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        **_WRAPPERS,
+        **MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        **{name: _WRAPPERS[name] for name in MULTIMODAL_SIZES if name in _WRAPPERS},
+    }
+)
+CAUSAL_TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+# The types of supported architectures without a model in `tiny_models`.
+SWEPT_TYPES = tuple(
+    architecture.model_type
+    for name, architecture in ARCHITECTURES.items()
+    if MODEL_TYPES.get(architecture.model_type) == name
+    and not any(name.startswith(f"{family}For") for family, _ in tiny.FAMILIES.values())
+    and name not in ("GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM")
+)
+MULTIMODAL_TYPES = tuple(MULTIMODAL_SIZES)
+
+
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+
+class NoReferenceError(Exception):
+    """Transformers cannot make or load a model of this configuration."""
+
+
+def tiny_config(model_type: str, **changes: Any) -> transformers.PretrainedConfig:
+    """Return a small configuration of a model type of transformers."""
+    cls = transformers.CONFIG_MAPPING[model_type]
+    own = {**OWN_SIZES, **MULTIMODAL_SIZES}.get(model_type, {})
+    sizes = {**_present(SIZES, cls()), **own, **changes}
+    config = cls(**{key: value for key, value in sizes.items() if value is not ABSENT})
+    if getattr(config, "is_decoder", None) is False:
+        config.is_decoder = True
+    return config
+
+
+def _present(sizes: Mapping[str, Any], default: transformers.PretrainedConfig) -> dict[str, Any]:
+    """Return the sizes that a configuration has; of those that may be absent only those it sets."""
+    optional = ("head_dim", "num_key_value_heads", "sliding_window")
+    return {
+        key: value
+        for key, value in sizes.items()
+        if hasattr(default, key)
+        and not (key in optional and getattr(default, key) is None)
+        and (key == "eos_token_id" or not isinstance(getattr(default, key), list | dict))
+    }
+
+
+def make_reference(model_type: str, folder: Path, **changes: Any) -> transformers.PreTrainedModel:
+    """Save a random fp32 model in `folder` and return it; raises `NoReferenceError`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            config = tiny_config(model_type, **changes)
+            config._attn_implementation = "eager"
+            cls = getattr(transformers, MODEL_TYPES[model_type])
+            with torch.device("meta"):
+                size = sum(parameter.numel() for parameter in cls(config).parameters())
+            if size > MAX_PARAMETERS:
+                raise ValueError(f"{size} parameters")
+            torch.manual_seed(20)
+            model = cls(config).eval()
+            _spread(model)
+            model.save_pretrained(folder)
+            return model
+        except Exception as error:
+            raise NoReferenceError(f"{type(error).__name__}: {error}") from error
+
+
+def _spread(model: transformers.PreTrainedModel) -> None:
+    """Give constant parameters random values, so that swapping or ignoring them shows."""
+    for name, parameter in model.named_parameters():
+        constant = bool((parameter == parameter.flatten()[0]).all()) if parameter.numel() else False
+        if parameter.ndim < 2 and constant and parameter.is_floating_point():
+            mean = float(parameter.detach().flatten()[0])
+            torch.nn.init.normal_(parameter, mean=mean, std=0.1 if mean else 0.2)
+        elif "lm_head" not in name and parameter.ndim >= 2:
+            parameter.data *= max(1.0, 0.15 / max(float(parameter.detach().std()), 1e-3))
+
+
+@cache
+def prompt_ids(length: int = 24) -> tuple[int, ...]:
+    return tuple(tiny.random_ids(length, seed=5))
+
+
+@torch.inference_mode()
+def reference_logits(model: transformers.PreTrainedModel, ids: tuple[int, ...]) -> torch.Tensor:
+    """Return the logits after each of the ids: [len(ids), vocab_size]."""
+    try:
+        return model(torch.tensor([ids]), use_cache=False).logits[0]
+    except Exception as error:
+        raise NoReferenceError(f"{type(error).__name__}: {error}") from error
+
+
+def load_reference(model_type: str, folder: Path) -> transformers.PreTrainedModel:
+    """Load the model in `folder` as transformers reads its files."""
+    cls = getattr(transformers, MODEL_TYPES[model_type])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            loaded: transformers.PreTrainedModel = cls.from_pretrained(
+                folder, attn_implementation="eager", dtype=torch.float32
+            )
+        except Exception as error:
+            raise NoReferenceError(f"{type(error).__name__}: {error}") from error
+    return loaded.eval()
+
+
+@torch.inference_mode()
+def outcome(folder: Path, expected: torch.Tensor, *, native: bool = False) -> str:
+    """Compare our logits of the model in `folder`: "equal", "refused: …", "wrong: …", "error: …".
+
+    The first ids come as a prefill in chunks, the last ones token by token.
+    """
+    ids = prompt_ids(len(expected))
+    try:
+        bench = tiny.Bench(folder, chunk_tokens=7, native=native)
+        rows = [bench.last_logits(ids[: end + 1]) for end in (4, len(ids) - 2, len(ids) - 1)]
+    except SwiftchatError as error:
+        return f"refused: {error.message}"
+    except CannotRecordError as error:
+        return f"torch: {error}"
+    except Exception as error:  # noqa: BLE001  (it is the result)
+        return f"error: {type(error).__name__}: {error}"
+    reference = expected[[4, -2, -1]]
+    difference = float((torch.stack(rows) - reference).abs().max() / reference.abs().max())
+    return "equal" if difference <= TOLERANCE else f"wrong: differs by {difference:.1e}"
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Replace keys of `config.json`."""
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))

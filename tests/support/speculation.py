@@ -1,0 +1,39 @@
+"""Speculation whose proposals a test knows: the right tokens, with wrong ones among them."""
+
+from collections.abc import Sequence as Seq
+
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.speculation.speculation import Speculation
+from swiftchat.engine.speculation.step_costs import StepCosts
+from tests.support.tiny_models import VOCAB_SIZE
+
+_WRONG_EVERY = 5
+
+
+class Oracle(Speculation):
+    """Proposes the ids that plain decoding gave, every fifth of them changed.
+
+    `answers` are these ids by generation id. The number of proposed ids goes from 0 to `most`.
+    """
+
+    def __init__(self, engine: Engine, answers: dict[int, list[int]], most: int = 8) -> None:
+        super().__init__(StepCosts(0.0), 64, engine.ctx_size_tokens, measures=False)
+        self._answers, self._most = answers, most
+
+    def _proposal(self, sequence: Sequence, num_rows: int) -> list[int]:
+        super()._proposal(sequence, num_rows)
+        start, length = sequence.num_generated, len(sequence.tokens) % (self._most + 1)
+        ids: Seq[int] = self._answers.get(sequence.id, [])[start : start + length]
+        room = self._ctx_size_tokens - len(sequence.tokens) - 1
+        changed = [
+            (token + 1) % VOCAB_SIZE if (start + i) % _WRONG_EVERY == 4 else token
+            for i, token in enumerate(ids)
+        ]
+        return changed[: max(0, room)]
+
+
+def use_oracle(engine: Engine, answers: dict[int, list[int]], most: int = 8) -> Engine:
+    """Let the engine verify the oracle's proposals."""
+    engine.speculation = Oracle(engine, answers, most)
+    return engine

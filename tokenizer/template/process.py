@@ -1,0 +1,108 @@
+"""A process that renders one chat template, within limits on processor time and memory."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from swiftchat.tokenizer.template.worker import TIME_LIMIT_SIGNAL
+
+__all__ = ["TemplateProcess", "TemplateProcessError"]
+
+# The worker limits its processor time itself. This limit of real time leaves room for a busy
+# machine; it is the only one on Windows.
+_REAL_TIME_FACTOR = 10.0
+_MIN_REAL_S = 10.0  # to start
+
+
+class TemplateProcessError(Exception):
+    """The template failed, or exceeded a limit."""
+
+
+class TemplateProcess:
+    """Renders a template in a process of its own, which stays for later renderings.
+
+    The process starts with the first rendering, ends with this object, and is replaced after it
+    was ended by a limit.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._worker: subprocess.Popen[bytes] | None = None
+
+    def render(
+        self, variants: Sequence[Mapping[str, Any]], now: datetime, seconds: float
+    ) -> list[str | None]:
+        """Return the text of each of `variants`; None for one, other than the first, that fails.
+
+        `seconds` limits the processor time. Raises `TemplateProcessError`.
+        """
+        worker = self._worker or self._start()
+        self._worker = None  # until it has answered: an interrupted worker cannot be used again
+        line = _exchange(worker, {"variants": variants, "now": now.isoformat(), "seconds": seconds})
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise TemplateProcessError(_reason(_end(worker))) from None
+        self._worker = worker
+        if "error" in answer:
+            raise TemplateProcessError(answer["error"])
+        texts: list[str | None] = answer["texts"]
+        return texts
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        worker = subprocess.Popen(
+            # -P: do not import from the current directory.
+            [sys.executable, "-P", "-m", "swiftchat.tokenizer.template.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        weakref.finalize(self, _end, worker)
+        _send(worker, {"source": self._source})
+        return worker
+
+
+def _exchange(worker: subprocess.Popen[bytes], task: dict[str, Any]) -> bytes:
+    """Send a task and return the line of the answer, empty if the worker has ended."""
+    assert worker.stdout is not None
+    killer = threading.Timer(_MIN_REAL_S + _REAL_TIME_FACTOR * task["seconds"], worker.kill)
+    killer.daemon = True
+    killer.start()
+    try:
+        _send(worker, task)
+        return worker.stdout.readline()
+    except BaseException:
+        worker.kill()
+        raise
+    finally:
+        killer.cancel()
+
+
+def _send(worker: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
+    assert worker.stdin is not None
+    with suppress(BrokenPipeError):  # it has ended, so there will be no answer
+        worker.stdin.write(json.dumps(message).encode() + b"\n")
+        worker.stdin.flush()
+
+
+def _end(worker: subprocess.Popen[bytes]) -> int:
+    """End the worker unless it has ended; return its exit status."""
+    assert worker.stdin is not None and worker.stdout is not None
+    worker.stdout.close()
+    with suppress(BrokenPipeError):  # of a task that it has not read
+        worker.stdin.close()
+    worker.kill()
+    return worker.wait()
+
+
+def _reason(status: int) -> str:
+    if status in (-TIME_LIMIT_SIGNAL, -signal.SIGKILL):  # the worker's limit, and ours
+        return "it exceeds its time limit"
+    return f"its process ended with status {status}"

@@ -1,0 +1,1 @@
+"""Read LoRA adapters and soft prompts, and merge adapters into a model."""

@@ -1,0 +1,202 @@
+"""Token mixers with a state of fixed size for each sequence, instead of keys and values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["GatedDelta", "Mamba2", "Shape", "ShortConv", "StateMixer"]
+
+Shape = tuple[int, ...]
+
+
+class StateMixer(Protocol):
+    """The sizes of a token mixer, the same in all layers that have it."""
+
+    @property
+    def tensors(self) -> list[str]:
+        """The canonical names of a layer's tensors, in the order in which `convert` writes."""
+
+    def shapes(self, hidden_size: int) -> Mapping[str, Shape]:
+        """Return the shape of each of the tensors in the file."""
+
+    @property
+    def states(self) -> tuple[Shape, ...]:
+        """The shapes of the fp32 tensors of a sequence's state in one layer."""
+
+    @property
+    def input_rows(self) -> list[int] | None:
+        """The file's row for each row of the projections of the input; None: the same order."""
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """LFM2's gated short convolution: out(c · conv(b · x)), where b, c and x are projections.
+
+    The convolution is causal and depthwise, over `kernel` tokens. The state are the last
+    `kernel - 1` products b · x. With `bias` both projections and the convolution have one.
+    """
+
+    width: int
+    kernel: int
+    bias: bool
+
+    @property
+    def tensors(self) -> list[str]:
+        names = ["mixer_in", "mixer_conv", "mixer_out"]
+        return [*names, *(f"{name}_bias" for name in names if self.bias)]
+
+    def shapes(self, hidden_size: int) -> Mapping[str, Shape]:
+        return {
+            "mixer_in": (3 * self.width, hidden_size),
+            "mixer_in_bias": (3 * self.width,),
+            "mixer_conv": (self.width, 1, self.kernel),
+            "mixer_conv_bias": (self.width,),
+            "mixer_out": (hidden_size, self.width),
+            "mixer_out_bias": (hidden_size,),
+        }
+
+    @property
+    def states(self) -> tuple[Shape, ...]:
+        return ((self.width, self.kernel - 1),)
+
+    @property
+    def input_rows(self) -> list[int] | None:
+        return None
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """Gated DeltaNet (Qwen3-Next, Qwen3.5): linear attention with decay and correction.
+
+    Queries, keys and values come from a causal depthwise convolution over `kernel` tokens; the
+    output is normalized for each head with `norm_eps` and gated. The states are the inputs of the
+    last tokens, and a matrix for each value head. The file has the projections of queries, keys,
+    values and output gates in one tensor, and β and the steps in another; if `by_key_head`, their
+    rows are ordered by key head.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    norm_eps: float
+    by_key_head: bool
+
+    @property
+    def value_width(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def _conv_width(self) -> int:
+        return 2 * self.num_key_heads * self.key_dim + self.value_width
+
+    @property
+    def tensors(self) -> list[str]:
+        separate = ["mixer_qkv", "mixer_z", "mixer_b", "mixer_a"]
+        projections = ["mixer_qkvz", "mixer_ba"] if self.by_key_head else separate
+        small = ["mixer_conv", "mixer_decay", "mixer_step_bias", "mixer_norm"]
+        return [*projections, "mixer_out", *small]
+
+    def shapes(self, hidden_size: int) -> Mapping[str, Shape]:
+        heads, values = self.num_value_heads, self.value_width
+        return {
+            "mixer_qkvz": (self._conv_width + values, hidden_size),
+            "mixer_ba": (2 * heads, hidden_size),
+            "mixer_qkv": (self._conv_width, hidden_size),
+            "mixer_z": (values, hidden_size),
+            "mixer_b": (heads, hidden_size),
+            "mixer_a": (heads, hidden_size),
+            "mixer_conv": (self._conv_width, 1, self.kernel),
+            "mixer_decay": (heads,),
+            "mixer_step_bias": (heads,),
+            "mixer_norm": (self.value_dim,),
+            "mixer_out": (hidden_size, values),
+        }
+
+    @property
+    def states(self) -> tuple[Shape, ...]:
+        matrices = (self.num_value_heads, self.key_dim, self.value_dim)
+        return ((self._conv_width, self.kernel - 1), matrices)
+
+    @property
+    def input_rows(self) -> list[int] | None:
+        """The rows of the file's projections in the order q, k, v, z, b, a; None: the same."""
+        if not self.by_key_head:
+            return None
+        grouped = self.num_value_heads // self.num_key_heads
+        sizes = (self.key_dim, self.key_dim, grouped * self.value_dim, grouped * self.value_dim)
+        rows = _by_kind(self.num_key_heads, sizes)
+        return [*rows, *(len(rows) + row for row in _by_kind(self.num_key_heads, (grouped,) * 2))]
+
+
+def _by_kind(num_groups: int, sizes: tuple[int, ...]) -> list[int]:
+    """Return the rows of all groups' first parts, then of their second parts, and so on."""
+    rows: list[int] = []
+    start = 0
+    for size in sizes:
+        for group in range(num_groups):
+            first = group * sum(sizes) + start
+            rows += range(first, first + size)
+        start += size
+    return rows
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """Mamba-2 (Granite 4, Bamba): a state space model with one decay for each head.
+
+    Its inputs come from a causal depthwise convolution over `kernel` tokens; the output is gated
+    and normalized for each group with `norm_eps`. The heads of a group share what writes and reads
+    the state, vectors of `state_size`. Steps are at least `min_step`. With `bias` the projections
+    have one, with `conv_bias` the convolution.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    kernel: int
+    norm_eps: float
+    bias: bool
+    conv_bias: bool
+    min_step: float = 0.0
+
+    @property
+    def width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def _conv_width(self) -> int:
+        return self.width + 2 * self.num_groups * self.state_size
+
+    @property
+    def tensors(self) -> list[str]:
+        biases = ["mixer_in_bias", "mixer_out_bias"] if self.bias else []
+        biases += ["mixer_conv_bias"] if self.conv_bias else []
+        small = ["mixer_conv", "mixer_decay", "mixer_step_bias", "mixer_skip", "mixer_norm"]
+        return ["mixer_in", "mixer_out", *small, *biases]
+
+    def shapes(self, hidden_size: int) -> Mapping[str, Shape]:
+        rows = self.width + self._conv_width + self.num_heads
+        return {
+            "mixer_in": (rows, hidden_size),
+            "mixer_in_bias": (rows,),
+            "mixer_conv": (self._conv_width, 1, self.kernel),
+            "mixer_conv_bias": (self._conv_width,),
+            "mixer_decay": (self.num_heads,),
+            "mixer_step_bias": (self.num_heads,),
+            "mixer_skip": (self.num_heads,),
+            "mixer_norm": (self.width,),
+            "mixer_out": (hidden_size, self.width),
+            "mixer_out_bias": (hidden_size,),
+        }
+
+    @property
+    def states(self) -> tuple[Shape, ...]:
+        matrices = (self.num_heads, self.head_dim, self.state_size)
+        return ((self._conv_width, self.kernel - 1), matrices)
+
+    @property
+    def input_rows(self) -> list[int] | None:
+        return None

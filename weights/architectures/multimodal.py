@@ -1,0 +1,95 @@
+"""The language models inside multimodal models; vision and audio are not supported.
+
+The classes are those of transformers, and so are the sizes that their configurations leave out.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from swiftchat.weights.architectures.architecture import frozen
+from swiftchat.weights.architectures.fields import Fields, invalid, mapping
+from swiftchat.weights.architectures.registry import ARCHITECTURES, unknown_name
+
+__all__ = ["MULTIMODAL", "language_model"]
+
+# Whether embeddings are tied if `config.json` does not say it, by class name.
+MULTIMODAL: Mapping[str, bool] = MappingProxyType(
+    {
+        "Gemma3ForConditionalGeneration": True,
+        "Qwen2VLForConditionalGeneration": False,
+        "Qwen2_5_VLForConditionalGeneration": False,
+        "Qwen3VLForConditionalGeneration": False,
+        "Qwen3_5ForConditionalGeneration": False,
+        "Qwen3_5MoeForConditionalGeneration": False,
+        "Mistral3ForConditionalGeneration": True,
+        "LlavaForConditionalGeneration": False,
+        "LlavaNextForConditionalGeneration": False,
+        "InternVLForConditionalGeneration": True,
+        "Idefics3ForConditionalGeneration": False,
+        "SmolVLMForConditionalGeneration": False,
+        "Glm4vForConditionalGeneration": False,
+    }
+)
+# The `model_type` of language models with a configuration class of their own.
+_TEXT_TYPES = frozen(
+    qwen2_vl_text="qwen2",
+    qwen2_5_vl_text="qwen2",
+    qwen3_vl_text="qwen3",
+    glm4v_text="glm4",
+)
+# Files from before `text_config`.
+_FLAT_TYPES = frozen(qwen2_vl="qwen2", qwen2_5_vl="qwen2")
+_LLAMA_SIZES = frozen(
+    vocab_size=32_000,
+    hidden_size=4096,
+    intermediate_size=11_008,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+)
+_SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "llama": _LLAMA_SIZES,
+        "mistral": frozen(**{**_LLAMA_SIZES, "intermediate_size": 14_336}),
+        "gemma3_text": frozen(
+            vocab_size=262_208,
+            hidden_size=2304,
+            intermediate_size=9216,
+            num_hidden_layers=26,
+            num_attention_heads=8,
+        ),
+    }
+)
+_OUTER_KEYS = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
+
+
+def language_model(config: Fields) -> Fields:
+    """Return the `config.json` of the language model in a multimodal one; others unchanged.
+
+    Raises `BadModelFile` for a language model that is not supported.
+    """
+    names = config.get("architectures")
+    outer = names[0] if isinstance(names, list) and len(names) == 1 else None
+    if not isinstance(outer, str) or outer not in MULTIMODAL:
+        return config
+    text = mapping(config, "text_config")
+    if text is None:
+        kind = _FLAT_TYPES.get(str(config.get("model_type")))
+        if kind is None:
+            raise invalid("text_config", "an object", None)
+        text = {k: v for k, v in config.items() if k != "vision_config"}
+    else:
+        kind = str(text.get("model_type"))
+        kind = _TEXT_TYPES.get(kind, kind)
+    classes = {each.model_type: name for name, each in ARCHITECTURES.items()}
+    if kind not in classes:
+        raise unknown_name(f"language model in {outer}", kind, sorted(classes))
+    tied = config.get("tie_word_embeddings")
+    return {
+        **_SIZES.get(kind, {}),
+        **{k: config[k] for k in _OUTER_KEYS if config.get(k) is not None},
+        **{k: v for k, v in text.items() if v is not None},
+        "architectures": [classes[kind]],
+        "model_type": kind,
+        "tie_word_embeddings": MULTIMODAL[outer] if tied is None else tied,
+    }

@@ -1,0 +1,307 @@
+"""Fields of config.json that GGUF metadata give, one function for each architecture.
+
+Source: llama.cpp's converter and loader.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.architectures.fields import MAX_LAYERS
+from swiftchat.weights.gguf.metadata import Metadata, is_size
+
+# llama.cpp recognizes the 27B models by their number of layers. Only their attention scores are
+# scaled by hidden size / heads instead of the head size.
+_GEMMA2_27B_LAYERS = 46
+_GEMMA3_27B_LAYERS = 62
+# The values of `expert_gating_func`: 1 is a softmax.
+_SIGMOID = 2
+
+
+def no_fields(metadata: Metadata) -> Mapping[str, Any]:
+    return {}
+
+
+def attention_bias(metadata: Metadata) -> bool:
+    return metadata.has_tensor("attn_q.bias", "attn_qkv.bias")
+
+
+def llama(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "attention_bias": attention_bias(metadata),
+        "mlp_bias": metadata.has_tensor("ffn_up.bias"),
+    }
+
+
+def mixtral(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "num_local_experts": metadata.get("expert_count"),
+        "num_experts_per_tok": metadata.require("expert_used_count"),
+    }
+
+
+def qwen3moe(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "attention_bias": attention_bias(metadata),
+        "num_experts": metadata.require("expert_count"),
+        "num_experts_per_tok": metadata.require("expert_used_count"),
+        "intermediate_size": metadata.get("feed_forward_length"),
+        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
+        # llama.cpp always normalizes; there is no key.
+        "norm_topk_prob": True,
+    }
+
+
+def gemma2(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        **gemma(metadata, _GEMMA2_27B_LAYERS),
+        "sliding_window": metadata.get("attention.sliding_window", 4096),
+    }
+
+
+def gemma3(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        **gemma(metadata, _GEMMA3_27B_LAYERS),
+        "rope_local_base_freq": metadata.get("rope.freq_base_swa", 10_000.0),
+    }
+
+
+def gemma(metadata: Metadata, layers_of_27b: int) -> dict[str, Any]:
+    hidden, heads = metadata.get("embedding_length"), metadata.get("attention.head_count")
+    scalar = metadata.head_dim
+    if metadata.get("block_count") == layers_of_27b and is_size(hidden) and is_size(heads):
+        scalar = hidden // heads
+    return {
+        "query_pre_attn_scalar": scalar,
+        "attn_logit_softcapping": metadata.get("attn_logit_softcapping"),
+        "final_logit_softcapping": metadata.get("final_logit_softcapping"),
+        "layer_types": layer_types(metadata),
+    }
+
+
+def layer_types(metadata: Metadata) -> list[str] | None:
+    """Return the type of each layer; None if the file leaves it to the architecture.
+
+    The pattern is either n (every nth layer has full attention) or a flag per layer (windowed).
+    """
+    pattern, count = metadata.get("attention.sliding_window_pattern"), metadata.get("block_count")
+    if pattern is None or not is_size(count) or count > MAX_LAYERS:
+        return None
+    if type(pattern) is int and pattern >= 0:
+        pattern = [pattern == 0 or (i + 1) % pattern != 0 for i in range(count)]
+    if not isinstance(pattern, list) or len(pattern) != count:
+        raise BadModelFile(
+            f"{metadata.file.path}: {metadata.name}.attention.sliding_window_pattern must be "
+            f"a number or a list of {count} flags"
+        )
+    return ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+
+
+def stablelm(metadata: Metadata) -> Mapping[str, Any]:
+    # Older files lack the key; llama.cpp also decides by the norm.
+    return {
+        "use_qkv_bias": attention_bias(metadata),
+        "use_parallel_residual": not metadata.has_tensor("ffn_norm.weight"),
+    }
+
+
+def glm(metadata: Metadata) -> Mapping[str, Any]:
+    return {"attention_bias": attention_bias(metadata)}
+
+
+def gptneox(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "attention_bias": attention_bias(metadata),
+        "use_parallel_residual": metadata.get("use_parallel_residual", True),
+    }
+
+
+def starcoder2(metadata: Metadata) -> Mapping[str, Any]:
+    return {"use_bias": attention_bias(metadata)}
+
+
+def falcon(metadata: Metadata) -> Mapping[str, Any]:
+    heads, kv_heads = metadata.get("attention.head_count"), metadata.get("attention.head_count_kv")
+    two_norms = metadata.has_tensor("attn_norm_2.weight")
+    return {
+        "new_decoder_architecture": two_norms or kv_heads not in (1, heads, None),
+        "num_ln_in_parallel_attn": 2 if two_norms else 1,
+        "multi_query": kv_heads == 1,
+        "num_kv_heads": kv_heads,
+        "parallel_attn": True,
+        "bias": attention_bias(metadata),
+    }
+
+
+def granite(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        **llama(metadata),
+        "attention_multiplier": metadata.get("attention.scale"),
+        "embedding_multiplier": metadata.get("embedding_scale"),
+        "residual_multiplier": metadata.get("residual_scale"),
+        "logits_scaling": metadata.get("logit_scale"),
+    }
+
+
+def granite_moe(metadata: Metadata) -> Mapping[str, Any]:
+    fields = {**granite(metadata), **mixtral(metadata)}
+    del fields["mlp_bias"]
+    return fields
+
+
+def phimoe(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        **mixtral(metadata),
+        "attention_bias": attention_bias(metadata),
+        "lm_head_bias": "output.bias" in metadata.file.tensors,
+    }
+
+
+def command_r(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "logit_scale": metadata.get("logit_scale"),
+        "use_qk_norm": metadata.has_tensor("attn_q_norm.weight"),
+    }
+
+
+def cohere2(metadata: Metadata) -> Mapping[str, Any]:
+    return {"logit_scale": metadata.get("logit_scale"), "layer_types": layer_types(metadata)}
+
+
+def windows(metadata: Metadata) -> Mapping[str, Any]:
+    return {"attention_bias": attention_bias(metadata), "layer_types": layer_types(metadata)}
+
+
+def olmo(metadata: Metadata) -> Mapping[str, Any]:
+    return {"clip_qkv": metadata.get("attention.clamp_kqv")}
+
+
+def seed_oss(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "attention_bias": attention_bias(metadata),
+        "attention_out_bias": metadata.has_tensor("attn_output.bias"),
+    }
+
+
+def olmoe(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "num_experts": metadata.require("expert_count"),
+        "num_experts_per_tok": metadata.require("expert_used_count"),
+    }
+
+
+def qwen2moe(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "num_experts": metadata.require("expert_count"),
+        "num_experts_per_tok": metadata.require("expert_used_count"),
+        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata.require("expert_shared_feed_forward_length"),
+        "qkv_bias": attention_bias(metadata),
+        # llama.cpp never normalizes; there is no key.
+        "norm_topk_prob": False,
+    }
+
+
+def glm4moe(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "attention_bias": attention_bias(metadata),
+        "use_qk_norm": metadata.has_tensor("attn_q_norm.weight"),
+        "n_routed_experts": metadata.require("expert_count"),
+        "num_experts_per_tok": metadata.require("expert_used_count"),
+        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
+        "n_shared_experts": metadata.get("expert_shared_count"),
+        "first_k_dense_replace": metadata.get("leading_dense_block_count"),
+        "routed_scaling_factor": metadata.get("expert_weights_scale"),
+        "norm_topk_prob": metadata.get("expert_weights_norm"),
+        "n_group": metadata.get("expert_group_count"),
+        "topk_group": metadata.get("expert_group_used_count"),
+    }
+
+
+def dots1(metadata: Metadata) -> Mapping[str, Any]:
+    fields = dict(glm4moe(metadata))
+    del fields["use_qk_norm"]
+    return fields
+
+
+def ernie_moe(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "use_bias": attention_bias(metadata),
+        "moe_num_experts": metadata.require("expert_count"),
+        "moe_k": metadata.require("expert_used_count"),
+        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
+        "moe_num_shared_experts": metadata.get("expert_shared_count"),
+        "moe_layer_start_index": metadata.get("leading_dense_block_count"),
+        "moe_layer_interval": metadata.get("interleave_moe_layer_step"),
+    }
+
+
+def minimax_m2(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "num_local_experts": metadata.require("expert_count"),
+        "num_experts_per_tok": metadata.require("expert_used_count"),
+    }
+
+
+def has_sigmoid_router(metadata: Metadata) -> bool:
+    """Return whether experts have sigmoid scores; older files do not say it for a softmax."""
+    function = metadata.get("expert_gating_func")
+    if function is None:
+        return any(name.endswith(".exp_probs_b.bias") for name in metadata.file.tensors)
+    return bool(function == _SIGMOID)
+
+
+def _latent(metadata: Metadata) -> dict[str, Any]:
+    """Return the sizes of latent attention; older files have no keys of their own for a head."""
+    key = metadata.get("attention.key_length_mla", metadata.get("attention.key_length"))
+    value = metadata.get("attention.value_length_mla", metadata.get("attention.value_length"))
+    rotated = metadata.require("rope.dimension_count")
+    sizes = is_size(key) and is_size(rotated)
+    return {
+        "num_key_value_heads": metadata.get("attention.head_count"),
+        "q_lora_rank": metadata.get("attention.q_lora_rank"),
+        "kv_lora_rank": metadata.require("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated if sizes else None,
+        "v_head_dim": value,
+        "attention_bias": metadata.has_tensor("attn_kv_a_mqa.bias"),
+    }
+
+
+def _experts_of_deepseek(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "n_routed_experts": metadata.require("expert_count"),
+        "num_experts_per_tok": metadata.require("expert_used_count"),
+        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
+        "n_shared_experts": metadata.get("expert_shared_count"),
+        "first_k_dense_replace": metadata.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": metadata.get("expert_weights_scale", 1.0),
+        "n_group": metadata.get("expert_group_count", 1),
+        "topk_group": metadata.get("expert_group_used_count", 1),
+    }
+
+
+def deepseek_v2(metadata: Metadata) -> Mapping[str, Any]:
+    if metadata.get("expert_weights_norm"):
+        raise BadModelFile(
+            f"{metadata.file.path}: deepseek2.expert_weights_norm with a softmax router is not "
+            "supported"
+        )
+    groups = metadata.get("expert_group_count", 1)
+    method = "greedy" if groups == 1 else "group_limited_greedy"
+    return {**_latent(metadata), **_experts_of_deepseek(metadata), "topk_method": method}
+
+
+def deepseek_v3(metadata: Metadata) -> Mapping[str, Any]:
+    normalized = bool(metadata.get("expert_weights_norm", False))
+    fields = {**_latent(metadata), **_experts_of_deepseek(metadata)}
+    return {**fields, "norm_topk_prob": normalized, "rope_interleave": True}
+
+
+def youtu(metadata: Metadata) -> Mapping[str, Any]:
+    return {**_latent(metadata), "rope_interleave": True}
+
+
+def minicpm3(metadata: Metadata) -> Mapping[str, Any]:
+    # llama.cpp has these numbers in its code.
+    return {**_latent(metadata), "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
