@@ -26,6 +26,7 @@ from swiftchat.chat.repl.shell_paths import ShellPathCompleter
 from swiftchat.chat.repl.word_wrap import WordWrap
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.signals import delayed_exit
 from swiftchat.weights.files.private import create_private_folder, open_private
 
 PLACEHOLDER = "Send a message (/? for help)"
@@ -83,13 +84,28 @@ class InputLine:
         was typed; otherwise Ctrl-C clears the line. What was typed before becomes part of the line.
         """
         self._default = self._pastes.fold(default)
-        if self._keyboard is None or self._input is None:
-            typed = self._session.prompt(default=self._default, pre_run=pre_run)
-        else:
-            with self._keyboard.prompting():
-                self._input.store_draft(after=self._default)
+        with delayed_exit(self._end_soon):
+            if self._keyboard is None or self._input is None:
                 typed = self._session.prompt(default=self._default, pre_run=pre_run)
+            else:
+                with self._keyboard.prompting():
+                    self._input.store_draft(after=self._default)
+                    typed = self._session.prompt(default=self._default, pre_run=pre_run)
         return self._pastes.unfold(typed)
+
+    def _end_soon(self) -> bool:
+        """Let the event loop of the prompt end the prompt; return whether there is a loop."""
+        app = self._session.app
+        loop = app.loop
+        if loop is None:
+            return False
+
+        def end() -> None:
+            if app.is_running and not app.is_done:
+                app.exit(exception=EOFError)
+
+        loop.call_soon_threadsafe(end)
+        return True
 
     def _has_typed_text(self) -> bool:
         """Return whether the line has text other than the default."""

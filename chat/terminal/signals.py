@@ -4,23 +4,56 @@ Python lets a signal handler raise its exception anywhere. There are two places 
 harm. During an import the exception may leave the import lock of all threads locked. In finalizers
 and callbacks of weak references Python prints the exception and drops it. In both cases the signal
 is sent again a little later.
+
+In a task of an event loop the exception would be reported as the task's; `delayed_exit` waits until
+the loop has ended.
 """
 
+import contextlib
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
 
+_EXIT_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _RETRY_S = 0.05
 _IMPORT_FILES = "<frozen importlib"
 
 
 def install_signal_handlers() -> None:
     """Raise exceptions for SIGINT, SIGTERM and SIGHUP, except for those that are ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, *_EXIT_SIGNALS):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
             signal.signal(number, _raise)
     sys.unraisablehook = _retry_dropped
+
+
+@contextlib.contextmanager
+def delayed_exit(end_soon: Callable[[], bool]) -> Iterator[None]:
+    """Raise the exceptions of SIGTERM and SIGHUP at the end of the context.
+
+    At the signal `end_soon` is called, which returns whether the context will end soon; if not, the
+    exception is raised at once. Signals without our handler keep theirs.
+    """
+    received: list[int] = []
+
+    def delay(number: int, frame: FrameType | None) -> None:
+        if end_soon():
+            received.append(number)
+        else:
+            _raise(number, frame)
+
+    delayed = [number for number in _EXIT_SIGNALS if signal.getsignal(number) is _raise]
+    for number in delayed:
+        signal.signal(number, delay)
+    try:
+        yield
+    finally:
+        for number in delayed:
+            signal.signal(number, _raise)
+        if received:
+            signal.raise_signal(received[0])
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

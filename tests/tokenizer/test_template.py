@@ -1,5 +1,6 @@
 """Chat templates: ids equal to `transformers`', and no control tokens from messages."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -354,31 +355,37 @@ def test_tools_printed_as_python_objects() -> None:
 def test_worker_process_stays_and_is_replaced() -> None:
     """It renders until a limit ends it; the next rendering starts another one."""
     source = "{{ pid }}{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}"
+    others = workers()  # of templates that still exist
     process = TemplateProcess(source)
     now = datetime(2026, 1, 2)
     assert process.render([{"n": 1, "pid": 7}, {"n": "x"}], now, 60) == ["7", None]
-    first = children_named("tokenizer.template.worker")
+    first = workers() - others
     assert len(first) == 1
     with pytest.raises(TemplateProcessError, match="as an integer"):
         process.render([{"n": "x"}], now, 60)
     assert process.render([{"n": 2, "pid": 8}], now, 60) == ["8"]
-    assert children_named("tokenizer.template.worker") == first
+    assert workers() - others == first
     with pytest.raises(TemplateProcessError, match="exceeds its time limit"):
         process.render([{"n": 99999}], now, 0.05)
     assert process.render([{"n": 2, "pid": 9}], now, 60) == ["9"]
-    second = children_named("tokenizer.template.worker")
+    second = workers() - others
     assert len(second) == 1 and second != first
     del process
-    assert children_named("tokenizer.template.worker") == []
+    assert workers() <= others
 
 
-def children_named(module: str) -> list[int]:
-    """Return the child processes that run `swiftchat.module`."""
-    return [
-        child.pid
-        for child in psutil.Process().children()
-        if f"swiftchat.{module}" in child.cmdline()
-    ]
+def workers() -> set[int]:
+    """Return the child processes that render templates."""
+    name = "swiftchat.tokenizer.template.worker"
+    children = psutil.Process().children()
+    # A child that has ended and was not waited for has no command line.
+    return {child.pid for child in children if _command_line(child)[-1:] == [name]}
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 def test_template_errors_are_reported() -> None:

@@ -1,6 +1,8 @@
 """Keys, history and completion of the input line, with prompt_toolkit reading from a pipe."""
 
+import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,9 +60,43 @@ def read(pipe: PipeInput, tmp_path: Path) -> Read:
     ],
 )
 def test_keys(read: Read, keys: str, text: str) -> None:
-    if "\\\ron" in keys:  # a backslash in the middle does not continue the line
-        return
     assert read(keys) == text
+
+
+END_SIGNAL = """
+import asyncio, os, signal
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+from swiftchat.chat.repl.input import InputLine
+from swiftchat.chat.terminal.signals import install_signal_handlers
+
+install_signal_handlers()
+
+def complete(name):
+    if {in_task}:
+        assert asyncio.current_task() is not None
+        signal.raise_signal({number})
+    return {{}}
+
+def toolbar():
+    if not {in_task}:
+        signal.raise_signal({number})
+    return []
+
+with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+    pipe.send_text("/set \\t")
+    InputLine({{}}, complete, None, toolbar).prompt()
+"""
+
+
+@pytest.mark.parametrize("in_task", [True, False])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals_end_the_prompt_without_a_report(number: int, code: int, in_task: bool) -> None:
+    """Also while prompt_toolkit runs a task, which would print the exception as its own."""
+    script = END_SIGNAL.format(number=int(number), in_task=in_task)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
 PASTED = "".join(f"line {i}\n" for i in range(30))
