@@ -17,10 +17,11 @@ from torch import Tensor
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
-from swiftchat.engine.model.decoder import Decoder, LayerWeights
+from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.torch_ops import TorchOps, TorchPlan
+from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Row
 from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from swiftchat.engine.linear.adapted import AdaptedWeight, AdapterSet, Selection, TableDelta
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.model.decoder import Decoder, DecoderWeights, LayerWeights
+from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.engine.schedule.batch import Batch
 
 _LAYER_FIELDS = ("qkv", "o", "gate_up", "down")

@@ -23,8 +23,9 @@ from swiftchat.engine.cpu.low_rank import EmbeddingRows
 from swiftchat.engine.cpu.native_decoder import NativeDecoder
 from swiftchat.engine.decode.graph_runner import GraphRunner
 from swiftchat.engine.linear.adapted import AdapterSet, Selection, segments
-from swiftchat.engine.model.decoder import Decoder, DecoderWeights
+from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.content import Digest
 from swiftchat.engine.schedule.scheduler import Sequence

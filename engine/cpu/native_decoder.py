@@ -14,8 +14,9 @@ from swiftchat.engine.cpu.program import Pool, Program, RunInputs, SpanRows
 from swiftchat.engine.cpu.recorder import Recorder
 from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.linear.adapted import Site
-from swiftchat.engine.model.decoder import Decoder, DecoderWeights
+from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
 

@@ -29,11 +29,12 @@ from swiftchat.engine.linear.adapted import AdaptedWeight, Site
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.attention import alibi_slopes
-from swiftchat.engine.model.decoder import Decoder, DecoderWeights
+from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Expert, Experts
 from swiftchat.engine.model.rope import cos_sin_table
+from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
 

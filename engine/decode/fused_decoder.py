@@ -27,8 +27,9 @@ from swiftchat.engine.linear.adapted import Site
 from swiftchat.engine.linear.merged import split_bias
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.cuda_ops import CudaOps, kernel_kv
-from swiftchat.engine.model.decoder import Decoder, LayerWeights
+from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.weights.architectures.config import ModelConfig
 
 

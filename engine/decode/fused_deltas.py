@@ -18,7 +18,7 @@ from swiftchat.cuda.ops.low_rank import (
     table_entry,
 )
 from swiftchat.engine.linear.adapted import AdapterSet, Delta, Site
-from swiftchat.engine.model.decoder import DecoderWeights
+from swiftchat.engine.model.weights import DecoderWeights
 
 _FIELDS = ("qkv", "o", "gate_up", "down")
 _MAX_PARTS = 12  # of a matrix: q, k and v of four adapters

@@ -34,16 +34,16 @@ from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.load.quantized import resident_estimate
 from swiftchat.engine.model.cuda_ops import CudaOps
-from swiftchat.engine.model.decoder import (
-    Decoder,
+from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.model.memory import CachePlan, plan_shard_cache
+from swiftchat.engine.model.torch_ops import TorchOps
+from swiftchat.engine.model.weights import (
     DecoderWeights,
     has_quantized,
     resident_bytes,
     table_bytes,
 )
-from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.memory import CachePlan, plan_shard_cache
-from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.chunk import cpu_chunk_limit, gpu_chunk_limit
 from swiftchat.engine.schedule.scheduler import Scheduler

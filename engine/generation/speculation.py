@@ -12,7 +12,8 @@ from swiftchat.engine.decode.verification import VERIFIED_ROWS
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.model.cuda_ops import CudaOps
-from swiftchat.engine.model.decoder import Decoder, has_quantized, resident_bytes
+from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.weights import has_quantized, resident_bytes
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Step
 from swiftchat.engine.speculation.draft import DraftModel

@@ -9,9 +9,9 @@ from torch import Tensor
 from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.engine.model.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Expert, Experts
+from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.weights.architectures.tensors import (
     layer_tensors,
     tensor_name,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.engine.model.decoder import DecoderWeights, LayerWeights
 from swiftchat.engine.model.moe import Experts
+from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import gate_in_queries

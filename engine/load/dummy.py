@@ -11,7 +11,7 @@ from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.assemble import NamedSlices, assemble
 from swiftchat.engine.load.canonicalize import canonicalize
-from swiftchat.engine.model.decoder import DecoderWeights
+from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name

@@ -22,13 +22,13 @@ from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.cuda_moe import ExpertKernels
-from swiftchat.engine.model.decoder import LayerWeights
 from swiftchat.engine.model.elementwise import Elementwise
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts, moe, shared_expert
 from swiftchat.engine.model.norms import norm_heads_
 from swiftchat.engine.model.rope import cos_sin_table
+from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.engine.schedule.batch import Batch, Span, padded_rows
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard

@@ -17,7 +17,7 @@ from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.load.quantized import resident_estimate
-from swiftchat.engine.model.decoder import DecoderWeights, resident_bytes
+from swiftchat.engine.model.weights import DecoderWeights, resident_bytes
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model

@@ -17,7 +17,7 @@ from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight, packed_matrix
 from swiftchat.engine.load.loader import stream_weights
-from swiftchat.engine.model.decoder import resident_bytes
+from swiftchat.engine.model.weights import resident_bytes
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.model.directory import Model

@@ -17,7 +17,7 @@ from torch import Tensor
 from swiftchat.engine.load import streaming
 from swiftchat.engine.load.loader import load_weights, stream_weights
 from swiftchat.engine.load.streaming import Copy, run_ahead, stream_in
-from swiftchat.engine.model.decoder import DecoderWeights
+from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model

@@ -10,8 +10,8 @@ import torch
 
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation.build import build_engine
-from swiftchat.engine.model.decoder import resident_bytes
 from swiftchat.engine.model.rope import cos_sin_table
+from swiftchat.engine.model.weights import resident_bytes
 from swiftchat.weights.architectures.config import RopeConfig
 from tests.support import tiny
 

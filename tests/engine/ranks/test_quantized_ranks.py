@@ -23,7 +23,7 @@ from swiftchat.engine.linear.grouped_cpu import Int4Weight
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.model import memory
-from swiftchat.engine.model.decoder import resident_bytes
+from swiftchat.engine.model.weights import resident_bytes
 from swiftchat.engine.ranks.auto_tp import resolve_tp
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
