@@ -15,11 +15,24 @@ _MAX_RUN_BLOCKS = 16
 
 
 @dataclass
+class _Queued:
+    """Tokens whose full blocks are to be written; the first `num_written` are in finished files."""
+
+    root: Digest
+    tokens: Sequence[int]
+    num_written: int = 0
+
+
+@dataclass
 class _Run:
-    """A file that is being written, and the contents of its blocks that are not."""
+    """A file that is being written, and the contents of its blocks that are not.
+
+    Its blocks hold the tokens up to `end`.
+    """
 
     writer: RunWriter
     contents: deque[tuple[Digest, Sequence[int]]]
+    end: int
 
 
 class RunSaver:
@@ -31,7 +44,7 @@ class RunSaver:
 
     def __init__(self, allocator: BlockAllocator, disk: Disk, speeds: Speeds) -> None:
         self._allocator, self._disk, self._speeds = allocator, disk, speeds
-        self._waiting: deque[tuple[Digest, Sequence[int]]] = deque()  # root, tokens
+        self._waiting: deque[_Queued] = deque()
         self._run: _Run | None = None
         self._failed = False
 
@@ -42,13 +55,13 @@ class RunSaver:
     def add(self, root: Digest, tokens: Sequence[int]) -> None:
         """Queue the full blocks of these tokens."""
         if not self._failed and len(tokens) >= self._allocator.block_size:
-            self._waiting.append((root, tuple(tokens)))
+            self._waiting.append(_Queued(root, tuple(tokens)))
 
     def write_next(self) -> None:
         """Begin a file, write one block of it, or finish it."""
         try:
             if self._run is None:
-                self._begin(*self._waiting.popleft())
+                self._begin(self._waiting.popleft())
             else:
                 self._continue(self._run)
         except (FileSystemError, OSError) as error:
@@ -60,10 +73,11 @@ class RunSaver:
             reason = error.strerror if isinstance(error, OSError) else error.message
             self._disk.warnings.append(f"the KV cache is not written to the disk: {reason}")
 
-    def _begin(self, root: Digest, tokens: Sequence[int]) -> None:
+    def _begin(self, queued: _Queued) -> None:
         """Create the file of the first blocks that are not on disk; queue the rest again."""
         self._disk.refresh()
-        size, parent, known = self._allocator.block_size, root, []
+        tokens, size = queued.tokens, self._allocator.block_size
+        parent, known = queued.root, []
         run: list[tuple[Digest, Sequence[int]]] = []
         for start in range(0, len(tokens) - size + 1, size):
             block_tokens = tokens[start : start + size]
@@ -72,6 +86,8 @@ class RunSaver:
                 if run:
                     break
                 known.append(on_disk)
+            elif start < queued.num_written:  # evicted already: the folder has no room for all
+                break
             elif self._allocator.find(parent, block_tokens) is None or len(run) == _MAX_RUN_BLOCKS:
                 break
             else:
@@ -79,13 +95,15 @@ class RunSaver:
             parent = content_digest(parent, block_tokens)
         self._disk.touch(known)
         if run:
-            self._waiting.appendleft((root, tokens))
+            self._waiting.appendleft(queued)
             blocks = [block_tokens for _, block_tokens in run]
             writer = self._disk.begin_run(run[0][0], blocks, self._speeds.prefill)
-            self._run = _Run(writer, deque(run))
+            end = (len(known) + len(run)) * size
+            self._run = _Run(writer, deque(run), end)
 
     def _continue(self, run: _Run) -> None:
         if not run.contents:
+            self._waiting[0].num_written = run.end
             self._disk.finish_run(run.writer)
             self._run = None
             return

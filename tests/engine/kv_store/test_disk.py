@@ -186,6 +186,22 @@ def test_the_least_recently_used_files_are_evicted(model: Path, tmp_path: Path) 
     assert restored[0] and restored[2] and restored[3] and not restored[1]
 
 
+@pytest.mark.parametrize("bound_files", [0.5, 1.5])
+def test_a_conversation_above_the_bound_is_written_only_once(
+    model: Path, tmp_path: Path, bound_files: float
+) -> None:
+    answer(open_engine(model, tmp_path / "all"))
+    sizes = [path.stat().st_size for path in files(tmp_path / "all")]
+    assert len(sizes) == 2
+    bound = int(bound_files * max(sizes))
+    engine = open_engine(model, tmp_path / "bounded", cache_max_bytes=bound)
+    run(engine, {1: PROMPT}, PARAMS)
+    for _ in range(4 * NUM_BLOCKS):
+        engine.prepare()
+    assert not engine.has_unsaved
+    assert sum(path.stat().st_size for path in files(tmp_path / "bounded")) <= bound
+
+
 @contextmanager
 def largest_file(num_bytes: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
