@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -17,6 +18,7 @@ FILE_SUFFIX = ".safetensors"
 TEMPORARY_SUFFIX = ".partial"
 _MAX_DEFAULT_BYTES = 8 << 30
 _DISK_FRACTION = 0.05
+_MAX_DIGITS = 19  # of a number of tokens
 
 
 def user_kv_folder() -> Path:
@@ -105,13 +107,17 @@ class KVFolder:
                     os.close(opened)
 
     def remove_others(self, model: str, digest: str) -> int:
-        """Remove the files of other weights at the place of this model; return their number."""
+        """Remove the files of other weights at the place of this model; return their number.
+
+        What cannot be removed is left: an engine never reads it.
+        """
         removed = 0
         for folder in self._folders():
             file = next(folder.glob(f"*{FILE_SUFFIX}"), None)
             about = None if file is None else _metadata(file)
             if about and about.get("model") == model and about.get("model_digest") != digest:
-                removed += _remove(folder)
+                with contextlib.suppress(OSError):
+                    removed += _remove(folder)
         return removed
 
     def entries(self) -> list[KVFolderEntry]:
@@ -126,7 +132,7 @@ class KVFolder:
                         model=about[-1].get("model", ""),
                         dtype=about[-1].get("dtype", ""),
                         num_files=len(files),
-                        num_tokens=sum(int(one.get("num_tokens", 0)) for one in about),
+                        num_tokens=sum(_number(one.get("num_tokens", "")) for one in about),
                         size_bytes=sum(state.st_size for _, state in files),
                         used=max(state.st_mtime for _, state in files),
                     )
@@ -158,8 +164,19 @@ def _metadata(file: Path) -> dict[str, str] | None:
         return None
 
 
+def _number(text: str) -> int:
+    """Return a number of the metadata, 0 if it is damaged."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS else 0
+
+
 def _remove(folder: Path) -> int:
-    """Remove a folder with its files; return their number."""
+    """Remove a folder with its files; return their number. Raises OSError."""
     num_files = sum(1 for _ in folder.glob(f"*{FILE_SUFFIX}"))
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, onerror=_raise_unless_gone)
     return num_files
+
+
+def _raise_unless_gone(_function: object, _path: str, info: tuple[Any, Any, Any]) -> None:
+    """Raise the error of a removal, but not if another engine has removed the file meanwhile."""
+    if not isinstance(info[1], FileNotFoundError):
+        raise info[1]

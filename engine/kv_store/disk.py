@@ -52,7 +52,7 @@ class Disk:
         """Find files that were added or removed since the last call."""
         try:
             changed_ns = self._path.stat().st_mtime_ns
-        except FileNotFoundError:  # removed by `swiftchat cache clear`
+        except OSError:  # removed by `swiftchat cache clear`, or no longer readable
             changed_ns = 0
         if changed_ns == self._changed_ns:
             return
@@ -144,14 +144,15 @@ class Disk:
 
     def _remove(self, path: Path, error: Exception) -> None:
         """Remove a file that cannot be used, with a warning unless it was removed already."""
+        done = "ignored and removed"
         try:
             path.unlink()
         except FileNotFoundError:
             return
         except OSError:
-            pass
+            done = "ignored"
         reason = error.strerror if isinstance(error, OSError) else error
-        self.warnings.append(f"a file of the KV cache on disk was ignored and removed: {reason}")
+        self.warnings.append(f"a file of the KV cache on disk was {done}: {reason}")
 
 
 def _read(place: Place, views: Views) -> Exception | None:

@@ -86,9 +86,11 @@ class RunSaver:
                 if run:
                     break
                 known.append(on_disk)
-            elif start < queued.num_written:  # evicted already: the folder has no room for all
-                break
-            elif self._allocator.find(parent, block_tokens) is None or len(run) == _MAX_RUN_BLOCKS:
+            elif (
+                start < queued.num_written  # evicted already: the folder has no room for all
+                or len(run) == _MAX_RUN_BLOCKS
+                or self._allocator.find(parent, block_tokens) is None
+            ):
                 break
             else:
                 run.append((parent, block_tokens))

@@ -1,6 +1,7 @@
 """`swiftchat cache`, and what `sessions rm` says about it."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,28 @@ def test_list_and_clear() -> None:
     code, _, err = run("cache", "clear")
     assert code == 0 and "removed 4 files" in err
     assert not any(file.exists() for file in files) and run("cache")[1] == ""
+
+
+def test_damaged_metadata_does_not_count() -> None:
+    file = add_file("smol", "a")
+    file.write_bytes(file.read_bytes().replace(b'"64"', b'"6x"'))
+    add_file("smol", "b", 128)
+    (entry,) = json.loads(run("cache", "list", "--json")[1])
+    assert entry["num_tokens"] == 128 and entry["num_files"] == 2
+
+
+def test_files_that_vanish_while_they_are_removed_are_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add_file("smol", "a")
+    unlink = os.unlink
+
+    def remove_twice(path: str, **options: int) -> None:
+        unlink(path, **options)
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", remove_twice)
+    assert run("cache", "clear")[0] == 0 and run("cache")[1] == ""
 
 
 def test_removing_a_conversation_mentions_the_cache() -> None:

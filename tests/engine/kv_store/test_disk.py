@@ -168,6 +168,24 @@ def test_a_model_replaced_under_the_same_name_does_not_match(tmp_path: Path) -> 
     assert len({path.parent for path in files(kv)}) == 1
 
 
+def test_files_of_a_changed_model_that_cannot_be_removed_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, kv = tmp_path / "model", tmp_path / "kv"
+    make("llama", folder)
+    answer(open_engine(folder, kv))
+    make("llama", folder, intermediate_size=48)
+
+    def refuse(path: object, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse)
+        _, end = answer(open_engine(folder, kv))
+    assert end.restored_tokens == 0 and end.warnings == ()
+    assert len({path.parent for path in files(kv)}) == 2
+
+
 def test_the_least_recently_used_files_are_evicted(model: Path, tmp_path: Path) -> None:
     prompts = [random_ids(61, seed=seed) for seed in range(4)]
     for prompt in prompts[:3]:
