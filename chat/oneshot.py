@@ -244,7 +244,8 @@ class OneShot:
                 print("warning: the answer has no code block", file=sys.stderr)
         elif self._is_json:
             if reason == "stop":
-                write(answer.text + "\n")
+                is_exact = self._style.mode == "exact"
+                write((answer.text if is_exact else sanitize(answer.text)) + "\n")
             else:
                 print(f"incomplete answer: {sanitize(answer.text)}", file=sys.stderr)
         elif self._view is not None:

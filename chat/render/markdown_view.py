@@ -19,6 +19,7 @@ from swiftchat.chat.render.blocks import BlockStream
 from swiftchat.chat.render.live_region import LiveRegion, Size
 from swiftchat.chat.render.rows import MarkdownRows
 from swiftchat.chat.render.style import Style
+from swiftchat.chat.render.verbatim import VerbatimStream
 from swiftchat.chat.terminal.sanitize import sanitize
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ def terminal_size() -> Size:
 class MarkdownView:
     """Writes each finished Markdown block once and redraws the unfinished tail below it.
 
-    Reasoning is shown while it streams and then folded to one line. Without `style.is_live`
-    nothing is redrawn. Tests replace `size` and `clock`.
+    Reasoning is shown while it streams and then folded to one line. An answer that matches a
+    grammar is no Markdown: its lines are written as they are. Without `style.is_live` nothing is
+    redrawn. Tests replace `size` and `clock`.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class MarkdownView:
         self._answer = answer
         self._size = size
         self._clock = clock
-        self._blocks = BlockStream()
+        is_verbatim = answer is not None and answer.is_constrained
+        self._blocks = VerbatimStream() if is_verbatim else BlockStream()
         self._rows = MarkdownRows(marks=style.mode == "accessible")
         self._region = LiveRegion(write, size, style.rewraps)
         self._ansi = AnsiEncoder(style)

@@ -12,6 +12,7 @@ from swiftchat.chat.render.blocks import BlockStream
 from swiftchat.chat.render.markdown_view import AnsiEncoder
 from swiftchat.chat.render.rows import MarkdownRows
 from swiftchat.chat.render.style import Style
+from swiftchat.chat.render.verbatim import VerbatimStream, is_json
 from swiftchat.chat.terminal.sanitize import sanitize
 
 _CONSOLE = Console(width=80)  # rich reads the tab size from it
@@ -71,11 +72,8 @@ def _rows(style: Style, message: Message, width: int) -> list[str]:
     note += ["⏹ stopped"] if message.interrupted else []
     if not style.is_rendered:
         return [*sanitize(message.content).splitlines(), *note, ""]
-    encoder, rows, blocks = (
-        AnsiEncoder(style),
-        MarkdownRows(style.mode == "accessible"),
-        BlockStream(),
-    )
+    encoder, rows = AnsiEncoder(style), MarkdownRows(style.mode == "accessible")
+    blocks = VerbatimStream() if is_json(message.content) else BlockStream()
     found = [Text("…done thinking", "dim"), Text()] if message.reasoning else []
     for block in (*blocks.push(sanitize(message.content)), *blocks.finish()):
         found += rows.render(block, width)

@@ -11,10 +11,15 @@ def rounded(value: float | None) -> float | None:
 
 
 def speeds(answer: Answer) -> dict[str, float | None]:
-    """Return `prompt_tps` and `completion_tps` in tokens/s; cached tokens do not count."""
-    prefill_s = answer.result.prefill_s if answer.beams and answer.result else answer.ttft_s
-    computed = answer.num_prompt_tokens - (answer.result.cached_tokens if answer.result else 0)
-    prompt_tps = computed / prefill_s if prefill_s else None
+    """Return `prompt_tps` and `completion_tps` in tokens/s; cached tokens do not count.
+
+    An interrupted answer has no `prompt_tps`: only the engine's report says what was cached.
+    """
+    result, prompt_tps = answer.result, None
+    if result is not None:
+        prefill_s = result.prefill_s if answer.beams else answer.ttft_s
+        computed = answer.num_prompt_tokens - result.cached_tokens
+        prompt_tps = computed / prefill_s if prefill_s else None
     return {"prompt_tps": rounded(prompt_tps), "completion_tps": rounded(answer.tokens_per_s)}
 
 
@@ -31,8 +36,8 @@ def stats_line(
     if age_at_start_s is not None:
         first = f"first token {age_at_start_s + ttft_s:.2f} s after the start of the command"
     return (
-        f"{first} · load {load_s:.2f} s · prompt {answer.num_prompt_tokens} tokens "
-        f"({_cached(answer)}), {_per_s(rates['prompt_tps'])} · "
+        f"{first} · load {load_s:.2f} s · prompt {answer.num_prompt_tokens} tokens"
+        f"{_cached(answer)}, {_per_s(rates['prompt_tps'])} · "
         f"answer {answer.num_tokens} tokens, {_per_s(rates['completion_tps'])} · "
         f"{answer.finish_reason}{speculation(answer, info, before=' · speculation: ')}"
         f"{host_sampling(answer, info, before=' · ')}"
@@ -99,24 +104,27 @@ def answer_rows(answer: Answer, info: EngineInfo | None) -> dict[str, str]:
     """Return what `/stats` shows about the last answer, by label."""
     sampling, speculated = host_sampling(answer, info) if info else "", speculation(answer, info)
     rates, prompt = speeds(answer), answer.num_prompt_tokens
-    cached = _num_cached(answer)
-    percent = 100 * cached // max(1, prompt)
+    hits = "not known: the answer was interrupted"
+    if answer.result is not None:
+        cached = answer.result.cached_tokens
+        percent = 100 * cached // max(1, prompt)
+        hits = f"{cached} of {prompt} prompt tokens ({percent} %) were computed before"
     return {
         "answer": f"{answer.num_tokens} tokens, {_per_s(rates['completion_tps'])}",
         "prompt": f"{prompt} tokens, first token after {answer.ttft_s or 0:.2f} s, "
         f"{_per_s(rates['prompt_tps'])}",
-        "cache hits": f"{cached} of {prompt} prompt tokens ({percent} %) were computed before"
-        + _origins(answer),
+        "cache hits": hits + _origins(answer),
         **({"speculation": speculated} if speculated else {}),
         **({"sampling": sampling} if sampling else {}),
     }
 
 
 def _cached(answer: Answer) -> str:
-    """Return how many tokens were cached and where, and how many were computed."""
-    cached = _num_cached(answer)
-    computed = answer.num_prompt_tokens - cached
-    return f"{cached} cached{_origins(answer)}, {computed} computed"
+    """Return how many tokens were cached and where, and how many were computed, if known."""
+    if answer.result is None:
+        return ""
+    cached = answer.result.cached_tokens
+    return f" ({cached} cached{_origins(answer)}, {answer.num_prompt_tokens - cached} computed)"
 
 
 def _origins(answer: Answer) -> str:
@@ -137,10 +145,6 @@ def block_row(counters: Mapping[str, int]) -> str:
     if "disk_blocks" in counters:
         parts.append(f"{counters['disk_blocks']} on disk")
     return f"{', '.join(parts)}, of {counters['block_size']} tokens"
-
-
-def _num_cached(answer: Answer) -> int:
-    return answer.result.cached_tokens if answer.result else 0
 
 
 def _per_s(value: float | None) -> str:

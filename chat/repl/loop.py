@@ -35,7 +35,7 @@ from swiftchat.errors import ContextOverflow
 _ANSWER_WAIT_S = 0.15  # from the question for the background color to the first rendered text
 _OVERFLOW_HINT = (
     "/compact replaces old turns with a summary, /new starts a new conversation, "
-    "/set ctx_size N changes the context; --overflow drop-oldest at the start helps"
+    "/set ctx_size N changes the context, /set overflow drop-oldest leaves old turns out"
 )
 _ATTACHED_HINT = "/attach none drops the attachments, /attach lists them; "
 

@@ -1,10 +1,16 @@
-"""The statistics line names controls for which the host samples."""
+"""Statistics say what is known about an answer: speed, speculation, sampling on the host."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from swiftchat.chat.render.stats import host_sampling, speculation, speculation_json
+from swiftchat.chat.render.stats import (
+    answer_rows,
+    host_sampling,
+    speculation,
+    speculation_json,
+    stats_line,
+)
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Finished, Speculated
 
@@ -56,3 +62,23 @@ def test_statistics_say_why_speculation_was_off() -> None:
     assert speculation(answer, INFO) == ""
     gpu = replace(INFO, replays_steps=True)
     assert speculation(answer, gpu) == "off because of repeat_penalty, min_tokens"
+
+
+def test_an_interrupted_answer_claims_nothing_about_the_cache() -> None:
+    answer: Any = SimpleNamespace(
+        params=SamplingParams(),
+        result=None,
+        is_constrained=False,
+        beams=[],
+        num_prompt_tokens=100,
+        num_tokens=5,
+        ttft_s=0.1,
+        tokens_per_s=20.0,
+        finish_reason="interrupt",
+    )
+    rows = answer_rows(answer, INFO)
+    assert "not known" in rows["cache hits"] and "– " not in rows["answer"]
+    assert "1000" not in rows["prompt"] and "prompt 100 tokens, –" in stats_line(answer, INFO, 1.0)
+    answer.result = Finished("stop", 100, 60, 5, 0.1, 0.5, 7)
+    assert answer_rows(answer, INFO)["cache hits"].startswith("60 of 100 prompt tokens (60 %)")
+    assert "400.0 tok/s" in answer_rows(answer, INFO)["prompt"]
