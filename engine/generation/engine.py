@@ -95,10 +95,8 @@ class Engine:
         spec: ConstraintSpec | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        """Queue a prompt whose answer matches `spec`; raise as `check` and `tune` do."""
-        constraint, tuned = self.check(prompt, params, spec), self.tune(tuning)
-        if tuned is not None:
-            params = check_tuned(prompt, params, tuned, self.ctx_size_tokens)
+        """Queue a prompt whose answer matches `spec`; raise as `check` does."""
+        params, constraint, tuned = self.check(prompt, params, spec, tuning)
         seed = secrets.randbits(32) if params.seed is None else params.seed
         prefix_lm = self.decoder.config.prefix_lm
         prefix = CAUSAL if prefix_lm is None else prefix_lm.prefix_of(prompt)
@@ -113,16 +111,25 @@ class Engine:
             self._beams.add(sequence)
 
     def check(
-        self, prompt: list[int], params: SamplingParams, spec: ConstraintSpec | None = None
-    ) -> Constraint | None:
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        spec: ConstraintSpec | None = None,
+        tuning: Tuning | None = None,
+    ) -> tuple[SamplingParams, Constraint | None, SequenceTuning | None]:
         """Raise `UsageError` or `ContextOverflow` for a prompt that cannot be answered.
 
-        Returns the constraint of the answer. Also raises `UsageError` for an invalid grammar.
+        Returns the parameters and the constraint of the answer, and what the sequence adds to the
+        base model, loaded. Also raises `UsageError` for an invalid grammar, and as `tune` does.
         """
         check_request(prompt, params, self.decoder.config, self.ctx_size_tokens)
         self.speculation.check(params)
         self._beams.check(params, spec)
-        return None if spec is None else self._grammars.constraint(spec)
+        constraint = None if spec is None else self._grammars.constraint(spec)
+        tuned = self.tune(tuning)
+        if tuned is not None:
+            params = check_tuned(prompt, params, tuned, self.ctx_size_tokens)
+        return params, constraint, tuned
 
     def tune(self, tuning: Tuning | None) -> SequenceTuning | None:
         """Load adapters and a soft prompt; raises as `Tunings.load` does."""

@@ -197,8 +197,8 @@ class SpmdEngine:
         tuning: Tuning | None = None,
     ) -> None:
         """Add a generation on all ranks; a seed of None is replaced by one for all ranks."""
-        self._rank.engine.check(prompt, params, constraint)
-        self._rank.engine.tune(tuning)  # an error here leaves the other ranks as they are
+        # An error here leaves the other ranks as they are.
+        self._rank.engine.check(prompt, params, constraint, tuning)
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(32))
         self._execute(

@@ -10,18 +10,28 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from swiftchat.chat.render.stats import memory_line
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo, Tokens
+from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.device import device
 from swiftchat.engine.ranks.auto_tp import require_gpus, resolve_tp
 from swiftchat.engine.ranks.supervisor import SlowestProgress
-from swiftchat.errors import BadModelFile, DeviceError, OutOfMemory, SwiftchatError, UsageError
+from swiftchat.errors import (
+    BadModelFile,
+    ContextOverflow,
+    DeviceError,
+    OutOfMemory,
+    SwiftchatError,
+    UsageError,
+)
 from tests.support import fake_engine, tiny
 from tests.support.worker_processes import (
     ENDLESS,
@@ -80,6 +90,23 @@ def test_ranks_stay_synchronized_after_cancel(pair: EngineClient) -> None:
             generation.cancel()
     assert collect(pair.generate([9, 9], GREEDY))[0] == expected
     assert pair.stats()["used_blocks"] == 0
+
+
+def test_a_prompt_without_room_for_its_soft_prompt_leaves_the_ranks_as_they_are(
+    pair: EngineClient, folder: Path, tmp_path: Path
+) -> None:
+    shape = (4, json.loads((folder / "config.json").read_text())["hidden_size"])
+    save_file(
+        {"prompt_embeddings": np.zeros(shape, np.float32)}, tmp_path / "adapter_model.safetensors"
+    )
+    settings = {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": shape[0]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    tuning = Tuning(soft_prompt=str(tmp_path))
+    assert pair.info is not None
+    prompt = [5] * (pair.info.ctx_size_tokens - shape[0])
+    with pytest.raises(ContextOverflow, match="the soft prompt 4"):
+        collect(pair.generate(prompt, GREEDY, tuning=tuning))
+    assert collect(pair.generate([9, 9], GREEDY, tuning=tuning))[1].prompt_tokens == 2
 
 
 def wait_until_prefilling(client: EngineClient) -> None:
