@@ -1,4 +1,4 @@
-"""The draft model of `--draft`: find it, and compare its vocabulary with the model's."""
+"""What `--draft` names, a draft model or prediction heads: find it, compare it with the model."""
 
 from dataclasses import replace
 from itertools import zip_longest
@@ -7,30 +7,38 @@ from pathlib import Path
 from swiftchat.chat.model.find import find_model
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.terminal.output import print_notice
-from swiftchat.errors import UsageError
+from swiftchat.errors import BadModelFile, UsageError
 
 
 def with_draft(config: ChatConfig, path: Path) -> ChatConfig:
     """Return the config with the directory of the draft model for the model in the folder `path`.
 
     The draft model is downloaded if it is missing. Raises `UsageError` if its ids stand for other
-    texts.
+    texts, `BadModelFile` if the directory has prediction heads of another model.
     """
     if config.draft is None:
         return config
+    # Imported here: few chats have a draft model.
+    from swiftchat.weights.heads.open import are_heads, open_heads
+    from swiftchat.weights.model.directory import Model
+
+    heads = Path(config.draft).expanduser()
+    if are_heads(heads):
+        open_heads(heads, Model.open(path).config)
+        return replace(config, draft=str(heads.resolve()))
     draft = find_model(config.draft, offline=config.offline, quiet=config.quiet)
     check_vocabulary(path, draft)
     return replace(config, draft=str(draft))
 
 
 def draft_kept(config: ChatConfig, path: Path) -> ChatConfig:
-    """Return the config for another model, without a draft model of another vocabulary.
+    """Return the config for another model, without a draft model or heads that do not fit it.
 
     A notice says so.
     """
     try:
         return with_draft(config, path)
-    except UsageError as error:
+    except (BadModelFile, UsageError) as error:
         print_notice(f"{error.message}; speculation goes on without it")
         return replace(config, draft=None, speculate=None)
 

@@ -185,7 +185,7 @@ _MACHINE = (
         "--draft",
         metavar="MODEL",
         shell_complete=complete_models,
-        help="Small model with the same vocabulary that proposes tokens; see --speculate.",
+        help="Small model with the same vocabulary, or heads, that propose tokens.",
     ),
     parameter("ctx_size"),
     option("--device", default="auto", help="auto, cpu, cuda or cuda:N."),

@@ -274,7 +274,7 @@ class Speculated:
 
     `num_steps` steps verified `num_proposed` tokens, of which `num_accepted` became tokens of the
     answer. `gain` is the speed of the decode steps relative to plain decoding, estimated from the
-    costs of steps. `proposer` is `ngram` or `draft`.
+    costs of steps. `proposer` is `ngram`, `draft` or the kind of prediction heads, joined by +.
     """
 
     proposer: str

@@ -29,6 +29,7 @@ from swiftchat.engine.cpu.structures import (
 def fuse(recording: Recording) -> None:
     """Fuse the operations of a recording and let its buffers share memory, in place."""
     _gather_early(recording)
+    _norm_again(recording)
     _norm_in_place(recording.ops)
     _norm_into_linear(recording.ops)
     _activation_into_linear(recording.ops)
@@ -63,11 +64,17 @@ def reads_target(op: AnyOp) -> bool:
 
 
 def _gather_early(recording: Recording) -> None:
-    """Gather the rows of the logits after the last attention: what follows has fewer rows."""
+    """Gather the rows of the logits after the last attention: what follows has fewer rows.
+
+    Hidden states keep the rows of all tokens.
+    """
     ops, buffers = recording.ops, recording.buffers
+    hidden = set(recording.hidden.values())
     end = next(i for i, op in enumerate(ops) if isinstance(op, GatherOp))
     start = end
-    while not isinstance(ops[start - 1], EmbedOp | AttentionOp):
+    while not isinstance(ops[start - 1], EmbedOp | AttentionOp) and (
+        target(ops[start - 1]) not in hidden
+    ):
         start -= 1
     gathered, written = dict[int, int](), set[int]()
     for op in ops[start : end + 1]:
@@ -88,6 +95,22 @@ def _gather_early(recording: Recording) -> None:
         _rename(op, {gather.out: gathered.get(gather.x, gather.x)})
     header = gather.header
     ops[start:start] = [GatherOp(header=header, x=x, out=out) for x, out in gathered.items()]
+
+
+def _norm_again(recording: Recording) -> None:
+    """Compute a norm twice that is a hidden state too, so that its matmul can still norm its input.
+
+    So hidden states change no bit of the logits.
+    """
+    ops, hidden = recording.ops, recording.hidden.values()
+    for i, op in enumerate(ops):
+        if not isinstance(op, AddScaledOp) or op.out not in hidden or op.beta != 1:
+            continue
+        made = max(j for j in range(i) if target(ops[j]) == op.x)
+        norm = ops[made]
+        is_norm = isinstance(norm, NormOp) and not norm.accumulate and norm.out != norm.x
+        if is_norm and not _is_written(ops, norm.x, made, i):
+            ops[i] = NormOp(header=norm.header, x=norm.x, out=op.out, norm=norm.norm)
 
 
 def _norm_in_place(ops: list[AnyOp]) -> None:
@@ -181,7 +204,8 @@ def _reuse_buffers(recording: Recording) -> None:
     """Give buffers of one shape that are never in use together the same number."""
     ops, old = recording.ops, recording.buffers
     last_use = {buffer: i for i, op in enumerate(ops) for buffer in (source(op), target(op))}
-    last_use[recording.output] = len(ops)
+    for result in (recording.output, *recording.hidden.values()):
+        last_use[result] = len(ops)
     new: list[tuple[RowSet, int]] = []
     free: list[int] = []
     numbers: dict[int, int] = {}
@@ -199,6 +223,7 @@ def _reuse_buffers(recording: Recording) -> None:
         free += [numbers[buffer] for buffer in ended if buffer is not None]
     recording.buffers[:] = new
     recording.output = numbers[recording.output]
+    recording.hidden = {layer: numbers[buffer] for layer, buffer in recording.hidden.items()}
 
 
 def _rename(op: AnyOp, names: dict[int, int]) -> None:

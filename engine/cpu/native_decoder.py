@@ -1,7 +1,7 @@
 """A decoder whose forward pass is one call of the native kernels."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -15,6 +15,7 @@ from swiftchat.engine.cpu.recorder import Recorder
 from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.linear.adapted import Site
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
@@ -42,7 +43,9 @@ class NativeDecoder(Decoder):
         recording = recorder.record(cache)
         self.deltas: Mapping[Site, NativeDeltas] = recording.deltas
         self._program = self._program_of(recording)
-        self._hidden_program: Program | None = None  # recorded when it is needed
+        # Recorded when they are needed.
+        self._hidden_program: Program | None = None
+        self._observed: _Observed | None = None
         two_dimensional = config.rope is not None and config.rope.two_dimensional
         self._inputs = _Inputs(cache.block_size, two_dimensional)
 
@@ -59,10 +62,23 @@ class NativeDecoder(Decoder):
         """Allocate memory for the present `deltas`."""
         self._program.grow()
 
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
+    def forward(
+        self, batch: Batch, cache: KVCache, hidden: HiddenStates | None = None
+    ) -> Tensor | None:
         """As `Decoder.forward`; `cache` is the one that the decoder was made with."""
         assert cache is self._cache
-        return self._program.run(self._inputs.of(batch))
+        if hidden is None:
+            return self._program.run(self._inputs.of(batch))
+        layers = frozenset(hidden.layers)
+        if self._observed is None or self._observed.buffers.keys() != layers:
+            recording = self._recorder.record(cache, layers)
+            program = self._program_of(recording)  # which renumbers the buffers
+            self._observed = _Observed(program, recording.hidden)
+        program = self._observed.program
+        logits = program.run(self._inputs.of(batch))
+        for layer, buffer in self._observed.buffers.items():
+            hidden.found[layer] = program.buffer(buffer).clone()
+        return logits
 
     def forward_hidden(self, batch: Batch, cache: KVCache) -> Tensor | None:
         """As `Decoder.forward_hidden`; `cache` is the one that the decoder was made with."""
@@ -84,6 +100,14 @@ class NativeDecoder(Decoder):
         inputs = self._inputs.of(batch)
         tokens = None if sets is None else torch.tensor(sets, dtype=torch.int32)
         return self._program.run(replace(inputs, sets=tokens, embeddings=embeddings))
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """A program that also keeps hidden states: their buffers by layer."""
+
+    program: Program
+    buffers: Mapping[int, int]
 
 
 class _Inputs:

@@ -1,6 +1,6 @@
 """Record the operations of a decoder's forward pass for the native kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from ctypes import POINTER, cast
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +30,7 @@ from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Expert, Experts
@@ -79,14 +80,19 @@ class Recorder:
         self._num_positions = ctx_size_tokens
         self._slopes = self._keep(alibi_slopes(config)) if config.alibi else None
 
-    def record(self, cache: KVCache) -> Recording:
+    def record(self, cache: KVCache, hidden_layers: Collection[int] = ()) -> Recording:
         """Record `Decoder.forward` with this cache, which must be `heads_first`.
 
-        Raises `CannotRecordError` for a model that the native kernels cannot compute.
+        The hidden states of `hidden_layers` are kept. Raises `CannotRecordError` for a model that
+        the native kernels cannot compute.
         """
         self._begin(cache)
-        logits = self.activations(Decoder(self._config, self._weights, self).forward(_EMPTY, cache))
-        return Recording(self.ops, self.buffers, logits.buffer, self.references, self.deltas)
+        hidden = HiddenStates(hidden_layers)
+        decoder = Decoder(self._config, self._weights, self)
+        logits = self.activations(decoder.forward(_EMPTY, cache, hidden))
+        recording = Recording(self.ops, self.buffers, logits.buffer, self.references, self.deltas)
+        recording.hidden = {i: self.activations(x).buffer for i, x in hidden.found.items()}
+        return recording
 
     def record_hidden(self, cache: KVCache) -> Recording:
         """Record `Decoder.forward_hidden`, as `record` does."""
@@ -94,8 +100,7 @@ class Recorder:
         decoder = Decoder(self._config, self._weights, self)
         hidden = self.activations(decoder.forward_hidden(_EMPTY, cache))
         # The result has a buffer of its own, which `fuse` does not join with others.
-        op = native.AddScaledOp(x=hidden.buffer, alpha=0.0, beta=1.0)
-        output = self._append(op, hidden.row_set, hidden.width)
+        output = self.activations(self.copy(hidden, 1.0))
         return Recording(self.ops, self.buffers, output.buffer, self.references)
 
     def _begin(self, cache: KVCache) -> None:
@@ -142,6 +147,11 @@ class Recorder:
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return self.activations(x)  # all activations are fp32
+
+    def copy(self, x: Tensor, scale: float) -> Tensor:
+        source = self.activations(x)
+        op = native.AddScaledOp(x=source.buffer, alpha=0.0, beta=scale)
+        return self._append(op, source.row_set, source.width)
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         if delta is not None:

@@ -15,6 +15,7 @@ class Recording:
     `buffers` are the row set and the width of each; every operation that does not work in place
     writes a buffer of its own. `output` is the buffer with the result. `references` own the memory
     that the operations point to. `deltas` are the changes of adapters, to be filled later.
+    `hidden` are the buffers of hidden states by layer (`HiddenStates`), which no operation reads.
     """
 
     ops: list[AnyOp]
@@ -22,3 +23,4 @@ class Recording:
     output: int
     references: list[Any]
     deltas: dict[Site, NativeDeltas] = field(default_factory=dict)
+    hidden: dict[int, int] = field(default_factory=dict)

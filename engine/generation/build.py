@@ -22,9 +22,10 @@ from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.fast_forward import FastForward
 from swiftchat.engine.generation.grammars import Grammars
 from swiftchat.engine.generation.graphs import Graphs, build_graphs
+from swiftchat.engine.generation.heads import Heads
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.generation.setup import EngineSetup, set_up
-from swiftchat.engine.generation.speculation import draft_model, speculation_of
+from swiftchat.engine.generation.speculation import draft_model, draft_proposer, speculation_of
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.kv_store.identity import ModelFiles
 from swiftchat.engine.kv_store.open_store import DeviceCache, open_store
@@ -48,7 +49,9 @@ from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.chunk import cpu_chunk_limit, gpu_chunk_limit
 from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.engine.schedule.states import StateSlots
+from swiftchat.engine.speculation.proposer import Proposer
 from swiftchat.weights.architectures.tensors import expected_tensors
+from swiftchat.weights.heads.open import are_heads
 
 
 def build_engine(
@@ -70,9 +73,13 @@ def build_engine(
     started = time.perf_counter()
     ranks, stages = ranks or SingleRank(), stages or SingleStage()
     draft: Engine | None = None  # before the target, whose KV cache takes the memory that is left
-    if config.draft is not None:
+    has_heads = config.draft is not None and are_heads(Path(config.draft))
+    if config.draft is not None and not has_heads:
         draft = build_engine(*draft_model(config), on_progress, cubins)
     setup = set_up(path, config, cubins, ranks, stages)
+    heads = Heads.open(setup) if has_heads else None
+    if heads is not None:
+        setup = replace(setup, available_bytes=setup.available_bytes - heads.num_bytes)
     model = ModelFiles.of(path, config, setup.device.type)
     plan = _plan_cache(setup, _estimated_bytes(setup), ranks, stages)
     weights = _load_weights(setup, on_progress)
@@ -87,6 +94,9 @@ def build_engine(
         scheduler.limit = gpu_chunk_limit(setup.chunk_tokens)
     elif config.chunk_tokens is None and isinstance(decoder, NativeDecoder):
         scheduler.limit = cpu_chunk_limit(setup.chunk_tokens)
+    proposer: Proposer | None = None if heads is None else heads.load()
+    if draft is not None:
+        proposer = draft_proposer(draft, decoder.config.vocab_size)
     graphs = Graphs()
     if isinstance(decoder.ops, CudaOps):
         graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress)
@@ -105,7 +115,7 @@ def build_engine(
             decoder=decoder,
             cache=cache,
             scheduler=scheduler,
-            speculation=speculation_of(decoder, graphs, plan.ctx_size_tokens, draft),
+            speculation=speculation_of(decoder, graphs, plan.ctx_size_tokens, proposer),
             graph_decode=graphs.decode,
             prefill_graphs=graphs.prefill,
             verification=graphs.verification,

@@ -301,7 +301,11 @@ class Engine:
                 return logits
         if self.prefill_graphs is not None:
             return self.prefill_graphs.forward(batch)
-        return self.decoder.forward(batch, self.cache)
+        hidden = self.speculation.hidden_states(step.rows)
+        logits = self.decoder.forward(batch, self.cache, hidden)
+        if hidden is not None:
+            self.speculation.observe(step.rows, batch, hidden)
+        return logits
 
     def _seeds(self, rows: list[Row]) -> list[int]:
         """Return the seed of each row; a context that slid has used positions before."""

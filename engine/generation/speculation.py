@@ -1,4 +1,4 @@
-"""The speculation of an engine: the costs of its steps, and its draft model."""
+"""The speculation of an engine: the costs of its steps, and its proposer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +17,7 @@ from swiftchat.engine.model.weights import has_quantized, resident_bytes
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Step
 from swiftchat.engine.speculation.draft import DraftModel
+from swiftchat.engine.speculation.proposer import Proposer
 from swiftchat.engine.speculation.speculation import MAX_VERIFIED_ROWS, Speculation
 from swiftchat.engine.speculation.step_costs import StepCosts, gpu_step_s
 from swiftchat.errors import UsageError
@@ -29,9 +30,9 @@ _DRAFT_LAUNCH_S = 0.3e-3  # the host's part of a draft step on a GPU
 
 
 def speculation_of(
-    decoder: Decoder, graphs: Graphs, ctx_size_tokens: int, draft_engine: Engine | None
+    decoder: Decoder, graphs: Graphs, ctx_size_tokens: int, draft: Proposer | None
 ) -> Speculation:
-    """Return the speculation of an engine with this decoder."""
+    """Return the speculation of an engine with this decoder, and a draft model or heads."""
     is_on_gpu, weights = isinstance(decoder.ops, CudaOps), decoder.weights
     costs, max_rows, step_s = StepCosts(_ROW_COST), MAX_VERIFIED_ROWS, None
     if is_on_gpu:
@@ -41,9 +42,6 @@ def speculation_of(
         step_s = gpu_step_s(num_bytes, num_layers)
     if decoder.config.mixer is not None:
         max_rows = 1  # a state cannot forget the tokens that are rejected
-    draft = None
-    if draft_engine is not None:
-        draft = _draft_model(draft_engine, decoder.config.vocab_size)
     # On a GPU a step of several rows differs from one of one row in the last bits of the logits. If
     # its clock decided which step computes a token, one seed might give two texts.
     measures = not is_on_gpu and decoder.ranks.size * decoder.stages.size == 1
@@ -85,7 +83,8 @@ def draft_model(config: EngineConfig) -> tuple[Path, EngineConfig]:
     )
 
 
-def _draft_model(engine: Engine, vocab_size: int) -> DraftModel:
+def draft_proposer(engine: Engine, vocab_size: int) -> DraftModel:
+    """Return the proposer with the engine of a draft model, for a target of `vocab_size` ids."""
     decoder, weights = engine.decoder, engine.decoder.weights
     step_s = None
     if isinstance(decoder.ops, CudaOps):

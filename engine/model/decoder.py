@@ -10,6 +10,7 @@ from swiftchat.engine.comm.communicator import Communicator, SingleRank
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts
@@ -44,6 +45,9 @@ class Ops(Protocol):
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return x in another dtype, possibly x itself."""
+
+    def copy(self, x: Tensor, scale: float) -> Tensor:
+        """Return x multiplied by `scale` in fp32, which nothing overwrites later."""
 
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Add a branch's output to the stream in place; return the stream's norm."""
@@ -133,18 +137,23 @@ class Decoder:
         scale = torch.tensor(config.embedding_scale, dtype=weights.dtype)
         self.embedding_scale = float(scale) / config.residual_scale
 
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor | None:
+    def forward(
+        self, batch: Batch, cache: KVCache, hidden: HiddenStates | None = None
+    ) -> Tensor | None:
         """Compute the batch, write its keys and values to the cache, and return the logits.
 
         fp32 [len(batch.logits_indices), vocab_size]. With several ranks, only this rank's columns,
-        for `Communicator.all_gather`. With several stages, all but the last return None.
+        for `Communicator.all_gather`. With several stages, all but the last return None. `hidden`
+        receives hidden states, on one rank and stage.
         """
-        return self.forward_plan(self.ops.plan(batch, cache), cache)
+        return self.forward_plan(self.ops.plan(batch, cache), cache, hidden)
 
-    def forward_plan(self, plan: Any, cache: KVCache) -> Tensor | None:
+    def forward_plan(
+        self, plan: Any, cache: KVCache, hidden: HiddenStates | None = None
+    ) -> Tensor | None:
         """As `forward`, for a batch that is on the device."""
-        normed = self._forward_stages(plan, cache)
-        return None if normed is None else self.logits(plan, normed)
+        normed = self._forward_stages(plan, cache, hidden)
+        return None if normed is None else self.logits(plan, normed, hidden)
 
     def forward_hidden(self, batch: Batch, cache: KVCache) -> Tensor | None:
         """As `forward`, but return the hidden states that the logits would be computed from.
@@ -161,7 +170,9 @@ class Decoder:
         """The number of elements of a hidden state: the LM head's columns."""
         return self.config.embedding_size or self.config.hidden_size
 
-    def _forward_stages(self, plan: Any, cache: KVCache) -> Tensor | None:
+    def _forward_stages(
+        self, plan: Any, cache: KVCache, hidden: HiddenStates | None = None
+    ) -> Tensor | None:
         """Compute this stage; return the last norm of all tokens, None but on the last stage."""
         # The residual stream stays in fp32: channels of small models reach 25,000, where bf16 has
         # steps of 128.
@@ -169,13 +180,15 @@ class Decoder:
             x = self.embed(plan)
         else:
             x = self.stages.receive(len(plan.ids), self.config.hidden_size)
-        normed = self.forward_layers(plan, x, cache)
+        normed = self.forward_layers(plan, x, cache, hidden)
         if self.stages.is_last:
             return normed
         self.stages.send(x)
         return None
 
-    def forward_layers(self, plan: Any, x: Tensor, cache: KVCache) -> Tensor:
+    def forward_layers(
+        self, plan: Any, x: Tensor, cache: KVCache, hidden: HiddenStates | None = None
+    ) -> Tensor:
         """Add the outputs of this stage's layers to the stream x in place; return its last norm.
 
         In a "post" model every stage ends with the norm after its last branch.
@@ -183,6 +196,8 @@ class Decoder:
         weights, delta = self.weights, None
         for i, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
             normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias)
+            if hidden is not None:
+                self._keep(hidden, i, x)
             if self.config.parallel_residual:
                 mlp_input = normed
                 if not self.config.shared_norm:
@@ -194,7 +209,15 @@ class Decoder:
             delta = self._reduce_branch(x, out, layer.attn_out_norm)
             normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
             delta = self._reduce_branch(x, self._mlp(i, layer, normed), layer.mlp_out_norm)
-        return self._norm(x, delta, weights.final_norm, weights.final_norm_bias)
+        normed = self._norm(x, delta, weights.final_norm, weights.final_norm_bias)
+        if hidden is not None:
+            self._keep(hidden, len(weights.layers), x)
+        return normed
+
+    def _keep(self, hidden: HiddenStates, layer: int, x: Tensor) -> None:
+        if layer in hidden.layers:
+            scale = 1.0 if layer == LAST_NORM else self.config.residual_scale
+            hidden.found[layer] = self.ops.copy(x, scale)
 
     def embed(self, plan: Any) -> Tensor:
         """Return the residual stream before the first layer; only for the first stage."""
@@ -270,9 +293,11 @@ class Decoder:
         self.ops.add_norm_(x, out, weight)
         return None
 
-    def logits(self, plan: Any, normed: Tensor) -> Tensor:
+    def logits(self, plan: Any, normed: Tensor, hidden: HiddenStates | None = None) -> Tensor:
         """Return the result of `forward`, given the last norm; only for the last stage."""
         weights, rows = self.weights, self._hidden(plan, normed)
+        if hidden is not None:
+            self._keep(hidden, LAST_NORM, rows)
         return self.softcap_(self.ops.logits(rows, weights.lm_head, weights.lm_head_bias))
 
     def _hidden(self, plan: Any, normed: Tensor) -> Tensor:

@@ -37,6 +37,9 @@ class Elementwise:
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.to(dtype)
 
+    def copy(self, x: Tensor, scale: float) -> Tensor:
+        return x.float() * scale
+
     def add_positions_(self, plan: Any, x: Tensor, table: Tensor) -> None:
         x += table[plan.positions].float()
 

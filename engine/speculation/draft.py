@@ -9,6 +9,7 @@ from torch import Tensor
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
+from swiftchat.engine.speculation.proposer import ObservedRow
 from swiftchat.engine.speculation.step_costs import smoothed
 
 _PARAMS = SamplingParams(temperature=0)
@@ -37,6 +38,9 @@ class DraftModel:
     None if only measurements tell it.
     """
 
+    name = "draft"
+    hidden_layers = ()
+
     def __init__(
         self,
         compute: Compute,
@@ -51,6 +55,9 @@ class DraftModel:
         self._ctx_size_tokens, self._vocab_size = ctx_size_tokens, vocab_size
         self.step_s, self._measures = step_s, step_s is None
         self._followed: dict[int, _Followed] = {}
+
+    def observe(self, row: ObservedRow) -> None:
+        """Do nothing: it reads no hidden states."""
 
     def propose(self, sequence: Sequence, num_tokens: int) -> list[int]:
         """Return up to `num_tokens` tokens; none while the prompt is computed, chunk by chunk."""

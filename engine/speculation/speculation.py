@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Speculated
+from swiftchat.engine.model.hidden_states import HiddenStates
+from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Row, Sequence
 from swiftchat.engine.speculation.acceptance import AcceptanceRate
-from swiftchat.engine.speculation.draft import DraftModel
 from swiftchat.engine.speculation.lookup import PromptLookup
+from swiftchat.engine.speculation.proposer import Proposer, observed_rows
 from swiftchat.engine.speculation.step_costs import StepCosts
 from swiftchat.errors import UsageError
 
@@ -22,7 +24,7 @@ class _Account:
     """The proposers of a sequence, and what its decode steps cost and brought.
 
     `tokens` of all decode steps cost `cost`, in steps of one token. `proposers` are those that
-    proposed tokens, `is_drafted` whether the draft model proposed the last ones.
+    proposed tokens, `is_drafted` whether look-up did not propose the last ones.
     """
 
     lookup: PromptLookup = field(default_factory=PromptLookup)
@@ -42,7 +44,8 @@ class Speculation:
     A step with proposed tokens has at most `max_rows` rows. `measures`: whether decisions
     follow measured durations; ranks must all decide alike, so they do not measure. `on_device`:
     tokens are verified on a GPU, where sampling has no controls that count the tokens before.
-    `step_s` is the estimated duration of a decode step in seconds, if none is measured.
+    `step_s` is the estimated duration of a decode step in seconds, if none is measured. `draft`
+    proposes tokens where look-up finds none.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class Speculation:
         *,
         measures: bool,
         on_device: bool = False,
-        draft: DraftModel | None = None,
+        draft: Proposer | None = None,
         step_s: float | None = None,
     ) -> None:
         self.costs = costs
@@ -82,6 +85,20 @@ class Speculation:
         """Raise `UsageError` for a proposer that the engine does not have."""
         if params.speculate == "draft" and self._draft is None:
             raise UsageError("speculate is draft, but there is no draft model", "add --draft MODEL")
+
+    def hidden_states(self, rows: Seq[Row]) -> HiddenStates | None:
+        """Return what receives the hidden states of a step, if a proposer reads them."""
+        if self._draft is None or not self._draft.hidden_layers:
+            return None
+        if not any(self._may_draft(row.sequence) for row in rows):
+            return None
+        return HiddenStates(self._draft.hidden_layers)
+
+    def observe(self, rows: Seq[Row], batch: Batch, hidden: HiddenStates) -> None:
+        """Receive the hidden states of a computed step, before its tokens are sampled."""
+        for row in observed_rows(rows, batch, hidden):
+            if self._draft is not None and self._may_draft(row.sequence):
+                self._draft.observe(row)
 
     def computed(self, rows: Seq[Row], duration_s: float | None = None) -> None:
         """Receive the rows of a computed step and its duration, before they get new tokens.
@@ -136,7 +153,8 @@ class Speculation:
         if found:
             account = self._accounts.setdefault(sequence.id, _Account())
             account.is_drafted = num_drafted > 0
-            account.proposers.add("draft" if account.is_drafted else "ngram")
+            name = self._draft.name if self._draft is not None and num_drafted else "ngram"
+            account.proposers.add(name)
         return found
 
     def _looked_up(self, sequence: Sequence, num_rows: int) -> list[int]:
@@ -148,10 +166,9 @@ class Speculation:
         return lookup.propose(self.costs, num_rows, most) if lookup.follow(sequence) else []
 
     def _num_drafted(self, sequence: Sequence, num_rows: int) -> int:
-        """Return how many tokens the draft model should propose."""
+        """Return how many tokens the draft model, or the heads, should propose."""
         most = self._max_proposed(sequence, num_rows)
-        is_drafted = sequence.params.speculate != "ngram" and sequence.tuning is None
-        if self._draft is None or not is_drafted or most is None:
+        if self._draft is None or not self._may_draft(sequence) or most is None:
             return 0
         if self._measures and self.costs.one_row_s is None:
             return 0  # the next step tells what a draft step may cost
@@ -162,10 +179,20 @@ class Speculation:
         costs = [self.costs.cost(num_rows + k) / plain for k in range(max(0, most) + 1)]
         return rate.best_number(most, sequence.num_generated, costs, self._draft_cost)
 
+    def _may_draft(self, sequence: Sequence) -> bool:
+        """Return whether the draft model, or the heads, may ever propose tokens."""
+        is_tuned = sequence.tuning is not None
+        return not is_tuned and sequence.params.speculate != "ngram" and self._is_on(sequence)
+
+    def _is_on(self, sequence: Sequence) -> bool:
+        params = sequence.params
+        is_sampled = not params.beams and params.pooling is None
+        return params.speculate != "off" and is_sampled and sequence.constraint is None
+
     def _max_proposed(self, sequence: Sequence, num_rows: int) -> int | None:
         """Return how many tokens may be proposed; None if speculation is off for the sequence."""
         params = sequence.params
-        if params.speculate == "off" or params.beams or sequence.constraint is not None:
+        if not self._is_on(sequence):
             return None
         if self._on_device and (params.unverified_controls or sequence.has_adapters):
             return None

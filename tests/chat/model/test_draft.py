@@ -8,8 +8,8 @@ import pytest
 
 from swiftchat.chat.model.draft import check_vocabulary, draft_kept, with_draft
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.errors import ModelNotFound, UsageError
-from tests.support import tiny
+from swiftchat.errors import BadModelFile, ModelNotFound, UsageError
+from tests.support import heads, tiny
 from tests.support.chat_templates import tokenizer_json
 
 
@@ -65,3 +65,18 @@ def test_options_that_contradict_a_draft_model() -> None:
 def test_a_draft_model_that_is_not_there(target: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         with_draft(ChatConfig(draft=str(tmp_path / "none"), offline=True), target)
+
+
+def test_prediction_heads_need_no_vocabulary(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = heads.write_medusa(tmp_path / "heads", heads.medusa_tensors())
+    config = with_draft(ChatConfig(draft=str(folder)), target)
+    assert config.engine().draft == str(folder)
+    assert draft_kept(config, target) == config
+    tiny.make("llama", tmp_path / "wide", hidden_size=96)
+    with pytest.raises(BadModelFile, match=r"expected \[96, 96\], found \[48, 48\]") as caught:
+        with_draft(config, tmp_path / "wide")
+    assert "another base model" in caught.value.hint
+    assert draft_kept(config, tmp_path / "wide") == ChatConfig()
+    assert "speculation goes on without it" in capsys.readouterr().err

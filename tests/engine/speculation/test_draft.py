@@ -8,7 +8,7 @@ import pytest
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.graphs import Graphs
-from swiftchat.engine.generation.speculation import speculation_of
+from swiftchat.engine.generation.speculation import draft_proposer, speculation_of
 from swiftchat.engine.speculation.acceptance import AcceptanceRate
 from swiftchat.errors import UsageError
 from tests.support import tiny
@@ -35,7 +35,8 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_draft(folder: Path, draft: Engine, **config: object) -> Engine:
     """Return an engine whose steps with proposed tokens cost no more than others."""
     engine = tiny.engine(folder, **config)
-    speculation = speculation_of(engine.decoder, Graphs(), engine.ctx_size_tokens, draft)
+    proposer = draft_proposer(draft, engine.vocab_size)
+    speculation = speculation_of(engine.decoder, Graphs(), engine.ctx_size_tokens, proposer)
     speculation.costs.slope, speculation._measures = 0.0, False
     engine.speculation = speculation
     return engine

@@ -1,0 +1,22 @@
+"""Hidden states that a forward pass leaves for a proposer of tokens."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+# Stands for what the LM head reads.
+LAST_NORM = -1
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """Receives hidden states of a batch in `found`, fp32 [n, hidden_size], on one rank and stage.
+
+    `layers`: i is the residual stream that layer i reads, the number of layers what the last one
+    leaves, both of all tokens; `LAST_NORM` is what the LM head reads, of the tokens whose logits
+    are computed. A decoder that gets no such object keeps nothing.
+    """
+
+    layers: Collection[int]
+    found: dict[int, Tensor] = field(default_factory=dict)

@@ -1,0 +1,63 @@
+"""Medusa heads: each predicts one of the following tokens from the model's last hidden state."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.model.hidden_states import LAST_NORM
+from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.speculation.proposer import ObservedRow, Stopwatch
+
+
+@dataclass(frozen=True)
+class MedusaHead:
+    """The residual blocks of a head, a matrix and a bias each, and its matrix to the vocabulary."""
+
+    blocks: Seq[tuple[LinearWeight, Tensor]]
+    lm_head: LinearWeight
+
+    def token(self, x: Tensor) -> int:
+        """Return the most probable token for a hidden state [1, width] of the matrices' dtype."""
+        for matrix, bias in self.blocks:
+            x = x + F.silu(matrix.matmul(x, bias))
+        return int(self.lm_head.matmul_fp32(x).argmax())
+
+
+class MedusaHeads:
+    """Proposes one chain of tokens: the most probable one of each head.
+
+    Cai et al., 2024 (arXiv:2401.10774), without their tree of candidates.
+    """
+
+    name = "medusa"
+    hidden_layers = (LAST_NORM,)
+
+    def __init__(self, heads: Seq[MedusaHead]) -> None:
+        self._heads, self._stopwatch = heads, Stopwatch()
+        self._last: dict[int, ObservedRow] = {}
+
+    @property
+    def step_s(self) -> float | None:
+        return self._stopwatch.step_s
+
+    def observe(self, row: ObservedRow) -> None:
+        self._last[row.sequence.id] = row
+
+    def propose(self, sequence: Sequence, num_tokens: int) -> list[int]:
+        row, heads = self._last.get(sequence.id), self._heads[:num_tokens]
+        if row is None or not heads:
+            return []
+        # The hidden state from which the newest token was sampled.
+        states = row.hidden[LAST_NORM]
+        index = len(sequence.tokens) - 2 - row.last_position
+        if not 0 <= index < len(states):
+            return []
+        with self._stopwatch.measured(len(heads)):
+            x = states[index : index + 1].to(heads[0].lm_head.dtype)
+            return [head.token(x) for head in heads]
+
+    def forget(self, sequence: Sequence) -> None:
+        self._last.pop(sequence.id, None)

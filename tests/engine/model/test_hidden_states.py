@@ -1,0 +1,72 @@
+"""Hidden states of a forward pass, against transformers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
+from swiftchat.engine.schedule.batch import Batch
+from swiftchat.engine.schedule.scheduler import Sequence
+from tests.support import tiny
+from tests.support.reference import make_reference
+
+NUM_LAYERS = 3
+LAYERS = (0, 2, NUM_LAYERS, LAST_NORM)
+
+
+def batch(bench: tiny.Bench, ids: list[int]) -> Batch:
+    bench.scheduler.add(Sequence(1, list(ids), SamplingParams()))
+    return Batch.pack(bench.scheduler.schedule().rows, tiny.BLOCK_SIZE)
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2", "falcon-7b", "olmo2", "granite"])
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> transformers.PreTrainedModel:
+    """A model whose `name_or_path` is its folder; Granite's multiplies its branches."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "granite":
+        sizes = {"num_hidden_layers": NUM_LAYERS, "residual_multiplier": 0.4}
+        made = make_reference("granite", folder, **sizes)
+        made.save_pretrained(folder)
+    else:
+        made = tiny.make(request.param, folder)
+    made.name_or_path = str(folder)
+    return made
+
+
+@tiny.each_backend
+@torch.inference_mode()
+def test_hidden_states_equal_those_of_transformers(
+    model: transformers.PreTrainedModel, native: bool
+) -> None:
+    ids = tiny.random_ids(21, seed=2)
+    expected = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    bench = tiny.Bench(Path(model.name_or_path), native=native)
+    hidden = HiddenStates(LAYERS)
+    bench.decoder.forward(batch(bench, ids), bench.cache, hidden)
+    assert hidden.found.keys() == set(LAYERS)
+    for layer in (0, 2):
+        torch.testing.assert_close(hidden.found[layer], expected[layer][0], rtol=1e-4, atol=1e-4)
+    # Transformers gives the last ones after the norm.
+    norm = getattr(model.base_model, "norm", None) or model.base_model.ln_f
+    last = norm(hidden.found[NUM_LAYERS])
+    torch.testing.assert_close(last, expected[-1][0], rtol=1e-4, atol=1e-4)
+    of_logits = expected[-1][0, -1:]
+    torch.testing.assert_close(hidden.found[LAST_NORM], of_logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layers", [(0, 2), (LAST_NORM,)])
+@torch.inference_mode()
+def test_hidden_states_change_no_bit_of_the_logits(layers: tuple[int, ...], tmp_path: Path) -> None:
+    tiny.make("llama", tmp_path)
+    ids = tiny.random_ids(21, seed=2)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = []
+        for hidden in (None, HiddenStates(layers)):
+            bench = tiny.Bench(tmp_path, native=True, dtype=dtype)
+            found.append(bench.decoder.forward(batch(bench, ids), bench.cache, hidden))
+        assert torch.equal(*found)

@@ -1,0 +1,66 @@
+"""Files of random prediction heads for the tiny models."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.schedule.scheduler import Sequence
+from tests.support.tiny_models import VOCAB_SIZE
+
+WIDTH = 48  # the hidden size of the tiny models
+MEDUSA_CONFIG: Mapping[str, Any] = {"medusa_num_heads": 3, "medusa_num_layers": 2}
+
+Proposal = tuple[list[int], list[int]]
+
+
+def medusa_tensors(num_heads: int = 3, num_blocks: int = 2, seed: int = 0) -> dict[str, Tensor]:
+    """Return random tensors in the layout of Medusa's `medusa_lm_head.pt`."""
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random) * 0.3
+
+    tensors = {}
+    for head in range(num_heads):
+        for block in range(num_blocks):
+            tensors[f"{head}.{block}.linear.weight"] = normal(WIDTH, WIDTH)
+            tensors[f"{head}.{block}.linear.bias"] = normal(WIDTH)
+        tensors[f"{head}.{num_blocks}.weight"] = normal(VOCAB_SIZE, WIDTH)
+    return tensors
+
+
+def write_medusa(folder: Path, tensors: Mapping[str, Tensor], **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**MEDUSA_CONFIG, **config}))
+    save_file(dict(tensors), folder / "medusa_lm_head.safetensors")
+    return folder
+
+
+def propose_always(engine: Engine) -> list[Proposal]:
+    """Let an engine's draft or heads propose as many tokens as they may, at any cost.
+
+    Returns a list that gets each proposal and the sequence's tokens before it.
+    """
+    speculation, found = engine.speculation, list[Proposal]()
+    proposer = speculation._draft
+    assert proposer is not None
+    speculation.costs.slope, speculation._measures = 0.0, False
+    propose = proposer.propose
+
+    def recorded(sequence: Sequence, num_tokens: int) -> list[int]:
+        found.append((list(sequence.tokens), propose(sequence, num_tokens)))
+        return found[-1][1]
+
+    def number(sequence: Sequence, num_rows: int) -> int:
+        most = speculation._max_proposed(sequence, num_rows)
+        return max(0, most or 0) if speculation._may_draft(sequence) else 0
+
+    proposer.propose = recorded  # type: ignore[method-assign]
+    speculation._num_drafted = number  # type: ignore[method-assign]
+    return found

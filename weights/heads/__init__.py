@@ -1,0 +1,1 @@
+"""Prediction heads: small networks that propose tokens from a model's hidden states."""
