@@ -23,8 +23,8 @@ MAX_VERIFIED_ROWS = 9
 class _Account:
     """The proposers of a sequence, and what its decode steps cost and brought.
 
-    `tokens` of all decode steps cost `cost`, in steps of one token. `proposers` are those that
-    proposed tokens, `is_drafted` whether look-up did not propose the last ones.
+    `tokens` of all steps without prompts cost `cost`, in steps of one token. `proposers` are those
+    that proposed tokens, `is_drafted` whether look-up did not propose the last ones.
     """
 
     lookup: PromptLookup = field(default_factory=PromptLookup)
@@ -64,6 +64,7 @@ class Speculation:
         self._on_device = on_device
         self._max_rows, self._ctx_size_tokens, self._measures = max_rows, ctx_size_tokens, measures
         self._accounts: dict[int, _Account] = {}
+        self._is_decode_step = False  # the last computed one, whose rows have no prompt's tokens
 
     def propose(self, running: Collection[Sequence]) -> None:
         """Propose tokens for all running sequences that decode in the next step."""
@@ -103,10 +104,17 @@ class Speculation:
     def computed(self, rows: Seq[Row], duration_s: float | None = None) -> None:
         """Receive the rows of a computed step and its duration, before they get new tokens.
 
-        The duration of a step that overlaps with another one is not known.
+        The duration of a step that overlaps with another one is not known. The cost of a step with
+        tokens of prompts says nothing about the gain.
         """
-        if not all(row.num_tokens == 1 and row.reaches_end for row in rows):
-            return  # it has tokens of prompts
+        self._is_decode_step = all(row.num_tokens == 1 and row.reaches_end for row in rows)
+        for row in rows:
+            account = self._accounts.get(row.sequence.id)
+            if account is not None:
+                account.steps += bool(row.proposed)
+                account.proposed += len(row.proposed)
+        if not self._is_decode_step:
+            return
         num_rows = sum(1 + len(row.proposed) for row in rows)
         if self._measures and duration_s is not None:
             self.costs.measured(num_rows, duration_s)
@@ -115,17 +123,15 @@ class Speculation:
             account = self._accounts.get(row.sequence.id)
             if account is not None:
                 account.cost += share
-                account.steps += bool(row.proposed)
-                account.proposed += len(row.proposed)
                 if row.proposed and account.is_drafted:
                     account.cost += len(row.proposed) * self._draft_cost
 
     def sampled(self, row: Row, num_tokens: int) -> None:
-        """Receive how many tokens a row of a decode step got."""
+        """Receive how many tokens a row of the computed step got."""
         account = self._accounts.get(row.sequence.id)
         if account is not None:
             account.accepted += num_tokens - 1
-            account.tokens += num_tokens
+            account.tokens += num_tokens if self._is_decode_step else 0
             if row.proposed and account.is_drafted:
                 num_generated = row.sequence.num_generated
                 account.rate.verified(num_tokens - 1, len(row.proposed), num_generated)
@@ -142,7 +148,7 @@ class Speculation:
             num_steps=account.steps,
             num_proposed=account.proposed,
             num_accepted=account.accepted,
-            gain=account.tokens / account.cost,
+            gain=account.tokens / account.cost if account.cost else 1.0,
         )
 
     def _proposal(self, sequence: Sequence, num_rows: int) -> list[int]:

@@ -103,6 +103,24 @@ def test_look_up_speeds_up_a_loop(folder: Path) -> None:
     assert speculated.num_accepted == 120 - num_steps
 
 
+def test_steps_with_tokens_of_prompts_count_but_for_the_gain(folder: Path) -> None:
+    engine = tiny.engine(folder, chunk_tokens=16)
+    plain, _ = tiny.run(tiny.engine(folder), {1: PROMPT}, OFF)
+    use_oracle(engine, plain)
+    engine.add(1, PROMPT, replace(OFF, speculate="auto"))
+    engine.step()
+    for id_ in (2, 3):  # their prompts accompany every step of the answer
+        engine.add(id_, tiny.random_ids(120, seed=id_), replace(OFF, max_tokens=1))
+    speculated = None
+    while engine.has_work:
+        for id_, event in engine.step():
+            if id_ == 1 and isinstance(event, Finished):
+                speculated = event.speculated
+    assert speculated is not None
+    assert 0 < speculated.num_accepted < speculated.num_proposed
+    assert 1 <= speculated.gain <= 1 + speculated.mean_accepted
+
+
 def test_an_answer_ends_within_accepted_tokens(folder: Path) -> None:
     plain, _ = tiny.run(tiny.engine(folder), {1: PROMPT}, OFF)
     for end in range(3, 20):
