@@ -122,7 +122,7 @@ def _serve_config(
             process = f" (process {engine.status.pid})" if engine.status else ""
             raise DeviceError(
                 f"an engine with this model and these options is already running{process}",
-                "chats with this model use it; swiftchat stop ends it, swiftchat ps lists all engines",
+                "chats with this model use it; swiftchat stop ends it, swiftchat ps lists all",
             )
     url = endpoint.url if endpoint else None
     return ServeConfig(str(socket), path.name, keep_alive, url)
