@@ -121,6 +121,11 @@ class _Assembler:
             step_bias=self._exact("mixer_step_bias", i),
             skip=self._exact("mixer_skip", i),
             norm=self._exact("mixer_norm", i),
+            project_x=self._exact("mixer_x", i),
+            project_step=self._exact("mixer_step", i),
+            step_norm=self._exact("mixer_step_norm", i),
+            b_norm=self._exact("mixer_b_norm", i),
+            c_norm=self._exact("mixer_c_norm", i),
         )
 
     def _experts(self, i: int) -> Experts:
@@ -137,6 +142,8 @@ class _Assembler:
             each=list(self._fused_experts(i) if fused else self._separate_experts(i)),
             shared=shared,
             shared_router=self._optional("shared_router", layer=i),
+            project_in=self._projection("expert_in", i),
+            project_out=self._projection("expert_out", i),
         )
 
     def _latent(self, i: int) -> LatentWeights:
@@ -163,6 +170,7 @@ class _Assembler:
     def _separate_experts(self, i: int) -> Iterator[Expert]:
         """The experts of a checkpoint that has tensors for each of them."""
         parts = self._shard.slices
+        inputs = ("expert_gate", "expert_up") if self._config.gated else ("expert_up",)
 
         def weight(expert: int, *canonical: str) -> LinearWeight:
             pairs = [
@@ -173,7 +181,7 @@ class _Assembler:
             )
 
         for expert in range(self._config.num_experts):
-            gate_up = weight(expert, "expert_gate", "expert_up")
+            gate_up = weight(expert, *inputs)
             yield Expert(gate_up, weight(expert, "expert_down"))
 
     def _fused_experts(self, i: int) -> Iterator[Expert]:
@@ -195,8 +203,8 @@ class _Assembler:
             return self._placement.factory.plain(torch.empty(0, 0, dtype=self._dtype))
         return self._placement.weight(slices, is_table=is_table)
 
-    def _projection(self, canonical: str) -> LinearWeight | None:
-        tensor = self._optional(canonical)
+    def _projection(self, canonical: str, layer: int | None = None) -> LinearWeight | None:
+        tensor = self._optional(canonical, layer=layer)
         return None if tensor is None else self._placement.factory.plain(tensor)
 
     def _required(self, *canonical: str, layer: int) -> Tensor:

@@ -26,12 +26,12 @@ def mamba2(
     Returns fp32 [num_seqs, n, width] and the states after them: the last tokens of the convolution,
     and H fp32 [num_seqs, num_heads, head_dim, state_size]. A is −exp(`decay`), d is `skip`.
     """
-    decay, step_bias, skip, norm = weights.decay, weights.step_bias, weights.skip, weights.norm
-    assert decay is not None and step_bias is not None and skip is not None and norm is not None
+    decay, step_bias, skip = weights.decay, weights.step_bias, weights.skip
+    assert decay is not None and step_bias is not None and skip is not None
     num_seqs, n = inputs.shape[:2]
     groups = mixer.num_groups * mixer.state_size
     sizes = [mixer.width, mixer.width + 2 * groups, mixer.num_heads]
-    z, mixed, step = torch.split(inputs.float(), sizes, -1)
+    z, mixed, step = torch.split(_scaled(inputs.float(), weights, mixer), sizes, -1)
     mixed, last = causal_conv(mixed, states[0], weights.conv, weights.conv_bias)
     x, b, c = torch.split(activation(mixed), [mixer.width, groups, groups], -1)
     x = x.reshape(num_seqs, n, mixer.num_heads, mixer.head_dim).transpose(1, 2)
@@ -39,10 +39,33 @@ def mamba2(
     step = F.softplus(step + step_bias).clamp(min=mixer.min_step).transpose(1, 2)
     g = -decay.exp().unsqueeze(1) * step
     out, after = scan(x * step.unsqueeze(3), b, c, g, states[1])
-    out = (out + x * skip.view(-1, 1, 1)).transpose(1, 2).reshape(z.shape) * F.silu(z)
-    grouped = out.view(num_seqs, n, mixer.num_groups, -1)
-    normed = F.rms_norm(grouped, grouped.shape[3:], eps=mixer.norm_eps)
-    return normed.view(z.shape) * norm, (last, after)
+    out = (out + x * skip.view(-1, 1, 1)).transpose(1, 2).reshape(z.shape)
+    return _gated_norm(out, F.silu(z), weights.norm, mixer), (last, after)
+
+
+def _scaled(projected: Tensor, weights: MixerWeights, mixer: Mamba2) -> Tensor:
+    """Apply the scales of the input, and those of the projections [num_seqs, n, …] of it."""
+    before, z, x, b, c, step = mixer.scales
+    if mixer.scales == (1.0,) * 6:
+        return projected
+    groups = mixer.num_groups * mixer.state_size
+    sizes = [mixer.width, mixer.width, groups, groups, mixer.num_heads]
+    parts = zip((z, x, b, c, step), sizes, strict=True)
+    scales = torch.cat([projected.new_full((size,), scale) for scale, size in parts])
+    bias = weights.project_in_bias
+    if before != 1.0 and bias is not None:  # it is not scaled with the input
+        return (projected - bias) * (before * scales) + bias * scales
+    return projected * (before * scales)
+
+
+def _gated_norm(out: Tensor, gate: Tensor, norm: Tensor | None, mixer: Mamba2) -> Tensor:
+    """Normalize the groups of the output [num_seqs, n, width], before or after it is gated."""
+    if mixer.norm_eps is None or norm is None:
+        return out * gate
+    out = out if mixer.gate_last else out * gate
+    grouped = out.view(*out.shape[:2], mixer.num_groups, -1)
+    normed = F.rms_norm(grouped, grouped.shape[3:], eps=mixer.norm_eps).view(out.shape) * norm
+    return normed * gate if mixer.gate_last else normed
 
 
 def _by_head(x: Tensor, mixer: Mamba2) -> Tensor:

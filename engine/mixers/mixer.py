@@ -5,11 +5,18 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from swiftchat.engine.mixers.gated_delta import gated_delta
+from swiftchat.engine.mixers.mamba import mamba
 from swiftchat.engine.mixers.mamba2 import mamba2
 from swiftchat.engine.mixers.short_conv import Activation, short_conv
 from swiftchat.engine.mixers.states import LayerStates, StateRows
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.weights.architectures.mixers import GatedDelta, Mamba2, ShortConv, StateMixer
+from swiftchat.weights.architectures.mixers import (
+    GatedDelta,
+    Mamba,
+    Mamba2,
+    ShortConv,
+    StateMixer,
+)
 
 
 def mix(
@@ -52,4 +59,6 @@ def _scan(
             return gated_delta(inputs, states, mixer, weights, activation)
         case Mamba2():
             return mamba2(inputs, states, mixer, weights, activation)
+        case Mamba():
+            return mamba(inputs, states, mixer, weights, activation)
     raise NotImplementedError(type(mixer).__name__)

@@ -13,7 +13,8 @@ class MixerWeights:
 
     `conv` [channels, kernel] is depthwise. `decay` holds logarithms of decays, `step_bias` the
     biases of steps, `skip` the weights of a mixer's input in its output, fp32 for each head; `norm`
-    is fp32 for the elements of one head or of all.
+    is fp32 for the elements of one head or of all. Those after it, fp32, are Mamba's: projections
+    of its input, and of that to steps, and norms of the three parts in between.
     """
 
     project_in: LinearWeight
@@ -26,6 +27,11 @@ class MixerWeights:
     step_bias: Tensor | None = None
     skip: Tensor | None = None
     norm: Tensor | None = None
+    project_x: Tensor | None = None
+    project_step: Tensor | None = None
+    step_norm: Tensor | None = None
+    b_norm: Tensor | None = None
+    c_norm: Tensor | None = None
 
     @property
     def matrices(self) -> list[LinearWeight]:

@@ -195,6 +195,9 @@ class Decoder:
         """
         weights, delta = self.weights, None
         for i, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
+            if self.config.single_branch:
+                delta = self.ranks.all_reduce(self._only_branch(plan, i, layer, kv, x, delta))
+                continue
             normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias)
             if hidden is not None:
                 self._keep(hidden, i, x)
@@ -252,11 +255,27 @@ class Decoder:
             self.ops.replace_(x, normed, self.config.stream_scale)
         return normed
 
+    def _only_branch(
+        self, plan: Any, i: int, layer: LayerWeights, kv: LayerKV, x: Tensor, delta: Tensor | None
+    ) -> Tensor:
+        """Return this rank's part of the output of a layer with one branch."""
+        if self.config.has_mlp(i):
+            normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
+            return self._mlp(i, layer, normed)
+        normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias)
+        return self._attention(plan, i, layer, normed, kv)
+
     def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:
-        """Return this rank's part of the attention's output, before the all-reduce."""
+        """Return this rank's part of the attention's or mixer's output, before the all-reduce."""
+        if layer.mixer is None:
+            return self._attend(plan, i, layer, x, kv)
+        mixed = self._scaled(self.ops.mix(plan, i, x, layer.mixer), self.config.mixer_out_scale)
+        if not self.config.mixer_with_attention:
+            return mixed
+        return self.ops.add(self._attend(plan, i, layer, x, kv), mixed)
+
+    def _attend(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:
         ops = self.ops
-        if layer.mixer is not None:
-            return ops.mix(plan, i, x, layer.mixer)
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
         gates: Tensor | None = None
         if layer.attn_gate is not None:
@@ -272,7 +291,7 @@ class Decoder:
         out = ops.attend(plan, i, qkv, kv, norms, layer.sinks, layer.latent)
         if gates is not None:
             out = ops.gate(out, gates)
-        return ops.linear(out, layer.o, layer.o_bias)
+        return self._scaled(ops.linear(out, layer.o, layer.o_bias), self.config.attention_out_scale)
 
     def _mlp(self, i: int, layer: LayerWeights, x: Tensor) -> Tensor:
         """Return this rank's part of the MLP's output, before the all-reduce."""
@@ -280,7 +299,14 @@ class Decoder:
         if layer.experts is not None:
             return ops.moe(i, x, layer.experts)
         inner = ops.act_and_mul(ops.linear(x, layer.gate_up, layer.gate_up_bias))
-        return ops.linear(inner, layer.down, layer.down_bias)
+        return self._scaled(
+            ops.linear(inner, layer.down, layer.down_bias), self.config.mlp_out_scale
+        )
+
+    def _scaled(self, out: Tensor, scale: float) -> Tensor:
+        if scale != 1.0:
+            self.ops.scale_(out, scale)
+        return out
 
     def _reduce_branch(self, x: Tensor, partial: Tensor, weight: Tensor | None) -> Tensor | None:
         """All-reduce a branch's output and return it for the next norm to add to the stream x.

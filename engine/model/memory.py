@@ -73,7 +73,8 @@ def plan_shard_cache(
     plan = plan_cache(
         config,
         max_context_tokens=local.max_context_tokens,
-        bytes_per_token=kv_bytes_per_token(local, dtype.itemsize, config.kv_dtype),
+        # A model without attention needs none: its blocks are only numbers.
+        bytes_per_token=max(1, kv_bytes_per_token(local, dtype.itemsize, config.kv_dtype)),
         weights_bytes=plain_bytes if quantized_bytes is None else quantized_bytes,
         workspace_bytes=workspace_bytes + num_states * state_bytes,
         available_bytes=available_bytes,

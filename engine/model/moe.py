@@ -34,7 +34,8 @@ class Experts:
     """The experts of one layer: `router` [num_experts, hidden_size] and its bias choose in `each`.
 
     All tokens go through `shared`, weighted by `shared_router` [1, hidden_size] if there is one.
-    `correction` fp32 [num_experts] is the router's for the choice.
+    `correction` fp32 [num_experts] is the router's for the choice. `project_in` and `project_out`
+    convert between the model's width and that of the experts.
     """
 
     router: Tensor
@@ -43,6 +44,8 @@ class Experts:
     shared: Expert | None = None
     shared_router: Tensor | None = None
     correction: Tensor | None = None
+    project_in: LinearWeight | None = None
+    project_out: LinearWeight | None = None
 
     @property
     def all(self) -> list[Expert]:
@@ -53,6 +56,8 @@ class Experts:
     def tensors(self) -> list[Tensor]:
         routers = [self.router, self.router_bias, self.shared_router, self.correction]
         in_experts = [tensor for expert in self.all for tensor in expert.tensors]
+        projections = [w for w in (self.project_in, self.project_out) if w is not None]
+        in_experts += [tensor for weight in projections for tensor in weight.tensors]
         return [tensor for tensor in routers if tensor is not None] + in_experts
 
 
@@ -80,6 +85,9 @@ def moe(x: Tensor, experts: Experts, config: ModelConfig, ops: MlpOps) -> Tensor
     """
     scores = linear(x, experts.router, experts.router_bias).float()
     weights, chosen = route(scores, experts.correction, config.experts_per_token, config.router)
+    hidden = x
+    if experts.project_in is not None:
+        x = ops.linear(x, experts.project_in, None)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in sorted(set(chosen.flatten().tolist())):
         rows, ranks = (chosen == expert).nonzero(as_tuple=True)
@@ -87,7 +95,9 @@ def moe(x: Tensor, experts: Experts, config: ModelConfig, ops: MlpOps) -> Tensor
         if config.router.on_input:
             inputs, weight = (inputs * weight).to(x.dtype), torch.ones_like(weight)
         out.index_add_(0, rows, _mlp(inputs, experts.each[expert], ops).float() * weight)
-    shared = shared_expert(x, experts, ops)
+    if experts.project_out is not None:
+        out = ops.linear(out.to(x.dtype), experts.project_out, None).float()
+    shared = shared_expert(hidden, experts, ops)
     return out if shared is None else out.add_(shared)
 
 

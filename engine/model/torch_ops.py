@@ -85,6 +85,7 @@ class TorchOps(Elementwise):
         self._device = device
         self._rms_norms = RmsNorms(config, device)
         self._activation = ACTIVATIONS[config.activation]
+        self._mixer_activation = ACTIVATIONS[config.mixer_activation or config.activation]
         self._cos_sin_tables = [
             _signed_cos_sin(rope, config.rope_width, ctx_size_tokens, device)
             for rope in (config.rope, config.local_rope)
@@ -188,7 +189,7 @@ class TorchOps(Elementwise):
     def mix(self, plan: TorchPlan, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
         kind, states = self._config.mixer, plan.states[layer]
         assert kind is not None
-        return mix(x, mixer, kind, plan.state_rows, states, self._activation)
+        return mix(x, mixer, kind, plan.state_rows, states, self._mixer_activation)
 
     def _attend_to_latents(
         self,
@@ -219,6 +220,8 @@ class TorchOps(Elementwise):
             gate, up = gate_up.chunk(2, dim=-1)
         if config.gate_limit is not None:
             gate, up = _clamp(gate, up, config.gate_limit)
+        if config.gate_scale != 1.0:
+            gate = gate * config.gate_scale
         return self._activation(gate).mul_(up)
 
     def moe(self, layer: int, x: Tensor, experts: Experts) -> Tensor:

@@ -74,6 +74,8 @@ _VALUES: dict[str, list[Any]] = {
 }
 _ACTIVATIONS = ["gelu", "relu", "relu2", "quick_gelu", "gelu_new", "silu", "tanh", "sigmoid"]
 _ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "activation")
+# Mamba models of transformers replace weights that they have loaded by random ones with this key.
+_RANDOM = ("rescale_prenorm_residual",)
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -84,7 +86,7 @@ def variants(config: Mapping[str, Any]) -> Iterator[Edit]:
     for key in ("hidden_act", *(key for key in _ACTIVATION_KEYS[1:] if key in config)):
         yield from ({key: value} for value in _ACTIVATIONS)
     for key, value in config.items():
-        if key in _IDS or key in _VALUES:
+        if key in _IDS or key in _VALUES or key in _RANDOM:
             continue
         if isinstance(value, bool):
             yield {key: not value}

@@ -74,6 +74,8 @@ Differences from other programs:
   not support raises an error that names the key. A key that transformers ignores for this
   architecture is ignored here too, with a line that names it at the start of a chat and in
   `swiftchat show` (`weights/architectures/unsupported_keys.py`).
+- **Nemotron-H** has a least step of its Mamba-2 layers (`time_step_min`). Transformers applies it to
+  prompts but not to decode steps; here it applies to both, so that a cached prefix changes nothing.
 - **ChatGLM-6B** attends to its prompt in both directions, so the prompt is computed in one step.
   The prefix cache is used only for the same prompt, not for a longer conversation.
 
@@ -82,7 +84,7 @@ with a line that says so:MULTIMODAL_CLASSES.
 `convert` writes the language model alone.
 
 Not supported: vision and audio, and mixers with a state other than short convolutions, gated
-DeltaNet and Mamba-2: Mamba, RWKV, Kimi Delta Attention.
+DeltaNet, Mamba and Mamba-2: RWKV, RG-LRU, Kimi Delta Attention.
 """
 
 

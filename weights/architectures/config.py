@@ -86,7 +86,11 @@ class ModelConfig:
     attention's output is multiplied by the sigmoid of a projection of its input. `latent`: keys and
     values are functions of a latent; `head_dim` is then the width of queries and keys.
 
-    `mixer_layers` have a `mixer` with a state of fixed size instead of attention.
+    `mixer_layers` have a `mixer` with a state of fixed size instead of attention, or if
+    `mixer_with_attention` beside it, on the same input; `mixer_activation` is that of the mixers,
+    None: `activation`. With `single_branch` a layer has one branch: `mlp_layers` have only an MLP,
+    the others none. `attention_out_scale`, `mixer_out_scale`, `gate_scale` and `mlp_out_scale`
+    multiply the outputs of attention, mixer, gate (before the activation) and MLP.
 
     Embeddings of `embedding_size`, if set, are projected to and from `hidden_size`. Logits are
     multiplied by `logit_scale`.
@@ -95,7 +99,7 @@ class ModelConfig:
     width `expert_size`, which `router` chooses and weighs; `expert_bias`: router and experts have
     biases. `shared_expert_size` is the width of an expert for all tokens, 0: none; its output is
     multiplied by the sigmoid of a projection if `shared_expert_gate`. `dense_layers` have a plain
-    MLP.
+    MLP. With `expert_latent_size` the experts read and write a projection of that width.
 
     `ignored_keys` are keys of `config.json` that this architecture ignores, as in transformers,
     though they change the computation of others.
@@ -165,10 +169,19 @@ class ModelConfig:
     expert_bias: bool = False
     shared_expert_size: int = 0
     shared_expert_gate: bool = False
+    expert_latent_size: int | None = None
     dense_layers: frozenset[int] = frozenset()
     prefix_lm: PrefixLM | None = None
     mixer: StateMixer | None = None
     mixer_layers: frozenset[int] = frozenset()
+    mixer_with_attention: bool = False
+    mixer_activation: str | None = None
+    single_branch: bool = False
+    mlp_layers: frozenset[int] = frozenset()
+    attention_out_scale: float = 1.0
+    mixer_out_scale: float = 1.0
+    gate_scale: float = 1.0
+    mlp_out_scale: float = 1.0
     ignored_keys: tuple[str, ...] = ()
 
     @property
@@ -180,7 +193,17 @@ class ModelConfig:
     @property
     def attention_layers(self) -> list[int]:
         """The layers with keys and values."""
-        return [layer for layer in range(self.num_layers) if layer not in self.mixer_layers]
+        return [layer for layer in range(self.num_layers) if self.has_attention(layer)]
+
+    def has_attention(self, layer: int) -> bool:
+        """Whether a layer has keys and values."""
+        if layer in self.mlp_layers:
+            return False
+        return self.mixer_with_attention or layer not in self.mixer_layers
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has an MLP."""
+        return not self.single_branch or layer in self.mlp_layers
 
     @property
     def rope_width(self) -> int:
@@ -246,7 +269,7 @@ class ModelConfig:
 def _readers(config: Fields, architecture: Architecture) -> dict[str, Callable[[], Any]]:
     """Return a function for each field of `ModelConfig` that reads it from its standard key."""
     hidden, heads = hidden_size(config), num_heads(config)
-    layers, vocab_size = num_layers(config), integer(config, "vocab_size", 1, MAX_VOCAB)
+    vocab_size = integer(config, "vocab_size", 1, MAX_VOCAB)
 
     def head_dim() -> int:
         return _head_dim(config, hidden, heads)
@@ -261,7 +284,7 @@ def _readers(config: Fields, architecture: Architecture) -> dict[str, Callable[[
         "vocab_size": lambda: vocab_size,
         "hidden_size": lambda: hidden,
         "intermediate_size": lambda: integer(config, "intermediate_size", 1, MAX_WIDTH),
-        "num_layers": lambda: layers,
+        "num_layers": lambda: num_layers(config),
         "num_heads": lambda: heads,
         "num_kv_heads": lambda: _num_kv_heads(config, heads),
         "head_dim": head_dim,

@@ -1,9 +1,10 @@
-"""Granite 4 and Bamba: Mamba-2, and attention in some layers.
+"""Granite 4, Bamba and Falcon-H1: Mamba-2, and attention in some layers or in all.
 
 Defaults and overrides are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from swiftchat.weights.architectures.architecture import Architecture, frozen, llama_tensors
@@ -20,6 +21,7 @@ from swiftchat.weights.architectures.fields import (
     num_heads,
     num_layers,
     number,
+    number_list,
     optional_integer,
 )
 from swiftchat.weights.architectures.granite_cohere import (
@@ -39,11 +41,20 @@ _NO_LIMITS = [[0, last] for last in (float("inf"), "Infinity", {"__float__": "In
 _OLD_KINDS = frozen(mamba="linear_attention", attention="full_attention")
 
 
+def check_no_limits(config: Fields) -> None:
+    """Raise `BadModelFile` if the steps of a state space model have limits."""
+    limits = config.get("time_step_limit")
+    if limits is not None and limits not in _NO_LIMITS:
+        # Transformers applies other limits to prompts, but not to decode steps.
+        raise invalid("time_step_limit", "[0, Infinity]", str(limits))
+
+
 def mamba2(config: Fields) -> Mamba2:
-    """Read the keys of Granite 4 and Bamba."""
+    """Read the keys of Granite 4, Bamba and Falcon-H1."""
     heads = integer(config, "mamba_n_heads", 1, MAX_HEADS)
     groups = integer(config, "mamba_n_groups", 1, heads)
-    width = integer(config, "mamba_expand", 1, MAX_WIDTH) * hidden_size(config)
+    own_width = optional_integer(config, "mamba_d_ssm", 1, MAX_WIDTH)
+    width = own_width or integer(config, "mamba_expand", 1, MAX_WIDTH) * hidden_size(config)
     head_dim = width // heads
     if config.get("mamba_d_head") not in (None, "auto"):
         head_dim = integer(config, "mamba_d_head", 1, MAX_WIDTH)
@@ -51,10 +62,7 @@ def mamba2(config: Fields) -> Mamba2:
         raise invalid("mamba_n_heads times mamba_d_head", str(width), heads * head_dim)
     if heads % groups:
         raise invalid("mamba_n_groups", f"a divisor of {heads} heads", groups)
-    limits = config.get("time_step_limit")
-    if limits is not None and limits not in _NO_LIMITS:
-        # Transformers applies other limits to prompts, but not to decode steps.
-        raise invalid("time_step_limit", "[0, Infinity]", str(limits))
+    check_no_limits(config)
     return Mamba2(
         num_heads=heads,
         head_dim=head_dim,
@@ -62,7 +70,8 @@ def mamba2(config: Fields) -> Mamba2:
         state_size=integer(config, "mamba_d_state", 1, MAX_HEAD_DIM),
         kernel=integer(config, "mamba_d_conv", 2, MAX_KERNEL),
         norm_eps=number(config, "rms_norm_eps", above=0.0, below=1.0),
-        bias=flag(config, "mamba_proj_bias"),
+        in_bias=flag(config, "mamba_proj_bias"),
+        out_bias=flag(config, "mamba_proj_bias"),
         conv_bias=flag(config, "mamba_conv_bias"),
     )
 
@@ -105,7 +114,45 @@ def _bamba(config: Fields) -> Mapping[str, Any]:
     }
 
 
-_MIXER = {
+def _falcon_h1(config: Fields) -> Mapping[str, Any]:
+    def scale(name: str) -> float:
+        return number(config, name, above=-1e6, below=1e6, default=1.0)
+
+    def scales(name: str, count: int) -> tuple[float, ...]:
+        return (1.0,) * count if config.get(name) is None else number_list(config, name, count)
+
+    inputs, keys = scale("attention_in_multiplier"), scale("key_multiplier")
+    if inputs != 1.0 and flag(config, "attention_bias"):
+        raise invalid("attention_in_multiplier", "1 with attention_bias", inputs)
+    # Queries and keys both have the scale of the input.
+    scores = inputs * inputs * keys
+    if not 1e-6 < scores < 1e6:
+        raise invalid("key_multiplier", "a factor of scores between 1e-6 and 1e6", scores)
+    head_dim = optional_integer(config, "head_dim", 2, MAX_HEAD_DIM)
+    head_dim = hidden_size(config) // num_heads(config) if head_dim is None else head_dim
+    gate, down = scales("mlp_multipliers", 2)
+    mixer = mamba2(config)
+    return {
+        "query_scalar": head_dim / scores**2,
+        "attention_out_scale": inputs * scale("attention_out_multiplier"),
+        "mixer_out_scale": scale("ssm_out_multiplier"),
+        "gate_scale": gate,
+        "mlp_out_scale": down,
+        "embedding_scale": scale("embedding_multiplier"),
+        "logit_scale": scale("lm_head_multiplier"),
+        "mixer_with_attention": True,
+        "mixer_layers": frozenset(range(num_layers(config))),
+        "mixer": replace(
+            mixer,
+            norm_eps=mixer.norm_eps if flag(config, "mamba_rms_norm") else None,
+            out_bias=flag(config, "projectors_bias"),
+            gate_last=flag(config, "mamba_norm_before_gate"),
+            scales=(scale("ssm_in_multiplier"), *scales("ssm_multipliers", 5)),
+        ),
+    }
+
+
+MIXER = {
     "mixer_in": "mamba.in_proj.weight",
     "mixer_in_bias": "mamba.in_proj.bias",
     "mixer_conv": "mamba.conv1d.weight",
@@ -117,6 +164,16 @@ _MIXER = {
     "mixer_out": "mamba.out_proj.weight",
     "mixer_out_bias": "mamba.out_proj.bias",
 }
+FEED_FORWARD = frozen(
+    mlp_norm="pre_ff_layernorm.weight",
+    gate="feed_forward.gate_proj.weight",
+    up="feed_forward.up_proj.weight",
+    down="feed_forward.down_proj.weight",
+    gate_bias="feed_forward.gate_proj.bias",
+    up_bias="feed_forward.up_proj.bias",
+    down_bias="feed_forward.down_proj.bias",
+    final_norm="model.final_layernorm.weight",
+)
 _DEFAULTS = frozen(
     mamba_n_heads=128,
     mamba_n_groups=1,
@@ -134,7 +191,7 @@ MAMBA: Mapping[str, Architecture] = {
         supported_keys=MULTIPLIERS | {"num_local_experts"},
         tensors=llama_tensors(
             {
-                **_MIXER,
+                **MIXER,
                 **GRANITE_EXPERTS,
                 **SHARED_MLP,
                 "gate_up": SHARED_MLP["shared_gate_up"],
@@ -157,15 +214,8 @@ MAMBA: Mapping[str, Architecture] = {
         supported_keys=frozenset({"partial_rotary_factor"}),
         tensors=llama_tensors(
             {
-                **_MIXER,
-                "mlp_norm": "pre_ff_layernorm.weight",
-                "gate": "feed_forward.gate_proj.weight",
-                "up": "feed_forward.up_proj.weight",
-                "down": "feed_forward.down_proj.weight",
-                "gate_bias": "feed_forward.gate_proj.bias",
-                "up_bias": "feed_forward.up_proj.bias",
-                "down_bias": "feed_forward.down_proj.bias",
-                "final_norm": "model.final_layernorm.weight",
+                **MIXER,
+                **FEED_FORWARD,
             }
         ),
         defaults=frozen(
@@ -174,6 +224,23 @@ MAMBA: Mapping[str, Architecture] = {
             rms_norm_eps=1e-5,
             num_key_value_heads=8,
             partial_rotary_factor=0.5,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+    ),
+    "FalconH1ForCausalLM": Architecture(
+        name="falcon_h1",
+        model_type="falcon_h1",
+        overrides=_falcon_h1,
+        supported_keys=frozenset({"embedding_multiplier"}),
+        tensors=llama_tensors({**MIXER, **FEED_FORWARD}),
+        defaults=frozen(
+            **_DEFAULTS,
+            max_position_embeddings=8192,
+            rms_norm_eps=1e-5,
+            num_key_value_heads=8,
+            mamba_d_ssm=1024,
+            mamba_norm_before_gate=True,
             bos_token_id=1,
             eos_token_id=2,
         ),

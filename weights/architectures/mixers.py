@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["GatedDelta", "Mamba2", "Shape", "ShortConv", "StateMixer"]
+__all__ = ["GatedDelta", "Mamba", "Mamba2", "Shape", "ShortConv", "StateMixer"]
 
 Shape = tuple[int, ...]
 
@@ -144,12 +144,14 @@ def _by_kind(num_groups: int, sizes: tuple[int, ...]) -> list[int]:
 
 @dataclass(frozen=True)
 class Mamba2:
-    """Mamba-2 (Granite 4, Bamba): a state space model with one decay for each head.
+    """Mamba-2 (Granite 4, Nemotron-H): a state space model with one decay for each head.
 
     Its inputs come from a causal depthwise convolution over `kernel` tokens; the output is gated
-    and normalized for each group with `norm_eps`. The heads of a group share what writes and reads
-    the state, vectors of `state_size`. Steps are at least `min_step`. With `bias` the projections
-    have one, with `conv_bias` the convolution.
+    and normalized for each group with `norm_eps`, None: not normalized; with `gate_last` the norm
+    comes first. The heads of a group share what writes and reads the state, vectors of
+    `state_size`. Steps are at least `min_step`. With `in_bias` and `out_bias` the projections have
+    a bias, with `conv_bias` the convolution. `scales` multiply the input, and the projected output
+    gates, x, b, c and steps.
     """
 
     num_heads: int
@@ -157,10 +159,13 @@ class Mamba2:
     num_groups: int
     state_size: int
     kernel: int
-    norm_eps: float
-    bias: bool
+    norm_eps: float | None
+    in_bias: bool
+    out_bias: bool
     conv_bias: bool
     min_step: float = 0.0
+    gate_last: bool = False
+    scales: tuple[float, ...] = (1.0,) * 6
 
     @property
     def width(self) -> int:
@@ -172,9 +177,11 @@ class Mamba2:
 
     @property
     def tensors(self) -> list[str]:
-        biases = ["mixer_in_bias", "mixer_out_bias"] if self.bias else []
+        biases = ["mixer_in_bias"] if self.in_bias else []
+        biases += ["mixer_out_bias"] if self.out_bias else []
         biases += ["mixer_conv_bias"] if self.conv_bias else []
-        small = ["mixer_conv", "mixer_decay", "mixer_step_bias", "mixer_skip", "mixer_norm"]
+        small = ["mixer_conv", "mixer_decay", "mixer_step_bias", "mixer_skip"]
+        small += [] if self.norm_eps is None else ["mixer_norm"]
         return ["mixer_in", "mixer_out", *small, *biases]
 
     def shapes(self, hidden_size: int) -> Mapping[str, Shape]:
@@ -196,6 +203,61 @@ class Mamba2:
     def states(self) -> tuple[Shape, ...]:
         matrices = (self.num_heads, self.head_dim, self.state_size)
         return ((self._conv_width, self.kernel - 1), matrices)
+
+    @property
+    def input_rows(self) -> list[int] | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """Mamba (Jamba, Falcon-Mamba): a state space model with a decay for each element of its state.
+
+    Its inputs x come from a causal depthwise convolution over `kernel` tokens. Steps, through a
+    projection of `step_rank` elements, and what writes and reads the state, vectors of
+    `state_size`, are projections of x; they are normalized with `norm_eps`, None: not normalized,
+    with weights if `norm_weights`. The output is gated. With `bias` the projections of input and
+    output have one, with `conv_bias` the convolution.
+    """
+
+    width: int
+    state_size: int
+    step_rank: int
+    kernel: int
+    bias: bool
+    conv_bias: bool
+    norm_eps: float | None = None
+    norm_weights: bool = False
+
+    @property
+    def tensors(self) -> list[str]:
+        biases = ["mixer_in_bias", "mixer_out_bias"] if self.bias else []
+        biases += ["mixer_conv_bias"] if self.conv_bias else []
+        norms = ["mixer_step_norm", "mixer_b_norm", "mixer_c_norm"] if self.norm_weights else []
+        small = ["mixer_conv", "mixer_x", "mixer_step", "mixer_decay", "mixer_step_bias"]
+        return ["mixer_in", "mixer_out", *small, "mixer_skip", *norms, *biases]
+
+    def shapes(self, hidden_size: int) -> Mapping[str, Shape]:
+        return {
+            "mixer_in": (2 * self.width, hidden_size),
+            "mixer_in_bias": (2 * self.width,),
+            "mixer_conv": (self.width, 1, self.kernel),
+            "mixer_conv_bias": (self.width,),
+            "mixer_x": (self.step_rank + 2 * self.state_size, self.width),
+            "mixer_step": (self.width, self.step_rank),
+            "mixer_step_bias": (self.width,),
+            "mixer_step_norm": (self.step_rank,),
+            "mixer_b_norm": (self.state_size,),
+            "mixer_c_norm": (self.state_size,),
+            "mixer_decay": (self.width, self.state_size),
+            "mixer_skip": (self.width,),
+            "mixer_out": (hidden_size, self.width),
+            "mixer_out_bias": (hidden_size,),
+        }
+
+    @property
+    def states(self) -> tuple[Shape, ...]:
+        return ((self.width, self.kernel - 1), (self.width, self.state_size))
 
     @property
     def input_rows(self) -> list[int] | None:

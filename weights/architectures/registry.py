@@ -18,12 +18,14 @@ from swiftchat.weights.architectures.llama import LLAMA
 from swiftchat.weights.architectures.llama_like import LLAMA_LIKE
 from swiftchat.weights.architectures.mamba import MAMBA
 from swiftchat.weights.architectures.moe import MOE
+from swiftchat.weights.architectures.nemotron_h import NEMOTRON_H
 from swiftchat.weights.architectures.phi import PHI
 from swiftchat.weights.architectures.qwen import QWEN
 from swiftchat.weights.architectures.qwen_next import QWEN_NEXT
 from swiftchat.weights.architectures.sigmoid_routers import SIGMOID_ROUTERS
 from swiftchat.weights.architectures.softmax_routers import SOFTMAX_ROUTERS
 from swiftchat.weights.architectures.sparse_latent import SPARSE
+from swiftchat.weights.architectures.state_space import STATE_SPACE
 
 __all__ = ["ARCHITECTURES", "architecture_of", "unknown_name"]
 
@@ -44,6 +46,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **LFM2,
         **QWEN_NEXT,
         **MAMBA,
+        **NEMOTRON_H,
+        **STATE_SPACE,
         **DEEPSEEK,
         **SPARSE,
         **GPT,

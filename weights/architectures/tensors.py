@@ -69,21 +69,29 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
     mlp = [*(["gate_up"] if "gate_up" in names else gate_up), "down"]
     biased = [*mlp] if config.mlp_bias else []
     if config.num_experts and layer not in config.dense_layers:
-        experts = ["expert_gate", "expert_up", "expert_down"]
+        experts = [*(f"expert_{name}" for name in gate_up), "expert_down"]
         experts = ["experts_gate_up", "experts_down"] if "experts_gate_up" in names else experts
-        shared = ["shared_gate_up"] if "shared_gate_up" in names else ["shared_gate", "shared_up"]
+        shared = [f"shared_{name}" for name in gate_up]
+        shared = ["shared_gate_up"] if "shared_gate_up" in names else shared
         shared = [*(["shared_router"] if config.shared_expert_gate else []), *shared, "shared_down"]
         mlp = ["router", *experts, *(shared if config.shared_expert_size else [])]
+        mlp += ["expert_in", "expert_out"] if config.expert_latent_size else []
         biased = ["router", *experts] if config.expert_bias else []
         if config.router.correction:
             mlp.append("router_correction")
     norms = _layer_norms(config)
+    if config.single_branch:
+        norms = ["mlp_norm" if config.has_mlp(layer) else "attn_norm"]
+        mlp, biased = (mlp, biased) if config.has_mlp(layer) else ([], [])
     biases = [f"{name}_bias" for name in norms] if config.norm_bias else []
+    mixer = []
     if config.mixer is not None and layer in config.mixer_layers:
+        mixer = config.mixer.tensors
+    if not config.has_attention(layer):
         biases += [f"{name}_bias" for name in biased]
-        return [*config.mixer.tensors, *mlp, *norms, *biases]
+        return [*mixer, *mlp, *norms, *biases]
     gate = ["attn_gate"] if config.attention_gate and not gate_in_queries(config) else []
-    matrices = [*qkv, *latent, *gate, "o", *mlp]
+    matrices = [*mixer, *qkv, *latent, *gate, "o", *mlp]
     if config.qk_norm and config.qk_norm_weights:
         norms += ["q_norm", "k_norm"]
     if config.latent is not None:
@@ -174,6 +182,7 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     by_head = config.qk_norm != "width"
     experts, narrow, shared = config.num_experts, config.expert_size, config.shared_expert_size
+    inside = config.expert_latent_size or hidden
     shapes: dict[str, tuple[int, ...]] = {
         "embed": (config.vocab_size, width or hidden),
         "positions": (config.learned_positions, hidden),
@@ -193,9 +202,11 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "attn_gate": (q_rows, hidden),
         "router": (experts, hidden),
         "router_correction": (experts,),
-        "expert_gate": (narrow, hidden),
-        "expert_up": (narrow, hidden),
-        "expert_down": (hidden, narrow),
+        "expert_in": (inside, hidden),
+        "expert_out": (hidden, inside),
+        "expert_gate": (narrow, inside),
+        "expert_up": (narrow, inside),
+        "expert_down": (inside, narrow),
         "experts_gate_up": (experts, 2 * narrow, hidden),
         "experts_down": (experts, hidden, narrow),
         "shared_router": (1, hidden),

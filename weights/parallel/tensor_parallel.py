@@ -130,6 +130,7 @@ class Shard:
             full_layers=local_layers(self.config.full_layers),
             unrotated_layers=local_layers(self.config.unrotated_layers),
             mixer_layers=local_layers(self.config.mixer_layers),
+            mlp_layers=local_layers(self.config.mlp_layers),
             dense_layers=local_layers(self.config.dense_layers),
             num_heads=_length(self.heads),
             num_kv_heads=_length(self.kv_heads),
@@ -312,6 +313,8 @@ def _problem(config: ModelConfig, size: int) -> str | None:
         return f"--tp {size} is less than 1"
     if size == 1:
         return None
+    if config.mixer is not None:
+        return f"tensor parallelism is not supported for {config.architecture}: it has states"
     if heads % size:
         return f"num_attention_heads {heads} is not divisible by --tp {size}"
     if kv_heads % size and size % kv_heads:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from swiftchat.engine.mixers.gated_delta import delta_rule
+from swiftchat.engine.mixers.mamba import selective_scan
 from swiftchat.engine.mixers.mamba2 import scan
 from swiftchat.engine.mixers.scan import CHUNK_TOKENS
 
@@ -57,4 +58,21 @@ def test_the_mamba2_scan_equals_its_recurrence(n: int) -> None:
         exact = exact + x[:, :, i, :, None].double() * b[:, :, i, None].double()
         outputs.append((exact @ c[:, :, i, :, None].double()).squeeze(3))
     assert_close(found, torch.stack(outputs, 2))
+    assert_close(last, exact)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_the_mamba_scan_equals_its_recurrence(n: int) -> None:
+    torch.manual_seed(n)
+    x, step = torch.randn(SEQS, n, HEADS), torch.rand(SEQS, n, HEADS)
+    step[:, ::13] = 40.0  # forgets everything
+    b, c = (torch.randn(SEQS, n, KEY_DIM) for _ in range(2))
+    decay, state = -torch.rand(HEADS, KEY_DIM), torch.randn(SEQS, HEADS, KEY_DIM)
+    found, last = selective_scan(x, b, c, step, decay, state)
+    exact, outputs = state.double(), []
+    for i in range(n):
+        exact = exact * (step[:, i, :, None] * decay).double().exp()
+        exact = exact + x[:, i, :, None].double() * b[:, i, None].double()
+        outputs.append((exact @ c[:, i, :, None].double()).squeeze(2))
+    assert_close(found, torch.stack(outputs, 1))
     assert_close(last, exact)
