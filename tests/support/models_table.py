@@ -74,8 +74,8 @@ Differences from other programs:
   not support raises an error that names the key. A key that transformers ignores for this
   architecture is ignored here too, with a line that names it at the start of a chat and in
   `swiftchat show` (`weights/architectures/unsupported_keys.py`).
-- **Nemotron-H** has a least step of its Mamba-2 layers (`time_step_min`). Transformers applies it to
-  prompts but not to decode steps; here it applies to both, so that a cached prefix changes nothing.
+- **Nemotron-H** has a least step of its Mamba-2 layers (`time_step_min`). Transformers applies it
+  to prompts but not to decode steps; here it applies to both, so that caching changes nothing.
 - **ChatGLM-6B** attends to its prompt in both directions, so the prompt is computed in one step.
   The prefix cache is used only for the same prompt, not for a longer conversation.
 
