@@ -42,9 +42,9 @@ _LETTERS: Mapping[str, str] = MappingProxyType(
 def _kinds(config: Fields) -> list[str]:
     """Return the kind of each layer: mamba, attention, mlp or moe."""
     name, known = "layers_block_type", _KINDS
-    if config.get(name) is None:
+    if config.get(name) is None and config.get("hybrid_override_pattern") is not None:
         name, known = "hybrid_override_pattern", _LETTERS
-    listed = config.get(name)
+    listed = config.get(name, ["mamba", "moe", "attention", "mlp"])
     found = list(listed) if isinstance(listed, list | str) else []
     if not 1 <= len(found) <= MAX_LAYERS or any(str(each) not in known for each in found):
         raise invalid(name, f"layers of the kinds {', '.join(known)}", listed)
@@ -170,7 +170,6 @@ NEMOTRON_H: Mapping[str, Architecture] = {
             head_dim=128,
             intermediate_size=21_504,
             mlp_hidden_act="relu2",
-            layers_block_type=None,
             ssm_state_size=128,
             mamba_num_heads=128,
             mamba_head_dim=64,

@@ -116,14 +116,15 @@ def test_defaults_equal_those_of_transformers(architecture: str) -> None:
     rope = getattr(theirs, "rope_parameters", None) or {}
     nested = rope.get("full_attention", rope)
     assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", None) or ours.num_heads
-    if ours.latent is None:
+    if ours.latent is None and ours.attention_layers:
         assert ours.head_dim == (getattr(theirs, "head_dim", None) or 64)
-    else:
+    elif ours.latent is not None:
         parts = (ours.latent.nope_dim, ours.latent.rope_dim, ours.latent.value_dim)
         assert parts == (theirs.qk_nope_head_dim, theirs.qk_rope_head_dim, theirs.v_head_dim)
         assert ours.head_dim == parts[0] + parts[1]
-    # These have no field of this name for the longest context.
-    if architecture not in ("BloomForCausalLM", "MptForCausalLM"):
+    # These have no field of this name for the longest context, nor have models without attention.
+    named = architecture not in ("BloomForCausalLM", "MptForCausalLM")
+    if named and ours.attention_layers:
         assert ours.max_context_tokens == theirs.max_position_embeddings
     eps = [
         value
