@@ -23,7 +23,7 @@ from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.cuda_moe import ExpertKernels
 from swiftchat.engine.model.elementwise import Elementwise
-from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.kv_cache import KVCache, LayerKV, independent_copies
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts, moe, shared_expert
 from swiftchat.engine.model.norms import norm_heads_
@@ -324,18 +324,8 @@ class CudaOps(Elementwise):
         return out.view(x.dtype)
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
-        together: list[tuple[int, int]] = []  # one launch copies in no defined order
-        for source, destination in copies:
-            if any(destination == earlier for earlier, _ in together):
-                self._copy(cache, together)
-                together = []
-            if source != destination:
-                together.append((source, destination))
-        self._copy(cache, together)
-
-    def _copy(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
-        if copies:
-            pairs = torch.tensor(copies, dtype=torch.int32, device=self.gpu.device)
+        for together in independent_copies(copies):
+            pairs = torch.tensor(together, dtype=torch.int32, device=self.gpu.device)
             for tensor in cache.tensors:
                 copy_blocks(self.gpu, tensor, pairs)
 

@@ -1,6 +1,6 @@
 """The tensors of the KV cache."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -88,3 +88,22 @@ class KVCache:
         """
         (tensor,) = self.tensors
         return tensor.flatten(1, 2)[:, first : first + num_tokens]
+
+
+def independent_copies(copies: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Divide copies (source, destination) into groups that may each be made in any order.
+
+    One group after the other, the result is that of all copies in their order.
+    """
+    together: list[tuple[int, int]] = []
+    for source, destination in copies:
+        if source == destination:
+            continue
+        sources = {earlier for earlier, _ in together}
+        destinations = {earlier for _, earlier in together}
+        if destination in sources | destinations or source in destinations:
+            yield together
+            together = []
+        together.append((source, destination))
+    if together:
+        yield together
