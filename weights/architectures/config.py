@@ -1,56 +1,25 @@
 """The configuration of a model, read from `config.json` and checked."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.architecture import Architecture
 from swiftchat.weights.architectures.fields import (
-    MAX_CONTEXT,
     MAX_EXPERTS,
-    MAX_HEAD_DIM,
-    MAX_VOCAB,
-    MAX_WIDTH,
-    Fields,
-    flag,
-    hidden_size,
-    integer,
     invalid,
-    num_heads,
-    num_layers,
-    number,
-    optional_integer,
-    optional_number,
 )
-from swiftchat.weights.architectures.glm import CHATGLM, CHATGLM_6B, chatglm_generation
 from swiftchat.weights.architectures.latent import LatentAttention
 from swiftchat.weights.architectures.mixers import StateMixer
 from swiftchat.weights.architectures.multimodal import language_model
 from swiftchat.weights.architectures.prefix_lm import PrefixLM
+from swiftchat.weights.architectures.readers import class_name, readers, windows
 from swiftchat.weights.architectures.registry import architecture_of
 from swiftchat.weights.architectures.rope import QueryGrowth, RopeConfig
 from swiftchat.weights.architectures.router import RouterConfig
 from swiftchat.weights.architectures.unsupported_keys import ignored_keys, without_keys
 
 __all__ = ["ModelConfig", "QueryGrowth", "RopeConfig", "RouterConfig"]
-
-DTYPES = ("bfloat16", "float16", "float32")
-
-# The names in transformers, and the activations of this program.
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "relu": "relu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "quick_gelu": "gelu_sigmoid",
-    "relu2": "relu2",
-}
 
 
 @dataclass(frozen=True)
@@ -235,8 +204,8 @@ class ModelConfig:
         if not isinstance(config, Mapping):
             raise BadModelFile("config.json is not a JSON object")
         config = language_model(config)
-        class_name = _class_name(config)
-        architecture = architecture_of(class_name)
+        name = class_name(config)
+        architecture = architecture_of(name)
         config = architecture.standard_fields(config)
         supported = architecture.supported_keys | (
             {"sliding_window"} if architecture.windowed else set()
@@ -245,17 +214,17 @@ class ModelConfig:
         config = without_keys(config, ignored)
         values = dict(architecture.overrides(config))
         layer_types = values.pop("layer_types", None)
-        for name, read in _readers(config, architecture).items():
-            if name not in values:
-                values[name] = read()
+        for field_name, read in readers(config, architecture).items():
+            if field_name not in values:
+                values[field_name] = read()
         values.setdefault("output_bias", values["attention_bias"])
         window, full_layers = None, frozenset[int]()
         if architecture.windowed:
             switched = "use_sliding_window" in architecture.defaults
-            window, full_layers = _windows(config, layer_types, switched=switched)
+            window, full_layers = windows(config, layer_types, switched=switched)
         made = cls(
             family=architecture.name,
-            architecture=class_name,
+            architecture=name,
             sliding_window=window,
             full_layers=full_layers,
             ignored_keys=ignored,
@@ -264,126 +233,3 @@ class ModelConfig:
         if made.num_experts * made.num_layers > MAX_EXPERTS:
             raise invalid("num_experts", f"at most {MAX_EXPERTS} in all layers", made.num_experts)
         return made
-
-
-def _readers(config: Fields, architecture: Architecture) -> dict[str, Callable[[], Any]]:
-    """Return a function for each field of `ModelConfig` that reads it from its standard key."""
-    hidden, heads = hidden_size(config), num_heads(config)
-    vocab_size = integer(config, "vocab_size", 1, MAX_VOCAB)
-
-    def head_dim() -> int:
-        return _head_dim(config, hidden, heads)
-
-    def rope() -> RopeConfig:
-        return RopeConfig.from_hf(config, head_dim(), interleaved=architecture.interleaved_rope)
-
-    def optional(name: str) -> Callable[[], float | None]:
-        return lambda: optional_number(config, name, above=0.0, below=1e6)
-
-    return {
-        "vocab_size": lambda: vocab_size,
-        "hidden_size": lambda: hidden,
-        "intermediate_size": lambda: integer(config, "intermediate_size", 1, MAX_WIDTH),
-        "num_layers": lambda: num_layers(config),
-        "num_heads": lambda: heads,
-        "num_kv_heads": lambda: _num_kv_heads(config, heads),
-        "head_dim": head_dim,
-        "max_context_tokens": lambda: integer(config, "max_position_embeddings", 1, MAX_CONTEXT),
-        "norm_eps": lambda: number(config, "rms_norm_eps", above=0.0, below=1.0),
-        "activation": lambda: _activation(config),
-        "rope": rope,
-        "attention_bias": lambda: flag(config, "attention_bias"),
-        "mlp_bias": lambda: flag(config, "mlp_bias"),
-        "tied_embeddings": lambda: flag(config, "tie_word_embeddings"),
-        "bos_id": lambda: optional_integer(config, "bos_token_id", 0, vocab_size - 1),
-        "eos_ids": lambda: token_ids(config, "eos_token_id", vocab_size),
-        "dtype": lambda: _dtype(config),
-        "query_scalar": optional("query_pre_attn_scalar"),
-        "attention_softcap": optional("attn_logit_softcapping"),
-        "logit_softcap": optional("final_logit_softcapping"),
-    }
-
-
-def token_ids(config: Mapping[str, Any], name: str, vocab_size: int) -> tuple[int, ...]:
-    """Read the field `name` as token ids: absent, one id, or a list of at most 256."""
-    value = config.get(name)
-    if value is None:
-        return ()
-    values = value if isinstance(value, list) else [value]
-    if len(values) > 256:
-        raise invalid(name, "at most 256 token ids", f"a list of {len(values)}")
-    return tuple(integer({name: item}, name, 0, vocab_size - 1) for item in values)
-
-
-def _class_name(config: Fields) -> str:
-    names = config.get("architectures")
-    if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
-        raise invalid("architectures", "a list with one name", names)
-    if names[0] in (CHATGLM, CHATGLM_6B):
-        return chatglm_generation(config)
-    return names[0]
-
-
-def _activation(config: Fields) -> str:
-    value = config.get("hidden_act", "silu")
-    if not isinstance(value, str) or value not in _ACTIVATIONS:
-        raise invalid("hidden_act", f"one of {', '.join(_ACTIVATIONS)}", value)
-    return _ACTIVATIONS[value]
-
-
-def _num_kv_heads(config: Fields, heads: int) -> int:
-    kv_heads = optional_integer(config, "num_key_value_heads", 1, heads) or heads
-    if heads % kv_heads:
-        raise invalid("num_key_value_heads", f"a divisor of {heads} heads", kv_heads)
-    return kv_heads
-
-
-def _windows(
-    config: Fields, default_types: list[str] | None, *, switched: bool
-) -> tuple[int | None, frozenset[int]]:
-    """Return the sliding window, which `use_sliding_window` may switch off, and layers without it.
-
-    The field `layer_types` lists them; if absent, `default_types` does; if that is None, all
-    layers have the window.
-    """
-    count = num_layers(config)
-    window = None
-    if not switched or flag(config, "use_sliding_window"):
-        window = optional_integer(config, "sliding_window", 1, MAX_CONTEXT)
-    types = config.get("layer_types")
-    types = default_types if types is None else types
-    if types is None:
-        return window, frozenset()
-    known = ("full_attention", "sliding_attention")
-    if not isinstance(types, list) or len(types) != count:
-        raise invalid("layer_types", f"a list of {count} names", types)
-    for each in types:
-        if each not in known:
-            raise invalid("layer_types", f"a list of {' and '.join(known)}", each)
-    full = frozenset(i for i, each in enumerate(types) if each == "full_attention")
-    if len(full) == count:
-        return None, frozenset()
-    if window is None:
-        raise invalid("sliding_window", "a number, as layer_types has sliding_attention", "none")
-    return window, full
-
-
-def _head_dim(config: Fields, hidden: int, heads: int) -> int:
-    head_dim = optional_integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    if head_dim is None:
-        if hidden % heads:
-            raise invalid("hidden_size", f"a multiple of {heads} heads", hidden)
-        head_dim = hidden // heads
-    if head_dim % 2 or not 2 <= head_dim <= MAX_HEAD_DIM:
-        raise invalid("head_dim", f"an even number between 2 and {MAX_HEAD_DIM}", head_dim)
-    return head_dim
-
-
-def _dtype(config: Fields) -> str:
-    name = "dtype" if config.get("dtype") is not None else "torch_dtype"
-    value = config.get(name)
-    if value is None:
-        return "float32"
-    if value not in DTYPES:
-        raise invalid(name, f"one of {', '.join(DTYPES)}", value)
-    return str(value)

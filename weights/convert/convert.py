@@ -10,7 +10,7 @@ from pathlib import Path
 
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
 from swiftchat.weights.adapters.merge import merge_adapters
-from swiftchat.weights.architectures.config import DTYPES
+from swiftchat.weights.architectures.readers import DTYPES
 from swiftchat.weights.convert.layout import Layout, rank_layout, sharded_layout
 from swiftchat.weights.convert.manifest import MANIFEST, encode_manifest, verify_files
 from swiftchat.weights.files.disk import (

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.errors import BadModelFile, ModelNotFound
-from swiftchat.weights.architectures.config import ModelConfig, token_ids
+from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.multimodal import MULTIMODAL
+from swiftchat.weights.architectures.readers import token_ids
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES
