@@ -23,7 +23,6 @@ WHEEL_PLATFORMS = {
     "linux-aarch64": "manylinux_2_17_aarch64",
     "macos-x86_64": "macosx_11_0_x86_64",
     "macos-aarch64": "macosx_11_0_arm64",
-    "windows-x86_64": "win_amd64",
 }
 
 
@@ -69,7 +68,7 @@ def _compile(folder: Path) -> list[Path]:
     failure: Path = folder / build.FAILURE
     failure.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["ZIG_GLOBAL_CACHE_DIR"] = cache  # otherwise 100 MB stay in the home folder
+        os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", cache)  # not 100 MB in the home folder
         try:
             libraries: list[Path] = build.build(target, folder)
         except (build.BuildError, OSError) as error:

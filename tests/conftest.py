@@ -1,5 +1,6 @@
 """Fixtures and options of all tests, and the number of skipped GPU tests."""
 
+import gc
 import hashlib
 import os
 import signal
@@ -30,9 +31,11 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     cores_per_worker = max(1, (os.cpu_count() or 1) // num_workers)
     os.environ.setdefault("OMP_NUM_THREADS", str(cores_per_worker))
 
-# A background job of a shell ignores SIGINT, and programs that tests start and interrupt would
-# inherit that.
+# A background job of a shell ignores SIGINT, and one of nohup SIGHUP; the programs that tests start
+# and interrupt would inherit that, but not a handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 # Examples may take long on a busy machine.
@@ -116,6 +119,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     own_tests = Path(__file__).parent / "engine" / "cpu"
     if session.config.getoption("collectonly"):
         return
+    # What exists now stays to the end, and no garbage collection has to look at it.
+    gc.collect()
+    gc.freeze()
     if any(own_tests not in item.path.parents for item in session.items):
         from tests.support.cpu_libraries import compile_kernels
 

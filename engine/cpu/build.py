@@ -6,6 +6,7 @@ a checkout: `python -m swiftchat.engine.cpu.build [--variant NAME] [--target SYS
 """
 
 import argparse
+import fcntl
 import hashlib
 import os
 import platform
@@ -76,7 +77,6 @@ TARGETS = {
         Target("linux", "aarch64", "aarch64-linux-gnu.2.17", ".so"),
         Target("macos", "x86_64", "x86_64-macos.11.0", ".dylib"),
         Target("macos", "aarch64", "aarch64-macos.11.0", ".dylib"),
-        Target("windows", "x86_64", "x86_64-windows-gnu", ".dll"),
     )
 }
 # No -ffast-math: the kernels keep NaNs and infinities, sums are added in the order of the source,
@@ -105,7 +105,7 @@ def host_target() -> Target | None:
     """Return the target of this machine, or None if there are no kernels for it."""
     if sys.platform == "linux" and not _has_glibc():
         return None
-    systems = {"linux": "linux", "darwin": "macos", "win32": "windows"}
+    systems = {"linux": "linux", "darwin": "macos"}
     architectures = {"amd64": "x86_64", "arm64": "aarch64"}
     machine = platform.machine().lower()
     name = f"{systems.get(sys.platform)}-{architectures.get(machine, machine)}"
@@ -163,9 +163,7 @@ class _Toolchain:
 
     def compile(self, variant: Variant) -> list[str]:
         """Return the command that compiles a file, without the file."""
-        arguments = [*self._target(variant.cpu), "-fvisibility=hidden", *WARNINGS]
-        if self.target.system != "windows":
-            arguments.append("-fPIC")
+        arguments = [*self._target(variant.cpu), "-fPIC", "-fvisibility=hidden", *WARNINGS]
         if _needs_system_compiler(self.sanitize):
             arguments += ["-std=c11", "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas"]
         else:
@@ -179,11 +177,9 @@ class _Toolchain:
         It names the same processor for all variants, so that zig compiles its runtime once.
         """
         cpu = VARIANTS[self.target.architecture][0].cpu
-        arguments = ["-shared", *self._target(cpu), *self._sanitize(), *objects]
+        arguments = ["-shared", *self._target(cpu), *self._sanitize(), *objects, "-lm"]
         if not self.sanitize:
             arguments.append("-s")
-        if self.target.system != "windows":
-            arguments.append("-lm")
         if self.target.system == "linux":
             arguments.append("-lpthread")
         return [*self.compiler, *arguments]
@@ -273,8 +269,7 @@ def _zig() -> tuple[str, ...]:
     spec = find_spec("ziglang")
     if spec is None or not spec.submodule_search_locations:
         raise BuildError("no compiler: pip install ziglang")
-    name = "zig.exe" if sys.platform == "win32" else "zig"
-    return (str(Path(spec.submodule_search_locations[0]) / name), "cc")
+    return (str(Path(spec.submodule_search_locations[0]) / "zig"), "cc")
 
 
 def _needs_system_compiler(sanitize: Sequence[str]) -> bool:
@@ -293,23 +288,8 @@ def _system_compiler() -> tuple[str, ...]:
 def _locked(file: Path) -> Iterator[None]:
     """Hold the lock of this file; wait for another process that holds it."""
     with file.open("a+b") as handle:
-        if sys.platform == "win32":
-            import msvcrt
-            import time
-
-            while True:
-                try:
-                    handle.seek(0)
-                    msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
-                    break
-                except OSError:  # raised after ten seconds
-                    time.sleep(0.1)
-            yield  # closing the file releases the lock
-        else:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield  # closing the file releases the lock
 
 
 def main() -> None:

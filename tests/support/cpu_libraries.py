@@ -44,7 +44,7 @@ def load(variant: str) -> ctypes.CDLL:
     compile_kernels(PLAINEST, variant)
     if not library_path(folder, _TARGET, variant).exists() and SANITIZED in os.environ:
         pytest.skip(f"{variant} is not compiled with sanitizers")
-    plain = load_library(library_path(folder, _TARGET, PLAINEST))
+    plain = load_library(library_path(LIBRARIES, _TARGET, PLAINEST))
     if missing := REQUIRED[variant] & ~Feature(plain.cpu_features()):
         pytest.skip(f"this processor has no {missing.words}")
     return load_library(library_path(folder, _TARGET, variant))

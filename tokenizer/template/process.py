@@ -16,7 +16,7 @@ from swiftchat.tokenizer.template.worker import TIME_LIMIT_SIGNAL
 __all__ = ["TemplateProcess", "TemplateProcessError"]
 
 # The worker limits its processor time itself. This limit of real time leaves room for a busy
-# machine; it is the only one on Windows.
+# machine.
 _REAL_TIME_FACTOR = 10.0
 _MIN_REAL_S = 10.0  # to start
 

@@ -6,9 +6,9 @@ signal when a task takes more than `seconds` of processor time.
 """
 
 import json
+import resource
 import signal
 import sys
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -20,8 +20,7 @@ from swiftchat.tokenizer.template.sandbox import (
     render_variants,
 )
 
-# Windows has no timer of processor time; there the parent's limit of real time counts.
-TIME_LIMIT_SIGNAL = getattr(signal, "SIGPROF", 0)
+TIME_LIMIT_SIGNAL = signal.SIGPROF
 _MEMORY_BYTES = 1 << 30
 
 
@@ -50,28 +49,16 @@ def main() -> None:
     """Render until stdin ends."""
     # Ctrl-C is for the parent, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_timer = _limits()
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     renderer = _Renderer(json.loads(sys.stdin.readline())["source"])
     for line in sys.stdin:
         task = json.loads(line)
-        set_timer(task["seconds"])
+        # When this processor time is over, the signal ends the process.
+        signal.setitimer(signal.ITIMER_PROF, task["seconds"])
         answer = renderer.render(task)
-        set_timer(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
-
-
-def _limits() -> Callable[[float], object]:
-    """Limit memory; return a function that limits the processor time from its call on.
-
-    When the time is over the signal `TIME_LIMIT_SIGNAL` ends the process; 0 stops the timer.
-    """
-    if sys.platform == "win32":
-        return lambda seconds: None
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    return lambda seconds: signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
 #define EXPORT __attribute__((visibility("default")))
-#endif
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE int min_int(int a, int b) { return a < b ? a : b; }

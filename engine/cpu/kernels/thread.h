@@ -1,53 +1,9 @@
-/* Threads, locks, conditions and clocks of POSIX and Windows. */
+/* Threads, locks, conditions and a clock of POSIX. */
 #pragma once
-#include <stdint.h>
-
-#if defined(_WIN32)
-#define WIN32_LEAN_AND_MEAN
-#include <windows.h>
-
-typedef HANDLE Thread;
-typedef SRWLOCK Lock;
-typedef CONDITION_VARIABLE Condition;
-#define THREAD_FUNCTION(name, argument) static DWORD WINAPI name(void *argument)
-#define THREAD_RESULT 0
-
-typedef DWORD(WINAPI *ThreadFunction)(void *);
-
-/* Start a thread; return 0 if that failed. */
-static inline int thread_start(Thread *thread, ThreadFunction function, void *argument) {
-    *thread = CreateThread(NULL, 0, function, argument, 0, NULL);
-    return *thread != NULL;
-}
-static inline void thread_join(Thread thread) {
-    WaitForSingleObject(thread, INFINITE);
-    CloseHandle(thread);
-}
-static inline void thread_yield(void) { SwitchToThread(); }
-static inline void lock_create(Lock *lock) { InitializeSRWLock(lock); }
-static inline void lock_destroy(Lock *lock) { (void)lock; }
-static inline void lock_acquire(Lock *lock) { AcquireSRWLockExclusive(lock); }
-static inline void lock_release(Lock *lock) { ReleaseSRWLockExclusive(lock); }
-static inline void condition_create(Condition *condition) { InitializeConditionVariable(condition); }
-static inline void condition_destroy(Condition *condition) { (void)condition; }
-static inline void condition_wait(Condition *condition, Lock *lock) {
-    SleepConditionVariableSRW(condition, lock, INFINITE, 0);
-}
-static inline void condition_wake_all(Condition *condition) { WakeAllConditionVariable(condition); }
-
-/* A clock that does not go back, in nanoseconds. */
-static inline uint64_t clock_ns(void) {
-    LARGE_INTEGER count, frequency;
-    QueryPerformanceCounter(&count);
-    QueryPerformanceFrequency(&frequency);
-    uint64_t ticks = (uint64_t)count.QuadPart, per_second = (uint64_t)frequency.QuadPart;
-    return ticks / per_second * 1000000000 + ticks % per_second * 1000000000 / per_second;
-}
-
-#else
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdint.h>
 #include <time.h>
 
 typedef pthread_t Thread;
@@ -84,7 +40,6 @@ static inline uint64_t clock_ns(void) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
-#endif
 
 /* Wait some 20 to 50 nanoseconds in favor of the core's other thread. */
 static inline void cpu_pause(void) {

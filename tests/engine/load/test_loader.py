@@ -46,6 +46,7 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Check that no test leaves a thread or an open file behind."""
     monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # else tqdm starts a thread
     gc.collect()  # garbage of other tests must not close files during the test
+    gc.freeze()  # the second collection looks at new objects only
     threads, files = set(threading.enumerate()), num_open_files()
     yield
     gc.collect()

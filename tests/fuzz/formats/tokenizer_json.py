@@ -165,10 +165,22 @@ def _compare(data: bytes, folder: Path, loaded: Any) -> None:
     for text, (ids, decoded), expected, expected_text in zip(
         TEXTS, loaded, theirs, texts, strict=True
     ):
+        if ids != expected and _has_control_token_in_a_word(library, expected):
+            continue
         if ids != expected:
             raise Difference(f"{text!r}: ids {ids} and {expected}")
         if decoded != expected_text:
             raise Difference(f"{text!r}: decoded {decoded!r} and {expected_text!r}")
+
+
+def _has_control_token_in_a_word(library: tokenizers.Tokenizer, ids: list[int]) -> bool:
+    """Return whether the library may have cut a control token out of a word.
+
+    A token with `single_word` counts only between spaces. Inside a word it is still a piece of the
+    library's model; for us it is ordinary text there.
+    """
+    added = library.get_added_tokens_decoder()
+    return any(added[i].special and added[i].single_word for i in ids if i in added)
 
 
 TOKENIZER_JSON = Target("tokenizer-json", _seeds, _mutate, _load, 1500, _compare)
