@@ -94,8 +94,10 @@ def build_engine(
         scheduler.limit = gpu_chunk_limit(setup.chunk_tokens)
     elif config.chunk_tokens is None and isinstance(decoder, NativeDecoder):
         scheduler.limit = cpu_chunk_limit(setup.chunk_tokens)
-    proposer: Proposer | None = None if heads is None else heads.load()
-    if draft is not None:
+    proposer: Proposer | None = None
+    if heads is not None:
+        proposer = heads.load(weights.embed, plan.ctx_size_tokens)
+    elif draft is not None:
         proposer = draft_proposer(draft, decoder.config.vocab_size)
     graphs = Graphs()
     if isinstance(decoder.ops, CudaOps):

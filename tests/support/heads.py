@@ -16,6 +16,21 @@ from tests.support.tiny_models import VOCAB_SIZE
 WIDTH = 48  # the hidden size of the tiny models
 MEDUSA_CONFIG: Mapping[str, Any] = {"medusa_num_heads": 3, "medusa_num_layers": 2}
 
+EAGLE3_CONFIG: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "hidden_size": WIDTH,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "vocab_size": VOCAB_SIZE,
+    "draft_vocab_size": 40,
+    "max_position_embeddings": 256,
+}
+
 Proposal = tuple[list[int], list[int]]
 
 
@@ -39,6 +54,47 @@ def write_medusa(folder: Path, tensors: Mapping[str, Tensor], **config: Any) -> 
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**MEDUSA_CONFIG, **config}))
     save_file(dict(tensors), folder / "medusa_lm_head.safetensors")
+    return folder
+
+
+def eagle3_tensors(seed: int = 0) -> dict[str, Tensor]:
+    """Return random tensors for `EAGLE3_CONFIG`; the head's tokens are every second id."""
+    random = torch.Generator().manual_seed(seed)
+    shapes = {
+        "fc.weight": (WIDTH, 3 * WIDTH),
+        "midlayer.self_attn.q_proj.weight": (48, 2 * WIDTH),
+        "midlayer.self_attn.k_proj.weight": (24, 2 * WIDTH),
+        "midlayer.self_attn.v_proj.weight": (24, 2 * WIDTH),
+        "midlayer.self_attn.o_proj.weight": (WIDTH, 48),
+        "midlayer.mlp.gate_proj.weight": (64, WIDTH),
+        "midlayer.mlp.up_proj.weight": (64, WIDTH),
+        "midlayer.mlp.down_proj.weight": (WIDTH, 64),
+        "lm_head.weight": (40, WIDTH),
+        **{
+            f"{name}.weight": (WIDTH,)
+            for name in (
+                *("midlayer.input_layernorm", "midlayer.hidden_norm"),
+                *("midlayer.post_attention_layernorm", "norm"),
+            )
+        },
+    }
+    tensors = {
+        name: torch.randn(shape, generator=random) * (0.2 if len(shape) > 1 else 1.0)
+        for name, shape in shapes.items()
+    }
+    ids = 2 * torch.arange(40) + 3
+    tensors["d2t"] = ids - torch.arange(40)
+    tensors["t2d"] = torch.isin(torch.arange(VOCAB_SIZE), ids)
+    return tensors
+
+
+def write_eagle3(folder: Path, tensors: Mapping[str, Tensor], **config: Any) -> Path:
+    """Write a head; options of None are left out of config.json."""
+    folder.mkdir(exist_ok=True)
+    settings = {**EAGLE3_CONFIG, **config}
+    present = {key: value for key, value in settings.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(present))
+    save_file(dict(tensors), folder / "model.safetensors")
     return folder
 
 

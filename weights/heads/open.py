@@ -1,16 +1,22 @@
 """Recognize and open prediction heads."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.files.reading import read_json
+from swiftchat.weights.heads.eagle3 import Eagle3Files
 from swiftchat.weights.heads.medusa import MedusaFiles
 
 __all__ = ["HeadFiles", "are_heads", "open_heads"]
 
-HeadFiles = MedusaFiles
+HeadFiles = MedusaFiles | Eagle3Files
 
-_KINDS = {"medusa_num_heads": MedusaFiles}
+# The keys of config.json that only such files have.
+_KINDS: Mapping[str, type[HeadFiles]] = MappingProxyType(
+    {"medusa_num_heads": MedusaFiles, "draft_vocab_size": Eagle3Files}
+)
 
 
 def are_heads(directory: Path) -> bool:

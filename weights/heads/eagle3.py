@@ -1,0 +1,190 @@
+"""EAGLE-3 heads: one layer that continues the model's hidden states token by token.
+
+Li et al., 2025 (arXiv:2503.01840).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from swiftchat.errors import BadModelFile
+from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.fields import (
+    MAX_HEAD_DIM,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Fields,
+    flag,
+    hidden_size,
+    integer,
+    invalid,
+    mapping,
+    num_heads,
+    number,
+    optional_integer,
+)
+from swiftchat.weights.architectures.rope import RopeConfig
+from swiftchat.weights.files.reading import read_json
+from swiftchat.weights.model.tensor_file import TensorFile
+
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+LAYER = "midlayer."
+EMBEDDINGS = "embed_tokens.weight"
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_MAX_LAYERS = 8
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """The sizes of a head in elements.
+
+    `hidden_layers`: the layers of the model whose inputs the head reads, as in `HiddenStates`. With
+    `norm_before_residual` the layer adds to its normed input.
+    """
+
+    hidden_layers: tuple[int, ...]
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: RopeConfig
+    draft_vocab_size: int
+    norm_before_residual: bool
+
+    @classmethod
+    def from_json(cls, settings: dict[str, Any], model: ModelConfig) -> Self:
+        """Read the config.json of a head for this model; raises `BadModelFile`."""
+        heads, width = num_heads(settings), hidden_size(settings)
+        head_dim = optional_integer(settings, "head_dim", 2, MAX_HEAD_DIM) or width // heads
+        kv_heads = optional_integer(settings, "num_key_value_heads", 1, heads) or heads
+        if heads % kv_heads:
+            raise invalid("num_key_value_heads", f"a divisor of {heads}", kv_heads)
+        if head_dim % 2:
+            raise invalid("head_dim", "even", head_dim)
+        if settings.get("num_hidden_layers", 1) != 1:
+            raise invalid(
+                "num_hidden_layers", "1 in an EAGLE-3 head", settings["num_hidden_layers"]
+            )
+        if settings.get("hidden_act", "silu") != "silu":
+            raise invalid("hidden_act", "silu in an EAGLE-3 head", settings["hidden_act"])
+        vocab_size = optional_integer(settings, "vocab_size", 1, MAX_VOCAB)
+        if vocab_size not in (None, model.vocab_size):
+            raise BadModelFile(
+                f"config.json of the draft: vocab_size is {vocab_size}, but the model's is "
+                f"{model.vocab_size}",
+                "the draft belongs to another base model; its model card names which",
+            )
+        rope = RopeConfig.from_hf(settings, head_dim)
+        if rope.rotary_dim not in (None, head_dim):
+            raise invalid("partial_rotary_factor", "1 in an EAGLE-3 head", rope.rotary_dim)
+        return cls(
+            hidden_layers=_hidden_layers(settings, model.num_layers),
+            hidden_size=width,
+            intermediate_size=integer(settings, "intermediate_size", 1, 8 * MAX_WIDTH),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            norm_eps=number(settings, "rms_norm_eps", above=0.0, below=1.0, default=1e-6),
+            rope=rope,
+            draft_vocab_size=integer(settings, "draft_vocab_size", 1, model.vocab_size),
+            norm_before_residual=flag(settings, "norm_before_residual"),
+        )
+
+    def shapes(self, model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the name and the shape of every float tensor but the embeddings."""
+        width, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        yield "fc.weight", (width, len(self.hidden_layers) * model.hidden_size)
+        for norm in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+            yield f"{LAYER}{norm}.weight", (width,)
+        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+            yield f"{LAYER}self_attn.{name}_proj.weight", (rows, 2 * width)
+        yield f"{LAYER}self_attn.o_proj.weight", (width, queries)
+        yield f"{LAYER}mlp.gate_proj.weight", (inner, width)
+        yield f"{LAYER}mlp.up_proj.weight", (inner, width)
+        yield f"{LAYER}mlp.down_proj.weight", (width, inner)
+        yield "norm.weight", (width,)
+        yield "lm_head.weight", (self.draft_vocab_size, width)
+
+
+@dataclass(frozen=True)
+class Eagle3Files:
+    """The checked files of an EAGLE-3 head for one model.
+
+    `token_ids` [draft_vocab_size] are the model's ids of the head's tokens. Without embeddings of
+    its own the head uses the model's.
+    """
+
+    file: TensorFile
+    config: Eagle3Config
+    token_ids: npt.NDArray[np.int64]
+
+    @classmethod
+    def open(cls, directory: Path, model: ModelConfig) -> Self:
+        """Read the headers and the ids, and check every shape.
+
+        Raises `BadModelFile` if a file is damaged or belongs to another model.
+        """
+        config = Eagle3Config.from_json(read_json(directory / "config.json"), model)
+        found = [directory / name for name in WEIGHT_FILES if (directory / name).is_file()]
+        if not found:
+            raise BadModelFile(f"{directory} has none of {', '.join(WEIGHT_FILES)}")
+        file = TensorFile(found[0], "the draft")
+        shapes = dict(config.shapes(model))
+        for name in file.tensors:
+            if name.startswith(LAYER) and name not in shapes:
+                raise BadModelFile(f"{file.file}: tensor {name} is not one of an EAGLE-3 head")
+        if EMBEDDINGS in file.tensors or config.hidden_size != model.hidden_size:
+            shapes[EMBEDDINGS] = (model.vocab_size, config.hidden_size)
+        for name, shape in shapes.items():
+            file.require(name, shape)
+            file.require_floats(name)
+        if "t2d" in file.tensors:
+            file.require("t2d", (model.vocab_size,))
+        return cls(file, config, _token_ids(file, config.draft_vocab_size, model.vocab_size))
+
+    @property
+    def has_embeddings(self) -> bool:
+        return EMBEDDINGS in self.file.tensors
+
+
+def _hidden_layers(settings: Fields, num_layers: int) -> tuple[int, ...]:
+    """Return the layers whose inputs are read.
+
+    The list in `eagle_config` counts the outputs of layers, the one beside it their inputs.
+    """
+    inner = mapping(settings, "eagle_config") or {}
+    shift = 1 if _LAYERS in inner and settings.get(_LAYERS) is None else 0
+    layers = inner[_LAYERS] if shift else settings.get(_LAYERS)
+    if layers is None:
+        layers = [2, num_layers // 2, num_layers - 3]
+    is_list = isinstance(layers, list) and 1 <= len(layers) <= _MAX_LAYERS
+    if not is_list or not all(type(i) is int and 0 <= i + shift <= num_layers for i in layers):
+        raise BadModelFile(
+            f"config.json of the draft: {_LAYERS} must be layers of a model with {num_layers}, "
+            f"not {str(layers)[:80]}",
+            "the draft belongs to another base model; its model card names which",
+        )
+    return tuple(i + shift for i in layers)
+
+
+def _token_ids(file: TensorFile, draft_vocab: int, vocab: int) -> npt.NDArray[np.int64]:
+    """Return the model's ids of the head's tokens: each plus its offset in `d2t`."""
+    ids = np.arange(draft_vocab)
+    if "d2t" not in file.tensors and draft_vocab == vocab:
+        return ids
+    file.require("d2t", (draft_vocab,))
+    offsets = file.integers("d2t")
+    # Compared before they are added: the sum might overflow.
+    wrong = np.flatnonzero((offsets < -ids) | (offsets >= vocab - ids))
+    if len(wrong):
+        i = int(wrong[0])
+        expected = f"an offset from {-i} to {vocab - i - 1} of token {i}"
+        raise file.bad("d2t", expected, str(offsets[i]), file.of_another_model)
+    return ids + offsets
