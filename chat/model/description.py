@@ -1,5 +1,6 @@
 """Properties of a model, for `swiftchat show` and `/show info`."""
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> 
         "quantized": _describe_quantization(model),
         "layers": config.num_layers,
         "hidden_size": config.hidden_size,
-        "heads": _describe_heads(config),
+        "heads": describe_heads(config),
         "context_tokens": config.max_context_tokens,
         "vocabulary": tokenizer.vocab_size,
         "tokenizer": tokenizer.kind,
@@ -50,11 +51,16 @@ def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> 
     }
 
 
-def _describe_heads(config: "ModelConfig") -> str:
+def describe_heads(config: "ModelConfig") -> str:
     latent = config.latent
     if latent is None:
-        kv_heads = f"({config.num_kv_heads} for keys and values) "
-        return f"{config.num_heads} {kv_heads}of {config.head_dim}"
+        shapes = [config.of_layer(layer) for layer in range(config.num_layers)]
+        counts = Counter((each.num_kv_heads, each.head_dim) for each in shapes)
+        return ", ".join(
+            f"{config.num_heads} ({kv_heads} for keys and values) of {head_dim}"
+            + (f" in {count} layers" if len(counts) > 1 else "")
+            for (kv_heads, head_dim), count in counts.items()
+        )
     return (
         f"{config.num_heads} of {latent.head_dim}, values of {latent.value_dim}, from latents of "
         f"{latent.kv_rank} and {latent.rope_dim} shared"

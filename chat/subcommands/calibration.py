@@ -68,7 +68,8 @@ def input_statistics(
     config = Model.open(path).config
     if config.num_experts:
         raise UsageError("calibration does not support MoE models", "leave out --calibrate")
-    if config.mixer is not None or config.latent is not None:
+    uneven = config.layer_sizes or config.kv_sources or config.keys_as_values
+    if config.mixer is not None or config.latent is not None or uneven:
         raise UsageError(
             f"calibration does not support {config.architecture}", "leave out --calibrate"
         )

@@ -84,9 +84,10 @@ class Tunings:
         """
         if not tuning:
             return None
-        if self._base.config.mixer is not None:
+        config = self._base.config
+        if config.mixer is not None or config.layer_sizes or config.kv_sources:
             raise UsageError(
-                f"adapters and soft prompts are not supported for {self._base.config.architecture}",
+                f"adapters and soft prompts are not supported for {config.architecture}",
                 "leave out the adapters",
             )
         if tuning in self._files:

@@ -8,7 +8,7 @@ from swiftchat.cuda.packed_layout import packed_bytes, packing_fits
 from swiftchat.engine.api.tile_layout import BLOCK_TYPES, block_layout, scheme_bytes
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.tensors import canonical_shapes, tensor_name
+from swiftchat.weights.architectures.tensors import shape_by_place, tensor_name
 from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
 from swiftchat.weights.quantization.quantize import QUANTIZABLE
 from swiftchat.weights.quantization.scheme import (
@@ -45,9 +45,11 @@ def kv_bytes_per_token(config: ModelConfig, item_bytes: int, kv_dtype: str = "au
             "which are compressed already",
             "leave out --kv-dtype, or use --kv-dtype auto",
         )
-    rows, width = config.cached_rows
-    row_bytes = width * item_bytes if kv_dtype == "auto" else width + 4
-    return len(config.attention_layers) * rows * row_bytes
+    total = 0
+    for layer in config.attention_layers:
+        rows, width = config.of_layer(layer).cached_rows
+        total += rows * (width * item_bytes if kv_dtype == "auto" else width + 4)
+    return total
 
 
 def packed_schemes(packed: Mapping[str, StoredTensor]) -> dict[str, Scheme]:
@@ -62,9 +64,9 @@ def gpu_weight_bytes(shard: Shard, schemes: Mapping[str, Scheme], item_bytes: in
     `schemes` is by Hugging Face tensor name. Matrices stay quantized if the kernels support their
     scheme and size; all other weights take `item_bytes` an element.
     """
-    full_shapes, total = canonical_shapes(shard.config), 0
+    shape_of, total = shape_by_place(shard.config), 0
     for place, tensor_slice in shard.own_tensors():
-        shape = tensor_slice.shape(full_shapes[place[0]])
+        shape = tensor_slice.shape(shape_of(*place[:2]))
         scheme = schemes.get(tensor_name(shard.config, *place))
         kernel_scheme = None
         if scheme is not None and place[0] in _PACKED:
@@ -83,9 +85,9 @@ def cpu_weight_bytes(shard: Shard, stored: Mapping[str, StoredTensor], item_byte
     `stored` are the quantized tensors by Hugging Face name. Scales that fp16 cannot hold, and
     matrices that turn out to have no minimums, make the result differ.
     """
-    full_shapes, total = canonical_shapes(shard.config), 0
+    shape_of, total = shape_by_place(shard.config), 0
     for place, tensor_slice in shard.own_tensors():
-        shape = tensor_slice.shape(full_shapes[place[0]])
+        shape = tensor_slice.shape(shape_of(*place[:2]))
         tensor = stored.get(tensor_name(shard.config, *place))
         packed = None
         if tensor is not None and place[0] not in _DEQUANTIZED:

@@ -34,6 +34,7 @@ from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Expert, Experts
+from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
@@ -138,7 +139,15 @@ class Recorder:
     def mix(self, plan: None, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
         raise CannotRecordError("no kernel computes mixers with a state")
 
-    def scale_(self, x: Tensor, scale: float) -> None:
+    def per_layer_embeddings(self, plan: None, x: Tensor, table: PerLayerTable) -> Sequence[Tensor]:
+        raise CannotRecordError("no kernel computes embeddings of each layer")
+
+    def add_per_layer_(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> None:
+        raise CannotRecordError("no kernel computes embeddings of each layer")
+
+    def scale_(self, x: Tensor, scale: float | Tensor) -> None:
+        if isinstance(scale, Tensor):
+            raise CannotRecordError("no kernel multiplies with a number in memory")
         last, out = self.ops[-1], self.activations(x)
         if isinstance(last, native.EmbedOp) and last.out == out.buffer:
             last.scale *= scale
@@ -221,6 +230,8 @@ class Recorder:
     ) -> Tensor:
         if latent is not None:
             raise CannotRecordError("no kernel computes latent attention")
+        if self._config.layer_sizes or self._config.kv_sources or self._config.value_norm:
+            raise CannotRecordError("no kernel computes layers with heads of different sizes")
         config, source = self._config, self.activations(qkv)
         growth = config.query_growth
         if growth is not None and self._num_positions + growth.shift > growth.tokens:
@@ -258,8 +269,12 @@ class Recorder:
         op.x = source.buffer
         return self._append(op, source.row_set, source.width // (2 if op.gated else 1))
 
-    def moe(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
+    def moe(
+        self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
+    ) -> Tensor:
         config, source = self._config, self.activations(x)
+        if router_input is not None or experts.scales is not None:
+            raise CannotRecordError("no kernel computes a router with an input of its own")
         router = config.router
         if (
             router.scores == "sparsemixer"

@@ -10,7 +10,8 @@ from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.latent_attention import LatentWeights
-from swiftchat.engine.model.moe import Expert, Experts
+from swiftchat.engine.model.moe import Expert, ExpertNorms, Experts
+from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.weights.architectures.tensors import (
     layer_tensors,
@@ -76,6 +77,7 @@ class _Assembler:
             project_out=self._projection("project_out"),
             lm_head=embed if self._config.tied_embeddings else self._matrix("lm_head"),
             lm_head_bias=self._optional("lm_head_bias"),
+            per_layer=self._per_layer_table(),
         )
 
     def _layer(self, i: int) -> LayerWeights:
@@ -103,6 +105,30 @@ class _Assembler:
             sinks=self._optional("sinks", layer=i),
             experts=self._experts(i) if "router" in layer_tensors(self._config, i) else None,
             mixer=self._mixer(i) if i in self._config.mixer_layers else None,
+            per_layer=self._per_layer_branch(i),
+            scale=self._optional("layer_scale", layer=i),
+            expert_norms=self._expert_norms(i) if self._config.mlp_and_experts else None,
+        )
+
+    def _per_layer_table(self) -> PerLayerTable | None:
+        project, norm = self._optional("ple_project"), self._optional("ple_project_norm")
+        if project is None or norm is None:
+            return None
+        return PerLayerTable(self._matrix("ple_embed", is_table=True), project, norm)
+
+    def _per_layer_branch(self, i: int) -> PerLayerBranch | None:
+        norm = self._optional("ple_out_norm", layer=i)
+        if norm is None:
+            return None
+        gate, out = self._matrix("ple_gate", layer=i), self._matrix("ple_out", layer=i)
+        return PerLayerBranch(gate, out, norm)
+
+    def _expert_norms(self, i: int) -> ExpertNorms:
+        return ExpertNorms(
+            dense_out=self._required("dense_out_norm", layer=i),
+            experts=self._required("experts_norm", layer=i),
+            experts_out=self._required("experts_out_norm", layer=i),
+            router=self._required("router_scale", layer=i),
         )
 
     def _mixer(self, i: int) -> MixerWeights:
@@ -144,6 +170,7 @@ class _Assembler:
             shared_router=self._optional("shared_router", layer=i),
             project_in=self._projection("expert_in", i),
             project_out=self._projection("expert_out", i),
+            scales=self._optional("expert_scales", layer=i),
         )
 
     def _latent(self, i: int) -> LatentWeights:
@@ -169,7 +196,7 @@ class _Assembler:
 
     def _separate_experts(self, i: int) -> Iterator[Expert]:
         """The experts of a checkpoint that has tensors for each of them."""
-        parts = self._shard.slices
+        parts = self._shard.of_layer(i).slices
         inputs = ("expert_gate", "expert_up") if self._config.gated else ("expert_up",)
 
         def weight(expert: int, *canonical: str) -> LinearWeight:
@@ -221,6 +248,6 @@ class _Assembler:
         return [
             (tensor_name(self._config, name, layer, number), part)
             for name in canonical
-            if name in known and (part := self._shard.slices[name]) is not None
+            if name in known and (part := self._shard.slice_of(name, layer)) is not None
             for number in self._shard.indices(name)
         ]

@@ -83,6 +83,10 @@ def _layer(
             missing = layer.qkv.shape[0] - len(layer.qkv_bias)
             sides = (missing, 0) if layer.latent.q_b is None else (0, missing)
             changes["qkv_bias"] = torch.nn.functional.pad(layer.qkv_bias, sides)
+    if layer.expert_norms is not None:
+        # The router reads the norm multiplied by this scale and divided by √hidden_size.
+        router = layer.expert_norms.router * config.hidden_size**-0.5
+        changes["expert_norms"] = dataclasses.replace(layer.expert_norms, router=router)
     if layer.mixer is not None:
         changes["mixer"] = _mixer(config, layer.mixer)
     elif rows is not None:

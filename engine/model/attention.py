@@ -222,9 +222,11 @@ def _explicit_attention(
 
 
 def _kv_views(cache: KVCache, first_slot: int, length: int) -> Sequence[tuple[Tensor, Tensor]]:
-    slots = cache.slot_range(first_slot, length).transpose(1, 2).unsqueeze(1)
-    keys, values = _keys_and_values(slots, 2)
-    return list(zip(keys.unbind(), values.unbind(), strict=True))
+    groups = []
+    for slots in cache.slot_ranges(first_slot, length):
+        keys, values = _keys_and_values(slots.transpose(1, 2).unsqueeze(1), 2)
+        groups.append(list(zip(keys.unbind(), values.unbind(), strict=True)))
+    return cache.by_number(groups)
 
 
 def _keys_and_values(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:

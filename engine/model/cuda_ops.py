@@ -27,6 +27,7 @@ from swiftchat.engine.model.kv_cache import KVCache, LayerKV, independent_copies
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts, moe, shared_expert
 from swiftchat.engine.model.norms import norm_heads_
+from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.engine.schedule.batch import Batch, Span, padded_rows
@@ -91,6 +92,12 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and config.query_growth is None
         and not config.attention_sinks
         and config.latent is None
+        and not config.layer_sizes
+        and not config.kv_sources
+        and not config.value_norm
+        and not config.layer_scales
+        and not config.mlp_and_experts
+        and config.per_layer_embeddings is None
         and config.prefix_lm is None
         and dtype in DTYPE_NAMES
         and config.head_dim % 8 == 0
@@ -299,9 +306,19 @@ class CudaOps(Elementwise):
         act_and_mul(self.gpu, gate_up, out, self._config.activation, gated=gated)
         return out
 
-    def moe(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
-        if not self._experts.support(layer, experts, len(x)):
-            return moe(x, experts, self._config, self)
+    def per_layer_embeddings(
+        self, plan: CudaPlan, x: Tensor, table: PerLayerTable
+    ) -> Sequence[Tensor]:
+        raise AssertionError("no kernel computes them")  # see `kernels_cover`
+
+    def add_per_layer_(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> None:
+        raise AssertionError("no kernel computes them")  # see `kernels_cover`
+
+    def moe(
+        self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
+    ) -> Tensor:
+        if router_input is not None or not self._experts.support(layer, experts, len(x)):
+            return moe(x, experts, self._config, self, router_input)
         out = self._experts.compute(layer, x, experts)
         shared = shared_expert(x, experts, self)
         return out if shared is None else out.add_(shared)

@@ -13,8 +13,9 @@ from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
-from swiftchat.engine.model.moe import Experts
+from swiftchat.engine.model.moe import ExpertNorms, Experts
 from swiftchat.engine.model.norms import norm_widths_
+from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
@@ -40,8 +41,17 @@ class Ops(Protocol):
     def add_positions_(self, plan: Any, x: Tensor, table: Tensor) -> None:
         """Add the rows of the table [num_positions, hidden_size] at the batch's positions to x."""
 
-    def scale_(self, x: Tensor, scale: float) -> None:
-        """Multiply the stream in place."""
+    def scale_(self, x: Tensor, scale: float | Tensor) -> None:
+        """Multiply the stream in place, by a number or a tensor [1]."""
+
+    def per_layer_embeddings(self, plan: Any, x: Tensor, table: PerLayerTable) -> Sequence[Tensor]:
+        """Return the embeddings of the batch's ids for each layer: [n, width] each.
+
+        x is the stream before the first layer.
+        """
+
+    def add_per_layer_(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> None:
+        """Add the branch of a layer's embeddings [n, width] to the stream in place."""
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return x in another dtype, possibly x itself."""
@@ -98,8 +108,13 @@ class Ops(Protocol):
         Without a gate, return the activation of [n, intermediate_size].
         """
 
-    def moe(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
-        """Return the weighted sum of the chosen experts' outputs: fp32 [n, hidden_size]."""
+    def moe(
+        self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
+    ) -> Tensor:
+        """Return the weighted sum of the chosen experts' outputs: fp32 [n, hidden_size].
+
+        The router reads x, or `router_input` if it is given.
+        """
 
     def logits_rows(self, plan: Any, x: Tensor) -> Tensor:
         """Select the rows whose logits are computed."""
@@ -194,6 +209,9 @@ class Decoder:
         In a "post" model every stage ends with the norm after its last branch.
         """
         weights, delta = self.weights, None
+        own: Sequence[Tensor] = ()
+        if weights.per_layer is not None:
+            own = self.ops.per_layer_embeddings(plan, x, weights.per_layer)
         for i, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
             if self.config.single_branch:
                 delta = self.ranks.all_reduce(self._only_branch(plan, i, layer, kv, x, delta))
@@ -209,9 +227,17 @@ class Decoder:
                 delta = self.ranks.all_reduce(self.ops.add(out, self._mlp(i, layer, mlp_input)))
                 continue
             out = self._attention(plan, i, layer, normed, kv)
-            delta = self._reduce_branch(x, out, layer.attn_out_norm)
+            delta = self._add_branch(x, self.ranks.all_reduce(out), layer.attn_out_norm)
             normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
-            delta = self._reduce_branch(x, self._mlp(i, layer, normed), layer.mlp_out_norm)
+            if layer.expert_norms is None:
+                mlp_out = self.ranks.all_reduce(self._mlp(i, layer, normed))
+            else:
+                mlp_out = self._mlp_and_experts(i, layer, layer.expert_norms, x, normed)
+            delta = self._add_branch(x, mlp_out, layer.mlp_out_norm)
+            if layer.per_layer is not None:
+                self.ops.add_per_layer_(x, own[i], layer.per_layer)
+            if layer.scale is not None:
+                self.ops.scale_(x, layer.scale)
         normed = self._norm(x, delta, weights.final_norm, weights.final_norm_bias)
         if hidden is not None:
             self._keep(hidden, len(weights.layers), x)
@@ -296,7 +322,7 @@ class Decoder:
     def _mlp(self, i: int, layer: LayerWeights, x: Tensor) -> Tensor:
         """Return this rank's part of the MLP's output, before the all-reduce."""
         ops = self.ops
-        if layer.experts is not None:
+        if layer.experts is not None and layer.expert_norms is None:
             return ops.moe(i, x, layer.experts)
         inner = ops.act_and_mul(ops.linear(x, layer.gate_up, layer.gate_up_bias))
         return self._scaled(
@@ -308,12 +334,26 @@ class Decoder:
             self.ops.scale_(out, scale)
         return out
 
-    def _reduce_branch(self, x: Tensor, partial: Tensor, weight: Tensor | None) -> Tensor | None:
-        """All-reduce a branch's output and return it for the next norm to add to the stream x.
+    def _mlp_and_experts(
+        self, i: int, layer: LayerWeights, norms: ExpertNorms, x: Tensor, normed: Tensor
+    ) -> Tensor:
+        """Return the sum of the norms of the MLP's and the experts' outputs, on all ranks."""
+        ops, reduce = self.ops, self.ranks.all_reduce
+        assert layer.experts is not None
+        dense = ops.cast(reduce(self._mlp(i, layer, normed)), torch.float32)
+        router_input = ops.norm_(x, None, norms.router, None)
+        inputs = ops.norm_(x, None, norms.experts, None)
+        sparse = reduce(ops.moe(i, inputs, layer.experts, router_input))
+        return ops.add(
+            ops.norm_(dense, None, norms.dense_out, None),
+            ops.norm_(sparse, None, norms.experts_out, None),
+        )
+
+    def _add_branch(self, x: Tensor, out: Tensor, weight: Tensor | None) -> Tensor | None:
+        """Return a branch's output, on all ranks, for the next norm to add to the stream x.
 
         With an output norm, add its norm to x now and return None.
         """
-        out = self.ranks.all_reduce(partial)
         if weight is None:
             return out
         self.ops.add_norm_(x, out, weight)

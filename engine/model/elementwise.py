@@ -11,7 +11,7 @@ from swiftchat.engine.linear.weight import LinearWeight
 class Elementwise:
     """The part of `decoder.Ops` that `TorchOps` and `CudaOps` share."""
 
-    def scale_(self, x: Tensor, scale: float) -> None:
+    def scale_(self, x: Tensor, scale: float | Tensor) -> None:
         x *= scale
 
     def clamp_(self, x: Tensor, limit: float) -> None:

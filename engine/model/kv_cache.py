@@ -1,6 +1,7 @@
 """The tensors of the KV cache."""
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from swiftchat.engine.model.quantized_kv import LARGEST, QuantizedKV
 from swiftchat.weights.architectures.config import ModelConfig
 
 LayerKV = Tensor | QuantizedKV
+T = TypeVar("T")
 
 
 class KVCache:
@@ -20,10 +22,12 @@ class KVCache:
     kernels, it is [num_blocks, 2 * num_kv_heads, block_size, head_dim]: a head's part of a block is
     contiguous. With latent attention a token has one row of `LatentAttention.cached_dim` elements
     instead: its latent and its rotated key. With `kv_dtype` int8 or fp8 it is a `QuantizedKV` of
-    that layout. `tensors` hold all layers, [num_layers, num_blocks, ...]; a copy of a block copies
-    each of them. On the CPU the system commits the memory of a block when it is first written.
-    Layers with a mixer have an empty tensor in `layers`, none in `tensors`, and `states` with
-    `num_states` slots; `numbers` are the places of the other layers in `tensors`.
+    that layout. `tensors` hold all layers with rows of one width, [num_layers, num_blocks, ...],
+    one group after the other; a copy of a block copies each of them. On the CPU the system commits
+    the memory of a block when it is first written. Layers with a mixer have an empty tensor in
+    `layers`, none in `tensors`, and `states` with `num_states` slots. `numbers` are the places of
+    the other layers among those with keys and values of their own; layers that share them have the
+    same place and the same tensor.
     """
 
     def __init__(
@@ -38,25 +42,33 @@ class KVCache:
         kv_dtype: str = "auto",
         num_states: int = 0,
     ) -> None:
-        rows, width = config.cached_rows
-        block = (rows, block_size) if heads_first else (block_size, rows)
-        self.numbers = {layer: i for i, layer in enumerate(config.attention_layers)}
-        shape = (len(self.numbers), num_blocks, *block)
+        places = {layer: i for i, layer in enumerate(config.attention_layers)}
+        attends = [i for i in range(config.num_layers) if config.has_attention(i)]
+        self.numbers = {layer: places[config.kv_source(layer)] for layer in attends}
+        row_shapes = [config.of_layer(layer).cached_rows for layer in places]
+        self._groups = list(dict.fromkeys(row_shapes)) or [config.cached_rows]
+        self._places = [
+            (self._groups.index(each), row_shapes[:i].count(each))
+            for i, each in enumerate(row_shapes)
+        ]
         self.is_quantized = kv_dtype in LARGEST
-        self.tensors: tuple[Tensor, ...]
-        self.layers: Sequence[LayerKV]
-        if self.is_quantized:
-            values = torch.empty(*shape, width, dtype=torch.int8, device=device)
-            scales = torch.empty(shape, device=device)
-            self.tensors = (values, scales)
-            self.layers = [QuantizedKV(kv_dtype, *of) for of in zip(values, scales, strict=True)]
-        else:
-            self.tensors = (torch.empty(*shape, width, dtype=dtype, device=device),)
-            self.layers = self.tensors[0].unbind()
-        if config.mixer_layers:
-            empty, own = torch.empty(0, device=device), self.layers
-            places = [self.numbers.get(layer) for layer in range(config.num_layers)]
-            self.layers = [empty if place is None else own[place] for place in places]
+        self.tensors: tuple[Tensor, ...] = ()
+        own: list[Sequence[LayerKV]] = []
+        for rows, width in self._groups:
+            block = (rows, block_size) if heads_first else (block_size, rows)
+            shape = (row_shapes.count((rows, width)), num_blocks, *block)
+            if self.is_quantized:
+                values = torch.empty(*shape, width, dtype=torch.int8, device=device)
+                scales = torch.empty(shape, device=device)
+                self.tensors += (values, scales)
+                pairs = zip(values, scales, strict=True)
+                own.append([QuantizedKV(kv_dtype, *each) for each in pairs])
+            else:
+                self.tensors += (torch.empty(*shape, width, dtype=dtype, device=device),)
+                own.append(self.tensors[-1].unbind())
+        empty: LayerKV = torch.empty(0, device=device)
+        in_order = [*self.by_number(own), empty]
+        self.layers = [in_order[self.numbers.get(i, -1)] for i in range(config.num_layers)]
         self.states = StateCache(config, num_states, device)
         self.block_size, self._heads_first = block_size, heads_first
         self.num_bytes = sum(tensor.nbytes for tensor in self.tensors) + self.states.num_bytes
@@ -74,20 +86,28 @@ class KVCache:
         In a quantized cache such a row has a scale that is not finite.
         """
         blocks = list(block_table[: -(-num_tokens // self.block_size)])
-        for layer, place in self.numbers.items():
-            rows = self.tensors[-1][place, blocks]
+        per_group = 1 + self.is_quantized
+        last = self.tensors[per_group - 1 :: per_group]
+        for layer, number in self.numbers.items():
+            group, place = self._places[number]
+            rows = last[group][place, blocks]
             rows = rows.transpose(1, 2) if self._heads_first else rows
             if not rows.flatten(0, 1)[:num_tokens].isfinite().all():
                 return layer
         return None
 
-    def slot_range(self, first: int, num_tokens: int) -> Tensor:
-        """View adjacent slots: [num_layers, num_tokens, 2 * num_kv_heads, head_dim].
+    def slot_ranges(self, first: int, num_tokens: int) -> list[Tensor]:
+        """View adjacent slots: [num_layers, num_tokens, 2 * num_kv_heads, head_dim] a group.
 
         Not for a quantized cache or `heads_first`.
         """
-        (tensor,) = self.tensors
-        return tensor.flatten(1, 2)[:, first : first + num_tokens]
+        return [each.flatten(1, 2)[:, first : first + num_tokens] for each in self.tensors]
+
+    def by_number(self, groups: Sequence[Sequence[T]]) -> Sequence[T]:
+        """Return what each group has for its layers, in the order of `numbers`."""
+        if len(groups) == 1:
+            return groups[0]
+        return [groups[group][place] for group, place in self._places]
 
 
 def independent_copies(copies: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:

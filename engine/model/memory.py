@@ -36,11 +36,18 @@ def workspace_bytes(
 
     Includes the logits, penalties and sampling of `num_rows` decode rows.
     """
-    num_heads = config.num_heads * (1 + config.attention_gate) + 2 * config.num_kv_heads
-    widest = 4 * config.hidden_size + 2 * num_heads * config.head_dim
-    widest += 3 * config.intermediate_size
+    widest = 4 * config.hidden_size + max(
+        _layer_elements(config.of_layer(layer)) for layer in range(config.num_layers)
+    )
+    if config.per_layer_embeddings is not None:
+        widest += 3 * config.num_layers * config.per_layer_embeddings.width
     logits_bytes = max(64 * 8, num_rows * 20) * config.vocab_size
     return 2 * chunk_tokens * widest * dtype.itemsize + logits_bytes
+
+
+def _layer_elements(config: ModelConfig) -> int:
+    num_heads = config.num_heads * (1 + config.attention_gate) + 2 * config.num_kv_heads
+    return 2 * num_heads * config.head_dim + 3 * config.intermediate_size
 
 
 def native_workspace_bytes(config: ModelConfig, num_tokens: int, num_logits: int) -> int:

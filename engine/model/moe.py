@@ -35,7 +35,8 @@ class Experts:
 
     All tokens go through `shared`, weighted by `shared_router` [1, hidden_size] if there is one.
     `correction` fp32 [num_experts] is the router's for the choice. `project_in` and `project_out`
-    convert between the model's width and that of the experts.
+    convert between the model's width and that of the experts. With `scales` [num_experts] the
+    weight of a chosen expert is multiplied by its own.
     """
 
     router: Tensor
@@ -46,6 +47,7 @@ class Experts:
     correction: Tensor | None = None
     project_in: LinearWeight | None = None
     project_out: LinearWeight | None = None
+    scales: Tensor | None = None
 
     @property
     def all(self) -> list[Expert]:
@@ -54,11 +56,25 @@ class Experts:
 
     @property
     def tensors(self) -> list[Tensor]:
-        routers = [self.router, self.router_bias, self.shared_router, self.correction]
+        routers = [self.router, self.router_bias, self.shared_router, self.correction, self.scales]
         in_experts = [tensor for expert in self.all for tensor in expert.tensors]
         projections = [w for w in (self.project_in, self.project_out) if w is not None]
         in_experts += [tensor for weight in projections for tensor in weight.tensors]
         return [tensor for tensor in routers if tensor is not None] + in_experts
+
+
+@dataclass(frozen=True)
+class ExpertNorms:
+    """The RMSNorms of a layer with an MLP and experts, [hidden_size] each.
+
+    `dense_out` is of the MLP's output, `experts` and `experts_out` of the experts' input and
+    output, `router` of the router's input.
+    """
+
+    dense_out: Tensor
+    experts: Tensor
+    experts_out: Tensor
+    router: Tensor
 
 
 class MlpOps(Protocol):
@@ -78,13 +94,23 @@ def shared_expert(x: Tensor, experts: Experts, ops: MlpOps) -> Tensor | None:
     return _mlp(x, experts.shared, ops).float() * weight
 
 
-def moe(x: Tensor, experts: Experts, config: ModelConfig, ops: MlpOps) -> Tensor:
+def moe(
+    x: Tensor,
+    experts: Experts,
+    config: ModelConfig,
+    ops: MlpOps,
+    router_input: Tensor | None = None,
+) -> Tensor:
     """Return the weighted sum of the chosen experts' outputs for x: fp32 [n, hidden_size].
 
-    Each expert computes all its tokens together.
+    The router reads `router_input`, if given, instead of x. Each expert computes all its tokens
+    together.
     """
-    scores = linear(x, experts.router, experts.router_bias).float()
+    seen = x if router_input is None else router_input
+    scores = linear(seen, experts.router, experts.router_bias).float()
     weights, chosen = route(scores, experts.correction, config.experts_per_token, config.router)
+    if experts.scales is not None:
+        weights = weights * experts.scales.float()[chosen]
     hidden = x
     if experts.project_in is not None:
         x = ops.linear(x, experts.project_in, None)

@@ -48,17 +48,28 @@ def norm_heads_(qkv: Tensor, q_norm: Tensor, k_norm: Tensor, config: ModelConfig
     """Normalize the queries and keys of qkv [n, (heads + 2 * kv_heads) * head_dim], in place.
 
     Each head by itself with weights [head_dim], or for `qk_norm` "width" all heads together with
-    the weights of all.
+    the weights of all. A layer without keys of its own has only queries.
     """
     normalize = F.rms_norm if config.norm == "rms" else F.layer_norm
     start = 0
     for weight, num_heads in ((q_norm, config.num_heads), (k_norm, config.num_kv_heads)):
         part = qkv[:, start : start + num_heads * config.head_dim]
+        if not part.shape[1]:
+            return
         width = part.shape[1] if config.qk_norm == "width" else config.head_dim
         rows = part.float().reshape(len(part), -1, width)
         scale = weight.float().view(-1, width) + float(config.norm_unit_offset)
         part.copy_((normalize(rows, (width,), eps=config.norm_eps) * scale).view(part.shape))
         start += part.shape[1]
+
+
+def norm_values_(qkv: Tensor, config: ModelConfig) -> None:
+    """Normalize each head of the values of qkv, as in `norm_heads_`, without weights, in place."""
+    values = qkv[:, (config.num_heads + config.num_kv_heads) * config.head_dim :]
+    if values.shape[1]:
+        heads = values.float().reshape(len(values), -1, config.head_dim)
+        normed = F.rms_norm(heads, (config.head_dim,), eps=config.norm_eps)
+        values.copy_(normed.view(values.shape))
 
 
 def norm_widths_(

@@ -22,6 +22,8 @@ def inverse_frequencies(
     rotated = rope.rotary_dim or head_dim
     exponents = torch.arange(0, rotated, 2, dtype=torch.float64) / rotated
     frequencies = _scale(rope, rope.theta**-exponents, rotated, num_positions or 0)
+    if rope.num_pairs is not None:
+        frequencies[rope.num_pairs :] = 0.0
     if rope.two_dimensional:
         return frequencies.repeat(2)
     return torch.nn.functional.pad(frequencies, (0, (head_dim - rotated) // 2))

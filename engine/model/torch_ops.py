@@ -22,7 +22,12 @@ from swiftchat.engine.model.elementwise import Elementwise
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights, latent_attention, project
 from swiftchat.engine.model.moe import Experts, moe
-from swiftchat.engine.model.norms import RmsNorms, layer_norm, norm_heads_
+from swiftchat.engine.model.norms import RmsNorms, layer_norm, norm_heads_, norm_values_
+from swiftchat.engine.model.per_layer import (
+    PerLayerBranch,
+    PerLayerTable,
+    per_layer_embeddings,
+)
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig, QueryGrowth, RopeConfig
@@ -86,10 +91,10 @@ class TorchOps(Elementwise):
         self._rms_norms = RmsNorms(config, device)
         self._activation = ACTIVATIONS[config.activation]
         self._mixer_activation = ACTIVATIONS[config.mixer_activation or config.activation]
+        self._layers = [config.of_layer(layer) for layer in range(config.num_layers)]
         self._cos_sin_tables = [
-            _signed_cos_sin(rope, config.rope_width, ctx_size_tokens, device)
-            for rope in (config.rope, config.local_rope)
-            if rope is not None
+            _signed_cos_sin(rope, config.of_layer(layer).rope_width, ctx_size_tokens, device)
+            for rope, layer in config.ropes
         ]
         self._slopes: Tensor | None = None
         if config.alibi:
@@ -156,9 +161,13 @@ class TorchOps(Elementwise):
         sinks: Tensor | None,
         latent: LatentWeights | None,
     ) -> Tensor:
-        config = self._config
+        config = self._layers[layer]
         if latent is not None and config.latent is not None:
             return self._attend_to_latents(plan, layer, qkv, kv, config.latent, latent)
+        if layer in config.keys_as_values:
+            qkv = torch.cat([qkv, qkv[:, config.num_heads * config.head_dim :]], 1)
+        if config.value_norm:
+            norm_values_(qkv, config)
         if norms is not None and not config.qk_norm_after_rope:
             norm_heads_(qkv, *norms, config)
         heads = qkv.view(len(qkv), -1, config.head_dim)
@@ -166,14 +175,16 @@ class TorchOps(Elementwise):
         if plan.cos_sin and layer not in config.unrotated_layers:
             # If there are two tables, the second is for the layers with a window.
             cos, sin = plan.cos_sin[0 if config.window(layer) is None else -1]
-            rotate_(heads.narrow(1, 0, config.num_heads + config.num_kv_heads), cos, sin)
+            rotated = min(config.num_heads + config.num_kv_heads, heads.shape[1])
+            rotate_(heads.narrow(1, 0, rotated), cos, sin)
         if norms is not None and config.qk_norm_after_rope:
             norm_heads_(qkv, *norms, config)
         growth = config.query_growth
         if growth and not (growth.unrotated_only and layer not in config.unrotated_layers):
             queries *= query_factors(growth, plan.positions).view(-1, 1, 1)
         number = plan.kv_numbers[layer]
-        store(plan, number, kv, new_kv)
+        if new_kv.shape[1]:
+            store(plan, number, kv, new_kv)
         is_full = layer in config.full_layers
         return attention(
             queries,
@@ -224,8 +235,20 @@ class TorchOps(Elementwise):
             gate = gate * config.gate_scale
         return self._activation(gate).mul_(up)
 
-    def moe(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
-        return moe(x, experts, self._config, self)
+    def moe(
+        self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
+    ) -> Tensor:
+        return moe(x, experts, self._config, self, router_input)
+
+    def per_layer_embeddings(
+        self, plan: TorchPlan, x: Tensor, table: PerLayerTable
+    ) -> Sequence[Tensor]:
+        return per_layer_embeddings(plan.ids, x, table, self._config.norm_eps)
+
+    def add_per_layer_(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> None:
+        gate = self.linear(x.to(own.dtype), branch.gate, None)
+        out = self.linear(self._activation(gate) * own, branch.out, None)
+        self.add_norm_(x, out, branch.out_norm)
 
     def logits_rows(self, plan: TorchPlan, x: Tensor) -> Tensor:
         return x if len(plan.logits_indices) == len(x) else x[plan.logits_indices]
@@ -279,7 +302,7 @@ def slot_views(cache: KVCache, slots: Sequence[int]) -> Sequence[Tensor] | None:
     first = slots[0]
     if cache.is_quantized or slots != list(range(first, first + len(slots))):
         return None
-    return cache.slot_range(first, len(slots)).unbind()
+    return cache.by_number([each.unbind() for each in cache.slot_ranges(first, len(slots))])
 
 
 def store(plan: TorchPlan, layer: int, cache: LayerKV, new_kv: Tensor) -> None:

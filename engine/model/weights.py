@@ -9,7 +9,8 @@ from torch import Tensor
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.latent_attention import LatentWeights
-from swiftchat.engine.model.moe import Experts
+from swiftchat.engine.model.moe import ExpertNorms, Experts
+from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,14 @@ class LayerWeights:
     """The weights of one layer; matrices are [out, in].
 
     `qkv` merges the query, key and value rows, `gate_up` the gate and up rows, or holds only up
-    rows if the MLP has no gate; it and `down` are empty in a layer with `experts`. `attn_norm` and
-    `mlp_norm` come before a branch, `attn_out_norm` and `mlp_out_norm` after it; None: no norm.
+    rows if the MLP has no gate; it and `down` are empty in a layer with `experts` but without
+    `expert_norms`. `attn_norm` and `mlp_norm` come before a branch, `attn_out_norm` and
+    `mlp_out_norm` after it; None: no norm.
     `sinks` [num_heads] are attention scores without a value. `attn_gate` has a row for each
     element of the attention's output. With `latent` the rows of `qkv` are those of the queries, or
-    of their low-rank projection, and of the latents. A layer with a `mixer` has no attention.
+    of their low-rank projection, and of the latents. A layer with a `mixer` has no attention. At
+    the end of a layer `per_layer` adds the token's embedding for it, then the stream is multiplied
+    by `scale` [1].
     """
 
     attn_norm: Tensor | None
@@ -45,13 +49,19 @@ class LayerWeights:
     attn_gate: LinearWeight | None = None
     mixer: MixerWeights | None = None
     latent: LatentWeights | None = None
+    per_layer: PerLayerBranch | None = None
+    scale: Tensor | None = None
+    expert_norms: ExpertNorms | None = None
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
-        """The weights of the norms of queries and keys, if the model has them."""
-        if self.q_norm is None or self.k_norm is None:
+        """The weights of the norms of queries and keys, if the model has them.
+
+        Those of keys are empty in a layer that has none of its own.
+        """
+        if self.q_norm is None:
             return None
-        return self.q_norm, self.k_norm
+        return self.q_norm, self.q_norm[:0] if self.k_norm is None else self.k_norm
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,7 @@ class DecoderWeights:
     final_norm_bias: Tensor | None = None
     project_out: LinearWeight | None = None
     lm_head_bias: Tensor | None = None
+    per_layer: PerLayerTable | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,6 +102,10 @@ def resident_bytes(weights: DecoderWeights) -> int:
         tensors += layer.experts.tensors if layer.experts is not None else []
         tensors += layer.mixer.tensors if layer.mixer is not None else []
         tensors += layer.latent.tensors if layer.latent is not None else []
+        tensors += [] if layer.per_layer is None else [layer.per_layer.out_norm]
+        tensors += [] if layer.expert_norms is None else vars(layer.expert_norms).values()
+    if weights.per_layer is not None:
+        tensors += [weights.per_layer.project, weights.per_layer.norm]
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
 
@@ -107,11 +122,13 @@ def has_quantized(weights: DecoderWeights) -> bool:
 
 def _matrices(weights: DecoderWeights) -> Iterator[LinearWeight]:
     yield from (weights.embed, weights.lm_head)
+    yield from (() if weights.per_layer is None else (weights.per_layer.embed,))
     yield from (w for w in (weights.project_in, weights.project_out) if w is not None)
     for layer in weights.layers:
         yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
         yield from (() if layer.attn_gate is None else (layer.attn_gate,))
         yield from (() if layer.mixer is None else layer.mixer.matrices)
         yield from (() if layer.latent is None else layer.latent.matrices)
+        yield from (() if layer.per_layer is None else layer.per_layer.matrices)
         for expert in layer.experts.all if layer.experts is not None else ():
             yield from (expert.gate_up, expert.down)

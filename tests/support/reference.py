@@ -67,6 +67,7 @@ def tiny_config(model_type: str, **changes: Any) -> transformers.PretrainedConfi
 def _present(sizes: Mapping[str, Any], default: transformers.PretrainedConfig) -> dict[str, Any]:
     """Return the sizes that a configuration has; of those that may be absent only those it sets."""
     optional = ("head_dim", "num_key_value_heads", "sliding_window")
+    default.allow_global_per_layer_attribute_access = True  # else Gemma 4 raises an error
     return {
         key: value
         for key, value in sizes.items()
@@ -99,6 +100,9 @@ def make_reference(model_type: str, folder: Path, **changes: Any) -> transformer
 
 def _spread(model: transformers.PreTrainedModel) -> None:
     """Give constant parameters random values, so that swapping or ignoring them shows."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            torch.nn.init.normal_(buffer, mean=1.0, std=0.1)
     for name, parameter in model.named_parameters():
         constant = bool((parameter == parameter.flatten()[0]).all()) if parameter.numel() else False
         if parameter.ndim < 2 and constant and parameter.is_floating_point():

@@ -60,8 +60,29 @@ _DELTA: dict[str, Any] = {
     "partial_rotary_factor": 0.5,
 }
 INDEX: dict[str, Any] = {"index_n_heads": 16, "index_head_dim": 12, "index_topk": 5}
+# As the small models, with experts: two full layers, of which the second shares the keys.
+GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 97,
+    "enable_moe_block": True,
+    "num_experts": 5,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+    "sliding_window": 7,
+    "final_logit_softcapping": 5.0,
+}
 # What an architecture needs beyond them.
 OWN_SIZES: dict[str, dict[str, Any]] = {
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
     "codegen": {"n_head": 4, "n_embd": 48, "n_layer": 4, "rotary_dim": 4},
     "dots1": {
         "moe_intermediate_size": 24,
@@ -263,6 +284,16 @@ MULTIMODAL_SIZES: dict[str, dict[str, Any]] = {
         "image_token_index": 0,
         "boi_token_index": 1,
         "eoi_token_index": 2,
+    },
+    "gemma4": {
+        "text_config": {**_TEXT, **GEMMA4, "enable_moe_block": False},
+        "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 16},
+        "image_token_id": 0,
+    },
+    "gemma4_unified": {
+        "text_config": {**_TEXT, **GEMMA4},
+        "vision_config": {"patch_size": 4, "num_soft_tokens": 4},
+        "image_token_id": 0,
     },
     "qwen2_vl": {
         "text_config": _sections(1, 1, 2),

@@ -10,8 +10,8 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import (
-    canonical_shapes,
     canonical_tensors,
+    shape_by_place,
     tensor_name,
 )
 from swiftchat.weights.parallel.tensor_parallel import TensorKey
@@ -27,11 +27,11 @@ def model_tensors(config: ModelConfig) -> dict[str, tuple[TensorKey, tuple[int, 
 
     A module's matrix has the module's name and `.weight`.
     """
-    shapes = canonical_shapes(config)
+    shape_of = shape_by_place(config)
     keys = list(canonical_tensors(config))
     if config.tied_embeddings and "lm_head" in ARCHITECTURES[config.architecture].tensors:
         keys.append(("lm_head", None, None))
-    return {tensor_name(config, *key): (key, shapes[key[0]]) for key in keys}
+    return {tensor_name(config, *key): (key, shape_of(*key[:2])) for key in keys}
 
 
 def matches(pattern: str, text: str, place: str) -> bool:

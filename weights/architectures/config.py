@@ -1,7 +1,7 @@
 """The configuration of a model, read from `config.json` and checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from swiftchat.errors import BadModelFile
@@ -10,6 +10,7 @@ from swiftchat.weights.architectures.fields import (
     invalid,
 )
 from swiftchat.weights.architectures.latent import LatentAttention
+from swiftchat.weights.architectures.layers import LayerSizes, PerLayerEmbeddings
 from swiftchat.weights.architectures.mixers import StateMixer
 from swiftchat.weights.architectures.multimodal import language_model
 from swiftchat.weights.architectures.prefix_lm import PrefixLM
@@ -61,6 +62,13 @@ class ModelConfig:
     the others none. `attention_out_scale`, `mixer_out_scale`, `gate_scale` and `mlp_out_scale`
     multiply the outputs of attention, mixer, gate (before the activation) and MLP.
 
+    `layer_sizes` are those of each layer where layers differ, otherwise empty; `of_layer` applies
+    them. Layer i reads the keys and values of layer `kv_sources[i]`; if it is another one, layer i
+    has only queries. Empty: every layer has its own. In `keys_as_values` layers the keys before
+    their norm and rotation are the values. `value_norm`: values have an RMSNorm without weights.
+    `layer_scales`: the stream is multiplied by a number of the layer at its end. With
+    `per_layer_embeddings` every layer also adds a function of its own embedding of the token.
+
     Embeddings of `embedding_size`, if set, are projected to and from `hidden_size`. Logits are
     multiplied by `logit_scale`.
 
@@ -69,6 +77,8 @@ class ModelConfig:
     biases. `shared_expert_size` is the width of an expert for all tokens, 0: none; its output is
     multiplied by the sigmoid of a projection if `shared_expert_gate`. `dense_layers` have a plain
     MLP. With `expert_latent_size` the experts read and write a projection of that width.
+    `mlp_and_experts`: the layers have both, each with norms of its own, and their outputs are
+    added; the router reads the stream through a norm of its own and has a factor for each expert.
 
     `ignored_keys` are keys of `config.json` that this architecture ignores, as in transformers,
     though they change the computation of others.
@@ -151,6 +161,13 @@ class ModelConfig:
     mixer_out_scale: float = 1.0
     gate_scale: float = 1.0
     mlp_out_scale: float = 1.0
+    layer_sizes: tuple[LayerSizes, ...] = ()
+    kv_sources: tuple[int, ...] = ()
+    keys_as_values: frozenset[int] = frozenset()
+    value_norm: bool = False
+    layer_scales: bool = False
+    per_layer_embeddings: PerLayerEmbeddings | None = None
+    mlp_and_experts: bool = False
     ignored_keys: tuple[str, ...] = ()
 
     @property
@@ -161,8 +178,9 @@ class ModelConfig:
 
     @property
     def attention_layers(self) -> list[int]:
-        """The layers with keys and values."""
-        return [layer for layer in range(self.num_layers) if self.has_attention(layer)]
+        """The layers with keys and values of their own."""
+        layers = range(self.num_layers)
+        return [i for i in layers if self.has_attention(i) and self.kv_source(i) == i]
 
     def has_attention(self, layer: int) -> bool:
         """Whether a layer has keys and values."""
@@ -173,6 +191,17 @@ class ModelConfig:
     def has_mlp(self, layer: int) -> bool:
         """Whether a layer has an MLP."""
         return not self.single_branch or layer in self.mlp_layers
+
+    @property
+    def ropes(self) -> list[tuple[RopeConfig, int]]:
+        """The rotary embeddings, those of layers with a window last, each with a layer of its own.
+
+        The layer is 0 for one that no layer has.
+        """
+        local = {self.window(i) is not None: i for i in range(self.num_layers)}
+        if self.rope is None or self.local_rope is None:
+            return [] if self.rope is None else [(self.rope, 0)]
+        return [(self.rope, local.get(False, 0)), (self.local_rope, local.get(True, 0))]
 
     @property
     def rope_width(self) -> int:
@@ -194,6 +223,16 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """Return how many of the last tokens a layer attends to; None: all."""
         return None if layer in self.full_layers else self.sliding_window
+
+    def kv_source(self, layer: int) -> int:
+        """Return the layer whose keys and values a layer reads."""
+        return self.kv_sources[layer] if self.kv_sources else layer
+
+    def of_layer(self, layer: int) -> "ModelConfig":
+        """Return the config with the sizes of a layer; itself if all layers have the same."""
+        if not self.layer_sizes:
+            return self
+        return replace(self, **vars(self.layer_sizes[layer]), layer_sizes=())
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
@@ -218,17 +257,15 @@ class ModelConfig:
             if field_name not in values:
                 values[field_name] = read()
         values.setdefault("output_bias", values["attention_bias"])
-        window, full_layers = None, frozenset[int]()
         if architecture.windowed:
             switched = "use_sliding_window" in architecture.defaults
             window, full_layers = windows(config, layer_types, switched=switched)
+            values |= {"sliding_window": window, "full_layers": full_layers}
         made = cls(
             family=architecture.name,
             architecture=name,
-            sliding_window=window,
-            full_layers=full_layers,
             ignored_keys=ignored,
-            **values,
+            **{"sliding_window": None, **values},
         )
         if made.num_experts * made.num_layers > MAX_EXPERTS:
             raise invalid("num_experts", f"at most {MAX_EXPERTS} in all layers", made.num_experts)

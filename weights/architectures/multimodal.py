@@ -17,6 +17,8 @@ __all__ = ["MULTIMODAL", "language_model"]
 MULTIMODAL: Mapping[str, bool] = MappingProxyType(
     {
         "Gemma3ForConditionalGeneration": True,
+        "Gemma4ForConditionalGeneration": True,
+        "Gemma4UnifiedForConditionalGeneration": True,
         "Qwen2VLForConditionalGeneration": False,
         "Qwen2_5_VLForConditionalGeneration": False,
         "Qwen3VLForConditionalGeneration": False,
@@ -47,17 +49,14 @@ _LLAMA_SIZES = frozen(
     num_hidden_layers=32,
     num_attention_heads=32,
 )
+_GEMMA_SIZES = frozen(hidden_size=2304, intermediate_size=9216, num_attention_heads=8)
 _SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "llama": _LLAMA_SIZES,
         "mistral": frozen(**{**_LLAMA_SIZES, "intermediate_size": 14_336}),
-        "gemma3_text": frozen(
-            vocab_size=262_208,
-            hidden_size=2304,
-            intermediate_size=9216,
-            num_hidden_layers=26,
-            num_attention_heads=8,
-        ),
+        "gemma3_text": frozen(**_GEMMA_SIZES, vocab_size=262_208, num_hidden_layers=26),
+        "gemma4_text": frozen(**_GEMMA_SIZES, vocab_size=262_144, num_hidden_layers=30),
+        "gemma4_unified_text": frozen(**_GEMMA_SIZES, vocab_size=262_144, num_hidden_layers=30),
     }
 )
 _OUTER_KEYS = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config")

@@ -55,8 +55,9 @@ class RopeConfig:
 
     Cosines and sines are multiplied by `magnitude`.
 
-    The first `rotary_dim` elements of a head are rotated, None: all. A pair are neighbors if
-    `interleaved`, otherwise elements j and j + `rotary_dim` / 2. With `two_dimensional`,
+    The first `rotary_dim` elements of a head are rotated, None: all; with `num_pairs` only the
+    first pairs of these. A pair are neighbors if `interleaved`, otherwise elements j and
+    j + `rotary_dim` / 2. With `two_dimensional`,
     `rotary_dim` is half of the head, and the other half is rotated by a second position.
     """
 
@@ -67,6 +68,7 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     original_context_tokens: int = 8192
     rotary_dim: int | None = None
+    num_pairs: int | None = None
     interleaved: bool = False
     two_dimensional: bool = False
     magnitude: float = 1.0

@@ -1,12 +1,14 @@
 """The tensors of a model: canonical names, Hugging Face names, shapes and order in the file."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.latent import LatentAttention, SparseIndex
+from swiftchat.weights.architectures.layers import PerLayerEmbeddings
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
 __all__ = [
+    "EXPERT_NORMS",
     "NORMS",
     "canonical_shapes",
     "canonical_tensors",
@@ -14,6 +16,7 @@ __all__ = [
     "gate_in_queries",
     "index_count",
     "layer_tensors",
+    "shape_by_place",
     "tensor_name",
     "tensors_after_layers",
     "tensors_before_layers",
@@ -21,6 +24,8 @@ __all__ = [
 
 # The norms with one element for each of `hidden_size`.
 NORMS = ("embed_norm", "attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm", "final_norm")
+# In a layer with an MLP and experts: the output of the first, input and output of the others.
+EXPERT_NORMS = ("dense_out_norm", "experts_norm", "experts_out_norm")
 
 
 def tensor_name(
@@ -58,7 +63,7 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
     Matrices that one GEMM reads together (q/k/v, gate/up) are neighbors in the file.
     """
     names = ARCHITECTURES[config.architecture].tensors
-    qkv, latent = ["qkv"] if "qkv" in names else ["q", "k", "v"], list[str]()
+    qkv, latent = _queries_keys_values(config, layer), list[str]()
     if config.latent is not None:
         qkv = ["q" if config.latent.q_rank is None else "q_a", "kv_a"]
         latent = ["kv_b"] if config.latent.q_rank is None else ["q_b", "kv_b"]
@@ -74,8 +79,9 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
         shared = [f"shared_{name}" for name in gate_up]
         shared = ["shared_gate_up"] if "shared_gate_up" in names else shared
         shared = [*(["shared_router"] if config.shared_expert_gate else []), *shared, "shared_down"]
-        mlp = ["router", *experts, *(shared if config.shared_expert_size else [])]
-        mlp += ["expert_in", "expert_out"] if config.expert_latent_size else []
+        sparse = ["router", *experts, *(shared if config.shared_expert_size else [])]
+        sparse += ["expert_in", "expert_out"] if config.expert_latent_size else []
+        mlp = [*mlp, *sparse] if config.mlp_and_experts else sparse
         biased = ["router", *experts] if config.expert_bias else []
         if config.router.correction:
             mlp.append("router_correction")
@@ -92,8 +98,10 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
         return [*mixer, *mlp, *norms, *biases]
     gate = ["attn_gate"] if config.attention_gate and not gate_in_queries(config) else []
     matrices = [*mixer, *qkv, *latent, *gate, "o", *mlp]
+    if config.per_layer_embeddings is not None:
+        matrices += ["ple_gate", "ple_out"]
     if config.qk_norm and config.qk_norm_weights:
-        norms += ["q_norm", "k_norm"]
+        norms += ["q_norm", "k_norm"] if config.kv_source(layer) == layer else ["q_norm"]
     if config.latent is not None:
         norms += ["kv_a_norm"] if config.latent.q_rank is None else ["q_a_norm", "kv_a_norm"]
         norms += ["index_norm", "index_norm_bias"] if config.latent.index is not None else []
@@ -106,7 +114,17 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
     biases += [f"{name}_bias" for name in biased]
     if config.attention_sinks:
         biases.append("sinks")
+    if config.layer_scales:
+        biases.append("layer_scale")
     return [*matrices, *norms, *biases]
+
+
+def _queries_keys_values(config: ModelConfig, layer: int) -> list[str]:
+    if "qkv" in ARCHITECTURES[config.architecture].tensors:
+        return ["qkv"]
+    if config.kv_source(layer) != layer:
+        return ["q"]
+    return ["q", "k"] if layer in config.keys_as_values else ["q", "k", "v"]
 
 
 def _layer_norms(config: ModelConfig) -> list[str]:
@@ -114,12 +132,17 @@ def _layer_norms(config: ModelConfig) -> list[str]:
         return []
     before = ["attn_norm"] if config.shared_norm else ["attn_norm", "mlp_norm"]
     after = ["attn_out_norm", "mlp_out_norm"]
-    return {"output": after, "sandwich": before + after}.get(config.norm_order, before)
+    norms = {"output": after, "sandwich": before + after}.get(config.norm_order, before)
+    if config.mlp_and_experts:
+        norms = [*norms, *EXPERT_NORMS, "router_scale", "expert_scales"]
+    return norms if config.per_layer_embeddings is None else [*norms, "ple_out_norm"]
 
 
 def tensors_before_layers(config: ModelConfig) -> list[str]:
     """Return the canonical names of the tensors before the layers."""
     names = ["embed"]
+    if config.per_layer_embeddings is not None:
+        names += ["ple_embed", "ple_project", "ple_project_norm"]
     if config.learned_positions:
         names.append("positions")
     if config.embedding_size is not None:
@@ -169,15 +192,30 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
     Matrices are [rows, columns] as in the file. With tied embeddings there is no `lm_head`.
     """
-    shapes = canonical_shapes(config)
+    shape_of = shape_by_place(config)
     return {
-        tensor_name(config, name, layer, index): shapes[name]
+        tensor_name(config, name, layer, index): shape_of(name, layer)
         for name, layer, index in canonical_tensors(config)
     }
 
 
+def shape_by_place(config: ModelConfig) -> Callable[[str, int | None], tuple[int, ...]]:
+    """Return a function of canonical name and layer that returns the shape in the file."""
+    outside = canonical_shapes(config)
+    sizes = config.layer_sizes
+    by_size = {each: canonical_shapes(config.of_layer(i)) for i, each in enumerate(sizes)}
+
+    def shape_of(name: str, layer: int | None) -> tuple[int, ...]:
+        return (by_size[sizes[layer]] if sizes and layer is not None else outside)[name]
+
+    return shape_of
+
+
 def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape in the file of every canonical tensor, whether `config` has it or not."""
+    """Return the shape in the file of every canonical tensor, whether `config` has it or not.
+
+    Where layers have different sizes, `config` is that of a layer.
+    """
     hidden, inner, width = config.hidden_size, config.intermediate_size, config.embedding_size
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     by_head = config.qk_norm != "width"
@@ -218,6 +256,7 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "q_norm": (config.head_dim if by_head else q_rows,),
         "k_norm": (config.head_dim if by_head else kv_rows,),
     }
+    shapes |= _per_layer_shapes(config)
     if config.latent is not None:
         shapes |= _latent_shapes(config, config.latent)
     if config.qk_norm == "heads" and index_count(config, "q_norm") is None:
@@ -228,12 +267,28 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     biased += ["experts_gate_up", "experts_down"]
     biased += [name for name in ("q_a", "kv_a") if name in shapes]
     shapes |= {f"{name}_bias": shapes[name][:-1] for name in biased}
-    for norm in NORMS:
+    for norm in (*NORMS, *EXPERT_NORMS, "ple_out_norm"):
         shapes |= {norm: (hidden,), f"{norm}_bias": (hidden,)}
     transposed = ARCHITECTURES[config.architecture].transposed
     shapes |= {name: (1, *shapes[name]) for name in ARCHITECTURES[config.architecture].row_vectors}
     return shapes | {
         name: (*shapes[name][:-2], shapes[name][-1], shapes[name][-2]) for name in transposed
+    }
+
+
+def _per_layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of per-layer embeddings, and of numbers of a layer and of its experts."""
+    table = config.per_layer_embeddings or PerLayerEmbeddings(0, 0)
+    width, hidden = table.width, config.hidden_size
+    return {
+        "layer_scale": (1,),
+        "router_scale": (hidden,),
+        "expert_scales": (config.num_experts,),
+        "ple_embed": (table.vocab_size, config.num_layers * width),
+        "ple_project": (config.num_layers * width, hidden),
+        "ple_project_norm": (width,),
+        "ple_gate": (width, hidden),
+        "ple_out": (hidden, width),
     }
 
 

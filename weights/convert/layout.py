@@ -73,14 +73,14 @@ def rank_layout(plan: Plan, size: int) -> Layout:
     if plan.quantization is not None:
         raise UsageError("--quantize does not work with --tp yet", "leave out --tp")
     config = ModelConfig.from_hf(json.loads(plan.files["config.json"]))
-    canonical = {tensor_name(config, *names): names[0] for names in canonical_tensors(config)}
+    places = {tensor_name(config, *names): names[:2] for names in canonical_tensors(config)}
     files, metadata = {}, {}
     slices: dict[str, list[tuple[str, TensorSlice | None]]] = {name: [] for name in plan.shapes}
     for rank in range(size):
         shard, file = shard_of(config, size, rank), rank_file_name(rank, size)
         specs, own = [], shard.shapes()
         for name, shape in plan.shapes.items():
-            part = shard.slices[canonical[name]]
+            part = shard.slice_of(*places[name])
             if part is not None and name in own:
                 slices[name].append((file, part))
                 specs.append((name, WIRE_NAMES[plan.dtype], part.shape(shape)))

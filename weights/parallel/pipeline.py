@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import (
-    canonical_shapes,
     canonical_tensors,
+    shape_by_place,
     tensors_before_layers,
 )
 
@@ -28,7 +28,8 @@ def stage_layers(config: ModelConfig, num_stages: int) -> list[tuple[int, int]]:
             f"--pp {num_stages} is more than this model's {config.num_layers} layers",
             f"use --pp {config.num_layers} or less",
         )
-    if config.mixer is not None and num_stages > 1:
+    across = config.kv_sources or config.per_layer_embeddings is not None
+    if (config.mixer is not None or across) and num_stages > 1:
         raise UsageError(
             f"pipeline parallelism is not supported for {config.architecture}", "leave out --pp"
         )
@@ -69,11 +70,11 @@ def _fill_ranges(costs: Sequence[int], max_cost: int, at_least: int = 1) -> list
 
 def _layer_costs(config: ModelConfig) -> list[int]:
     """Return the number of elements of each layer, including the tensors outside the layers."""
-    shapes, before = canonical_shapes(config), tensors_before_layers(config)
+    shape_of, before = shape_by_place(config), tensors_before_layers(config)
     costs = [0] * config.num_layers
     for name, layer, _ in canonical_tensors(config):
         outside = 0 if name in before else -1
-        costs[outside if layer is None else layer] += math.prod(shapes[name])
+        costs[outside if layer is None else layer] += math.prod(shape_of(name, layer))
     if config.tied_embeddings:  # the last stage needs the embedding as its head
-        costs[-1] += math.prod(shapes["embed"])
+        costs[-1] += math.prod(shape_of("embed", None))
     return costs

@@ -15,13 +15,16 @@ from functools import cached_property
 
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.layers import LayerSizes
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import (
+    EXPERT_NORMS,
     NORMS,
     canonical_shapes,
     canonical_tensors,
     index_count,
     layer_tensors,
+    shape_by_place,
     tensor_name,
     tensors_after_layers,
     tensors_before_layers,
@@ -44,7 +47,9 @@ _REPLICATED = frozenset(
     | {"q_a", "q_a_bias", "q_a_norm", "kv_a", "kv_a_bias", "kv_a_norm"}
     | {"index_q", "index_k", "index_weights", "index_norm", "index_norm_bias"}
     | {"router", "router_bias", "router_correction", "shared_router"}
-    | {name + bias for name in NORMS for bias in ("", "_bias")}
+    | {"router_scale", "expert_scales", "layer_scale"}
+    | {"ple_embed", "ple_project", "ple_project_norm", "ple_gate", "ple_out", "ple_out_norm"}
+    | {name + bias for name in (*NORMS, *EXPERT_NORMS) for bias in ("", "_bias")}
 )
 
 
@@ -124,6 +129,7 @@ class Shard:
         def local_layers(layers: frozenset[int]) -> frozenset[int]:
             return frozenset(layer - first for layer in layers if first <= layer < end)
 
+        sizes = [self.of_layer(i)._local_sizes for i in range(first, end)]
         return dataclasses.replace(
             self.config,
             num_layers=end - first,
@@ -132,6 +138,8 @@ class Shard:
             mixer_layers=local_layers(self.config.mixer_layers),
             mlp_layers=local_layers(self.config.mlp_layers),
             dense_layers=local_layers(self.config.dense_layers),
+            keys_as_values=local_layers(self.config.keys_as_values),
+            layer_sizes=tuple(sizes) if self.config.layer_sizes else (),
             num_heads=_length(self.heads),
             num_kv_heads=_length(self.kv_heads),
             intermediate_size=self.config.intermediate_size // self.size,
@@ -139,9 +147,37 @@ class Shard:
             shared_expert_size=self.config.shared_expert_size // self.size,
         )
 
+    @property
+    def _local_sizes(self) -> LayerSizes:
+        return LayerSizes(
+            self.config.head_dim,
+            _length(self.kv_heads),
+            self.config.intermediate_size // self.size,
+        )
+
+    def of_layer(self, layer: int | None) -> "Shard":
+        """Return the shard with the sizes of a layer; itself if all layers have the same."""
+        if layer is None or not self.config.layer_sizes:
+            return self
+        return self._by_size[self.config.layer_sizes[layer]]
+
+    @cached_property
+    def _by_size(self) -> Mapping[LayerSizes, "Shard"]:
+        return {
+            sizes: dataclasses.replace(self, config=self.config.of_layer(layer))
+            for layer, sizes in enumerate(self.config.layer_sizes)
+        }
+
+    def slice_of(self, canonical: str, layer: int | None) -> TensorSlice | None:
+        """Return the slice of a tensor; None: this rank does not have it."""
+        return self.of_layer(layer).slices[canonical]
+
     @cached_property
     def slices(self) -> Mapping[str, TensorSlice | None]:
-        """The slice of every tensor by canonical name; None: this rank does not have it."""
+        """The slice of every tensor by canonical name; None: this rank does not have it.
+
+        Where layers have different sizes, those of `of_layer`.
+        """
         shapes, absent = canonical_shapes(self.config), self._tensors_of_other_stages()
         return {
             name: None if name in absent else self._slice(name, shapes[name])
@@ -161,33 +197,29 @@ class Shard:
 
     def own_tensors(self) -> Iterator[tuple[TensorKey, TensorSlice]]:
         """Yield the key, as in `canonical_tensors`, and the slice of every tensor of this rank."""
-        own = {
-            name: (tensor_slice, set(self.indices(name)))
-            for name, tensor_slice in self.slices.items()
-            if tensor_slice is not None
-        }
+        own = {name: set(self.indices(name)) for name in self.slices}
         first, end = self.layers
         for canonical, layer, index in canonical_tensors(self.config):
-            tensor_slice, indices = own.get(canonical, (None, set()))
+            tensor_slice = self.slice_of(canonical, layer)
             in_stage = layer is None or first <= layer < end
-            if tensor_slice is not None and index in indices and in_stage:
+            if tensor_slice is not None and index in own[canonical] and in_stage:
                 yield (canonical, layer, index), tensor_slice
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor of this rank by Hugging Face name, in file order."""
-        whole = canonical_shapes(self.config)
+        shape_of = shape_by_place(self.config)
         return {
-            tensor_name(self.config, *key): tensor_slice.shape(whole[key[0]])
+            tensor_name(self.config, *key): tensor_slice.shape(shape_of(*key[:2]))
             for key, tensor_slice in self.own_tensors()
         }
 
     def weights_bytes(self, nbytes: Mapping[str, int]) -> int:
         """Return this rank's bytes of tensors with `nbytes` in total, by Hugging Face name."""
-        whole = canonical_shapes(self.config)
+        shape_of = shape_by_place(self.config)
         return sum(
             nbytes[tensor_name(self.config, *key)]
-            * math.prod(tensor_slice.shape(whole[key[0]]))
-            // math.prod(whole[key[0]])
+            * math.prod(tensor_slice.shape(shape_of(*key[:2])))
+            // math.prod(shape_of(*key[:2]))
             for key, tensor_slice in self.own_tensors()
         )
 
@@ -315,6 +347,10 @@ def _problem(config: ModelConfig, size: int) -> str | None:
         return None
     if config.mixer is not None:
         return f"tensor parallelism is not supported for {config.architecture}: it has states"
+    if config.layer_sizes:
+        firsts = {sizes: i for i, sizes in enumerate(config.layer_sizes)}.values()
+        problems = [_problem(config.of_layer(i), size) for i in sorted(firsts)]
+        return next((each for each in problems if each is not None), None)
     if heads % size:
         return f"num_attention_heads {heads} is not divisible by --tp {size}"
     if kv_heads % size and size % kv_heads:

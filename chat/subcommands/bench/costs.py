@@ -1,5 +1,6 @@
 """Minimum FLOP of a prefill and minimum bytes read by a decode step."""
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,7 +22,9 @@ class Costs:
         shape = self.shape
         num_weights = self._num_weights() + shape.experts_per_token * self._num_weights(expert=True)
         # Attention: q·k and score·v, for each query and each key in its context.
-        flop_per_pair = 2 * shape.num_layers * shape.num_heads * (shape.head_dim + shape.value_dim)
+        layers = [shape.of_layer(layer) for layer in range(shape.num_layers)]
+        elements = sum(each.head_dim + each.value_dim for each in layers)
+        flop_per_pair = 2 * shape.num_heads * elements
         num_pairs = sum(map(self._attended, range(1, num_tokens + 1)))
         logits = 2 * shape.vocab_size * shape.hidden_size
         return num_tokens * 2 * num_weights + flop_per_pair * num_pairs + logits
@@ -45,16 +48,16 @@ class Costs:
 
     def _num_weights(self, expert: bool = False) -> int:
         """Return the elements of all layers' matrices: shared ones, or those of one expert."""
-        from swiftchat.weights.architectures.tensors import canonical_shapes, layer_tensors
+        from swiftchat.weights.architectures.tensors import layer_tensors, shape_by_place
 
-        sizes = canonical_shapes(self.shape)
+        shape_of = shape_by_place(self.shape)
         return sum(
-            sizes[name][-2] * sizes[name][-1]
+            math.prod(shape_of(name, layer)[-2:])
             for layer in range(self.shape.num_layers)
             for name in layer_tensors(self.shape, layer)
             if name.startswith("expert") == expert
             and not name.endswith("_bias")
-            and len(sizes[name]) > 1
+            and len(shape_of(name, layer)) > 1
         )
 
     def _attended(self, context_len: int) -> int:

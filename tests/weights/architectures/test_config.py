@@ -78,6 +78,8 @@ def test_old_and_new_rope_keys_agree() -> None:
 
 OWN_CONFIGS = {
     "Gemma3ForCausalLM": "Gemma3TextConfig",
+    "Gemma4ForCausalLM": "Gemma4TextConfig",
+    "Gemma4UnifiedForCausalLM": "Gemma4UnifiedTextConfig",
     "GPT2LMHeadModel": "GPT2Config",
     "OpenAIGPTLMHeadModel": "OpenAIGPTConfig",
     "Qwen3_5ForCausalLM": "Qwen3_5TextConfig",
@@ -112,7 +114,11 @@ def test_defaults_equal_those_of_transformers(architecture: str) -> None:
         **WITHOUT_DEFAULTS.get(architecture, {}),
     }
     theirs = getattr(transformers, name)(**sizes)
+    theirs.allow_global_per_layer_attribute_access = True  # else Gemma 4 raises an error
     ours = ModelConfig.from_hf({**sizes, "architectures": [architecture]})
+    for i, size in enumerate(ours.layer_sizes):
+        layer = theirs.per_layer_config[i]
+        assert (size.head_dim, size.num_kv_heads) == (layer.head_dim, layer.num_key_value_heads)
     rope = getattr(theirs, "rope_parameters", None) or {}
     nested = rope.get("full_attention", rope)
     assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", None) or ours.num_heads
@@ -137,6 +143,8 @@ def test_defaults_equal_those_of_transformers(architecture: str) -> None:
     if ours.rope is not None:
         assert ours.rope.theta == nested.get("rope_theta", 10_000.0)
         whole = ours.rope.rotary_dim or ours.head_dim
+        if ours.rope.num_pairs is not None:
+            whole = ours.rope.num_pairs * 2 * ours.head_dim // ours.layer_sizes[-1].head_dim
         assert ours.latent is not None or whole == getattr(
             theirs, "rotary_dim", int(ours.head_dim * nested.get("partial_rotary_factor", 1.0))
         )

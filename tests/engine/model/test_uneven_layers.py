@@ -1,0 +1,139 @@
+"""Layers with heads of different sizes, shared keys and values, and embeddings of their own.
+
+Gemma 4 has all of them; its logits after prefill and token by token are in `test_sweep.py`.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from swiftchat.chat.model.description import describe_heads
+from swiftchat.engine.api.memory_estimate import kv_bytes_per_token
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.linear.plain import PlainWeight
+from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.model.per_layer import PerLayerTable, per_layer_embeddings
+from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.errors import BadModelFile, UsageError
+from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.parallel.pipeline import stage_layers
+from tests.support import reference, tiny
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def gemma4(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("gemma4")
+    return folder, reference.make_reference("gemma4_text", folder)
+
+
+def config_of(folder: Path) -> ModelConfig:
+    return Model.open(folder).config
+
+
+def test_batch_with_history_equals_transformers(gemma4) -> None:
+    """One prompt continues a cached prefix, two are computed from their first token."""
+    folder, model = gemma4
+    bench = tiny.Bench(folder)
+    first = tiny.random_ids(40, seed=2)
+    bench.last_logits(first)
+    prompts = {
+        1: tiny.random_ids(5, seed=3),
+        2: tiny.random_ids(11, seed=4),
+        3: [*first[:33], 7, 8],
+    }
+    for i, ids in prompts.items():
+        bench.scheduler.add(Sequence(i, list(ids), SamplingParams()))
+    logits = bench.step()
+    for i, ids in prompts.items():
+        expected = reference.reference_logits(model, tuple(ids))
+        assert (logits[i] - expected[-1]).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_sharing_layers_have_the_cache_of_their_source(gemma4) -> None:
+    config = config_of(gemma4[0])
+    assert config.kv_sources == (0, 1, 2, 3, 3, 2)
+    cache = KVCache(config, 5, 4, torch.float32, torch.device("cpu"))
+    assert [tuple(layer.shape[2:]) for layer in cache.layers] == [
+        *[(4, 8)] * 2, (2, 16), *[(4, 8)] * 2, (2, 16)
+    ]  # fmt: skip
+    places = [layer.data_ptr() for layer in cache.layers]
+    assert places[4] == places[3] and places[5] == places[2] and len({*places}) == 4
+    assert cache.num_bytes == 5 * 4 * kv_bytes_per_token(config, 4)
+    for kv_dtype in ("int8", "fp8"):
+        small = KVCache(config, 5, 4, torch.float32, torch.device("cpu"), kv_dtype=kv_dtype)
+        assert small.num_bytes == 5 * 4 * kv_bytes_per_token(config, 4, kv_dtype)
+        assert len(small.tensors) == 4
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_blocks_are_copied_and_checked_in_all_groups(gemma4, kv_dtype: str) -> None:
+    config = config_of(gemma4[0])
+    cpu = torch.device("cpu")
+    cache = KVCache(config, 3, 4, torch.float32, cpu, kv_dtype=kv_dtype)
+    for i, tensor in enumerate(cache.tensors):
+        tensor.fill_(0)[:, 1] = i + 1
+    cache.copy_blocks([(1, 2)])
+    assert all((tensor[:, 2] == i + 1).all() for i, tensor in enumerate(cache.tensors))
+    assert cache.first_not_finite([0, 2], 8) is None
+    cache.tensors[-1][-1, 2] = float("nan")  # the last layer of the wide heads that has its own
+    assert cache.first_not_finite([0, 2], 8) == 2
+    assert cache.first_not_finite([0, 2], 4) is None
+
+
+def test_quantized_cache_is_near_the_plain_one(gemma4) -> None:
+    folder, _ = gemma4
+    ids = tiny.random_ids(40, seed=3)
+    plain = tiny.Bench(folder).last_logits(ids)
+    found = tiny.Bench(folder, kv_dtype="int8").last_logits(ids)
+    assert torch.linalg.norm(found - plain) <= 0.05 * torch.linalg.norm(plain)
+
+
+def test_preempted_answers_equal_others(gemma4) -> None:
+    folder, _ = gemma4
+    prompts = {i: tiny.random_ids(27, seed=i) for i in (1, 2)}
+    wide, _ = tiny.run(tiny.engine(folder), prompts, GREEDY)
+    narrow = tiny.engine(folder, ctx_size_tokens=48, cache_tokens=64)  # both need 80
+    assert tiny.run(narrow, prompts, GREEDY)[0] == wide
+
+
+def test_show_lists_the_heads_of_all_layers(gemma4) -> None:
+    assert describe_heads(config_of(gemma4[0])) == (
+        "6 (2 for keys and values) of 8 in 4 layers, 6 (1 for keys and values) of 16 in 2 layers"
+    )
+
+
+def test_stages_and_adapters_are_refused(gemma4) -> None:
+    folder, _ = gemma4
+    with pytest.raises(UsageError, match="pipeline parallelism is not supported for Gemma4"):
+        stage_layers(config_of(folder), 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention must be absent"),
+        ({"num_kv_shared_layers": 5}, "num_kv_shared_layers must be less"),
+        ({"per_layer_config": {"1": {"sliding_window": 3}}}, "per_layer_config must be only"),
+        ({"per_layer_config": {"1": {"num_key_value_heads": 5}}}, "must be a divisor of 6 heads"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(gemma4, changes: dict, message: str) -> None:
+    import json
+
+    config = json.loads((gemma4[0] / "config.json").read_text())
+    with pytest.raises(BadModelFile, match=message):
+        ModelConfig.from_hf({**config, **changes})
+
+
+def test_ids_above_the_table_have_the_embedding_of_id_0() -> None:
+    table = PerLayerTable(PlainWeight(torch.randn(4, 6)), torch.randn(6, 5), torch.ones(2))
+    x = torch.randn(1, 5).expand(3, 5)
+    layers = per_layer_embeddings(torch.tensor([0, 4, 3]), x, table, 1e-6)
+    assert len(layers) == 3
+    for each in layers:
+        torch.testing.assert_close(each[0], each[1])
+        assert not torch.allclose(each[0], each[2])
