@@ -57,9 +57,8 @@ def test_sharing_layers_have_the_cache_of_their_source(gemma4) -> None:
     config = config_of(gemma4[0])
     assert config.kv_sources == (0, 1, 2, 3, 3, 2)
     cache = KVCache(config, 5, 4, torch.float32, torch.device("cpu"))
-    assert [tuple(layer.shape[2:]) for layer in cache.layers] == [
-        *[(4, 8)] * 2, (2, 16), *[(4, 8)] * 2, (2, 16)
-    ]  # fmt: skip
+    shapes = [tuple(layer.shape[2:]) for layer in cache.layers]
+    assert shapes == 2 * [(4, 8), (4, 8), (2, 16)]
     places = [layer.data_ptr() for layer in cache.layers]
     assert places[4] == places[3] and places[5] == places[2] and len({*places}) == 4
     assert cache.num_bytes == 5 * 4 * kv_bytes_per_token(config, 4)
