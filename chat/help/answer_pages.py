@@ -98,8 +98,8 @@ when it is full:
   >>> /set overflow_keep 200
 
 --overflow-keep is the number of first tokens that stay; by default those of the
-system prompt. What was left out is told in one line, and in JSON as
-dropped_tokens. /compact replaces old turns by a summary.
+system prompt. One line, and dropped_tokens in JSON, report what was left out.
+/compact replaces old turns by a summary.
 """
 
 _PARAMETERS = """\

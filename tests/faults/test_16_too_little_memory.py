@@ -1,6 +1,6 @@
 """Fault 16: weights or KV cache do not fit into the memory of the device.
 
-Required: it is told before the weights are loaded: the needed and the free memory and the largest
+Required: an error before the weights are loaded, with the needed and the free memory and the largest
 context that fits, exit code 4. That context then fits.
 
 Provoked by: a limit of the device's free memory, and a context and a model that are larger.

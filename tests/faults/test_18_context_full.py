@@ -1,6 +1,6 @@
 """Fault 18: the prompt does not fit into the context.
 
-Required: it is told before prefill, with the numbers and the choices, exit code 5; nothing is cut
+Required: an error before prefill, with the numbers and the choices, exit code 5; nothing is cut
 silently. In a chat the question returns to the input line.
 
 Provoked by: prompts that leave room for one token of the answer, for none, and that are one token

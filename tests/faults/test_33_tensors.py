@@ -1,4 +1,4 @@
-"""Fault 33: a tensor of a model is missing, there twice, or has another shape.
+"""Fault 33: a tensor of a model is missing, occurs twice, or has another shape.
 
 Required: exit code 7 with the name of the tensor, what was expected and what was found.
 

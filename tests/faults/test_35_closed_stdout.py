@@ -1,6 +1,6 @@
 """Fault 35: what reads the output ends before all of it is written.
 
-Required: the program ends without a word, exit code 141.
+Required: the program ends without a message, exit code 141.
 
 Provoked by: a shell pipe to `head`, a reader that closes its end in mid-answer, and standard
 streams that are closed from the start.

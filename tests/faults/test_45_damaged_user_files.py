@@ -1,7 +1,7 @@
 """Fault 45: files of the user or of the model's settings are damaged.
 
-Required: each is told by its name, the rest works; exit code 2 for the configuration, a role and an
-import, 7 for a file of the model, never a traceback.
+Required: an error or a warning names each of them, the rest works; exit code 2 for the
+configuration, a role and an import, 7 for a file of the model, never a traceback.
 
 Provoked by: a configuration file, a role, an export, `generation_config.json` and a row of the
 database with wrong syntax and wrong values.
