@@ -1,7 +1,7 @@
 """Fault 16: weights or KV cache do not fit into the memory of the device.
 
-Required: an error before the weights are loaded, with the needed and the free memory and the largest
-context that fits, exit code 4. That context then fits.
+Required: an error before the weights are loaded, with the needed and the free memory and the
+largest context that fits, exit code 4. That context then fits.
 
 Provoked by: a limit of the device's free memory, and a context and a model that are larger.
 """
