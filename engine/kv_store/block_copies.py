@@ -15,12 +15,6 @@ CopyBlocks = Callable[[Tensors, Tensors, Sequence[tuple[int, int]]], None]
 """Copies blocks (from, to) of the first tensors to the second ones."""
 
 
-def copy_on_cpu(source: Tensors, destination: Tensors, copies: Sequence[tuple[int, int]]) -> None:
-    for from_, to in zip(source, destination, strict=True):
-        for block, other in copies:
-            to[:, other] = from_[:, block]
-
-
 def copy_by(gpu: Gpu) -> CopyBlocks:
     """Return copies by the GPU, which also reads and writes pinned host memory.
 

@@ -9,14 +9,6 @@ from torch import Tensor
 from swiftchat.engine.api.protocol import Logprob
 
 
-def token_logprob(logits: Tensor, token: int, num_top: int) -> Logprob:
-    """Return the logprob of a token, with the `num_top` tokens of the highest logprobs.
-
-    `logits` is fp32 [vocab_size].
-    """
-    return unpack_logprobs(pack_logprobs(logits.unsqueeze(0), [token], num_top))[0]
-
-
 def pack_logprobs(logits: Tensor, tokens: list[int], num_top: int) -> Tensor:
     """Return fp64 [len(tokens), 1 + 2 · num_top]: logprob of the token, top logprobs, their ids.
 

@@ -3,6 +3,7 @@
 import random
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from swiftchat.engine.api.kv_folder import KVFolder
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import Finished, Tokens
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.kv_store.block_copies import block_bytes, copy_on_cpu
+from swiftchat.engine.kv_store.block_copies import Tensors, block_bytes
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.kv_store.disk import Disk
 from swiftchat.engine.kv_store.host_memory import HostMemory
@@ -35,6 +36,12 @@ _SIZE = 4
 _CTX = 40
 _BASE = random_ids(30, seed=8)
 _OTHER = random_ids(30, seed=9)
+
+
+def copy_on_cpu(source: Tensors, destination: Tensors, copies: Sequence[tuple[int, int]]) -> None:
+    for from_, to in zip(source, destination, strict=True):
+        for block, other in copies:
+            to[:, other] = from_[:, block]
 
 
 class Tiers:

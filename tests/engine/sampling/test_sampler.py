@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.sampling.logprobs import token_logprob
+from swiftchat.engine.sampling.logprobs import pack_logprobs, unpack_logprobs
 from swiftchat.engine.sampling.penalties import apply_penalties
 from swiftchat.engine.sampling.philox import philox4x32, uniform
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sample
@@ -166,13 +166,15 @@ def test_presence_and_frequency_count_generated_tokens_only() -> None:
 
 
 def test_logprobs_are_the_log_softmax_of_the_logits() -> None:
-    logits = torch.tensor([0.5, 0.3, 0.2]).log() + 7
-    found = token_logprob(logits, 2, 2)
+    logits = torch.tensor([[0.5, 0.3, 0.2]] * 2).log() + 7
+    found, other = unpack_logprobs(pack_logprobs(logits, [2, 1], 2))
     assert found.logprob == pytest.approx(math.log(0.2), abs=1e-6)
     assert [i for i, _ in found.top] == [0, 1]
-    probs = [math.exp(logprob) for _, logprob in token_logprob(logits, 0, 50).top]
+    assert other.logprob == pytest.approx(math.log(0.3), abs=1e-6)
+    (everything, _) = unpack_logprobs(pack_logprobs(logits, [0, 0], 50))
+    probs = [math.exp(logprob) for _, logprob in everything.top]
     assert probs == pytest.approx([0.5, 0.3, 0.2], abs=1e-6)
-    assert token_logprob(logits, 0, 0).top == []
+    assert unpack_logprobs(pack_logprobs(logits, [0, 0], 0))[1].top == []
 
 
 @pytest.mark.parametrize(
