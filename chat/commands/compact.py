@@ -1,9 +1,11 @@
 """`/compact`: a summary by the model in place of old turns, which stay in a branch."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Conversation, Message
+from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
@@ -26,7 +28,11 @@ def compact(state: ChatState, argument: str) -> None:
             "there is nothing to summarize yet", f"the last {num_kept_turns} turns are kept as is"
         )
     first_kept = starts[-num_kept_turns] if num_kept_turns else len(path)
-    with state.keyboard.erasing(state.status.clear), state.status.waiting("summarizing"):
+    with (
+        state.keyboard.erasing(state.status.clear),
+        state.status.waiting("summarizing"),
+        _plain_text(state.chat_model),
+    ):
         summary = _summarize(state, path[:first_kept])
     print(sanitize(summary))
     _start_branch(state.conversation, summary, path[first_kept:])
@@ -35,6 +41,17 @@ def compact(state: ChatState, argument: str) -> None:
     state.save()
     branch = state.conversation.branches().index(path[-1]) + 1 if path else 0
     print(f"summarized {first_kept} messages; /switch {branch} goes back to them")
+
+
+@contextlib.contextmanager
+def _plain_text(chat_model: ChatModel) -> Iterator[None]:
+    """Let the model write a text, without the format of its answers and without tools."""
+    before = chat_model.output_format, chat_model.tools
+    chat_model.output_format, chat_model.tools = None, []
+    try:
+        yield
+    finally:
+        chat_model.output_format, chat_model.tools = before
 
 
 def _start_branch(conversation: Conversation, summary: str, kept: list[Message]) -> None:

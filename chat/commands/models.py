@@ -18,14 +18,16 @@ def change_model(state: ChatState, argument: str) -> None:
         return
     path, _ = open_model(state, argument)
     state.close_compared()
-    had_adapters = bool(state.chat_model.adapters.in_use)
+    adapters = state.chat_model.adapters
     state.chat_model.close()  # first: there may not be memory for both
     state.chat_model = state.chat_model.for_model(path, argument)
     # The ids belong to the old vocabulary.
     state.conversation.last_turn = state.last_answer = None
     state.count_context()
-    if had_adapters:
+    if adapters.in_use:
         print("the adapters belong to the other model and are off")
+    if adapters.soft_prompt is not None:
+        print("the soft prompt belongs to the other model and is off")
     print(sanitize(f"the conversation continues with {state.chat_model.name}"))
 
 

@@ -235,6 +235,20 @@ def test_compact_replaces_old_turns_by_a_summary(chat: Chat) -> None:
         chat.send("/compact 3")
 
 
+def test_compact_writes_a_text_whatever_the_format_of_answers_is(chat: Chat) -> None:
+    chat.send("question", "answer")
+    chat.state.chat_model.tools = tools = [{"type": "function"}]
+    chat.send("/compact 0", "A summary.")
+    assert chat.state.chat_model.tools is tools and "A summary." in chat.path()[0]
+    chat.state.chat_model.tools = []
+    chat.send("/schema {}")
+    chat.send("more", "{}")
+    chat.send("/compact 0", "Another summary.")
+    chat.send("last", "{}")
+    constraints = [constraint is not None for constraint in chat.engine.constraints]
+    assert constraints == [False, False, True, False, True]
+
+
 def test_compact_summarizes_long_conversations_in_portions(chat: Chat) -> None:
     chat.send("x" * 3000, "a")
     chat.send("y" * 900, "b")
