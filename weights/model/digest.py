@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from swiftchat.weights.gguf.source import GgufSource
@@ -18,13 +19,16 @@ def model_digest(path: Path) -> str:
 
     Files up to 1 MiB count with their content. Larger ones count with size, first 64 KiB, inode
     and both times of change: whatever replaces or changes a file also changes one of them, even if
-    it sets the time of modification back. So a copy of a model has another digest. Raises OSError.
+    it sets the time of modification back. So a copy of a model has another digest. A file that may
+    not be read counts without its content: it is no part of a model that was loaded. Raises OSError
+    for other failures.
     """
     digest = hashlib.sha256()
     for file in _files(path):
         state = file.stat()
         is_small = state.st_size <= _WHOLE_BYTES
-        with file.open("rb") as opened:
+        content = ""
+        with suppress(PermissionError), file.open("rb") as opened:
             content = hashlib.sha256(opened.read(-1 if is_small else _HEAD_BYTES)).hexdigest()
         times = [state.st_ino, state.st_mtime_ns, state.st_ctime_ns]
         entry = [file.name, state.st_size, content, [] if is_small else times]
