@@ -230,6 +230,8 @@ class Recorder:
     ) -> Tensor:
         if latent is not None:
             raise CannotRecordError("no kernel computes latent attention")
+        if self._num_positions > (self._config.attention_chunk or self._num_positions):
+            raise CannotRecordError("no kernel attends in chunks")
         if self._config.layer_sizes or self._config.kv_sources or self._config.value_norm:
             raise CannotRecordError("no kernel computes layers with heads of different sizes")
         config, source = self._config, self.activations(qkv)

@@ -49,9 +49,13 @@ def _norms_with_weights(config: ModelConfig, weights: DecoderWeights) -> Decoder
     if not config.norm_weights:
         changes = dict.fromkeys(("attn_norm", "mlp_norm"), ones)
         weights = dataclasses.replace(weights, final_norm=ones if config.final_norm else None)
-    if config.qk_norm and not config.qk_norm_weights:
-        changes |= dict.fromkeys(("q_norm", "k_norm"), ones[:1].repeat(config.head_dim))
     layers = [dataclasses.replace(layer, **changes) for layer in weights.layers]
+    if config.qk_norm and not config.qk_norm_weights:
+        changes = dict.fromkeys(("q_norm", "k_norm"), ones[:1].repeat(config.head_dim))
+        layers = [
+            layer if i in config.unrotated_layers else dataclasses.replace(layer, **changes)
+            for i, layer in enumerate(layers)
+        ]
     if adds_one:
         layers = [
             dataclasses.replace(

@@ -42,21 +42,28 @@ def plan_attention(
     window: int | None,
     device: torch.device,
     slopes: Tensor | None = None,
+    chunk: int | None = None,
 ) -> list[AttentionPlan]:
     """Plan causal attention of each span over its blocks, over the last `window` tokens if set.
 
-    `slopes` [num_heads] are ALiBi's.
+    With `chunk` only over the tokens since the last multiple of it. `slopes` [num_heads] are
+    ALiBi's.
     """
-    return [_plan_span(span, cache, window, device, slopes) for span in spans]
+    return [_plan_span(span, cache, window, device, slopes, chunk) for span in spans]
 
 
 def _plan_span(
-    span: Span, cache: KVCache, window: int | None, device: torch.device, slopes: Tensor | None
+    span: Span,
+    cache: KVCache,
+    window: int | None,
+    device: torch.device,
+    slopes: Tensor | None,
+    chunk: int | None,
 ) -> AttentionPlan:
     context_len = span.context_len
     used = span.block_table[: -(-context_len // cache.block_size)]
     is_contiguous = used[-1] - used[0] == len(used) - 1 and used == sorted(used)
-    mask = _mask(span, window, device, slopes)
+    mask = _mask(span, window, device, slopes, chunk)
     first_slot = used[0] * cache.block_size
     has_views = is_contiguous and not cache.is_quantized
     return AttentionPlan(
@@ -71,10 +78,14 @@ def _plan_span(
 
 
 def _mask(
-    span: Span, window: int | None, device: torch.device, slopes: Tensor | None
+    span: Span,
+    window: int | None,
+    device: torch.device,
+    slopes: Tensor | None,
+    chunk: int | None,
 ) -> Tensor | None:
     n, length, prefix = span.num_tokens, span.context_len, span.bidirectional_prefix.length
-    is_windowed = window is not None and length > window
+    is_windowed = any(limit is not None and length > limit for limit in (window, chunk))
     is_partial = n > 1 and (n != length or prefix > 1)
     if slopes is None and not is_windowed and not is_partial:
         return None
@@ -83,6 +94,8 @@ def _mask(
     mask = (keys <= queries) | (keys < prefix)
     if window is not None:
         mask &= keys > queries - window
+    if chunk is not None:
+        mask &= keys // chunk == queries // chunk
     if slopes is None:
         return mask
     # Relative to the query's position: biases of near keys are small and therefore precise.

@@ -92,6 +92,7 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and config.query_growth is None
         and not config.attention_sinks
         and config.latent is None
+        and config.attention_chunk is None
         and not config.layer_sizes
         and not config.kv_sources
         and not config.value_norm

@@ -105,11 +105,11 @@ class TorchOps(Elementwise):
         def tensor(values: Sequence[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=self._device)
 
-        def attention_plans(window: int | None) -> list[AttentionPlan]:
-            return plan_attention(batch.spans, cache, window, self._device, self._slopes)
+        def attention_plans(window: int | None, chunk: int | None) -> list[AttentionPlan]:
+            return plan_attention(batch.spans, cache, window, self._device, self._slopes, chunk)
 
         config, positions = self._config, tensor(batch.positions)
-        attention = attention_plans(config.sliding_window)
+        attention = attention_plans(config.sliding_window, config.attention_chunk)
         if config.rope is not None and config.rope.two_dimensional:
             first, second = zip(*batch.position_pairs(), strict=True)
             rows = [_halves(t[tensor(first)], t[tensor(second)]) for t in self._cos_sin_tables]
@@ -123,7 +123,7 @@ class TorchOps(Elementwise):
             cos_sin=[t.unsqueeze(2).unbind(1) for t in rows],
             logits_indices=tensor(batch.logits_indices),
             attention=attention,
-            full_attention=attention_plans(None) if config.full_layers else attention,
+            full_attention=attention_plans(None, None) if config.full_layers else attention,
             state_rows=plan_states(batch.spans, self._device) if config.mixer is not None else [],
             states=cache.states.layers,
             kv_numbers=cache.numbers,

@@ -79,9 +79,22 @@ GEMMA4: dict[str, Any] = {
     "sliding_window": 7,
     "final_logit_softcapping": 5.0,
 }
+# One layer of four without rotation, one of two without experts; queries grow from token 4 on.
+LLAMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 80,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layers": [1, 1, 0, 1],
+    "attention_chunk_size": 7,
+    "floor_scale": 4,
+    "attn_scale": 0.3,
+    "num_experts_per_tok": 2,
+}
 # What an architecture needs beyond them.
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "gemma4_text": GEMMA4,
+    "llama4_text": LLAMA4,
     "gemma4_unified_text": GEMMA4,
     "codegen": {"n_head": 4, "n_embd": 48, "n_layer": 4, "rotary_dim": 4},
     "dots1": {
@@ -294,6 +307,11 @@ MULTIMODAL_SIZES: dict[str, dict[str, Any]] = {
         "text_config": {**_TEXT, **GEMMA4},
         "vision_config": {"patch_size": 4, "num_soft_tokens": 4},
         "image_token_id": 0,
+    },
+    "llama4": {
+        "text_config": {**_TEXT, **LLAMA4, "num_local_experts": 5, "num_experts_per_tok": 1},
+        "vision_config": {**_VISION, "vision_output_dim": 16, "projector_input_dim": 16},
+        "image_token_index": 0,
     },
     "qwen2_vl": {
         "text_config": _sections(1, 1, 2),

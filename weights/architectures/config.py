@@ -37,7 +37,8 @@ class ModelConfig:
     addition), "stream" (residual stream before the branch; the residual is multiplied by
     `stream_scale`). `qk_norm` normalizes queries and keys over each "head", over each of the
     "heads" with separate weights, or over the whole "width"; `qk_norm_after_rope`: after the
-    rotation. Without `norm_weights` (`qk_norm_weights`) these norms have no weights. Branches are
+    rotation. Without `norm_weights` (`qk_norm_weights`) these norms have no weights; layers without
+    rotation then have no norms of queries and keys. Branches are
     multiplied by `residual_scale` before they are added to the stream: the stream is computed
     divided by it, and `norm_eps` is divided by its square.
 
@@ -48,6 +49,7 @@ class ModelConfig:
     Attention. Scores are divided by √`query_scalar`, None: √`head_dim`. `attention_sinks`: each
     head has a learned logit in its softmax without a value. `rope` None: no rotary embedding.
     `full_layers` ignore `sliding_window`; the other layers use `local_rope` if it is set.
+    With `attention_chunk` layers but the full ones attend only within chunks of so many tokens.
     `unrotated_layers` have no rotary embedding. `learned_positions` is the number of position
     embeddings; row `position_offset` belongs to position 0. `alibi`: linear biases, multiplied by
     `alibi_scale`. `attention_softcap` and `logit_softcap` c replace x by c·tanh(x/c).
@@ -131,6 +133,7 @@ class ModelConfig:
     local_rope: RopeConfig | None = None
     full_layers: frozenset[int] = frozenset()
     unrotated_layers: frozenset[int] = frozenset()
+    attention_chunk: int | None = None
     learned_positions: int = 0
     position_offset: int = 0
     alibi: bool = False

@@ -19,6 +19,7 @@ MULTIMODAL: Mapping[str, bool] = MappingProxyType(
         "Gemma3ForConditionalGeneration": True,
         "Gemma4ForConditionalGeneration": True,
         "Gemma4UnifiedForConditionalGeneration": True,
+        "Llama4ForConditionalGeneration": False,
         "Qwen2VLForConditionalGeneration": False,
         "Qwen2_5_VLForConditionalGeneration": False,
         "Qwen3VLForConditionalGeneration": False,
@@ -50,11 +51,19 @@ _LLAMA_SIZES = frozen(
     num_attention_heads=32,
 )
 _GEMMA_SIZES = frozen(hidden_size=2304, intermediate_size=9216, num_attention_heads=8)
+_LLAMA4_SIZES = frozen(
+    vocab_size=202_048,
+    hidden_size=5120,
+    intermediate_size=8192,
+    num_hidden_layers=48,
+    num_attention_heads=40,
+)
 _SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "llama": _LLAMA_SIZES,
         "mistral": frozen(**{**_LLAMA_SIZES, "intermediate_size": 14_336}),
         "gemma3_text": frozen(**_GEMMA_SIZES, vocab_size=262_208, num_hidden_layers=26),
+        "llama4_text": _LLAMA4_SIZES,
         "gemma4_text": frozen(**_GEMMA_SIZES, vocab_size=262_144, num_hidden_layers=30),
         "gemma4_unified_text": frozen(**_GEMMA_SIZES, vocab_size=262_144, num_hidden_layers=30),
     }

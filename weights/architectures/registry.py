@@ -16,6 +16,7 @@ from swiftchat.weights.architectures.gpt_like import GPT_LIKE
 from swiftchat.weights.architectures.granite_cohere import GRANITE_COHERE
 from swiftchat.weights.architectures.lfm2 import LFM2
 from swiftchat.weights.architectures.llama import LLAMA
+from swiftchat.weights.architectures.llama4 import LLAMA4
 from swiftchat.weights.architectures.llama_like import LLAMA_LIKE
 from swiftchat.weights.architectures.mamba import MAMBA
 from swiftchat.weights.architectures.moe import MOE
@@ -35,6 +36,7 @@ _SUFFIX = "ForCausalLM"
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         **LLAMA,
+        **LLAMA4,
         **QWEN,
         **GEMMA,
         **GEMMA4,

@@ -1,6 +1,7 @@
-"""Layers with heads of different sizes, shared keys and values, and embeddings of their own.
+"""Layers with heads of different sizes, shared keys and values, embeddings of their own, chunks.
 
-Gemma 4 has all of them; its logits after prefill and token by token are in `test_sweep.py`.
+Gemma 4 has the first three, Llama 4 the last; their logits after prefill and token by token are in
+`test_sweep.py`.
 """
 
 from pathlib import Path
@@ -12,8 +13,10 @@ from swiftchat.chat.model.description import describe_heads
 from swiftchat.engine.api.memory_estimate import kv_bytes_per_token
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.linear.plain import PlainWeight
+from swiftchat.engine.model.attention import plan_attention
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.per_layer import PerLayerTable, per_layer_embeddings
+from swiftchat.engine.schedule.batch import Span
 from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
@@ -34,16 +37,17 @@ def config_of(folder: Path) -> ModelConfig:
     return Model.open(folder).config
 
 
-def test_batch_with_history_equals_transformers(gemma4) -> None:
+@pytest.mark.parametrize("model_type", ["gemma4_text", "llama4_text"])
+def test_batch_with_history_equals_transformers(model_type: str, tmp_path: Path) -> None:
     """One prompt continues a cached prefix, two are computed from their first token."""
-    folder, model = gemma4
-    bench = tiny.Bench(folder)
-    first = tiny.random_ids(40, seed=2)
+    model = reference.make_reference(model_type, tmp_path)
+    bench = tiny.Bench(tmp_path)
+    first = tiny.random_ids(20, seed=2)
     bench.last_logits(first)
     prompts = {
         1: tiny.random_ids(5, seed=3),
         2: tiny.random_ids(11, seed=4),
-        3: [*first[:33], 7, 8],
+        3: [*first[:17], 7, 8],
     }
     for i, ids in prompts.items():
         bench.scheduler.add(Sequence(i, list(ids), SamplingParams()))
@@ -97,6 +101,15 @@ def test_preempted_answers_equal_others(gemma4) -> None:
     wide, _ = tiny.run(tiny.engine(folder), prompts, GREEDY)
     narrow = tiny.engine(folder, ctx_size_tokens=48, cache_tokens=64)  # both need 80
     assert tiny.run(narrow, prompts, GREEDY)[0] == wide
+
+
+def test_chunks_begin_at_multiples_of_their_size(gemma4) -> None:
+    span = Span(0, 3, 10, [0, 1, 2])
+    cpu = torch.device("cpu")
+    cache = KVCache(config_of(gemma4[0]), 3, 4, torch.float32, cpu)
+    (plan,) = plan_attention([span], cache, None, cpu, chunk=4)
+    rows = [[int(key) for key in row.nonzero()] for row in plan.mask]
+    assert rows == [[4, 5, 6, 7], [8], [8, 9]]
 
 
 def test_show_lists_the_heads_of_all_layers(gemma4) -> None:

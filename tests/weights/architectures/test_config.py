@@ -78,6 +78,7 @@ def test_old_and_new_rope_keys_agree() -> None:
 
 OWN_CONFIGS = {
     "Gemma3ForCausalLM": "Gemma3TextConfig",
+    "Llama4ForCausalLM": "Llama4TextConfig",
     "Gemma4ForCausalLM": "Gemma4TextConfig",
     "Gemma4UnifiedForCausalLM": "Gemma4UnifiedTextConfig",
     "GPT2LMHeadModel": "GPT2Config",
