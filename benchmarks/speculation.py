@@ -1,10 +1,11 @@
 """Decoding with and without speculation, on the tasks of speculation_tasks.txt and on open chat.
 
-    python benchmarks/speculation.py MODEL [--device cpu|cuda] [--draft MODEL] [--temperature 0]
+    python benchmarks/speculation.py MODEL [--draft MODEL|HEADS] [--speculate auto|draft|ngram]
 
-MODEL is a model directory or a GGUF file. Each task is answered in turns without and with
-speculation, `--repeats` times; the fastest decode of each counts, because other programs only slow
-it down. Answers of a CPU engine with native kernels must be equal.
+MODEL is a model directory or a GGUF file, HEADS a directory of prediction heads. Each task is
+answered in turns without and with speculation, `--repeats` times; the fastest decode of each
+counts, because other programs only slow it down. Answers of a CPU engine with native kernels must
+be equal.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from swiftchat.engine.api.protocol import Finished, Speculated, Tokens
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.tokenizer import Tokenizer
+from swiftchat.weights.heads.open import are_heads
 from swiftchat.weights.store import default_store
 
 TASKS = Path(__file__).with_name("speculation_tasks.txt")
@@ -103,19 +105,30 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype")
     parser.add_argument("--draft")
+    parser.add_argument("--speculate", default="auto")
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=2)
     args = parser.parse_args()
     path = default_store().resolve(args.model)
-    draft = args.draft and str(default_store().resolve(args.draft))
-    config = EngineConfig(device=args.device, dtype=args.dtype, ctx_size_tokens=2048, draft=draft)
+    draft = args.draft
+    if draft is not None and not are_heads(Path(draft)):
+        draft = str(default_store().resolve(draft))
+    config = EngineConfig(
+        device=args.device,
+        dtype=args.dtype,
+        ctx_size_tokens=2048,
+        num_threads=args.threads,
+        draft=draft,
+    )
     engine, tokenizer = build_engine(path, config), Tokenizer.load(path)
     print(engine.info.device)
     params = SamplingParams(
         temperature=args.temperature,
         max_tokens=args.max_tokens,
         seed=1,
+        speculate=args.speculate,
         stop_ids=tuple(tokenizer.eos_ids),
     )
 
