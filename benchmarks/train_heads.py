@@ -128,7 +128,10 @@ def generate(
             break
         engine.step()
     seconds = time.monotonic() - started
-    print(f"generated {num_tokens} tokens in {seconds:.0f} s ({num_tokens / seconds:.0f}/s)")
+    print(
+        f"generated {num_tokens} tokens in {seconds:.0f} s ({num_tokens / seconds:.0f}/s)",
+        flush=True,
+    )
     return list(recorder.recorded.values())
 
 
@@ -453,9 +456,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     path = default_store().resolve(args.model)
+    ctx_size_tokens = min(1024, Model.open(path).config.max_context_tokens)
     config = EngineConfig(
         device="cpu",
-        ctx_size_tokens=min(1024, Model.open(path).config.max_context_tokens),
+        ctx_size_tokens=ctx_size_tokens,
+        cache_tokens=args.rows * ctx_size_tokens,
         max_num_seqs=args.rows,
         num_threads=args.threads,
     )

@@ -77,7 +77,8 @@ shown when it is complete; --samples 2 shows the best two. --length-penalty and
 What repeats parts of the conversation is decoded faster: speculate = auto
 proposes tokens and verifies several in one step, with the same text; off does
 not. --draft MODEL adds a small model that proposes others, --draft DIRECTORY
-heads that were trained for the model. --stats shows how many were accepted.
+heads that were trained for the model, --draft mtp those that it ships. --stats
+shows how many were accepted.
 
 swiftchat help parameters lists all of them.
 """

@@ -19,9 +19,12 @@ def with_draft(config: ChatConfig, path: Path) -> ChatConfig:
     if config.draft is None:
         return config
     # Imported here: few chats have a draft model.
+    from swiftchat.weights.heads.mtp import MTP
     from swiftchat.weights.heads.open import are_heads, open_heads
     from swiftchat.weights.model.directory import Model
 
+    if config.draft == MTP:
+        return config  # the engine looks for the layer before it loads the model
     heads = Path(config.draft).expanduser()
     if are_heads(heads):
         open_heads(heads, Model.open(path).config)

@@ -73,7 +73,7 @@ def build_engine(
     started = time.perf_counter()
     ranks, stages = ranks or SingleRank(), stages or SingleStage()
     draft: Engine | None = None  # before the target, whose KV cache takes the memory that is left
-    has_heads = config.draft is not None and are_heads(Path(config.draft))
+    has_heads = config.draft is not None and are_heads(config.draft)
     if config.draft is not None and not has_heads:
         draft = build_engine(*draft_model(config), on_progress, cubins)
     setup = set_up(path, config, cubins, ranks, stages)
@@ -96,7 +96,7 @@ def build_engine(
         scheduler.limit = cpu_chunk_limit(setup.chunk_tokens)
     proposer: Proposer | None = None
     if heads is not None:
-        proposer = heads.load(weights.embed, plan.ctx_size_tokens)
+        proposer = heads.load(weights, plan.ctx_size_tokens)
     elif draft is not None:
         proposer = draft_proposer(draft, decoder.config.vocab_size)
     graphs = Graphs()

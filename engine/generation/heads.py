@@ -1,6 +1,5 @@
 """The prediction heads of `--draft`: what an engine must have for them, and their weights."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -11,22 +10,30 @@ from torch import Tensor
 from swiftchat.engine.generation.setup import EngineSetup
 from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.load.loader import load_weights
+from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.rope import cos_sin_table
+from swiftchat.engine.model.torch_ops import TorchOps
+from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.speculation.chain import ChainHead
 from swiftchat.engine.speculation.eagle3 import Eagle3Layer
 from swiftchat.engine.speculation.medusa import MedusaHead, MedusaHeads
+from swiftchat.engine.speculation.mtp import MtpLayer
 from swiftchat.engine.speculation.proposer import Proposer
 from swiftchat.errors import UsageError
 from swiftchat.weights.heads.eagle3 import EMBEDDINGS, LAYER, Eagle3Files
 from swiftchat.weights.heads.medusa import MedusaFiles
+from swiftchat.weights.heads.mtp import EMBEDDING_NORM, HIDDEN_NORM, MTP, PROJECTION, MtpFiles
 from swiftchat.weights.heads.open import HeadFiles, open_heads
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.model.tensor_file import TensorFile
 
 
 @dataclass(frozen=True)
 class Heads:
     """Prediction heads whose files fit the model of an engine; their weights are not loaded yet."""
 
-    files: HeadFiles
+    files: HeadFiles | MtpFiles
     factory: WeightFactory
     dtype: torch.dtype
 
@@ -35,10 +42,10 @@ class Heads:
         """Open the heads in `setup.config.draft`.
 
         Raises `UsageError` for a model or a device that does not give hidden states, `BadModelFile`
-        as `open_heads` does.
+        and `UsageError` as `open_heads` and `MtpFiles.open` do.
         """
-        assert setup.config.draft is not None
-        path, config = Path(setup.config.draft), setup.shard.config
+        path, config = setup.config.draft, setup.shard.config
+        assert path is not None
         if config.mixer is not None:
             raise UsageError(
                 f"{path} cannot propose tokens: {config.architecture} has states, "
@@ -47,66 +54,107 @@ class Heads:
             )
         if setup.device.type != "cpu":
             raise UsageError(
-                f"{path} has prediction heads: they need hidden states, "
+                f"prediction heads ({path}) need hidden states, "
                 "which captured steps on a GPU do not give",
                 "choose a draft model, or add --device cpu",
             )
-        return cls(open_heads(path, config), setup.factory, setup.dtype)
+        files: HeadFiles | MtpFiles
+        if path != MTP:
+            files = open_heads(Path(path), config)
+        elif setup.checkpoint is None:
+            raise UsageError(
+                "a dummy model has no multi-token prediction layer", "leave out --draft"
+            )
+        else:
+            settings = Model.open(setup.checkpoint.path).quantization_config
+            files = MtpFiles.open(setup.checkpoint, config, settings)
+        return cls(files, setup.factory, setup.dtype)
 
     @property
     def num_bytes(self) -> int:
-        """The size of the loaded heads."""
-        shapes = [info.shape for info in self.files.file.tensors.values()]
-        return sum(map(math.prod, shapes)) * self.dtype.itemsize
+        """The stored size of the heads."""
+        return self.files.num_bytes
 
-    def load(self, embeddings: LinearWeight, ctx_size_tokens: int) -> Proposer:
+    def load(self, model: DecoderWeights, ctx_size_tokens: int) -> Proposer:
         """Read the weights; raises `BadModelFile` if an element is not finite.
 
-        `embeddings` are those of the model.
+        `model` are the weights of the model.
         """
         match self.files:
             case MedusaFiles():
-                return self._medusa(self.files)
+                return _medusa(self.files, self._reader(self.files.file))
             case Eagle3Files():
-                return ChainHead(self._eagle3(self.files, embeddings, ctx_size_tokens))
+                reader = self._reader(self.files.file)
+                return ChainHead(_eagle3(self.files, reader, model.embed, ctx_size_tokens))
+            case MtpFiles():
+                return ChainHead(self._mtp(self.files, model, ctx_size_tokens))
 
-    def _medusa(self, files: MedusaFiles) -> MedusaHeads:
-        heads = []
-        for head in range(files.num_heads):
-            names = [files.block(head, block) for block in range(files.num_blocks)]
-            blocks = [
-                (self._matrix(f"{name}weight"), self._tensor(f"{name}bias")) for name in names
-            ]
-            heads.append(MedusaHead(blocks, self._matrix(files.lm_head(head))))
-        return MedusaHeads(heads)
+    def _reader(self, file: TensorFile) -> "_Reader":
+        return _Reader(file, self.factory, self.dtype)
 
-    def _eagle3(
-        self, files: Eagle3Files, embeddings: LinearWeight, ctx_size_tokens: int
-    ) -> Eagle3Layer:
-        config = files.config
-        table = self._matrix(EMBEDDINGS) if files.has_embeddings else embeddings
-        attention = [f"{LAYER}self_attn.{name}_proj.weight" for name in "qkv"]
-        cos_sin = cos_sin_table(config.rope, config.head_dim, ctx_size_tokens, torch.device("cpu"))
-        return Eagle3Layer(
-            config=config,
-            token_ids=torch.from_numpy(files.token_ids),
-            cos_sin=cos_sin,
-            embed=lambda ids: table.rows(ids).float(),
-            fc=self._matrix("fc.weight"),
-            input_norm=self._tensor(f"{LAYER}input_layernorm.weight").float(),
-            hidden_norm=self._tensor(f"{LAYER}hidden_norm.weight").float(),
-            qkv=self._matrix(*attention),
-            o=self._matrix(f"{LAYER}self_attn.o_proj.weight"),
-            mlp_norm=self._tensor(f"{LAYER}post_attention_layernorm.weight").float(),
-            gate_up=self._matrix(*(f"{LAYER}mlp.{name}_proj.weight" for name in ("gate", "up"))),
-            down=self._matrix(f"{LAYER}mlp.down_proj.weight"),
-            norm=self._tensor("norm.weight").float(),
-            lm_head=self._matrix("lm_head.weight"),
+    def _mtp(self, files: MtpFiles, model: DecoderWeights, ctx_size_tokens: int) -> MtpLayer:
+        config, cpu = files.config, torch.device("cpu")
+        weights = load_weights(
+            *(config, files.checkpoint, self.dtype, cpu, lambda done, total: None),
+            factory=self.factory,
+        )
+        assert model.final_norm is not None
+        return MtpLayer(
+            Decoder(config, weights, TorchOps(config, ctx_size_tokens, cpu)),
+            len(model.layers),
+            model.final_norm,
+            torch.from_numpy(files.read(EMBEDDING_NORM)),
+            torch.from_numpy(files.read(HIDDEN_NORM)),
+            self.factory.plain(torch.from_numpy(files.read(PROJECTION)).to(self.dtype)),
         )
 
-    def _tensor(self, name: str) -> Tensor:
-        return torch.from_numpy(self.files.file.reader(name)()).to(self.dtype)
 
-    def _matrix(self, *names: str) -> LinearWeight:
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the tensors of heads."""
+
+    file: TensorFile
+    factory: WeightFactory
+    dtype: torch.dtype
+
+    def tensor(self, name: str) -> Tensor:
+        return torch.from_numpy(self.file.reader(name)()).to(self.dtype)
+
+    def norm(self, name: str) -> Tensor:
+        return self.tensor(f"{name}.weight").float()
+
+    def matrix(self, *names: str) -> LinearWeight:
         """Return matrices one below the other."""
-        return self.factory.plain(torch.cat([self._tensor(name) for name in names]))
+        return self.factory.plain(torch.cat([self.tensor(f"{name}.weight") for name in names]))
+
+
+def _medusa(files: MedusaFiles, reader: _Reader) -> MedusaHeads:
+    heads = []
+    for head in range(files.num_heads):
+        names = [files.block(head, block) for block in range(files.num_blocks)]
+        blocks = [(reader.matrix(name), reader.tensor(f"{name}.bias")) for name in names]
+        heads.append(MedusaHead(blocks, reader.matrix(files.lm_head(head))))
+    return MedusaHeads(heads)
+
+
+def _eagle3(
+    files: Eagle3Files, reader: _Reader, embeddings: LinearWeight, ctx_size_tokens: int
+) -> Eagle3Layer:
+    config, cpu = files.config, torch.device("cpu")
+    table = reader.matrix(EMBEDDINGS) if files.has_embeddings else embeddings
+    return Eagle3Layer(
+        config=config,
+        token_ids=torch.from_numpy(files.token_ids),
+        cos_sin=cos_sin_table(config.rope, config.head_dim, ctx_size_tokens, cpu),
+        embed=lambda ids: table.rows(ids).float(),
+        fc=reader.matrix("fc"),
+        input_norm=reader.norm(f"{LAYER}input_layernorm"),
+        hidden_norm=reader.norm(f"{LAYER}hidden_norm"),
+        qkv=reader.matrix(*(f"{LAYER}self_attn.{name}_proj" for name in "qkv")),
+        o=reader.matrix(f"{LAYER}self_attn.o_proj"),
+        mlp_norm=reader.norm(f"{LAYER}post_attention_layernorm"),
+        gate_up=reader.matrix(*(f"{LAYER}mlp.{name}_proj" for name in ("gate", "up"))),
+        down=reader.matrix(f"{LAYER}mlp.down_proj"),
+        norm=reader.norm("norm"),
+        lm_head=reader.matrix("lm_head"),
+    )

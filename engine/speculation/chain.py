@@ -1,20 +1,63 @@
-"""Proposes a chain of tokens with a layer that reads the hidden states of all tokens (EAGLE-3)."""
+"""Proposes a chain of tokens with a layer that reads the hidden states of all tokens.
+
+EAGLE-3 heads and layers for multi-token prediction (MTP) are such layers.
+"""
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from swiftchat.engine.schedule.scheduler import Sequence
-from swiftchat.engine.speculation.eagle3 import Eagle3Layer, HeadCache
 from swiftchat.engine.speculation.proposer import ObservedRow, Stopwatch
 
 # Observed tokens wait until so many can be computed together, or until tokens are to be proposed.
 _MAX_PENDING = 64
 _CHUNK_TOKENS = 256
 _MAX_ENDED = 4  # conversations that are kept for the next turn
+
+
+class ChainCache(Protocol):
+    """The keys and values of the tokens of one sequence.
+
+    `positions` ascend, but some may be missing: tokens whose hidden states were not observed.
+    """
+
+    positions: list[int]
+
+    def truncate(self, position: int) -> None:
+        """Drop the tokens from a position on."""
+
+    def before(self, position: int) -> Self:
+        """Return a copy of the tokens before a position."""
+
+
+class ChainLayer(Protocol):
+    """A layer that continues hidden states, with caches of its own kind. All states are fp32."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def hidden_layers(self) -> Collection[int]: ...
+    def new_cache(self) -> ChainCache: ...
+    def join(self, hidden: Mapping[int, Tensor]) -> Tensor:
+        """Return what is kept of observed hidden states, [n, …]."""
+
+    def features(self, joined: Tensor) -> Tensor:
+        """Return what the layer reads of them, [n, hidden_size]."""
+
+    def forward(self, x: Tensor, ids: Seq[int], positions: Seq[int], cache: Any) -> Tensor:
+        """Return the hidden states after the tokens `ids`, [n, hidden_size].
+
+        Token i follows the one with the hidden state x[i] at `positions[i]`; the cache gets both.
+        """
+
+    def token(self, x: Tensor) -> int:
+        """Return the most probable id after a hidden state [1, hidden_size]."""
 
 
 @dataclass
@@ -29,7 +72,7 @@ class _Followed:
 
     tokens: list[int]  # those of the sequence, the same list
     num_slides: int
-    cache: HeadCache
+    cache: ChainCache
     pending: list[tuple[int, Tensor]] = field(default_factory=list)
     last: Tensor | None = None
 
@@ -50,12 +93,14 @@ class ChainHead:
     kept, and a sequence begins with the one of the longest common beginning.
     """
 
-    name = "eagle3"
-
-    def __init__(self, layer: Eagle3Layer) -> None:
+    def __init__(self, layer: ChainLayer) -> None:
         self._layer, self._stopwatch = layer, Stopwatch()
         self._followed: dict[int, _Followed] = {}
         self._ended: deque[_Followed] = deque(maxlen=_MAX_ENDED)
+
+    @property
+    def name(self) -> str:
+        return self._layer.name
 
     @property
     def step_s(self) -> float | None:
@@ -63,7 +108,7 @@ class ChainHead:
 
     @property
     def hidden_layers(self) -> Collection[int]:
-        return self._layer.config.hidden_layers
+        return self._layer.hidden_layers
 
     def observe(self, row: ObservedRow) -> None:
         followed = self._follow(row)
@@ -107,7 +152,7 @@ class ChainHead:
             self._followed[sequence.id] = followed
         return followed
 
-    def _known(self, tokens: list[int], end: int) -> HeadCache:
+    def _known(self, tokens: list[int], end: int) -> ChainCache:
         """Return a cache of the tokens before position `end`, as far as another sequence has it."""
         num_common, best = 0, None
         for other in (*self._followed.values(), *self._ended) if end else ():

@@ -1,7 +1,7 @@
 """The layer of an EAGLE-3 head, and its KV cache."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Self
@@ -17,10 +17,7 @@ _FIRST_CAPACITY = 256
 
 
 class HeadCache:
-    """The keys and values of one sequence, fp32 [2, tokens, num_kv_heads, head_dim].
-
-    `positions` ascend, but some may be missing: tokens whose hidden states were not observed.
-    """
+    """A `ChainCache`, fp32 [2, tokens, num_kv_heads, head_dim]."""
 
     def __init__(self, num_kv_heads: int, head_dim: int) -> None:
         self.positions: list[int] = []
@@ -40,11 +37,9 @@ class HeadCache:
         return self._memory[:, :end]
 
     def truncate(self, position: int) -> None:
-        """Drop the tokens from a position on."""
         del self.positions[bisect_left(self.positions, position) :]
 
     def before(self, position: int) -> Self:
-        """Return a copy of the tokens before a position."""
         copy = type(self)(*self._memory.shape[2:])
         end = bisect_left(self.positions, position)
         copy.append(self.positions[:end], self._memory[:, :end])
@@ -53,10 +48,10 @@ class HeadCache:
 
 @dataclass(frozen=True)
 class Eagle3Layer:
-    """The weights of a head, matrices [out, in], and what it computes with them.
+    """A `ChainLayer`: the weights of a head, matrices [out, in], and what it computes with them.
 
     `cos_sin` are the angles of all positions as `cos_sin_table` returns them; `embed` returns the
-    embeddings of ids, fp32 [n, hidden_size]. Hidden states are fp32.
+    embeddings of ids, fp32 [n, hidden_size].
     """
 
     config: Eagle3Config
@@ -74,22 +69,24 @@ class Eagle3Layer:
     norm: Tensor
     lm_head: LinearWeight
 
+    @property
+    def name(self) -> str:
+        return "eagle3"
+
+    @property
+    def hidden_layers(self) -> Collection[int]:
+        return self.config.hidden_layers
+
     def new_cache(self) -> HeadCache:
         return HeadCache(self.config.num_kv_heads, self.config.head_dim)
 
     def join(self, hidden: Mapping[int, Tensor]) -> Tensor:
-        """Return the hidden states of the layers that the head reads beside each other."""
         return torch.cat([hidden[layer] for layer in self.config.hidden_layers], 1)
 
     def features(self, joined: Tensor) -> Tensor:
-        """Return what the layer reads of joined hidden states, [n, hidden_size]."""
         return _linear(self.fc, joined)
 
     def forward(self, x: Tensor, ids: Seq[int], positions: Seq[int], cache: HeadCache) -> Tensor:
-        """Return the hidden states after the tokens `ids`, [n, hidden_size].
-
-        Token i follows the one with the hidden state x[i] at `positions[i]`.
-        """
         normed = self._norm(x, self.hidden_norm)
         residual = normed if self.config.norm_before_residual else x
         embeddings = self._norm(self.embed(torch.tensor(ids)), self.input_norm)
@@ -98,7 +95,6 @@ class Eagle3Layer:
         return x + _linear(self.down, F.silu(gate) * up)
 
     def token(self, x: Tensor) -> int:
-        """Return the most probable id after a hidden state [1, hidden_size]."""
         logits = _linear(self.lm_head, self._norm(x, self.norm))
         return int(self.token_ids[logits.argmax()])
 

@@ -33,7 +33,7 @@ from swiftchat.weights.model.tensor_file import TensorFile
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 LAYER = "midlayer."
-EMBEDDINGS = "embed_tokens.weight"
+EMBEDDINGS = "embed_tokens"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _MAX_LAYERS = 8
 
@@ -140,8 +140,9 @@ class Eagle3Files:
         for name in file.tensors:
             if name.startswith(LAYER) and name not in shapes:
                 raise BadModelFile(f"{file.file}: tensor {name} is not one of an EAGLE-3 head")
-        if EMBEDDINGS in file.tensors or config.hidden_size != model.hidden_size:
-            shapes[EMBEDDINGS] = (model.vocab_size, config.hidden_size)
+        table = f"{EMBEDDINGS}.weight"
+        if table in file.tensors or config.hidden_size != model.hidden_size:
+            shapes[table] = (model.vocab_size, config.hidden_size)
         for name, shape in shapes.items():
             file.require(name, shape)
             file.require_floats(name)
@@ -151,7 +152,12 @@ class Eagle3Files:
 
     @property
     def has_embeddings(self) -> bool:
-        return EMBEDDINGS in self.file.tensors
+        return f"{EMBEDDINGS}.weight" in self.file.tensors
+
+    @property
+    def num_bytes(self) -> int:
+        """The stored bytes of the head."""
+        return sum(info.nbytes for info in self.file.tensors.values())
 
 
 def _hidden_layers(settings: Fields, num_layers: int) -> tuple[int, ...]:

@@ -58,17 +58,17 @@ class MedusaFiles:
         return sum(info.nbytes for info in self.file.tensors.values())
 
     def block(self, head: int, block: int) -> str:
-        """Return the name of a residual block's matrix and bias, without `weight` and `bias`."""
-        return f"{self.prefix}{head}.{block}.linear."
+        """Return the name of a residual block's matrix and bias, without `.weight` and `.bias`."""
+        return f"{self.prefix}{head}.{block}.linear"
 
     def lm_head(self, head: int) -> str:
-        """Return the name of a head's matrix."""
-        return f"{self.prefix}{head}.{self.num_blocks}.weight"
+        """Return the name of a head's matrix, without `.weight`."""
+        return f"{self.prefix}{head}.{self.num_blocks}"
 
     def _shapes(self, config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         width = config.embedding_size or config.hidden_size
         for head in range(self.num_heads):
             for block in range(self.num_blocks):
-                yield f"{self.block(head, block)}weight", (width, width)
-                yield f"{self.block(head, block)}bias", (width,)
-            yield self.lm_head(head), (config.vocab_size, width)
+                yield f"{self.block(head, block)}.weight", (width, width)
+                yield f"{self.block(head, block)}.bias", (width,)
+            yield f"{self.lm_head(head)}.weight", (config.vocab_size, width)

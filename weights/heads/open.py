@@ -8,6 +8,7 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.heads.eagle3 import Eagle3Files
 from swiftchat.weights.heads.medusa import MedusaFiles
+from swiftchat.weights.heads.mtp import MTP
 
 __all__ = ["HeadFiles", "are_heads", "open_heads"]
 
@@ -19,14 +20,15 @@ _KINDS: Mapping[str, type[HeadFiles]] = MappingProxyType(
 )
 
 
-def are_heads(directory: Path) -> bool:
-    """Return whether a directory has prediction heads instead of a model.
+def are_heads(draft: str | Path) -> bool:
+    """Return whether `--draft` names the model's MTP layer or a directory of prediction heads.
 
-    Raises `BadModelFile` if its config.json is damaged.
+    Raises `BadModelFile` if the config.json of a directory is damaged.
     """
-    if not (directory / "config.json").is_file():
-        return False
-    return not _KINDS.keys().isdisjoint(read_json(directory / "config.json"))
+    if draft == MTP:
+        return True
+    file = Path(draft) / "config.json"
+    return file.is_file() and not _KINDS.keys().isdisjoint(read_json(file))
 
 
 def open_heads(directory: Path, config: ModelConfig) -> HeadFiles:

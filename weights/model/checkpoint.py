@@ -179,6 +179,12 @@ class Checkpoint:
                 self._check_tensor(self.tensors[name], tensor.shape)
         self.quantized = {n: tensor for n, tensor in tensors.items() if tensor.format != "plain"}
 
+    def require(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise `BadModelFile` if there is no such tensor of floats with this shape."""
+        if name not in self.tensors:
+            raise self._missing(name, shape)
+        self._check_tensor(self.tensors[name], shape)
+
     def nbytes(self, name: str) -> int:
         """Return the stored bytes of a tensor of the model, with all parts of a quantized one."""
         quantized = self.quantized.get(name)

@@ -1,0 +1,113 @@
+"""The layer for multi-token prediction that ships with a model, and its KV cache."""
+
+from bisect import bisect_left
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Seq
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.schedule.batch import Batch, Span
+from swiftchat.weights.architectures.config import ModelConfig
+
+_BLOCK_TOKENS = 64
+_FIRST_BLOCKS = 4
+
+
+class MtpCache:
+    """A `ChainCache` whose blocks belong to one sequence."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        self.positions: list[int] = []
+        self._config, self._dtype = config, dtype
+        self.blocks = self._allocated(_FIRST_BLOCKS)
+
+    def append(self, ids: Seq[int], positions: Seq[int]) -> Batch:
+        """Make room for tokens; return the batch that computes them after those in the cache."""
+        start, end = len(self.positions), len(self.positions) + len(ids)
+        if end > self._num_blocks * _BLOCK_TOKENS:
+            grown = self._allocated(max(2 * self._num_blocks, -(-end // _BLOCK_TOKENS)))
+            grown.tensors[0][:, : self._num_blocks] = self.blocks.tensors[0]
+            self.blocks = grown
+        self.positions += positions
+        table = list(range(self._num_blocks))
+        span = Span(0, len(ids), end, table)
+        slots = list(range(start, end))
+        return Batch(list(ids), list(positions), slots, list(range(len(ids))), [span], [])
+
+    def truncate(self, position: int) -> None:
+        del self.positions[bisect_left(self.positions, position) :]
+
+    def before(self, position: int) -> Self:
+        copy = type(self)(self._config, self._dtype)
+        copy.positions = self.positions[: bisect_left(self.positions, position)]
+        copy.blocks = copy._allocated(self._num_blocks)
+        copy.blocks.tensors[0].copy_(self.blocks.tensors[0])
+        return copy
+
+    @property
+    def _num_blocks(self) -> int:
+        return self.blocks.tensors[0].shape[1]
+
+    def _allocated(self, num_blocks: int) -> KVCache:
+        cpu = torch.device("cpu")
+        return KVCache(self._config, num_blocks, _BLOCK_TOKENS, self._dtype, cpu)
+
+
+class MtpLayer:
+    """A `ChainLayer`: a decoder of one layer, behind a projection of embeddings and hidden states.
+
+    It reads what the model's last norm makes of the last layer's output; `model_norm` are the
+    weights of that norm.
+    """
+
+    name = "mtp"
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        num_layers: int,
+        model_norm: Tensor,
+        embedding_norm: Tensor,
+        hidden_norm: Tensor,
+        projection: LinearWeight,
+    ) -> None:
+        self._decoder, self._num_layers, self._model_norm = decoder, num_layers, model_norm.float()
+        self._embedding_norm, self._hidden_norm = embedding_norm.float(), hidden_norm.float()
+        self._projection = projection
+
+    @property
+    def hidden_layers(self) -> Collection[int]:
+        return (self._num_layers,)
+
+    def new_cache(self) -> MtpCache:
+        return MtpCache(self._decoder.config, self._decoder.weights.dtype)
+
+    def join(self, hidden: Mapping[int, Tensor]) -> Tensor:
+        return hidden[self._num_layers]
+
+    def features(self, joined: Tensor) -> Tensor:
+        return self._norm(joined, self._model_norm)
+
+    def forward(self, x: Tensor, ids: Seq[int], positions: Seq[int], cache: MtpCache) -> Tensor:
+        decoder, batch = self._decoder, cache.append(ids, positions)
+        plan = decoder.ops.plan(batch, cache.blocks)
+        embeddings = self._norm(decoder.embed(plan), self._embedding_norm)
+        both = torch.cat([embeddings, self._norm(x, self._hidden_norm)], 1)
+        out = self._projection.matmul_fp32(both.to(self._projection.dtype))
+        decoder.forward_layers(plan, out, cache.blocks)  # in place
+        return out
+
+    def token(self, x: Tensor) -> int:
+        weights = self._decoder.weights
+        assert weights.final_norm is not None
+        normed = self._norm(x, weights.final_norm.float())
+        return int(weights.lm_head.matmul_fp32(normed.to(weights.lm_head.dtype)).argmax())
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self._decoder.config.norm_eps)
