@@ -13,6 +13,7 @@ from swiftchat.engine.cpu.structures import (
     AddScaledOp,
     AnyOp,
     AttentionOp,
+    ConvOp,
     EmbedOp,
     Epilogue,
     GatherOp,
@@ -24,6 +25,9 @@ from swiftchat.engine.cpu.structures import (
     RowSet,
     SoftcapOp,
 )
+
+# These need or write the rows of all tokens.
+_ALL_TOKENS = (EmbedOp, AttentionOp, ConvOp)
 
 
 def fuse(recording: Recording) -> None:
@@ -60,11 +64,13 @@ def reads_target(op: AnyOp) -> bool:
         return bool(op.epilogue == Epilogue.ADD)
     if isinstance(op, AddScaledOp):
         return bool(op.alpha != 0)
+    if isinstance(op, ConvOp):
+        return bool(op.out == op.x)
     return isinstance(op, RotaryOp | SoftcapOp | LowRankOp)
 
 
 def _gather_early(recording: Recording) -> None:
-    """Gather the rows of the logits after the last attention: what follows has fewer rows.
+    """Gather the rows of the logits after the last attention or mixer: fewer rows follow.
 
     Hidden states keep the rows of all tokens.
     """
@@ -72,9 +78,7 @@ def _gather_early(recording: Recording) -> None:
     hidden = set(recording.hidden.values())
     end = next(i for i, op in enumerate(ops) if isinstance(op, GatherOp))
     start = end
-    while not isinstance(ops[start - 1], EmbedOp | AttentionOp) and (
-        target(ops[start - 1]) not in hidden
-    ):
+    while not isinstance(ops[start - 1], _ALL_TOKENS) and (target(ops[start - 1]) not in hidden):
         start -= 1
     gathered, written = dict[int, int](), set[int]()
     for op in ops[start : end + 1]:

@@ -141,11 +141,8 @@ class _Inputs:
         for span, blocks in zip(batch.spans, used, strict=True):
             start, end = end, end + len(blocks)
             prefix_len = span.bidirectional_prefix.length
-            spans.append(
-                SpanRows(
-                    span.start, span.num_tokens, span.context_len, prefix_len, whole[start:end]
-                )
-            )
+            rows = (span.start, span.num_tokens, span.context_len)
+            spans.append(SpanRows(*rows, prefix_len, whole[start:end], span.state_slot))
         return spans
 
 

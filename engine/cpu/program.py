@@ -49,6 +49,12 @@ class SpanRows:
     context_len: int
     prefix_len: int
     block_table: Tensor
+    state_slot: int = -1
+
+    @property
+    def struct(self) -> Span:
+        numbers = (self.first_row, self.num_rows, self.context_len, self.prefix_len)
+        return Span(*numbers, self.state_slot, self.block_table.data_ptr())
 
 
 @dataclass(frozen=True)
@@ -149,12 +155,7 @@ class Program:
         """
         self.begin(len(inputs.ids), len(inputs.logits_rows))
         output = self._new_output()
-        spans = (Span * len(inputs.spans))(
-            *(
-                Span(s.first_row, s.num_rows, s.context_len, s.prefix_len, s.block_table.data_ptr())
-                for s in inputs.spans
-            )
-        )
+        spans = (Span * len(inputs.spans))(*(span.struct for span in inputs.spans))
         run, second = self._run, inputs.second_positions
         run.num_tokens, run.num_logits = self._num_tokens, self._num_logits
         run.num_spans, run.spans = len(spans), spans

@@ -1,6 +1,6 @@
 """Record the operations of a decoder's forward pass for the native kernels."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from ctypes import POINTER, cast
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,7 @@ from swiftchat.engine.cpu.structures import (
 from swiftchat.engine.cpu.weights import native_matrices
 from swiftchat.engine.linear.adapted import AdaptedWeight, Site
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.decoder import Decoder
@@ -39,6 +40,7 @@ from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.mixers import ShortConv
 
 _ACTIVATIONS = MappingProxyType(
     {
@@ -73,6 +75,7 @@ class Recorder:
         self._config, self._weights = config, weights
         self._is_exact = weights.dtype == torch.float32
         self._block_size = 0
+        self._states: Mapping[int, LayerStates] = MappingProxyType({})
         self._cos_sin = [
             self._keep(cos_sin_table(rope, config.head_dim, ctx_size_tokens, torch.device("cpu")))
             for rope in (config.rope, config.local_rope)
@@ -107,6 +110,7 @@ class Recorder:
     def _begin(self, cache: KVCache) -> None:
         self.ops, self.buffers, self.deltas = [], [], {}
         self._block_size = self._keep(cache).block_size
+        self._states = cache.states.layers
 
     def plan(self, batch: Batch, cache: KVCache) -> None:
         return
@@ -137,7 +141,13 @@ class Recorder:
         raise CannotRecordError("no kernel separates queries and gates")
 
     def mix(self, plan: None, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
-        raise CannotRecordError("no kernel computes mixers with a state")
+        projected = self.activations(self.linear(x, mixer.project_in, mixer.project_in_bias))
+        match self._config.mixer:
+            case ShortConv():
+                mixed = self._short_conv(projected, mixer, self._states[layer])
+            case _:
+                raise CannotRecordError("no kernel computes this kind of mixer")
+        return self.linear(mixed, mixer.project_out, mixer.project_out_bias)
 
     def per_layer_embeddings(self, plan: None, x: Tensor, table: PerLayerTable) -> Sequence[Tensor]:
         raise CannotRecordError("no kernel computes embeddings of each layer")
@@ -394,6 +404,25 @@ class Recorder:
         if len(scale) == config.head_dim:
             scale = scale.repeat(num_heads)
         return Norm(kind, config.norm_eps, self._keep(scale).data_ptr())
+
+    def _short_conv(self, x: Activations, mixer: MixerWeights, states: LayerStates) -> Activations:
+        op = self._conv(mixer, states)
+        op.x, op.gated = x.buffer, True
+        return self._append(op, x.row_set, op.channels)
+
+    def _conv(self, mixer: MixerWeights, states: LayerStates) -> native.ConvOp:
+        """Return a mixer's convolution, without its buffers.
+
+        Its state has the sizes of torch's in another order: the channels of each token together.
+        """
+        weight = self._keep(mixer.conv.float().t().contiguous())
+        return native.ConvOp(
+            kernel=len(weight),
+            channels=weight.shape[1],
+            weight=weight.data_ptr(),
+            bias=self._floats(mixer.conv_bias),
+            state=states[0].data_ptr(),
+        )
 
     def _expert(self, expert: Expert) -> native.Expert:
         pairs = [native_matrices(weight) for weight in (expert.gate_up, expert.down)]

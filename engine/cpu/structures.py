@@ -8,7 +8,7 @@ import ctypes
 from ctypes import POINTER, Structure, Union, byref, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-PROGRAM_VERSION = 4
+PROGRAM_VERSION = 5
 MAX_EXPERT_GROUPS = 64  # as in program.h
 TILE_ROWS = 16
 BLOCK_COLS = 32
@@ -35,6 +35,7 @@ class OpKind(IntEnum):
     GATHER = 8
     MOE = 9
     LOW_RANK = 10
+    CONV = 11
 
 
 class RowSet(IntEnum):
@@ -287,6 +288,23 @@ class LowRankOp(Structure):
     )
 
 
+class ConvOp(Structure):
+    KIND = OpKind.CONV
+    _fields_ = (
+        ("header", OpHeader),
+        ("x", c_int32),
+        ("out", c_int32),
+        ("first", c_int32),
+        ("channels", c_int32),
+        ("kernel", c_int32),
+        ("activation", c_int32),
+        ("gated", c_int32),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("state", c_void_p),
+    )
+
+
 AnyOp = (
     EmbedOp
     | NormOp
@@ -299,6 +317,7 @@ AnyOp = (
     | GatherOp
     | MoeOp
     | LowRankOp
+    | ConvOp
 )
 
 
@@ -316,6 +335,7 @@ class Op(Union):
         ("gather", GatherOp),
         ("moe", MoeOp),
         ("low_rank", LowRankOp),
+        ("conv", ConvOp),
     )
 
     @classmethod
@@ -346,6 +366,7 @@ class Span(Structure):
         ("num_rows", c_int32),
         ("context_len", c_int32),
         ("prefix_len", c_int32),
+        ("state_slot", c_int32),
         ("block_table", c_void_p),
     )
 
@@ -374,7 +395,7 @@ class Run(Structure):
 STRUCTURES = (
     *(Op, Matrix, Buffer, ProgramStruct, Span, Run, Norm, LayerCache, Expert, EmbedOp, NormOp),
     *(LinearOp, RotaryOp, AttentionOp, ActAndMulOp, AddScaledOp, SoftcapOp, GatherOp, MoeOp),
-    *(LowRank, Delta, LowRankOp),
+    *(LowRank, Delta, LowRankOp, ConvOp),
 )
 
 

@@ -57,9 +57,18 @@ def native_workspace_bytes(config: ModelConfig, num_tokens: int, num_logits: int
     widest += 3 * config.intermediate_size + 3 * config.shared_expert_size
     # Rows of all chosen experts: input, gate and up, activation, output.
     widest += config.experts_per_token * (3 * config.expert_size + 2 * config.hidden_size)
-    widest += config.num_experts
+    widest += config.num_experts + _mixer_inputs(config)
     logits_bytes = num_logits * config.vocab_size * 4
     return 2 * num_tokens * widest * 4 + logits_bytes
+
+
+def _mixer_inputs(config: ModelConfig) -> int:
+    """Return the projected elements of a token that a mixer with states reads."""
+    if config.mixer is None:
+        return 0
+    shapes, hidden_size = config.mixer.shapes(config.hidden_size), config.hidden_size
+    projections = [shapes[name] for name in config.mixer.tensors if name != "mixer_out"]
+    return sum(shape[0] for shape in projections if shape[1:] == (hidden_size,))
 
 
 def plan_shard_cache(

@@ -17,6 +17,7 @@ static const OpKernels *const op_kernels[NUM_OP_KINDS] = {
     [OP_GATHER] = &gather_kernels,
     [OP_MOE] = &moe_kernels,
     [OP_LOW_RANK] = &low_rank_kernels,
+    [OP_CONV] = &conv_kernels,
 };
 
 EXPORT int program_version(void) { return PROGRAM_VERSION; }
@@ -28,7 +29,7 @@ EXPORT int struct_bytes(int which) {
         sizeof(Run),       sizeof(Norm),        sizeof(LayerCache),  sizeof(Expert),    sizeof(EmbedOp),
         sizeof(NormOp),    sizeof(LinearOp),    sizeof(RotaryOp),    sizeof(AttentionOp),
         sizeof(ActAndMulOp), sizeof(AddScaledOp), sizeof(SoftcapOp), sizeof(GatherOp),  sizeof(MoeOp),
-        sizeof(LowRank),   sizeof(Delta),       sizeof(LowRankOp),
+        sizeof(LowRank),   sizeof(Delta),       sizeof(LowRankOp),   sizeof(ConvOp),
     };
     return which >= 0 && which < (int)(sizeof(sizes) / sizeof(*sizes)) ? sizes[which] : -1;
 }

@@ -9,7 +9,7 @@
 #pragma once
 #include "matrix.h"
 
-enum { PROGRAM_VERSION = 4, MAX_EXPERT_GROUPS = 64 };
+enum { PROGRAM_VERSION = 5, MAX_EXPERT_GROUPS = 64 };
 
 enum OpKind {
     OP_EMBED,
@@ -23,6 +23,7 @@ enum OpKind {
     OP_GATHER,
     OP_MOE,
     OP_LOW_RANK,
+    OP_CONV,
     NUM_OP_KINDS
 };
 enum RowSet { ROWS_TOKENS, ROWS_LOGITS };
@@ -185,6 +186,19 @@ typedef struct {
     const float *bias; /* NULL: none */
 } LowRankOp;
 
+/* A causal depthwise convolution over the tokens of each sequence, with an activation: for token t
+   and channel c, out = act(bias[c] + the sum over i of weight[i, c] * in[t - kernel + 1 + i, c]).
+   `gated`: x is b, g and v side by side, in = b * v, and the result is multiplied by g. Otherwise
+   in place: out is x, and the channels are its columns from `first` on. Before the first token of a
+   sequence come zeros. */
+typedef struct {
+    OpHeader header;
+    int32_t x, out, first, channels, kernel, activation, gated;
+    const float *weight; /* [kernel, channels] */
+    const float *bias;   /* [channels]; NULL: none */
+    float *state;        /* [num_slots, kernel - 1, channels]: the last inputs of a sequence */
+} ConvOp;
+
 typedef union {
     OpHeader header;
     EmbedOp embed;
@@ -198,6 +212,7 @@ typedef union {
     GatherOp gather;
     MoeOp moe;
     LowRankOp low_rank;
+    ConvOp conv;
 } Op;
 
 typedef struct {
@@ -211,9 +226,10 @@ typedef struct {
 } Program;
 
 /* The packed tokens first_row .. first_row + num_rows of one sequence: the last of context_len
-   tokens. Tokens before prefix_len see each other in both directions. */
+   tokens. Tokens before prefix_len see each other in both directions. The states of the sequence are
+   in state_slot; before its first token they are zero, whatever the slot holds. */
 typedef struct {
-    int32_t first_row, num_rows, context_len, prefix_len;
+    int32_t first_row, num_rows, context_len, prefix_len, state_slot;
     const int32_t *block_table;
 } Span;
 
@@ -261,4 +277,4 @@ typedef struct {
 
 extern const OpKernels embed_kernels, norm_kernels, linear_kernels, rotary_kernels, attention_kernels,
     act_and_mul_kernels, add_scaled_kernels, softcap_kernels, gather_kernels, moe_kernels,
-    low_rank_kernels;
+    low_rank_kernels, conv_kernels;

@@ -19,13 +19,15 @@ from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
 from swiftchat.weights.quantization.quantize import QuantizationSpec
-from tests.support import gguf_directory, tiny
+from tests.support import gguf_directory, reference, tiny
 from tests.support.quantized_models import FORMATS, quantized_model
 from tests.support.tiny_llama import tiny_llama
 from tests.support.tiny_models import FAMILIES
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 IDS = tiny.random_ids(40, seed=1)
+# One for each mixer with a state that has kernels.
+HYBRIDS = ("lfm2",)
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -155,6 +157,44 @@ def test_the_memory_plan_covers_the_activations(name: str, tmp_path: Path) -> No
     tiny.native_kernels()
     tiny.make(name, tmp_path)
     engine = tiny.engine(tmp_path)
+    num_seqs = engine.config.max_num_seqs
+    planned = native_workspace_bytes(engine.decoder.config, 512 + num_seqs, num_seqs)
+    assert 0 < engine.info.workspace_bytes <= planned
+
+
+@pytest.mark.parametrize("model_type", HYBRIDS)
+def test_layers_with_states_equal_torch(model_type: str, tmp_path: Path) -> None:
+    """Prompts in chunks, with a cached prefix and in batches with decode steps; token by token.
+
+    In fp32 only the order of sums differs.
+    """
+    reference.make_reference(model_type, tmp_path)
+    expected = tiny.Bench(tmp_path).logits(IDS[:24])
+    token_by_token = tiny.Bench(tmp_path, native=True).logits(IDS[:24])
+    assert relative_error(token_by_token, expected) <= 1e-4
+    bench = tiny.Bench(tmp_path, chunk_tokens=7, native=True)
+    assert isinstance(bench.decoder, NativeDecoder)
+    found = [bench.last_logits(IDS[:end]) for end in (13, 22, 24)]
+    assert relative_error(torch.stack(found), expected[[12, 21, 23]]) <= 1e-4
+    lengths = (1, 9, 20, 24)
+    for length in lengths:
+        bench.scheduler.add(Sequence(length, IDS[:length], SamplingParams()))
+    together: dict[int, Tensor] = {}
+    while together.keys() != set(lengths):
+        for length, logits in bench.step().items():
+            together.setdefault(length, logits)
+            sequence = next(each for each in bench.scheduler.running if each.id == length)
+            sequence.tokens.append(3)
+    rows = torch.stack([together[length] for length in lengths])
+    assert relative_error(rows, expected[[length - 1 for length in lengths]]) <= 1e-4
+
+
+@pytest.mark.parametrize("model_type", HYBRIDS)
+def test_the_memory_plan_covers_layers_with_states(model_type: str, tmp_path: Path) -> None:
+    tiny.native_kernels()
+    reference.make_reference(model_type, tmp_path)
+    engine = tiny.engine(tmp_path)
+    assert isinstance(engine.decoder, NativeDecoder)
     num_seqs = engine.config.max_num_seqs
     planned = native_workspace_bytes(engine.decoder.config, 512 + num_seqs, num_seqs)
     assert 0 < engine.info.workspace_bytes <= planned

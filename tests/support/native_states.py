@@ -1,0 +1,59 @@
+"""Batches of sequences with states, for the kernels of mixers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.cpu.program import RunInputs, SpanRows
+from tests.support.native_ops import run_inputs
+
+
+@dataclass(frozen=True)
+class Part:
+    """The tokens of one sequence in a batch: their number, with those before them, and its slot."""
+
+    num_rows: int
+    context_len: int
+    slot: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.num_rows == self.context_len
+
+
+# Prompts from their first token and continued, decode steps, a prompt of one token.
+PARTS = (Part(5, 5, 3), Part(1, 9, 0), Part(7, 11, 4), Part(1, 1, 6), Part(1, 2, 2))
+NUM_SLOTS = 8
+
+
+def num_rows(parts: Sequence[Part]) -> int:
+    return sum(part.num_rows for part in parts)
+
+
+def inputs(parts: Sequence[Part]) -> RunInputs:
+    """Return the batch of these sequences, one after the other."""
+    spans, row = [], 0
+    for part in parts:
+        table = torch.zeros(1, dtype=torch.int32)
+        spans.append(SpanRows(row, part.num_rows, part.context_len, 0, table, part.slot))
+        row += part.num_rows
+    return run_inputs(row, spans=spans)
+
+
+def states(parts: Sequence[Part], *shape: int) -> Tensor:
+    """Return random states [NUM_SLOTS, ...] of the continued sequences; the other slots are NaN."""
+    found = torch.full((NUM_SLOTS, *shape), torch.nan)
+    generator = torch.Generator().manual_seed(5)
+    for part in parts:
+        if not part.is_first:
+            found[part.slot] = torch.randn(shape, generator=generator)
+    return found
+
+
+def assert_only_these_written(found: Tensor, parts: Sequence[Part]) -> None:
+    """The slots of the batch are finite, the others as poisoned as before."""
+    used = {part.slot for part in parts}
+    for slot in range(NUM_SLOTS):
+        assert bool(found[slot].isfinite().all() if slot in used else found[slot].isnan().all())
