@@ -156,6 +156,7 @@ def _value(kind: int, value: Any) -> bytes:
         return _text(value if isinstance(value, str) else str(value)[:50])
     if kind == _ARRAY:
         inner, items = value if isinstance(value, list) and len(value) == 2 else (4, [])
+        inner = inner if isinstance(inner, int) else 4
         items = items if isinstance(items, list) else []
         head = struct.pack("<IQ", inner & 0xFFFFFFFF, len(items))
         return head + b"".join(_value(inner, item) for item in items)
@@ -236,9 +237,12 @@ def _change_value(chance: random.Random, pair: Pair) -> None:
 def mutator(*trees: Any) -> Mutate:
     """Return the mutator of the files of `trees`, functions that return them."""
 
+    @cache
+    def by_file() -> dict[bytes, Tree]:
+        return {write(tree()): tree() for tree in trees}
+
     def mutate(chance: random.Random, data: bytes) -> bytes:
-        found = {write(tree()): tree() for tree in trees}
-        return write(mutate_tree(chance, found[data]))
+        return write(mutate_tree(chance, by_file()[data]))
 
     return mutate
 
