@@ -112,8 +112,8 @@ MUTANTS = (
     Mutant(
         "SIGHUP is not handled",
         "chat/terminal/signals.py",
-        "    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):\n",
-        "    for number in (signal.SIGINT, signal.SIGTERM):\n",
+        "_EXIT_SIGNALS = (signal.SIGTERM, signal.SIGHUP)\n",
+        "_EXIT_SIGNALS = (signal.SIGTERM,)\n",
         (
             "tests/faults/test_36_hangup_and_termination.py"
             "::test_the_terminal_is_restored_and_the_answer_saved",

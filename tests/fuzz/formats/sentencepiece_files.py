@@ -89,6 +89,8 @@ def _compare(data: bytes, folder: Path, loaded: Any) -> None:
         texts = [library.decode(ids) for ids, _ in loaded]
     except Exception as error:
         raise NoReferenceError from error
+    if _has_overflowing_sums(data):
+        raise NoReferenceError
     for text, (ids, decoded), expected, expected_text in zip(
         TEXTS, loaded, theirs, texts, strict=True
     ):
@@ -96,6 +98,13 @@ def _compare(data: bytes, folder: Path, loaded: Any) -> None:
             raise Difference(f"{text!r}: ids {ids} and {expected}")
         if decoded != expected_text:
             raise Difference(f"{text!r}: decoded {decoded!r} and {expected_text!r}")
+
+
+def _has_overflowing_sums(data: bytes) -> bool:
+    """Return whether sums of scores are beyond float32, where the library compares infinities."""
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(data)
+    return any(abs(piece.score) > 1e36 for piece in proto.pieces)
 
 
 SENTENCEPIECE = Target("sentencepiece", _seeds, _mutate, _load, 700, _compare)

@@ -114,7 +114,7 @@ def _mutate_pickle(chance: random.Random, pickled: bytes) -> bytes:
     for _ in range(chance.choice((1, 1, 2, 4))):
         at = chance.randrange(len(pieces))
         match chance.randrange(7):
-            case 0:
+            case 0 if len(pieces) > 1:
                 del pieces[at]
             case 1:
                 pieces.insert(at, pieces[at])
