@@ -87,6 +87,8 @@ class Recorder:
     def observe(self, row: ObservedRow) -> None:
         new = Recorded(row.sequence.tokens, row.position)
         found = self.recorded.setdefault(row.sequence.id, new)
+        # A preempted answer would be computed again; the cache has room for all of them.
+        assert row.position == found.first + sum(len(states) for states in found.joined)
         found.joined.append(torch.cat([row.hidden[layer] for layer in self._layers], 1).half())
         if len(row.hidden[LAST_NORM]):
             found.answer = found.answer or row.last_position

@@ -43,7 +43,8 @@ class EngineConfig:
     `tp`: the number of tensor-parallel ranks of a stage, each on a GPU of its own, counted from
     `device`; auto is the smallest number whose memory holds the model.
     `pp`: the number of pipeline stages, each with `tp` ranks and some of the layers.
-    `draft`: the directory of a draft model with the same vocabulary, for one rank.
+    `draft`: the directory of a draft model with the same vocabulary or of prediction heads, or mtp
+    for the model's own layer; for one rank.
     """
 
     device: str = "auto"
@@ -192,7 +193,7 @@ class SamplingParams:
     on. With the others, which differ in what is left out of a prompt, it ends.
     `speculate`: propose tokens, at most `speculate_tokens` at a time, and verify them in one step
     (docs/decoding.md). The proposer is `ngram` (what followed the same tokens before), `draft`
-    (the engine's draft model), or with `auto` the better one.
+    (the engine's draft model or heads), or with `auto` the better one.
     `beams`: beam search with so many beams; None is off. It returns the best `returned_beams`, with
     their scores; `length_penalty`, `early_stopping` and `diversity_rate` are those of `BeamSearch`.
     `temperature` is then 0.

@@ -3,8 +3,8 @@
 Required: exit code 7 with the tensor and both shapes, before the model is loaded. A draft model has
 no shape in common with its model but the vocabulary: exit code 2 with the first other token.
 
-Provoked by: a LoRA adapter of a wider model and of a deeper one, a soft prompt of a wider model,
-and a draft model whose vocabulary has two tokens in the other order.
+Provoked by: a LoRA adapter of a wider model and of a deeper one, a soft prompt and an EAGLE-3 head
+of a wider model, and a draft model whose vocabulary has two tokens in the other order.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.support import adapter_files, fake_engine
+from tests.support import adapter_files, fake_engine, heads
 from tests.support.program import Program, assert_error
 
 Q = f"{adapter_files.PREFIX}model.layers.1.self_attn.q_proj"
@@ -53,6 +53,15 @@ def test_a_soft_prompt_of_a_wider_model(program: Program, tmp_path: Path) -> Non
     save_file({"prompt_embeddings": np.ones((4, 32), np.float32)}, file)
     done = program.run("-p", "x", "--soft-prompt", str(folder))
     assert_error(done, 7, "prompt_embeddings", "expected [4, 16]", "found [4, 32]")
+
+
+def test_a_head_of_a_wider_model(program: Program, tmp_path: Path) -> None:
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    tensors = heads.eagle3_tensors()
+    head = heads.write_eagle3(tmp_path / "head", tensors, vocab_size=258, **layers)
+    done = program.run("-p", "x", "--draft", str(head))
+    _, hint = assert_error(done, 7, "tensor fc.weight", "expected [48, 48], found [48, 144]")
+    assert "another base model" in hint
 
 
 def test_a_draft_model_of_another_vocabulary(program: Program, tmp_path: Path) -> None:

@@ -173,8 +173,8 @@ def _hidden_layers(settings: Fields, num_layers: int) -> tuple[int, ...]:
     is_list = isinstance(layers, list) and 1 <= len(layers) <= _MAX_LAYERS
     if not is_list or not all(type(i) is int and 0 <= i + shift <= num_layers for i in layers):
         raise BadModelFile(
-            f"config.json of the draft: {_LAYERS} must be layers of a model with {num_layers}, "
-            f"not {str(layers)[:80]}",
+            f"config.json of the draft: it reads the layers {str(layers)[:80]}, but the model has "
+            f"{num_layers}",
             "the draft belongs to another base model; its model card names which",
         )
     return tuple(i + shift for i in layers)

@@ -174,7 +174,7 @@ def test_ids_are_those_of_plain_decoding(
 
 
 def test_latent_attention(eagle3: Path, tmp_path: Path) -> None:
-    make_reference("deepseek_v3", tmp_path).save_pretrained(tmp_path)
+    make_reference("deepseek_v3", tmp_path)
     width = transformers.AutoConfig.from_pretrained(tmp_path).hidden_size
     tensors = {**heads.eagle3_tensors(), FC: torch.randn(48, 3 * width)}
     tensors["embed_tokens.weight"] = torch.randn(97, 48)
@@ -267,8 +267,8 @@ DAMAGED: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
     "bias": (changed(f"{Q[:-6]}bias", torch.zeros(48)), {}, "is not one of an EAGLE-3 head"),
     "vocabulary": (TENSORS, {"vocab_size": 100}, "vocab_size is 100, but the model's is 97"),
     "draft vocabulary": (TENSORS, {"draft_vocab_size": 98}, "draft_vocab_size must be"),
-    "layers": (TENSORS, {"eagle_aux_hidden_state_layer_ids": [0, 1, 4]}, "a model with 3"),
-    "no layers": (TENSORS, {"eagle_aux_hidden_state_layer_ids": ["a"]}, "a model with 3"),
+    "layers": (TENSORS, {"eagle_aux_hidden_state_layer_ids": [0, 1, 4]}, "but the model has 3"),
+    "no layers": (TENSORS, {"eagle_aux_hidden_state_layer_ids": ["a"]}, "but the model has 3"),
     "two layers": (TENSORS, {"num_hidden_layers": 2}, "num_hidden_layers must be 1"),
     "groups": (TENSORS, {"num_key_value_heads": 3}, "a divisor of 4"),
     "gelu": (TENSORS, {"hidden_act": "gelu"}, "hidden_act must be silu"),

@@ -9,9 +9,14 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.comm.communicator import SingleRank
+from swiftchat.engine.comm.pipeline import SingleStage
+from swiftchat.engine.generation.heads import Heads
+from swiftchat.engine.generation.setup import set_up
 from swiftchat.errors import BadModelFile, UsageError
 from tests.support import heads, tiny
+from tests.support.reference import make_reference
 
 OFF = SamplingParams(temperature=0, max_tokens=24, speculate="off")
 DRAFT = replace(OFF, speculate="draft")
@@ -166,9 +171,14 @@ def test_missing_files(folder: Path, tmp_path: Path) -> None:
         tiny.engine(folder, draft=str(tmp_path))
 
 
-def test_a_model_with_states_is_refused(medusa: Path, tmp_path: Path) -> None:
-    from tests.support.reference import make_reference
+def test_a_gpu_is_refused(folder: Path, medusa: Path) -> None:
+    config = EngineConfig(device="cpu", dtype="float32", draft=str(medusa))
+    setup = set_up(folder, config, None, SingleRank(), SingleStage())
+    with pytest.raises(UsageError, match="need hidden states, which captured steps on a GPU do no"):
+        Heads.open(replace(setup, device=torch.device("cuda")))
 
-    make_reference("lfm2", tmp_path).save_pretrained(tmp_path)
+
+def test_a_model_with_states_is_refused(medusa: Path, tmp_path: Path) -> None:
+    make_reference("lfm2", tmp_path)
     with pytest.raises(UsageError, match="has states, which cannot forget rejected tokens"):
         tiny.engine(tmp_path, draft=str(medusa))

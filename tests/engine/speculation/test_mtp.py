@@ -13,6 +13,7 @@ from torch import Tensor
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.errors import BadModelFile, UsageError
 from tests.support import heads, mtp_models, tiny
+from tests.support.reference import make_reference
 
 OFF = SamplingParams(temperature=0, max_tokens=20, speculate="off")
 DRAFT = replace(OFF, speculate="draft")
@@ -139,8 +140,6 @@ def test_models_without_such_a_layer(tmp_path: Path) -> None:
 
 def test_a_model_with_states_is_refused(tmp_path: Path) -> None:
     """Qwen3-Next ships `mtp.*`, which needs states that can be undone."""
-    from tests.support.reference import make_reference
-
     make_reference("qwen3_next", tmp_path)
     with pytest.raises(UsageError, match="has states, which cannot forget rejected tokens"):
         tiny.engine(tmp_path, draft="mtp")
