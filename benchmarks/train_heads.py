@@ -70,8 +70,32 @@ class Recorded:
     tokens: list[int]
     first: int
     answer: int = 0
-    joined: list[Tensor] = field(default_factory=list)
-    normed: list[Tensor] = field(default_factory=list)
+    joined: "Rows" = field(default_factory=lambda: Rows())
+    normed: "Rows" = field(default_factory=lambda: Rows())
+
+
+class Rows:
+    """Rows in fp16 in one large tensor: many small ones would fragment the memory."""
+
+    def __init__(self) -> None:
+        self._memory, self._num_rows = torch.empty(0, 0), 0
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    @property
+    def values(self) -> Tensor:
+        return self._memory[: self._num_rows]
+
+    def append(self, rows: Tensor) -> None:
+        end = self._num_rows + len(rows)
+        if end > len(self._memory):
+            grown = torch.empty(max(256, 2 * end), rows.shape[1], dtype=torch.float16)
+            if self._num_rows:
+                grown[: self._num_rows] = self.values
+            self._memory = grown
+        self._memory[self._num_rows : end] = rows
+        self._num_rows = end
 
 
 class Recorder:
@@ -88,11 +112,11 @@ class Recorder:
         new = Recorded(row.sequence.tokens, row.position)
         found = self.recorded.setdefault(row.sequence.id, new)
         # A preempted answer would be computed again; the cache has room for all of them.
-        assert row.position == found.first + sum(len(states) for states in found.joined)
-        found.joined.append(torch.cat([row.hidden[layer] for layer in self._layers], 1).half())
+        assert row.position == found.first + len(found.joined)
+        found.joined.append(torch.cat([row.hidden[layer] for layer in self._layers], 1))
         if len(row.hidden[LAST_NORM]):
             found.answer = found.answer or row.last_position
-            found.normed.append(row.hidden[LAST_NORM].half())
+            found.normed.append(row.hidden[LAST_NORM])
 
     def propose(self, sequence: TokenSequence, num_tokens: int) -> list[int]:
         return []
@@ -154,13 +178,13 @@ class Examples:
     @classmethod
     def of(cls, some: Sequence[Recorded]) -> "Examples":
         length = max(len(one.tokens) for one in some) - 1
-        widths = some[0].joined[0].shape[1], some[0].normed[0].shape[1]
+        widths = some[0].joined.values.shape[1], some[0].normed.values.shape[1]
         joined, labels = (torch.zeros(len(some), length, width) for width in widths)
         following = torch.zeros(len(some), length, dtype=torch.int64)
         is_answer = torch.zeros(len(some), length, dtype=torch.bool)
         for row, one in enumerate(some):
             ends = slice(one.first, None), slice(one.answer, None)
-            states, normed = torch.cat(one.joined).float(), torch.cat(one.normed).float()
+            states, normed = one.joined.values, one.normed.values
             following[row, : len(one.tokens) - 1] = torch.tensor(one.tokens[1:])
             for into, values, end in ((joined, states, ends[0]), (labels, normed, ends[1])):
                 room = into[row, end]
@@ -400,7 +424,7 @@ def train_eagle3(
     model = engine.decoder.config
     ids = frequent_ids(recorded, min(args.draft_vocab, model.vocab_size), model.vocab_size)
     config = eagle3_config(model, len(ids), engine.ctx_size_tokens)
-    head = Eagle3(config, recorded[0].joined[0].shape[1])
+    head = Eagle3(config, recorded[0].joined.values.shape[1])
     # It begins as the model would without its last layers.
     nn.init.zeros_(head.fc.weight)
     head.fc.weight.data[:, -model.hidden_size :] = torch.eye(model.hidden_size)
