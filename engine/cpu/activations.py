@@ -15,17 +15,19 @@ class CannotRecordError(Exception):
 class Activations(Tensor):
     """What a recorded operation will write: the rows of a buffer, without values.
 
+    With `first`, `width` columns of the buffer from that one on.
     Every operation of torch on it raises `CannotRecordError`.
     """
 
     buffer: int
     row_set: RowSet
     width: int
+    first: int
 
     @classmethod
-    def of(cls, buffer: int, row_set: RowSet, width: int) -> "Activations":
+    def of(cls, buffer: int, row_set: RowSet, width: int, first: int = 0) -> "Activations":
         made = Tensor._make_subclass(cls, torch.empty(0, device="meta"))
-        made.buffer, made.row_set, made.width = buffer, row_set, width
+        made.buffer, made.row_set, made.width, made.first = buffer, row_set, width, first
         return made
 
     @classmethod

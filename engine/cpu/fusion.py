@@ -16,6 +16,7 @@ from swiftchat.engine.cpu.structures import (
     ConvOp,
     EmbedOp,
     Epilogue,
+    GateOp,
     GatherOp,
     LinearOp,
     LowRankOp,
@@ -66,7 +67,7 @@ def reads_target(op: AnyOp) -> bool:
         return bool(op.alpha != 0)
     if isinstance(op, ConvOp):
         return bool(op.out == op.x)
-    return isinstance(op, RotaryOp | SoftcapOp | LowRankOp)
+    return isinstance(op, RotaryOp | SoftcapOp | LowRankOp | GateOp)
 
 
 def _gather_early(recording: Recording) -> None:

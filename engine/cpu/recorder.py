@@ -135,10 +135,15 @@ class Recorder:
         raise CannotRecordError("no kernel limits queries, keys and values")
 
     def gate(self, x: Tensor, scores: Tensor) -> Tensor:
-        raise CannotRecordError("no kernel multiplies with a sigmoid")
+        out, gates = self.activations(x), self._columns(scores)
+        self._append_to(out, native.GateOp(x=gates.buffer, first=gates.first))
+        return out
 
     def split_gate(self, qkv: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        raise CannotRecordError("no kernel separates queries and gates")
+        source = self.activations(qkv)
+        op = native.DropColumnsOp(x=source.buffer, first=width)
+        rest = self._append(op, source.row_set, source.width - width)
+        return rest, Activations.of(source.buffer, source.row_set, width, first=width)
 
     def mix(self, plan: None, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
         projected = self.activations(self.linear(x, mixer.project_in, mixer.project_in_bias))
@@ -340,7 +345,13 @@ class Recorder:
         cache.copy_blocks(copies)
 
     def activations(self, x: Tensor | None) -> Activations:
-        """Return x if an operation was recorded that writes it."""
+        """Return x if an operation was recorded that writes it: all columns of a buffer."""
+        found = self._columns(x)
+        if found.first or found.width != self.buffers[found.buffer][1]:
+            raise CannotRecordError("no kernel reads some columns of these activations")
+        return found
+
+    def _columns(self, x: Tensor | None) -> Activations:
         if not isinstance(x, Activations):
             raise CannotRecordError("an operation has an input that none has returned")
         return x

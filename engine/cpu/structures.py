@@ -8,7 +8,7 @@ import ctypes
 from ctypes import POINTER, Structure, Union, byref, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-PROGRAM_VERSION = 5
+PROGRAM_VERSION = 6
 MAX_EXPERT_GROUPS = 64  # as in program.h
 TILE_ROWS = 16
 BLOCK_COLS = 32
@@ -36,6 +36,8 @@ class OpKind(IntEnum):
     MOE = 9
     LOW_RANK = 10
     CONV = 11
+    DROP_COLUMNS = 12
+    GATE = 13
 
 
 class RowSet(IntEnum):
@@ -305,6 +307,16 @@ class ConvOp(Structure):
     )
 
 
+class DropColumnsOp(Structure):
+    KIND = OpKind.DROP_COLUMNS
+    _fields_ = (("header", OpHeader), ("x", c_int32), ("out", c_int32), ("first", c_int32))
+
+
+class GateOp(Structure):
+    KIND = OpKind.GATE
+    _fields_ = (("header", OpHeader), ("x", c_int32), ("out", c_int32), ("first", c_int32))
+
+
 AnyOp = (
     EmbedOp
     | NormOp
@@ -318,6 +330,8 @@ AnyOp = (
     | MoeOp
     | LowRankOp
     | ConvOp
+    | DropColumnsOp
+    | GateOp
 )
 
 
@@ -336,6 +350,8 @@ class Op(Union):
         ("moe", MoeOp),
         ("low_rank", LowRankOp),
         ("conv", ConvOp),
+        ("drop_columns", DropColumnsOp),
+        ("gate", GateOp),
     )
 
     @classmethod
@@ -395,7 +411,7 @@ class Run(Structure):
 STRUCTURES = (
     *(Op, Matrix, Buffer, ProgramStruct, Span, Run, Norm, LayerCache, Expert, EmbedOp, NormOp),
     *(LinearOp, RotaryOp, AttentionOp, ActAndMulOp, AddScaledOp, SoftcapOp, GatherOp, MoeOp),
-    *(LowRank, Delta, LowRankOp, ConvOp),
+    *(LowRank, Delta, LowRankOp, ConvOp, DropColumnsOp, GateOp),
 )
 
 

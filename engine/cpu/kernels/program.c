@@ -18,6 +18,8 @@ static const OpKernels *const op_kernels[NUM_OP_KINDS] = {
     [OP_MOE] = &moe_kernels,
     [OP_LOW_RANK] = &low_rank_kernels,
     [OP_CONV] = &conv_kernels,
+    [OP_DROP_COLUMNS] = &drop_columns_kernels,
+    [OP_GATE] = &gate_kernels,
 };
 
 EXPORT int program_version(void) { return PROGRAM_VERSION; }
@@ -30,6 +32,7 @@ EXPORT int struct_bytes(int which) {
         sizeof(NormOp),    sizeof(LinearOp),    sizeof(RotaryOp),    sizeof(AttentionOp),
         sizeof(ActAndMulOp), sizeof(AddScaledOp), sizeof(SoftcapOp), sizeof(GatherOp),  sizeof(MoeOp),
         sizeof(LowRank),   sizeof(Delta),       sizeof(LowRankOp),   sizeof(ConvOp),
+        sizeof(DropColumnsOp), sizeof(GateOp),
     };
     return which >= 0 && which < (int)(sizeof(sizes) / sizeof(*sizes)) ? sizes[which] : -1;
 }

@@ -9,7 +9,7 @@
 #pragma once
 #include "matrix.h"
 
-enum { PROGRAM_VERSION = 5, MAX_EXPERT_GROUPS = 64 };
+enum { PROGRAM_VERSION = 6, MAX_EXPERT_GROUPS = 64 };
 
 enum OpKind {
     OP_EMBED,
@@ -24,6 +24,8 @@ enum OpKind {
     OP_MOE,
     OP_LOW_RANK,
     OP_CONV,
+    OP_DROP_COLUMNS,
+    OP_GATE,
     NUM_OP_KINDS
 };
 enum RowSet { ROWS_TOKENS, ROWS_LOGITS };
@@ -199,6 +201,18 @@ typedef struct {
     float *state;        /* [num_slots, kernel - 1, channels]: the last inputs of a sequence */
 } ConvOp;
 
+/* out = x without the columns from `first` on that it has more than out. */
+typedef struct {
+    OpHeader header;
+    int32_t x, out, first;
+} DropColumnsOp;
+
+/* out *= the sigmoid of as many columns of x, from `first` on. x and out are different buffers. */
+typedef struct {
+    OpHeader header;
+    int32_t x, out, first;
+} GateOp;
+
 typedef union {
     OpHeader header;
     EmbedOp embed;
@@ -213,6 +227,8 @@ typedef union {
     MoeOp moe;
     LowRankOp low_rank;
     ConvOp conv;
+    DropColumnsOp drop_columns;
+    GateOp gate;
 } Op;
 
 typedef struct {
@@ -277,4 +293,4 @@ typedef struct {
 
 extern const OpKernels embed_kernels, norm_kernels, linear_kernels, rotary_kernels, attention_kernels,
     act_and_mul_kernels, add_scaled_kernels, softcap_kernels, gather_kernels, moe_kernels,
-    low_rank_kernels, conv_kernels;
+    low_rank_kernels, conv_kernels, drop_columns_kernels, gate_kernels;
