@@ -157,8 +157,11 @@ class Recorder:
     def per_layer_embeddings(self, plan: None, x: Tensor, table: PerLayerTable) -> Sequence[Tensor]:
         raise CannotRecordError("no kernel computes embeddings of each layer")
 
-    def add_per_layer_(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> None:
+    def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
         raise CannotRecordError("no kernel computes embeddings of each layer")
+
+    def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
+        raise CannotRecordError("no kernel sets gates to 0")
 
     def scale_(self, x: Tensor, scale: float | Tensor) -> None:
         if isinstance(scale, Tensor):

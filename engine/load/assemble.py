@@ -9,6 +9,7 @@ from torch import Tensor
 from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.model.altup import LowRankResidual, StreamMixing, StreamProjections
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Expert, ExpertNorms, Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
@@ -78,6 +79,7 @@ class _Assembler:
             lm_head=embed if self._config.tied_embeddings else self._matrix("lm_head"),
             lm_head_bias=self._optional("lm_head_bias"),
             per_layer=self._per_layer_table(),
+            streams=self._stream_projections(),
         )
 
     def _layer(self, i: int) -> LayerWeights:
@@ -108,6 +110,8 @@ class _Assembler:
             per_layer=self._per_layer_branch(i),
             scale=self._optional("layer_scale", layer=i),
             expert_norms=self._expert_norms(i) if self._config.mlp_and_experts else None,
+            streams=self._stream_mixing(i) if self._config.streams is not None else None,
+            residual=self._low_rank_residual(i) if self._config.streams is not None else None,
         )
 
     def _per_layer_table(self) -> PerLayerTable | None:
@@ -115,6 +119,26 @@ class _Assembler:
         if project is None or norm is None:
             return None
         return PerLayerTable(self._matrix("ple_embed", is_table=True), project, norm)
+
+    def _stream_projections(self) -> StreamProjections | None:
+        into, out = self._optional("stream_in"), self._optional("stream_out")
+        if into is None or out is None:
+            return None
+        hidden = self._config.hidden_size
+        return StreamProjections(into.view(-1, hidden, hidden), out.view(-1, hidden, hidden))
+
+    def _stream_mixing(self, i: int) -> StreamMixing:
+        return StreamMixing(
+            router=self._required("stream_router", layer=i),
+            router_norm=self._required("stream_router_norm", layer=i),
+            predict=self._required("stream_predict", layer=i),
+            correct=self._required("stream_correct", layer=i),
+            scale=self._optional("stream_scale", layer=i),
+        )
+
+    def _low_rank_residual(self, i: int) -> LowRankResidual:
+        left, right = (self._matrix(f"residual_{side}", layer=i) for side in ("left", "right"))
+        return LowRankResidual(left, right, self._required("residual_norm", layer=i))
 
     def _per_layer_branch(self, i: int) -> PerLayerBranch | None:
         norm = self._optional("ple_out_norm", layer=i)

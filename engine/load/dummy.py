@@ -163,7 +163,7 @@ def _spread(config: ModelConfig, kind: str, shape: tuple[int, ...]) -> tuple[flo
     end_std = branch if kind.removesuffix("_bias") in _BRANCH_ENDS else 1.0
     if kind.endswith(("_bias", "_correction")):
         return 0.0, 0.1 * end_std
-    if kind in ("layer_scale", "router_scale", "expert_scales"):
+    if kind in ("layer_scale", "router_scale", "expert_scales", "stream_scale"):
         return 1.0, 0.1
     if kind.endswith("_norm"):
         size = branch if kind.endswith("_out_norm") else 1.0

@@ -99,6 +99,8 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and not config.layer_scales
         and not config.mlp_and_experts
         and config.per_layer_embeddings is None
+        and config.streams is None
+        and not any(config.gate_sparsity)
         and config.prefix_lm is None
         and dtype in DTYPE_NAMES
         and config.head_dim % 8 == 0
@@ -312,8 +314,11 @@ class CudaOps(Elementwise):
     ) -> Sequence[Tensor]:
         raise AssertionError("no kernel computes them")  # see `kernels_cover`
 
-    def add_per_layer_(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> None:
+    def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
         raise AssertionError("no kernel computes them")  # see `kernels_cover`
+
+    def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
+        raise AssertionError("no kernel sets gates to 0")  # see `kernels_cover`
 
     def moe(
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None

@@ -1,6 +1,7 @@
 """The transformer decoder: one forward pass for every architecture, driven by `ModelConfig`."""
 
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +11,7 @@ from swiftchat.engine.comm.communicator import Communicator, SingleRank
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.model import altup
 from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
@@ -50,8 +52,14 @@ class Ops(Protocol):
         x is the stream before the first layer.
         """
 
-    def add_per_layer_(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> None:
-        """Add the branch of a layer's embeddings [n, width] to the stream in place."""
+    def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
+        """Return the branch of a layer's embeddings [n, width] for the stream: fp32."""
+
+    def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
+        """Replace each gate by what it exceeds the mean of its row plus so many deviations by.
+
+        In place; gates below it become 0.
+        """
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return x in another dtype, possibly x itself."""
@@ -212,7 +220,11 @@ class Decoder:
         own: Sequence[Tensor] = ()
         if weights.per_layer is not None:
             own = self.ops.per_layer_embeddings(plan, x, weights.per_layer)
+        streams = None if weights.streams is None else altup.expand(x, weights.streams)
         for i, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
+            if streams is not None:
+                streams = self._stream_layer(plan, i, layer, kv, streams, own[i])
+                continue
             if self.config.single_branch:
                 delta = self.ranks.all_reduce(self._only_branch(plan, i, layer, kv, x, delta))
                 continue
@@ -235,13 +247,40 @@ class Decoder:
                 mlp_out = self._mlp_and_experts(i, layer, layer.expert_norms, x, normed)
             delta = self._add_branch(x, mlp_out, layer.mlp_out_norm)
             if layer.per_layer is not None:
-                self.ops.add_per_layer_(x, own[i], layer.per_layer)
+                self.ops.add_(x, self.ops.per_layer_branch(x, own[i], layer.per_layer))
             if layer.scale is not None:
                 self.ops.scale_(x, layer.scale)
+        if streams is not None and weights.streams is not None:
+            x.copy_(altup.collapse(streams, weights.streams))
         normed = self._norm(x, delta, weights.final_norm, weights.final_norm_bias)
         if hidden is not None:
             self._keep(hidden, len(weights.layers), x)
         return normed
+
+    def _stream_layer(
+        self, plan: Any, i: int, layer: LayerWeights, kv: LayerKV, streams: Tensor, own: Tensor
+    ) -> Tensor:
+        """Return the residual streams after a layer; one of them goes through its branches."""
+        config, ops = self.config, self.ops
+        assert config.streams and layer.streams and layer.residual and layer.per_layer
+        active, eps = config.streams.active, config.norm_eps
+        predicted = altup.predict(streams, active, layer.streams, eps)
+        x = predicted[active].clone()
+        normed = self._norm(x, None, layer.attn_norm, None)
+        out = self.ranks.all_reduce(self._attention(plan, i, layer, normed, kv))
+        self._add_branch(x, out, layer.attn_out_norm)
+        narrow = ops.linear(normed, layer.residual.left, None)
+        ops.add_norm_(x, ops.linear(narrow, layer.residual.right, None), layer.residual.norm)
+        ops.add_(x, normed)
+        ops.scale_(x, 2**-0.5)
+        normed = self._norm(x, None, layer.mlp_norm, None)
+        self._add_branch(x, self.ranks.all_reduce(self._mlp(i, layer, normed)), layer.mlp_out_norm)
+        streams = altup.correct(predicted, x, active, layer.streams, eps)
+        x = streams[active]
+        if layer.streams.scale is not None:
+            x = x * layer.streams.scale
+        streams[1:] += ops.per_layer_branch(x, own, layer.per_layer)
+        return streams
 
     def _keep(self, hidden: HiddenStates, layer: int, x: Tensor) -> None:
         if layer in hidden.layers:
@@ -324,7 +363,10 @@ class Decoder:
         ops = self.ops
         if layer.experts is not None and layer.expert_norms is None:
             return ops.moe(i, x, layer.experts)
-        inner = ops.act_and_mul(ops.linear(x, layer.gate_up, layer.gate_up_bias))
+        gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
+        if any(self.config.gate_sparsity[i : i + 1]):
+            ops.sparsify_(gate_up, NormalDist().inv_cdf(self.config.gate_sparsity[i]))
+        inner = ops.act_and_mul(gate_up)
         return self._scaled(
             ops.linear(inner, layer.down, layer.down_bias), self.config.mlp_out_scale
         )

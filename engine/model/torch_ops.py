@@ -245,10 +245,15 @@ class TorchOps(Elementwise):
     ) -> Sequence[Tensor]:
         return per_layer_embeddings(plan.ids, x, table, self._config.norm_eps)
 
-    def add_per_layer_(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> None:
+    def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
         gate = self.linear(x.to(own.dtype), branch.gate, None)
         out = self.linear(self._activation(gate) * own, branch.out, None)
-        self.add_norm_(x, out, branch.out_norm)
+        return self._rms_norms(out.float(), branch.out_norm)
+
+    def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
+        gate = gate_up.chunk(2, dim=-1)[0]
+        std, mean = torch.std_mean(gate.float(), dim=-1, keepdim=True, correction=0)
+        gate.copy_((gate - (mean + deviations * std)).relu_())
 
     def logits_rows(self, plan: TorchPlan, x: Tensor) -> Tensor:
         return x if len(plan.logits_indices) == len(x) else x[plan.logits_indices]

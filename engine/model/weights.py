@@ -8,6 +8,7 @@ from torch import Tensor
 
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.model.altup import LowRankResidual, StreamMixing, StreamProjections
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import ExpertNorms, Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
@@ -25,7 +26,7 @@ class LayerWeights:
     element of the attention's output. With `latent` the rows of `qkv` are those of the queries, or
     of their low-rank projection, and of the latents. A layer with a `mixer` has no attention. At
     the end of a layer `per_layer` adds the token's embedding for it, then the stream is multiplied
-    by `scale` [1].
+    by `scale` [1]. `residual` is added to the attention's output; `streams` update the others.
     """
 
     attn_norm: Tensor | None
@@ -52,6 +53,8 @@ class LayerWeights:
     per_layer: PerLayerBranch | None = None
     scale: Tensor | None = None
     expert_norms: ExpertNorms | None = None
+    streams: StreamMixing | None = None
+    residual: LowRankResidual | None = None
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
@@ -86,6 +89,7 @@ class DecoderWeights:
     project_out: LinearWeight | None = None
     lm_head_bias: Tensor | None = None
     per_layer: PerLayerTable | None = None
+    streams: StreamProjections | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -103,9 +107,13 @@ def resident_bytes(weights: DecoderWeights) -> int:
         tensors += layer.mixer.tensors if layer.mixer is not None else []
         tensors += layer.latent.tensors if layer.latent is not None else []
         tensors += [] if layer.per_layer is None else [layer.per_layer.out_norm]
+        tensors += [] if layer.streams is None else layer.streams.tensors
+        tensors += [] if layer.residual is None else [layer.residual.norm]
         tensors += [] if layer.expert_norms is None else vars(layer.expert_norms).values()
     if weights.per_layer is not None:
         tensors += [weights.per_layer.project, weights.per_layer.norm]
+    if weights.streams is not None:
+        tensors += [weights.streams.into, weights.streams.out]
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
 
@@ -130,5 +138,6 @@ def _matrices(weights: DecoderWeights) -> Iterator[LinearWeight]:
         yield from (() if layer.mixer is None else layer.mixer.matrices)
         yield from (() if layer.latent is None else layer.latent.matrices)
         yield from (() if layer.per_layer is None else layer.per_layer.matrices)
+        yield from (() if layer.residual is None else (layer.residual.left, layer.residual.right))
         for expert in layer.experts.all if layer.experts is not None else ():
             yield from (expert.gate_up, expert.down)

@@ -91,8 +91,21 @@ LLAMA4: dict[str, Any] = {
     "attn_scale": 0.3,
     "num_experts_per_tok": 2,
 }
+GEMMA3N: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "intermediate_size": [80, 80, 80, 80, 64, 64],
+    "activation_sparsity_pattern": [0.7, 0.4, 0.0, 0.0, 0.0, 0.0],
+    "num_kv_shared_layers": 2,
+    "altup_num_inputs": 3,
+    "laurel_rank": 10,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 90,
+    "final_logit_softcapping": 5.0,
+}
 # What an architecture needs beyond them.
 OWN_SIZES: dict[str, dict[str, Any]] = {
+    "gemma3n_text": GEMMA3N,
     "gemma4_text": GEMMA4,
     "llama4_text": LLAMA4,
     "gemma4_unified_text": GEMMA4,

@@ -10,7 +10,7 @@ from swiftchat.weights.architectures.fields import (
     invalid,
 )
 from swiftchat.weights.architectures.latent import LatentAttention
-from swiftchat.weights.architectures.layers import LayerSizes, PerLayerEmbeddings
+from swiftchat.weights.architectures.layers import LayerSizes, PerLayerEmbeddings, Streams
 from swiftchat.weights.architectures.mixers import StateMixer
 from swiftchat.weights.architectures.multimodal import language_model
 from swiftchat.weights.architectures.prefix_lm import PrefixLM
@@ -70,6 +70,8 @@ class ModelConfig:
     their norm and rotation are the values. `value_norm`: values have an RMSNorm without weights.
     `layer_scales`: the stream is multiplied by a number of the layer at its end. With
     `per_layer_embeddings` every layer also adds a function of its own embedding of the token.
+    `streams`: there are several residual streams. `gate_sparsity` is the share of a layer's gates
+    that become 0 if they are normally distributed; empty: none.
 
     Embeddings of `embedding_size`, if set, are projected to and from `hidden_size`. Logits are
     multiplied by `logit_scale`.
@@ -171,6 +173,8 @@ class ModelConfig:
     layer_scales: bool = False
     per_layer_embeddings: PerLayerEmbeddings | None = None
     mlp_and_experts: bool = False
+    streams: Streams | None = None
+    gate_sparsity: tuple[float, ...] = ()
     ignored_keys: tuple[str, ...] = ()
 
     @property

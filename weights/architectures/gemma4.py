@@ -55,7 +55,8 @@ def _gemma4(config: Fields) -> Mapping[str, Any]:
             "absent or vision",
             config["use_bidirectional_attention"],
         )
-    kinds, sources = layer_kinds(config, 6), kv_sources(config, 6)
+    kinds = [*layer_kinds(config, 6)[:-1], "full_attention"]
+    sources = kv_sources(config, kinds)
     full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
     sizes = _sizes(config, kinds, sources)
     heads = {kind: size.head_dim for kind, size in zip(kinds, sizes, strict=True)}
@@ -85,21 +86,21 @@ def _gemma4(config: Fields) -> Mapping[str, Any]:
 
 
 def layer_kinds(config: Fields, pattern: int) -> list[str]:
-    """Return the kind of attention of each layer; the last one is always full."""
+    """Return the kind of attention of each layer; without the key every `pattern`-th is full."""
     count, kinds = num_layers(config), layer_types(config)
     if kinds is None:
         kinds = every_nth_full(config, pattern)
     if len(kinds) != count or {*kinds} - {"full_attention", "sliding_attention"}:
         raise invalid("layer_types", f"{count} times full_attention or sliding_attention", kinds)
-    return [*kinds[:-1], "full_attention"]
+    return kinds
 
 
-def kv_sources(config: Fields, pattern: int) -> tuple[int, ...]:
+def kv_sources(config: Fields, kinds: Sequence[str]) -> tuple[int, ...]:
     """Return the layer whose keys and values each layer reads; empty if all have their own.
 
     The last `num_kv_shared_layers` read those of the last layer of their kind before them.
     """
-    kinds, count = layer_kinds(config, pattern), num_layers(config)
+    count = len(kinds)
     shared = optional_integer(config, "num_kv_shared_layers", 0, count - 1)
     if not shared:
         return ()

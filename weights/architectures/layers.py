@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["LayerSizes", "PerLayerEmbeddings"]
+__all__ = ["LayerSizes", "PerLayerEmbeddings", "Streams"]
 
 
 @dataclass(frozen=True)
@@ -25,3 +25,17 @@ class PerLayerEmbeddings:
 
     width: int
     vocab_size: int
+
+
+@dataclass(frozen=True)
+class Streams:
+    """A layer computes stream `active` of `count` residual streams and updates all (Gemma 3n).
+
+    `scaled`: a vector multiplies what the layer's own embeddings read. `residual_rank` is the rank
+    of a product of matrices that is added to the output of attention.
+    """
+
+    count: int
+    active: int
+    scaled: bool
+    residual_rank: int

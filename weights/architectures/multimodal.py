@@ -17,6 +17,7 @@ __all__ = ["MULTIMODAL", "language_model"]
 MULTIMODAL: Mapping[str, bool] = MappingProxyType(
     {
         "Gemma3ForConditionalGeneration": True,
+        "Gemma3nForConditionalGeneration": True,
         "Gemma4ForConditionalGeneration": True,
         "Gemma4UnifiedForConditionalGeneration": True,
         "Llama4ForConditionalGeneration": False,
@@ -51,6 +52,13 @@ _LLAMA_SIZES = frozen(
     num_attention_heads=32,
 )
 _GEMMA_SIZES = frozen(hidden_size=2304, intermediate_size=9216, num_attention_heads=8)
+_GEMMA3N_SIZES = frozen(
+    vocab_size=262_400,
+    hidden_size=2048,
+    intermediate_size=16_384,
+    num_hidden_layers=35,
+    num_attention_heads=8,
+)
 _LLAMA4_SIZES = frozen(
     vocab_size=202_048,
     hidden_size=5120,
@@ -64,6 +72,7 @@ _SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "mistral": frozen(**{**_LLAMA_SIZES, "intermediate_size": 14_336}),
         "gemma3_text": frozen(**_GEMMA_SIZES, vocab_size=262_208, num_hidden_layers=26),
         "llama4_text": _LLAMA4_SIZES,
+        "gemma3n_text": _GEMMA3N_SIZES,
         "gemma4_text": frozen(**_GEMMA_SIZES, vocab_size=262_144, num_hidden_layers=30),
         "gemma4_unified_text": frozen(**_GEMMA_SIZES, vocab_size=262_144, num_hidden_layers=30),
     }

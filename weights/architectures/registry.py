@@ -9,6 +9,7 @@ from swiftchat.weights.architectures.architecture import Architecture
 from swiftchat.weights.architectures.bloom_falcon_opt import BLOOM_FALCON_OPT
 from swiftchat.weights.architectures.deepseek import DEEPSEEK
 from swiftchat.weights.architectures.gemma import GEMMA
+from swiftchat.weights.architectures.gemma3n import GEMMA3N
 from swiftchat.weights.architectures.gemma4 import GEMMA4
 from swiftchat.weights.architectures.glm import GLM
 from swiftchat.weights.architectures.gpt import GPT
@@ -39,6 +40,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **LLAMA4,
         **QWEN,
         **GEMMA,
+        **GEMMA3N,
         **GEMMA4,
         **PHI,
         **GLM,

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator
 
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.latent import LatentAttention, SparseIndex
-from swiftchat.weights.architectures.layers import PerLayerEmbeddings
+from swiftchat.weights.architectures.layers import PerLayerEmbeddings, Streams
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
 __all__ = [
     "EXPERT_NORMS",
     "NORMS",
+    "STREAM_TENSORS",
     "canonical_shapes",
     "canonical_tensors",
     "expected_tensors",
@@ -24,6 +25,11 @@ __all__ = [
 
 # The norms with one element for each of `hidden_size`.
 NORMS = ("embed_norm", "attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm", "final_norm")
+# Those of a layer with several residual streams.
+STREAM_TENSORS = (
+    *("stream_scale", "stream_router", "stream_router_norm", "stream_predict", "stream_correct"),
+    *("residual_left", "residual_right", "residual_norm"),
+)
 # In a layer with an MLP and experts: the output of the first, input and output of the others.
 EXPERT_NORMS = ("dense_out_norm", "experts_norm", "experts_out_norm")
 
@@ -40,7 +46,7 @@ def tensor_name(
     names, separate = architecture.tensors, architecture.separate_norm_tensors
     if config.parallel_residual and not config.shared_norm and canonical in separate:
         names = separate
-    return names[canonical].format(i=layer, e=index, h=index)
+    return names[canonical].format(i=layer, e=index, h=index, s=index)
 
 
 def gate_in_queries(config: ModelConfig) -> bool:
@@ -53,6 +59,8 @@ def index_count(config: ModelConfig, canonical: str) -> int | None:
     name = ARCHITECTURES[config.architecture].tensors[canonical]
     if "{e}" in name:
         return config.num_experts
+    if "{s}" in name:
+        return config.streams.count - 1 if config.streams is not None else 0
     heads = config.num_heads if canonical.startswith("q") else config.num_kv_heads
     return heads if "{h}" in name else None
 
@@ -116,6 +124,8 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
         biases.append("sinks")
     if config.layer_scales:
         biases.append("layer_scale")
+    if config.streams is not None:
+        biases += STREAM_TENSORS if config.streams.scaled else STREAM_TENSORS[1:]
     return [*matrices, *norms, *biases]
 
 
@@ -143,6 +153,8 @@ def tensors_before_layers(config: ModelConfig) -> list[str]:
     names = ["embed"]
     if config.per_layer_embeddings is not None:
         names += ["ple_embed", "ple_project", "ple_project_norm"]
+    if config.streams is not None:
+        names.append("stream_in")
     if config.learned_positions:
         names.append("positions")
     if config.embedding_size is not None:
@@ -163,6 +175,8 @@ def tensors_after_layers(config: ModelConfig) -> list[str]:
         names.append("final_norm_bias")
     if config.embedding_size is not None:
         names.append("project_out")
+    if config.streams is not None:
+        names.append("stream_out")
     if not config.tied_embeddings:
         names.append("lm_head")
     if config.lm_head_bias:
@@ -173,7 +187,7 @@ def tensors_after_layers(config: ModelConfig) -> list[str]:
 def canonical_tensors(config: ModelConfig) -> Iterator[tuple[str, int | None, int | None]]:
     """Yield canonical name, layer and index of every tensor, in the order of `convert`."""
     for name in tensors_before_layers(config):
-        yield name, None, None
+        yield from _outside_layers(config, name)
     for layer in range(config.num_layers):
         counts = {name: index_count(config, name) for name in layer_tensors(config, layer)}
         for name, count in counts.items():
@@ -184,7 +198,13 @@ def canonical_tensors(config: ModelConfig) -> Iterator[tuple[str, int | None, in
                 if index < (count or 0):
                     yield name, layer, index
     for name in tensors_after_layers(config):
-        yield name, None, None
+        yield from _outside_layers(config, name)
+
+
+def _outside_layers(config: ModelConfig, name: str) -> Iterator[tuple[str, int | None, int | None]]:
+    count = index_count(config, name)
+    for index in [None] if count is None else range(count):
+        yield name, None, index
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -277,10 +297,21 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _per_layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of per-layer embeddings, and of numbers of a layer and of its experts."""
+    """Return the shapes of per-layer embeddings, of streams, and of numbers of a layer."""
     table = config.per_layer_embeddings or PerLayerEmbeddings(0, 0)
     width, hidden = table.width, config.hidden_size
+    streams = config.streams or Streams(0, 0, False, 0)
     return {
+        "stream_in": (hidden, hidden),
+        "stream_out": (hidden, hidden),
+        "stream_scale": (hidden,),
+        "stream_router": (streams.count, hidden),
+        "stream_router_norm": (hidden,),
+        "stream_predict": (streams.count**2, streams.count),
+        "stream_correct": (streams.count, streams.count),
+        "residual_left": (streams.residual_rank, hidden),
+        "residual_right": (hidden, streams.residual_rank),
+        "residual_norm": (hidden,),
         "layer_scale": (1,),
         "router_scale": (hidden,),
         "expert_scales": (config.num_experts,),

@@ -20,6 +20,7 @@ from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import (
     EXPERT_NORMS,
     NORMS,
+    STREAM_TENSORS,
     canonical_shapes,
     canonical_tensors,
     index_count,
@@ -47,6 +48,7 @@ _REPLICATED = frozenset(
     | {"q_a", "q_a_bias", "q_a_norm", "kv_a", "kv_a_bias", "kv_a_norm"}
     | {"index_q", "index_k", "index_weights", "index_norm", "index_norm_bias"}
     | {"router", "router_bias", "router_correction", "shared_router"}
+    | {"stream_in", "stream_out", *STREAM_TENSORS}
     | {"router_scale", "expert_scales", "layer_scale"}
     | {"ple_embed", "ple_project", "ple_project_norm", "ple_gate", "ple_out", "ple_out_norm"}
     | {name + bias for name in (*NORMS, *EXPERT_NORMS) for bias in ("", "_bias")}
@@ -347,6 +349,11 @@ def _problem(config: ModelConfig, size: int) -> str | None:
         return None
     if config.mixer is not None:
         return f"tensor parallelism is not supported for {config.architecture}: it has states"
+    if any(config.gate_sparsity):
+        return (
+            f"tensor parallelism is not supported for {config.architecture}: "
+            "which gates are 0 depends on those of all ranks"
+        )
     if config.layer_sizes:
         firsts = {sizes: i for i, sizes in enumerate(config.layer_sizes)}.values()
         problems = [_problem(config.of_layer(i), size) for i in sorted(firsts)]

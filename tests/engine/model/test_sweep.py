@@ -4,10 +4,12 @@ One tiny model for each supported architecture that `test_architectures.py` does
 others only by their configuration. `python -m tests.sweep` compares variants of all keys.
 """
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
@@ -25,7 +27,7 @@ MULTIMODAL_CLASSES = {reference.MODEL_TYPES[each] for each in reference.MULTIMOD
 REFUSED = [
     model_type
     for model_type in reference.CAUSAL_TYPES
-    if reference.MODEL_TYPES[model_type] not in {*ARCHITECTURES, *MULTIMODAL_CLASSES}
+    if reference.MODEL_TYPES[model_type] not in {*ARCHITECTURES, *MULTIMODAL}
 ]
 # What ranks divide in a way of its own.
 DIVIDED = (
@@ -74,7 +76,24 @@ def test_dummy_weights_generate(swept) -> None:
 
 
 def test_every_multimodal_class_has_a_test_model() -> None:
-    assert set(MULTIMODAL) == MULTIMODAL_CLASSES
+    assert set(MULTIMODAL) == MULTIMODAL_CLASSES | {"Gemma3nForConditionalGeneration"}
+
+
+def test_language_model_of_gemma_3n_equals_the_text_model(tmp_path: Path) -> None:
+    """Transformers makes the whole model only with a package for its vision part."""
+    model = reference.make_reference("gemma3n_text", tmp_path)
+    expected = reference.reference_logits(model, reference.prompt_ids())
+    file = tmp_path / "model.safetensors"
+    text = {f"model.language_{name}": tensor for name, tensor in load_file(file).items()}
+    vision = {"model.vision_tower.timm_model.conv_stem.conv.weight": torch.ones(2, 2)}
+    save_file({**text, **vision}, file)
+    config = json.loads((tmp_path / "config.json").read_text())
+    outer = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n"}
+    (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": config}))
+    assert reference.outcome(tmp_path, expected) == "equal"
+    opened = Model.open(tmp_path)
+    assert opened.checkpoint().unused == list(vision)
+    assert any("only the language model" in note for note in opened.notes)
 
 
 @pytest.mark.parametrize("model_type", reference.MULTIMODAL_TYPES)

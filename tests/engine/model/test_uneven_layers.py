@@ -1,9 +1,10 @@
 """Layers with heads of different sizes, shared keys and values, embeddings of their own, chunks.
 
-Gemma 4 has the first three, Llama 4 the last; their logits after prefill and token by token are in
-`test_sweep.py`.
+Gemma 4 has the first three, Llama 4 the last, Gemma 3n also several residual streams; their logits
+after prefill and token by token are in `test_sweep.py`.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,18 @@ from swiftchat.chat.model.description import describe_heads
 from swiftchat.engine.api.memory_estimate import kv_bytes_per_token
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.linear.plain import PlainWeight
+from swiftchat.engine.model.altup import StreamProjections, collapse, expand
 from swiftchat.engine.model.attention import plan_attention
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.per_layer import PerLayerTable, per_layer_embeddings
+from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.schedule.batch import Span
 from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.pipeline import stage_layers
+from swiftchat.weights.parallel.tensor_parallel import shard_of, tp_choices
 from tests.support import reference, tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -37,7 +41,7 @@ def config_of(folder: Path) -> ModelConfig:
     return Model.open(folder).config
 
 
-@pytest.mark.parametrize("model_type", ["gemma4_text", "llama4_text"])
+@pytest.mark.parametrize("model_type", ["gemma4_text", "gemma3n_text", "llama4_text"])
 def test_batch_with_history_equals_transformers(model_type: str, tmp_path: Path) -> None:
     """One prompt continues a cached prefix, two are computed from their first token."""
     model = reference.make_reference(model_type, tmp_path)
@@ -134,11 +138,43 @@ def test_stages_and_adapters_are_refused(gemma4) -> None:
     ],
 )
 def test_what_cannot_be_computed_is_refused(gemma4, changes: dict, message: str) -> None:
-    import json
-
     config = json.loads((gemma4[0] / "config.json").read_text())
     with pytest.raises(BadModelFile, match=message):
         ModelConfig.from_hf({**config, **changes})
+
+
+def test_what_gemma_3n_cannot_compute_is_refused(tmp_path: Path) -> None:
+    reference.make_reference("gemma3n_text", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    made = ModelConfig.from_hf(config)
+    assert tp_choices(made) == (1,)
+    with pytest.raises(UsageError, match="which gates are 0 depends on those of all ranks"):
+        shard_of(made, 2, 0)
+    assert 2 in tp_choices(ModelConfig.from_hf({**config, "activation_sparsity_pattern": [0] * 6}))
+    for changes, message in [
+        ({"activation_sparsity_pattern": 0.95}, "activation_sparsity_pattern must be a list of 6"),
+        ({"intermediate_size": [80, 80]}, "intermediate_size must be a number or a list of 6"),
+        ({"altup_active_idx": 3}, "altup_active_idx must be an integer from 0 to 2"),
+        ({"hidden_size_per_layer_input": 0}, "hidden_size_per_layer_input must be an integer"),
+    ]:
+        with pytest.raises(BadModelFile, match=message):
+            ModelConfig.from_hf({**config, **changes})
+
+
+def test_gates_above_mean_and_deviations_stay(gemma4) -> None:
+    ops = TorchOps(config_of(gemma4[0]), 8, torch.device("cpu"))
+    gate_up = torch.tensor([[1.0, 2, 3, 6, 5, 5, 5, 5]])  # mean 3, standard deviation √3.5
+    ops.sparsify_(gate_up, 1.0)
+    torch.testing.assert_close(gate_up, torch.tensor([[0, 0, 0, 3 - 3.5**0.5, 5, 5, 5, 5]]))
+
+
+def test_streams_are_expanded_and_collapsed_with_the_magnitude_of_the_first() -> None:
+    x, into = torch.randn(3, 4), torch.randn(2, 4, 4)
+    projections = StreamProjections(into, torch.eye(4).repeat(2, 1, 1))
+    streams = expand(x, projections)
+    sizes = streams.square().mean(-1)
+    torch.testing.assert_close(sizes, sizes[:1].expand(3, 3))
+    torch.testing.assert_close(collapse(streams, projections), streams.mean(0))
 
 
 def test_ids_above_the_table_have_the_embedding_of_id_0() -> None:

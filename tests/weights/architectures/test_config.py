@@ -78,6 +78,7 @@ def test_old_and_new_rope_keys_agree() -> None:
 
 OWN_CONFIGS = {
     "Gemma3ForCausalLM": "Gemma3TextConfig",
+    "Gemma3nForCausalLM": "Gemma3nTextConfig",
     "Llama4ForCausalLM": "Llama4TextConfig",
     "Gemma4ForCausalLM": "Gemma4TextConfig",
     "Gemma4UnifiedForCausalLM": "Gemma4UnifiedTextConfig",
@@ -88,6 +89,7 @@ OWN_CONFIGS = {
 }
 # Sizes that have no defaults, or defaults that contradict the others.
 WITHOUT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "Gemma3nForCausalLM": {"num_kv_shared_layers": 2},
     "Dots1ForCausalLM": {"n_routed_experts": 8, "num_experts_per_tok": 2},
     "GPTNeoForCausalLM": {
         "attention_types": [[["global", "local"], 6]],
