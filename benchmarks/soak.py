@@ -5,7 +5,8 @@ adapters, and cancel some of them. KV caches are saved to the disk and restored 
 is restarted from time to time. At the end of every engine no block may be in use and its memory may
 not have grown by more than 2 % after a warm-up. Every answer must equal the one computed alone, and
 a canceled one its beginning: quantized weights on the native kernels give bitwise equal results in
-any batch. With --weights float32 or bfloat16 they do not, and the differences are only counted.
+any batch, and the last bits of attention, which depend on the chunk (docs/robustness.md), change no
+answer of this model. With --weights float32 or bfloat16 the differences are only counted.
 
     nice python benchmarks/soak.py --minutes 480
 """
