@@ -16,6 +16,7 @@ from swiftchat.engine.cpu.structures import (
     ConvOp,
     EmbedOp,
     Epilogue,
+    GatedDeltaOp,
     GateOp,
     GatherOp,
     LinearOp,
@@ -28,7 +29,7 @@ from swiftchat.engine.cpu.structures import (
 )
 
 # These need or write the rows of all tokens.
-_ALL_TOKENS = (EmbedOp, AttentionOp, ConvOp)
+_ALL_TOKENS = (EmbedOp, AttentionOp, ConvOp, GatedDeltaOp)
 
 
 def fuse(recording: Recording) -> None:

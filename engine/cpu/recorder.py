@@ -12,6 +12,7 @@ from swiftchat.engine.cpu import structures as native
 from swiftchat.engine.cpu.activations import Activations, CannotRecordError
 from swiftchat.engine.cpu.float_matrix import float_matrix
 from swiftchat.engine.cpu.low_rank import NativeDeltas
+from swiftchat.engine.cpu.mixers import Parameters
 from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.cpu.structures import (
     MAX_EXPERT_GROUPS,
@@ -40,7 +41,6 @@ from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.mixers import ShortConv
 
 _ACTIVATIONS = MappingProxyType(
     {
@@ -146,12 +146,17 @@ class Recorder:
         return rest, Activations.of(source.buffer, source.row_set, width, first=width)
 
     def mix(self, plan: None, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
+        config, parameters = self._config, Parameters(mixer, self._states[layer], self._keep)
+        assert config.mixer is not None
+        activation = _ACTIVATIONS[config.mixer_activation or config.activation]
+        ops = parameters.mixer(config.mixer, activation)
         projected = self.activations(self.linear(x, mixer.project_in, mixer.project_in_bias))
-        match self._config.mixer:
-            case ShortConv():
-                mixed = self._short_conv(projected, mixer, self._states[layer])
-            case _:
-                raise CannotRecordError("no kernel computes this kind of mixer")
+        last: native.ConvOp | native.GatedDeltaOp = ops.conv
+        ops.conv.x = projected.buffer
+        if ops.scan is not None:
+            self._append_to(projected, ops.conv)
+            ops.scan.x, last = projected.buffer, ops.scan
+        mixed = self._append(last, projected.row_set, ops.width)
         return self.linear(mixed, mixer.project_out, mixer.project_out_bias)
 
     def per_layer_embeddings(self, plan: None, x: Tensor, table: PerLayerTable) -> Sequence[Tensor]:
@@ -295,6 +300,8 @@ class Recorder:
         config, source = self._config, self.activations(x)
         if router_input is not None or experts.scales is not None:
             raise CannotRecordError("no kernel computes a router with an input of its own")
+        if experts.project_in is not None:
+            raise CannotRecordError("no kernel projects the input of experts")
         router = config.router
         if (
             router.scores == "sparsemixer"
@@ -377,6 +384,8 @@ class Recorder:
 
     def _act_and_mul(self) -> native.ActAndMulOp:
         config = self._config
+        if config.gate_scale != 1.0:
+            raise CannotRecordError("no kernel scales gates")
         return native.ActAndMulOp(
             activation=_ACTIVATIONS[config.activation],
             gated=config.gated,
@@ -418,25 +427,6 @@ class Recorder:
         if len(scale) == config.head_dim:
             scale = scale.repeat(num_heads)
         return Norm(kind, config.norm_eps, self._keep(scale).data_ptr())
-
-    def _short_conv(self, x: Activations, mixer: MixerWeights, states: LayerStates) -> Activations:
-        op = self._conv(mixer, states)
-        op.x, op.gated = x.buffer, True
-        return self._append(op, x.row_set, op.channels)
-
-    def _conv(self, mixer: MixerWeights, states: LayerStates) -> native.ConvOp:
-        """Return a mixer's convolution, without its buffers.
-
-        Its state has the sizes of torch's in another order: the channels of each token together.
-        """
-        weight = self._keep(mixer.conv.float().t().contiguous())
-        return native.ConvOp(
-            kernel=len(weight),
-            channels=weight.shape[1],
-            weight=weight.data_ptr(),
-            bias=self._floats(mixer.conv_bias),
-            state=states[0].data_ptr(),
-        )
 
     def _expert(self, expert: Expert) -> native.Expert:
         pairs = [native_matrices(weight) for weight in (expert.gate_up, expert.down)]

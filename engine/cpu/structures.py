@@ -8,7 +8,7 @@ import ctypes
 from ctypes import POINTER, Structure, Union, byref, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-PROGRAM_VERSION = 6
+PROGRAM_VERSION = 7
 MAX_EXPERT_GROUPS = 64  # as in program.h
 TILE_ROWS = 16
 BLOCK_COLS = 32
@@ -38,6 +38,7 @@ class OpKind(IntEnum):
     CONV = 11
     DROP_COLUMNS = 12
     GATE = 13
+    GATED_DELTA = 14
 
 
 class RowSet(IntEnum):
@@ -317,6 +318,25 @@ class GateOp(Structure):
     _fields_ = (("header", OpHeader), ("x", c_int32), ("out", c_int32), ("first", c_int32))
 
 
+class GatedDeltaOp(Structure):
+    KIND = OpKind.GATED_DELTA
+    _fields_ = (
+        ("header", OpHeader),
+        ("x", c_int32),
+        ("out", c_int32),
+        ("num_key_heads", c_int32),
+        ("num_value_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("q_norm", Norm),
+        ("k_norm", Norm),
+        ("norm", Norm),
+        ("decay", c_void_p),
+        ("step_bias", c_void_p),
+        ("state", c_void_p),
+    )
+
+
 AnyOp = (
     EmbedOp
     | NormOp
@@ -332,6 +352,7 @@ AnyOp = (
     | ConvOp
     | DropColumnsOp
     | GateOp
+    | GatedDeltaOp
 )
 
 
@@ -352,6 +373,7 @@ class Op(Union):
         ("conv", ConvOp),
         ("drop_columns", DropColumnsOp),
         ("gate", GateOp),
+        ("gated_delta", GatedDeltaOp),
     )
 
     @classmethod
@@ -411,7 +433,7 @@ class Run(Structure):
 STRUCTURES = (
     *(Op, Matrix, Buffer, ProgramStruct, Span, Run, Norm, LayerCache, Expert, EmbedOp, NormOp),
     *(LinearOp, RotaryOp, AttentionOp, ActAndMulOp, AddScaledOp, SoftcapOp, GatherOp, MoeOp),
-    *(LowRank, Delta, LowRankOp, ConvOp, DropColumnsOp, GateOp),
+    *(LowRank, Delta, LowRankOp, ConvOp, DropColumnsOp, GateOp, GatedDeltaOp),
 )
 
 

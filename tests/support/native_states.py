@@ -1,6 +1,6 @@
 """Batches of sequences with states, for the kernels of mixers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,3 +57,11 @@ def assert_only_these_written(found: Tensor, parts: Sequence[Part]) -> None:
     used = {part.slot for part in parts}
     for slot in range(NUM_SLOTS):
         assert bool(found[slot].isfinite().all() if slot in used else found[slot].isnan().all())
+
+
+def divided(x: Tensor, lengths: Sequence[int]) -> Iterator[tuple[Part, Tensor]]:
+    """Divide the rows of a sequence in slot 1 into batches of these lengths."""
+    end = 0
+    for length in lengths:
+        end += length
+        yield Part(length, end, 1), x[end - length : end]

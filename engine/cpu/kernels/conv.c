@@ -6,6 +6,7 @@
    divided. */
 #include "activation.h"
 #include "fast_math.h"
+#include "states.h"
 
 enum { BLOCK_CHANNELS = 64 };
 
@@ -51,7 +52,7 @@ static void compute(const Op *base, const Run *run, int phase, int chunk, Scratc
     float *state = op->state + ((size_t)span->state_slot * before) * width + first;
     float *ring = (float *)(void *)scratch->memory, y[BLOCK_CHANNELS];
     for (int i = 0; i < before; i++) {
-        if (span->num_rows == span->context_len)
+        if (is_first(span))
             memset(ring_row(ring, op->kernel, i), 0, nbytes);
         else
             memcpy(ring_row(ring, op->kernel, i), state + (size_t)i * width, nbytes);

@@ -20,6 +20,7 @@ static const OpKernels *const op_kernels[NUM_OP_KINDS] = {
     [OP_CONV] = &conv_kernels,
     [OP_DROP_COLUMNS] = &drop_columns_kernels,
     [OP_GATE] = &gate_kernels,
+    [OP_GATED_DELTA] = &gated_delta_kernels,
 };
 
 EXPORT int program_version(void) { return PROGRAM_VERSION; }
@@ -32,7 +33,7 @@ EXPORT int struct_bytes(int which) {
         sizeof(NormOp),    sizeof(LinearOp),    sizeof(RotaryOp),    sizeof(AttentionOp),
         sizeof(ActAndMulOp), sizeof(AddScaledOp), sizeof(SoftcapOp), sizeof(GatherOp),  sizeof(MoeOp),
         sizeof(LowRank),   sizeof(Delta),       sizeof(LowRankOp),   sizeof(ConvOp),
-        sizeof(DropColumnsOp), sizeof(GateOp),
+        sizeof(DropColumnsOp), sizeof(GateOp), sizeof(GatedDeltaOp),
     };
     return which >= 0 && which < (int)(sizeof(sizes) / sizeof(*sizes)) ? sizes[which] : -1;
 }

@@ -9,7 +9,7 @@
 #pragma once
 #include "matrix.h"
 
-enum { PROGRAM_VERSION = 6, MAX_EXPERT_GROUPS = 64 };
+enum { PROGRAM_VERSION = 7, MAX_EXPERT_GROUPS = 64 };
 
 enum OpKind {
     OP_EMBED,
@@ -26,6 +26,7 @@ enum OpKind {
     OP_CONV,
     OP_DROP_COLUMNS,
     OP_GATE,
+    OP_GATED_DELTA,
     NUM_OP_KINDS
 };
 enum RowSet { ROWS_TOKENS, ROWS_LOGITS };
@@ -213,6 +214,18 @@ typedef struct {
     int32_t x, out, first;
 } GateOp;
 
+/* Gated DeltaNet after its convolution, as engine/mixers/gated_delta.py defines it. A row of x has
+   queries and keys of the key heads, values and output gates of the value heads, beta and steps of
+   each of these; out [num_value_heads * value_dim]. q_norm and k_norm give queries and keys their
+   lengths, `norm` is of the outputs of a head. `decay` and `step_bias` fp32 [num_value_heads]. */
+typedef struct {
+    OpHeader header;
+    int32_t x, out, num_key_heads, num_value_heads, key_dim, value_dim;
+    Norm q_norm, k_norm, norm;
+    const float *decay, *step_bias;
+    float *state; /* [num_slots, num_value_heads, key_dim, value_dim] */
+} GatedDeltaOp;
+
 typedef union {
     OpHeader header;
     EmbedOp embed;
@@ -229,6 +242,7 @@ typedef union {
     ConvOp conv;
     DropColumnsOp drop_columns;
     GateOp gate;
+    GatedDeltaOp gated_delta;
 } Op;
 
 typedef struct {
@@ -293,4 +307,5 @@ typedef struct {
 
 extern const OpKernels embed_kernels, norm_kernels, linear_kernels, rotary_kernels, attention_kernels,
     act_and_mul_kernels, add_scaled_kernels, softcap_kernels, gather_kernels, moe_kernels,
-    low_rank_kernels, conv_kernels, drop_columns_kernels, gate_kernels;
+    low_rank_kernels, conv_kernels, drop_columns_kernels, gate_kernels,
+    gated_delta_kernels;

@@ -124,10 +124,8 @@ def test_neither_chunks_nor_threads_change_a_bit(variant: str) -> None:
     expected = case.run(variant, x, state, whole)
     for num_threads in (1, 3):
         divided = torch.full_like(state, torch.nan)
-        outputs, start = [], 0
-        for length in (2, 1, 1, 7):
-            part = (Part(length, start + length, 1),)
-            outputs.append(case.run(variant, x[start : start + length], divided, part, num_threads))
-            start += length
+        outputs = []
+        for part, rows in native_states.divided(x, (2, 1, 1, 7)):
+            outputs.append(case.run(variant, rows, divided, (part,), num_threads))
         assert torch.equal(torch.cat(outputs), expected)
         assert torch.equal(divided[1], state[1])
