@@ -56,6 +56,8 @@ SAMPLE_S = 1.0
 
 @dataclass(frozen=True)
 class Request:
+    """A seeded prompt, with the adapter that its answer uses."""
+
     prompt: list[int]
     params: SamplingParams
     tuning: Tuning | None

@@ -52,6 +52,7 @@ def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> 
 
 
 def describe_heads(config: "ModelConfig") -> str:
+    """Return the numbers of attention heads and KV heads and their size, or those of latents."""
     latent = config.latent
     if latent is None:
         shapes = [config.of_layer(layer) for layer in range(config.num_layers)]

@@ -258,6 +258,7 @@ class ChatConfig:
         return {name: value for name, value in options.items() if value not in (None, ())}
 
     def engine(self) -> EngineConfig:
+        """Return the options of the engine. Raises `UsageError` for impossible ones."""
         return EngineConfig(
             device=self.device,
             dtype=self.dtype,

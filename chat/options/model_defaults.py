@@ -18,6 +18,7 @@ _GENERATION_NAMES = {
 
 
 def model_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
+    """Return the valid sampling parameters of `generation_config.json`, by our names."""
     if generation_config.get("do_sample") is False:
         return {"temperature": 0.0}
     found = {ours: _model_default(generation_config, ours) for ours in _GENERATION_NAMES}

@@ -81,6 +81,7 @@ def messages_of(message: Message) -> list[Message]:
 
 
 def error_message(error: SwiftchatError, generation_id: int | None = None) -> Message:
+    """Return the message about an error of a generation, or of the engine without an id."""
     return {
         "type": "error",
         "id": generation_id,

@@ -67,6 +67,7 @@ class ContentIndex(Generic[T]):
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the number of first elements in which two sequences agree."""
     length = 0
     for x, y in zip(a, b, strict=False):
         if x != y:

@@ -77,6 +77,7 @@ class Targets:
         return isinstance(self.modules, str) and self.modules.lower() == "all-linear"
 
     def include(self, module: str) -> bool:
+        """Return whether the configuration names a module of the model, as PEFT decides it."""
         if self._is_excluded(module):
             return False
         if self.modules is None or self.are_all:

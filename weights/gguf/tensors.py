@@ -248,6 +248,7 @@ def _candidates(
 def row_order(
     architecture: GgufArchitecture, config: ModelConfig, canonical: str, count: int
 ) -> Rows:
+    """Return where a GGUF file has each of a tensor's `count` rows in Hugging Face's order."""
     if canonical in architecture.permuted:
         heads = config.num_heads if canonical.startswith("q") else config.num_kv_heads
         # Row 2j + h of a head in GGUF is row h·(head_dim / 2) + j in Hugging Face's order.
