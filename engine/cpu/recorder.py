@@ -26,6 +26,7 @@ from swiftchat.engine.cpu.structures import (
     RowSet,
 )
 from swiftchat.engine.cpu.weights import native_matrices
+from swiftchat.engine.cpu.without_kernels import WithoutKernels
 from swiftchat.engine.linear.adapted import AdaptedWeight, Site
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.states import LayerStates
@@ -36,7 +37,6 @@ from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Expert, Experts
-from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
@@ -62,7 +62,7 @@ _KV_FORMATS = {
 _EMPTY = Batch([], [], [], [], [], [])
 
 
-class Recorder:
+class Recorder(WithoutKernels):
     """`decoder.Ops` that list a decoder's operations for the native kernels and compute nothing."""
 
     heads_first = True
@@ -131,9 +131,6 @@ class Recorder:
         rows = native.EmbedOp(scale=1.0, positions=positions)
         self.add_(x, self._append(rows, RowSet.TOKENS, out.width))
 
-    def clamp_(self, x: Tensor, limit: float) -> None:
-        raise CannotRecordError("no kernel limits queries, keys and values")
-
     def gate(self, x: Tensor, scores: Tensor) -> Tensor:
         out, gates = self.activations(x), self._columns(scores)
         self._append_to(out, native.GateOp(x=gates.buffer, first=gates.first))
@@ -158,15 +155,6 @@ class Recorder:
             ops.scan.x, last = projected.buffer, ops.scan
         mixed = self._append(last, projected.row_set, ops.width)
         return self.linear(mixed, mixer.project_out, mixer.project_out_bias)
-
-    def per_layer_embeddings(self, plan: None, x: Tensor, table: PerLayerTable) -> Sequence[Tensor]:
-        raise CannotRecordError("no kernel computes embeddings of each layer")
-
-    def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
-        raise CannotRecordError("no kernel computes embeddings of each layer")
-
-    def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
-        raise CannotRecordError("no kernel sets gates to 0")
 
     def scale_(self, x: Tensor, scale: float | Tensor) -> None:
         if isinstance(scale, Tensor):
@@ -306,6 +294,8 @@ class Recorder:
         if (
             router.scores == "sparsemixer"
             or router.on_input
+            or router.by_logits
+            or experts.project_in is not None
             or router.groups > MAX_EXPERT_GROUPS
             or router.best_of_group != 2
         ):

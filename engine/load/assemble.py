@@ -105,6 +105,9 @@ class _Assembler:
             down_bias=self._optional("down_bias", layer=i),
             mlp_out_norm=self._optional("mlp_out_norm", layer=i),
             sinks=self._optional("sinks", layer=i),
+            attn_inner_norm=self._optional("attn_inner_norm", layer=i),
+            mlp_inner_norm=self._optional("mlp_inner_norm", layer=i),
+            xielu=self._exact("xielu_positive", "xielu_negative", layer=i),
             experts=self._experts(i) if "router" in layer_tensors(self._config, i) else None,
             mixer=self._mixer(i) if i in self._config.mixer_layers else None,
             per_layer=self._per_layer_branch(i),
@@ -167,19 +170,22 @@ class _Assembler:
             conv_bias=self._optional("mixer_conv_bias", layer=i),
             project_out=self._matrix("mixer_out", layer=i),
             project_out_bias=self._optional("mixer_out_bias", layer=i),
-            decay=self._exact("mixer_decay", i),
-            step_bias=self._exact("mixer_step_bias", i),
-            skip=self._exact("mixer_skip", i),
-            norm=self._exact("mixer_norm", i),
-            project_x=self._exact("mixer_x", i),
-            project_step=self._exact("mixer_step", i),
-            step_norm=self._exact("mixer_step_norm", i),
-            b_norm=self._exact("mixer_b_norm", i),
-            c_norm=self._exact("mixer_c_norm", i),
+            decay=self._exact("mixer_decay", layer=i),
+            step_bias=self._exact("mixer_step_bias", layer=i),
+            skip=self._exact("mixer_skip", layer=i),
+            norm=self._exact("mixer_norm", layer=i),
+            project_x=self._exact("mixer_x", layer=i),
+            project_step=self._exact("mixer_step", layer=i),
+            step_norm=self._exact("mixer_step_norm", layer=i),
+            b_norm=self._exact("mixer_b_norm", layer=i),
+            c_norm=self._exact("mixer_c_norm", layer=i),
         )
 
     def _experts(self, i: int) -> Experts:
         fused = "experts_gate_up" in layer_tensors(self._config, i)
+        each = self._fused_experts(i) if fused else self._separate_experts(i)
+        if "experts_gate" in layer_tensors(self._config, i):
+            each = self._flat_experts(i)
         shared = None
         if self._config.shared_expert_size:
             gate_up = self._matrix("shared_gate_up", "shared_gate", "shared_up", layer=i)
@@ -188,8 +194,8 @@ class _Assembler:
             router=self._required("router", layer=i),
             router_bias=self._optional("router_bias", layer=i),
             # Differences between biases of 16 bits would be lost.
-            correction=self._exact("router_correction", i),
-            each=list(self._fused_experts(i) if fused else self._separate_experts(i)),
+            correction=self._exact("router_correction", layer=i),
+            each=list(each),
             shared=shared,
             shared_router=self._optional("shared_router", layer=i),
             project_in=self._projection("expert_in", i),
@@ -213,9 +219,9 @@ class _Assembler:
         has_gate = "attn_gate" in layer_tensors(self._config, i)
         return self._matrix("attn_gate", layer=i) if has_gate else None
 
-    def _exact(self, canonical: str, i: int) -> Tensor | None:
-        """Return a tensor of a layer in fp32."""
-        slices = self._slices([canonical], i)
+    def _exact(self, *canonical: str, layer: int) -> Tensor | None:
+        """Return tensors of a layer joined, in fp32."""
+        slices = self._slices(canonical, layer)
         return self._placement.tensor(slices, dtype=torch.float32) if slices else None
 
     def _separate_experts(self, i: int) -> Iterator[Expert]:
@@ -234,6 +240,15 @@ class _Assembler:
         for expert in range(self._config.num_experts):
             gate_up = weight(expert, *inputs)
             yield Expert(gate_up, weight(expert, "expert_down"))
+
+    def _flat_experts(self, i: int) -> Iterator[Expert]:
+        """The experts of a checkpoint that has them one below the other, all matrices alike."""
+        names = ("experts_gate", "experts_up", "experts_down")
+        gate, up, down = (self._required(name, layer=i) for name in names)
+        plain, size = self._placement.factory.plain, self._config.expert_size
+        for start in range(0, len(gate), size):
+            rows = slice(start, start + size)
+            yield Expert(plain(torch.cat([gate[rows], up[rows]])), plain(down[rows].t()))
 
     def _fused_experts(self, i: int) -> Iterator[Expert]:
         """The experts of a checkpoint that has one tensor for all of them."""

@@ -4,6 +4,7 @@ Only tensors that change are copied: none, for models in Llama's layout.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,9 +31,24 @@ def canonicalize(config: ModelConfig, weights: DecoderWeights) -> DecoderWeights
     changes: dict[str, Any] = {"layers": layers}
     if config.norm_order == "post":
         changes = _post_to_pre_norms(layers)
+    if config.sinusoidal_divisor:
+        weights = dataclasses.replace(weights, positions=_sinusoids(config, weights))
     if weights.positions is not None and config.position_offset:
         changes["positions"] = weights.positions[config.position_offset :]
     return dataclasses.replace(weights, **changes)
+
+
+def _sinusoids(config: ModelConfig, weights: DecoderWeights) -> Tensor:
+    """Return position embeddings [learned_positions, hidden_size]: sines, then cosines.
+
+    Vaswani et al., 2017 (arXiv:1706.03762), with frequencies 10000^(−i / `sinusoidal_divisor`).
+    """
+    steps = torch.arange(config.hidden_size // 2, dtype=torch.float64)
+    frequencies = torch.exp(steps * (-math.log(10_000.0) / config.sinusoidal_divisor))
+    angles = torch.arange(config.learned_positions).unsqueeze(1) * frequencies
+    table = torch.cat([angles.sin(), angles.cos()], 1)
+    like = next(iter(weights.embed.tensors))
+    return table.to(like.device, weights.dtype)
 
 
 def _norms_with_weights(config: ModelConfig, weights: DecoderWeights) -> DecoderWeights:
@@ -48,7 +64,11 @@ def _norms_with_weights(config: ModelConfig, weights: DecoderWeights) -> Decoder
     changes: dict[str, Any] = {}
     if not config.norm_weights:
         changes = dict.fromkeys(("attn_norm", "mlp_norm"), ones)
-        weights = dataclasses.replace(weights, final_norm=ones if config.final_norm else None)
+        weights = dataclasses.replace(
+            weights,
+            final_norm=ones if config.final_norm else None,
+            embed_norm=ones if config.embedding_norm else None,
+        )
     layers = [dataclasses.replace(layer, **changes) for layer in weights.layers]
     if config.qk_norm and not config.qk_norm_weights:
         changes = dict.fromkeys(("q_norm", "k_norm"), ones[:1].repeat(config.head_dim))
@@ -134,8 +154,8 @@ def qkv_rows(config: ModelConfig) -> Tensor | None:
     query's and a key's head in `head_order`. Gates among the query heads come after these.
     """
     order, grouped = head_order(config), ARCHITECTURES[config.architecture].qkv_in_groups
-    gated = gate_in_queries(config)
-    if order is None and not grouped and not gated:
+    gated, quarters = gate_in_queries(config), ARCHITECTURES[config.architecture].qkv_in_quarters
+    if order is None and not grouped and not gated and not quarters:
         return None
     num_heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
     num_heads *= 1 + gated
@@ -143,6 +163,8 @@ def qkv_rows(config: ModelConfig) -> Tensor | None:
     if grouped:
         groups = all_heads.view(num_kv_heads, -1)
         q, k, v = groups[:, :-2].reshape(-1), groups[:, -2], groups[:, -1]
+    elif quarters:
+        q, v, k = all_heads.view(4, 3, -1).transpose(0, 1).reshape(3, -1)
     else:
         q, k, v = torch.split(all_heads, [num_heads, num_kv_heads, num_kv_heads])
     q, gates = (q[::2], q[1::2]) if gated else (q, q[:0])
@@ -163,11 +185,12 @@ def head_order(config: ModelConfig) -> Tensor | None:
     angles are zero: dot products of queries and keys do not change.
     """
     rope, head_dim = config.rope, config.head_dim
-    if rope is None or (rope.rotary_dim is None and not rope.interleaved):
+    if rope is None or (rope.rotary_dim is None and not rope.interleaved and not rope.reversed):
         return None
     rotated = rope.rotary_dim or head_dim
     pairs = torch.arange(rotated)
     pairs = pairs.view(-1, 2).t() if rope.interleaved else pairs.view(2, -1)
+    pairs = pairs.flip(0) if rope.reversed else pairs
     rest = torch.arange(rotated, head_dim).view(2, -1)
     return torch.cat([pairs, rest], 1).reshape(-1)
 

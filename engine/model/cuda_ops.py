@@ -91,6 +91,7 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and not config.qk_norm_after_rope
         and config.query_growth is None
         and not config.attention_sinks
+        and not config.inner_norms
         and config.latent is None
         and config.attention_chunk is None
         and not config.layer_sizes

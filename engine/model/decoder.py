@@ -107,6 +107,12 @@ class Ops(Protocol):
     def clamp_(self, x: Tensor, limit: float) -> None:
         """Limit all elements of x to ±`limit` in place."""
 
+    def xielu(self, x: Tensor, scales: Tensor) -> Tensor:
+        """Return the activation xIELU (arXiv:2411.13010) of x, with a layer's `scales` fp32 [2]."""
+
+    def norm_inside(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return the RMSNorm of activations within a branch, in their dtype."""
+
     def gate(self, x: Tensor, scores: Tensor) -> Tensor:
         """Return x times the sigmoid of `scores`, which may overwrite x."""
 
@@ -356,6 +362,8 @@ class Decoder:
         out = ops.attend(plan, i, qkv, kv, norms, layer.sinks, layer.latent)
         if gates is not None:
             out = ops.gate(out, gates)
+        if layer.attn_inner_norm is not None:
+            out = ops.norm_inside(out, layer.attn_inner_norm, self.config.norm_eps)
         return self._scaled(ops.linear(out, layer.o, layer.o_bias), self.config.attention_out_scale)
 
     def _mlp(self, i: int, layer: LayerWeights, x: Tensor) -> Tensor:
@@ -366,10 +374,18 @@ class Decoder:
         gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
         if any(self.config.gate_sparsity[i : i + 1]):
             ops.sparsify_(gate_up, NormalDist().inv_cdf(self.config.gate_sparsity[i]))
-        inner = ops.act_and_mul(gate_up)
+        inner = self._activated(layer, gate_up)
         return self._scaled(
             ops.linear(inner, layer.down, layer.down_bias), self.config.mlp_out_scale
         )
+
+    def _activated(self, layer: LayerWeights, gate_up: Tensor) -> Tensor:
+        """Return the input of the MLP's last matrix."""
+        ops = self.ops
+        inner = ops.act_and_mul(gate_up) if layer.xielu is None else ops.xielu(gate_up, layer.xielu)
+        if layer.mlp_inner_norm is None:
+            return inner
+        return ops.norm_inside(inner, layer.mlp_inner_norm, self.config.norm_eps)
 
     def _scaled(self, out: Tensor, scale: float) -> Tensor:
         if scale != 1.0:

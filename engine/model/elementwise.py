@@ -3,9 +3,14 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.linear.weight import LinearWeight
+
+# Constants of xIELU, which files have as well.
+_XIELU_BETA = 0.5
+_XIELU_EPS = -1e-6
 
 
 class Elementwise:
@@ -16,6 +21,16 @@ class Elementwise:
 
     def clamp_(self, x: Tensor, limit: float) -> None:
         x.clamp_(-limit, limit)
+
+    def xielu(self, x: Tensor, scales: Tensor) -> Tensor:
+        wide = x.float()
+        positive, negative = F.softplus(scales)
+        below = (torch.expm1(wide.clamp(max=_XIELU_EPS)) - wide) * (negative + _XIELU_BETA)
+        out = torch.where(wide > 0, positive * wide * wide, below) + _XIELU_BETA * wide
+        return out.to(x.dtype)
+
+    def norm_inside(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return F.rms_norm(x.float(), x.shape[1:], weight.float(), eps).to(x.dtype)
 
     def gate(self, x: Tensor, scores: Tensor) -> Tensor:
         return x.mul_(scores.sigmoid())

@@ -22,7 +22,8 @@ def route(
     if config.scores == "sparsemixer":
         return _sparsemixer(logits, count)
     scores = logits.softmax(-1) if config.scores == "softmax" else logits.sigmoid()
-    for_choice = scores if correction is None else scores + correction.view(-1)
+    for_choice = logits if config.by_logits else scores
+    for_choice = for_choice if correction is None else for_choice + correction.view(-1)
     if config.groups > 1:
         for_choice = _in_top_groups(for_choice, config)
     chosen = for_choice.sort(dim=-1, descending=True, stable=True).indices[:, :count]

@@ -38,6 +38,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "silu": F.silu,
         "relu": F.relu,
+        "xielu": F.silu,  # never used: it has parameters, see `Ops.xielu`
         "relu2": lambda x: F.relu(x).square_(),
         "gelu": F.gelu,
         "gelu_tanh": partial(F.gelu, approximate="tanh"),

@@ -21,12 +21,13 @@ class LayerWeights:
     `qkv` merges the query, key and value rows, `gate_up` the gate and up rows, or holds only up
     rows if the MLP has no gate; it and `down` are empty in a layer with `experts` but without
     `expert_norms`. `attn_norm` and `mlp_norm` come before a branch, `attn_out_norm` and
-    `mlp_out_norm` after it; None: no norm.
-    `sinks` [num_heads] are attention scores without a value. `attn_gate` has a row for each
-    element of the attention's output. With `latent` the rows of `qkv` are those of the queries, or
-    of their low-rank projection, and of the latents. A layer with a `mixer` has no attention. At
-    the end of a layer `per_layer` adds the token's embedding for it, then the stream is multiplied
-    by `scale` [1]. `residual` is added to the attention's output; `streams` update the others.
+    `mlp_out_norm` after it; None: no norm. `sinks` [num_heads] are attention scores without a
+    value. `attn_inner_norm` and `mlp_inner_norm` come before `o` and `down`; `xielu` fp32 [2] are
+    the parameters of xIELU. `attn_gate` has a row for each element of the attention's output. With
+    `latent` the rows of `qkv` are those of the queries, or of their low-rank projection, and of the
+    latents. A layer with a `mixer` has no attention. At the end of a layer `per_layer` adds the
+    token's embedding for it, then the stream is multiplied by `scale` [1]. `residual` is added to
+    the attention's output; `streams` update the others.
     """
 
     attn_norm: Tensor | None
@@ -46,6 +47,9 @@ class LayerWeights:
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     sinks: Tensor | None = None
+    attn_inner_norm: Tensor | None = None
+    mlp_inner_norm: Tensor | None = None
+    xielu: Tensor | None = None
     experts: Experts | None = None
     attn_gate: LinearWeight | None = None
     mixer: MixerWeights | None = None

@@ -76,6 +76,8 @@ Differences from other programs:
   `swiftchat show` (`weights/architectures/unsupported_keys.py`).
 - **Nemotron-H** has a least step of its Mamba-2 layers (`time_step_min`). Transformers applies it
   to prompts but not to decode steps; here it applies to both, so that caching changes nothing.
+- **DBRX** has the base of its rotation in `attn_config`, as its published code reads it;
+  transformers ignores it there and takes 10,000.
 - **ChatGLM-6B** attends to its prompt in both directions, so the prompt is computed in one step.
   The prefix cache is used only for the same prompt, not for a longer conversation.
 

@@ -109,7 +109,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "gemma4_text": GEMMA4,
     "llama4_text": LLAMA4,
     "gemma4_unified_text": GEMMA4,
-    "codegen": {"n_head": 4, "n_embd": 48, "n_layer": 4, "rotary_dim": 4},
+    "codegen": {"num_attention_heads": 4, "rotary_dim": 4},
     "dots1": {
         "moe_intermediate_size": 24,
         "num_experts_per_tok": 2,
@@ -225,6 +225,16 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 6, "use_bias": True},
     "falcon_mamba": {"state_size": 6, "time_step_rank": 5},
     "mamba2": {"num_heads": 8, "head_dim": 12, "n_groups": 2, "state_size": 6, "use_bias": True},
+    "kolibri1": {"shared_expert_intermediate_size": 40},
+    "flint": {"shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+    "granite_swa": {**GRANITE, "layer_rope_theta": [0, 300.0, 300.0, 300.0]},
+    "granitemoe_swa": {
+        **GRANITE,
+        "shared_intermediate_size": 40,
+        "layer_rope_theta": [900.0, 300.0, 0, 300.0],
+    },
+    "xglm": {"d_model": 48, "ffn_dim": 80, "num_layers": 4, "attention_heads": 6},
+    "ctrl": {"n_embd": 48, "dff": 80, "n_layer": 4, "n_head": 6, "n_positions": 256},
     "jamba": {
         "attn_layer_period": 3,
         "attn_layer_offset": 1,

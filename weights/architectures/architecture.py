@@ -39,7 +39,8 @@ class Architecture:
     that the file merges those matrices. All names start with `prefix`, which some files omit.
     `separate_norm_tensors` are the names that differ where attention and MLP read the same
     residual stream through a norm each. With `qkv_in_groups`, the rows of the merged q/k/v are
-    ordered by key head: its query heads, the key head, the value head. `transposed` matrices
+    ordered by key head: its query heads, the key head, the value head; with `qkv_in_quarters`: the
+    queries, values and keys of a quarter of the heads. `transposed` matrices
     are [in, out] in the file, `row_vectors` [1, n] instead of [n].
 
     Config: `defaults` are the values of transformers for absent keys of `config.json`;
@@ -63,6 +64,7 @@ class Architecture:
     separate_norm_tensors: Mapping[str, str] = field(default_factory=frozen)
     interleaved_rope: bool = False
     qkv_in_groups: bool = False
+    qkv_in_quarters: bool = False
     transposed: frozenset[str] = frozenset()
     row_vectors: frozenset[str] = frozenset()
 

@@ -38,7 +38,8 @@ class ModelConfig:
     `stream_scale`). `qk_norm` normalizes queries and keys over each "head", over each of the
     "heads" with separate weights, or over the whole "width"; `qk_norm_after_rope`: after the
     rotation. Without `norm_weights` (`qk_norm_weights`) these norms have no weights; layers without
-    rotation then have no norms of queries and keys. Branches are
+    rotation then have no norms of queries and keys. `inner_norms` come before the last matrix of
+    each branch. Branches are
     multiplied by `residual_scale` before they are added to the stream: the stream is computed
     divided by it, and `norm_eps` is divided by its square.
 
@@ -51,7 +52,8 @@ class ModelConfig:
     `full_layers` ignore `sliding_window`; the other layers use `local_rope` if it is set.
     With `attention_chunk` layers but the full ones attend only within chunks of so many tokens.
     `unrotated_layers` have no rotary embedding. `learned_positions` is the number of position
-    embeddings; row `position_offset` belongs to position 0. `alibi`: linear biases, multiplied by
+    embeddings; row `position_offset` belongs to position 0; with `sinusoidal_divisor` they are not
+    learned but sines and cosines. `alibi`: linear biases, multiplied by
     `alibi_scale`. `attention_softcap` and `logit_softcap` c replace x by c·tanh(x/c).
     `prefix_lm`: prompts have a bidirectional prefix. `clip_qkv` limits the size of queries, keys
     and values. `query_growth` scales queries at late positions. With `attention_gate` the
@@ -115,6 +117,7 @@ class ModelConfig:
     norm_order: str = "pre"
     stream_scale: float = 1.0
     final_norm: bool = True
+    inner_norms: bool = False
     embedding_norm: bool = False
     parallel_residual: bool = False
     shared_norm: bool = False
@@ -138,6 +141,7 @@ class ModelConfig:
     attention_chunk: int | None = None
     learned_positions: int = 0
     position_offset: int = 0
+    sinusoidal_divisor: int = 0
     alibi: bool = False
     alibi_scale: float = 1.0
     attention_sinks: bool = False

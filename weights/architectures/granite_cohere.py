@@ -55,7 +55,8 @@ def _granite_moe(config: Fields) -> Mapping[str, Any]:
     }
 
 
-def _granite_moe_shared(config: Fields) -> Mapping[str, Any]:
+def granite_moe_shared(config: Fields) -> Mapping[str, Any]:
+    """Return the overrides of multipliers and experts, with a shared one."""
     shared = integer(config, "shared_intermediate_size", 0, MAX_WIDTH)
     return {**_granite_moe(config), "shared_expert_size": shared}
 
@@ -105,7 +106,7 @@ SHARED_MLP = frozen(
     shared_gate_up="shared_mlp.input_linear.weight",
     shared_down="shared_mlp.output_linear.weight",
 )
-_WITHOUT_MLP = (*SEPARATE_GATE_UP, "down", "down_bias")
+WITHOUT_MLP = (*SEPARATE_GATE_UP, "down", "down_bias")
 
 GRANITE_COHERE: Mapping[str, Architecture] = {
     "GraniteForCausalLM": Architecture(
@@ -121,20 +122,20 @@ GRANITE_COHERE: Mapping[str, Architecture] = {
         model_type="granitemoe",
         overrides=_granite_moe,
         supported_keys=MULTIPLIERS | {"num_local_experts"},
-        tensors=llama_tensors(GRANITE_EXPERTS, without=_WITHOUT_MLP),
+        tensors=llama_tensors(GRANITE_EXPERTS, without=WITHOUT_MLP),
         defaults=frozen(**GRANITE_DEFAULTS, num_local_experts=8, num_experts_per_tok=2),
     ),
     "GraniteMoeSharedForCausalLM": Architecture(
         name="granitemoeshared",
         model_type="granitemoeshared",
-        overrides=_granite_moe_shared,
+        overrides=granite_moe_shared,
         supported_keys=MULTIPLIERS | {"num_local_experts"},
         tensors=llama_tensors(
             {
                 **GRANITE_EXPERTS,
                 **SHARED_MLP,
             },
-            without=_WITHOUT_MLP,
+            without=WITHOUT_MLP,
         ),
         defaults=frozen(
             **GRANITE_DEFAULTS,

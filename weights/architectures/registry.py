@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.architectures.apertus_bitnet_nanochat import APERTUS_BITNET_NANOCHAT
 from swiftchat.weights.architectures.architecture import Architecture
 from swiftchat.weights.architectures.bloom_falcon_opt import BLOOM_FALCON_OPT
 from swiftchat.weights.architectures.deepseek import DEEPSEEK
@@ -26,9 +27,11 @@ from swiftchat.weights.architectures.phi import PHI
 from swiftchat.weights.architectures.qwen import QWEN
 from swiftchat.weights.architectures.qwen_next import QWEN_NEXT
 from swiftchat.weights.architectures.sigmoid_routers import SIGMOID_ROUTERS
+from swiftchat.weights.architectures.sinusoidal import SINUSOIDAL
 from swiftchat.weights.architectures.softmax_routers import SOFTMAX_ROUTERS
 from swiftchat.weights.architectures.sparse_latent import SPARSE
 from swiftchat.weights.architectures.state_space import STATE_SPACE
+from swiftchat.weights.architectures.windowed_moe import WINDOWED_MOE
 
 __all__ = ["ARCHITECTURES", "architecture_of", "unknown_name"]
 
@@ -45,10 +48,12 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **PHI,
         **GLM,
         **LLAMA_LIKE,
+        **APERTUS_BITNET_NANOCHAT,
         **GRANITE_COHERE,
         **MOE,
         **SOFTMAX_ROUTERS,
         **SIGMOID_ROUTERS,
+        **WINDOWED_MOE,
         **LFM2,
         **QWEN_NEXT,
         **MAMBA,
@@ -58,6 +63,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **SPARSE,
         **GPT,
         **GPT_LIKE,
+        **SINUSOIDAL,
         **BLOOM_FALCON_OPT,
     }
 )

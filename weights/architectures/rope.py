@@ -57,7 +57,7 @@ class RopeConfig:
 
     The first `rotary_dim` elements of a head are rotated, None: all; with `num_pairs` only the
     first pairs of these. A pair are neighbors if `interleaved`, otherwise elements j and
-    j + `rotary_dim` / 2. With `two_dimensional`,
+    j + `rotary_dim` / 2; `reversed`: they are rotated the other way. With `two_dimensional`,
     `rotary_dim` is half of the head, and the other half is rotated by a second position.
     """
 
@@ -70,6 +70,7 @@ class RopeConfig:
     rotary_dim: int | None = None
     num_pairs: int | None = None
     interleaved: bool = False
+    reversed: bool = False
     two_dimensional: bool = False
     magnitude: float = 1.0
     slow_turns: float = 1.0

@@ -11,15 +11,16 @@ class RouterConfig:
 
     `scores`: "softmax" over all experts, "sigmoid" of each, or "sparsemixer", which chooses two
     experts, each by a softmax over the scores near the largest of those left. With `correction` a
-    learned bias is added to the scores to choose the experts, but not to weigh them. Of `groups`
-    of neighboring experts only the `top_groups` with the largest sum of the `best_of_group` best
-    scores are candidates. With `normalized` the weights of the chosen are divided by their sum plus
-    `eps`; then they are multiplied by `scale`. `on_input`: the weight multiplies the input of an
-    expert, not its output.
+    learned bias is added to the scores to choose the experts, but not to weigh them; `by_logits`:
+    to the scores before the sigmoid. Of `groups` of neighboring experts only the `top_groups` with
+    the largest sum of the `best_of_group` best scores are candidates. With `normalized` the weights
+    of the chosen are divided by their sum plus `eps`; then they are multiplied by `scale`.
+    `on_input`: the weight multiplies the input of an expert, not its output.
     """
 
     scores: str = "softmax"
     correction: bool = False
+    by_logits: bool = False
     groups: int = 1
     top_groups: int = 1
     best_of_group: int = 2

@@ -1,4 +1,4 @@
-"""Mixtures of experts with a softmax over the scores: OLMoE, ERNIE 4.5, HunYuan and Phi-3.5-MoE.
+"""Mixtures of experts with a softmax over the scores: OLMoE, ERNIE 4.5, HunYuan, Phi-3.5-MoE, DBRX.
 
 Defaults and overrides are those of the model classes in transformers.
 """
@@ -10,16 +10,22 @@ from swiftchat.weights.architectures.architecture import (
     Architecture,
     frozen,
     llama_tensors,
+    tensor_names,
 )
 from swiftchat.weights.architectures.fields import (
+    MAX_EXPERTS,
     MAX_HEAD_DIM,
     MAX_LAYERS,
     MAX_WIDTH,
     Fields,
     flag,
+    hidden_size,
     integer,
     invalid,
+    mapping,
+    num_heads,
     num_layers,
+    optional_number,
 )
 from swiftchat.weights.architectures.llama_like import OUTPUT_NORMS, hunyuan
 from swiftchat.weights.architectures.moe import (
@@ -32,7 +38,7 @@ from swiftchat.weights.architectures.moe import (
     moe_overrides,
 )
 from swiftchat.weights.architectures.qwen import EXPERTS
-from swiftchat.weights.architectures.rope import layer_ropes
+from swiftchat.weights.architectures.rope import RopeConfig, layer_ropes
 from swiftchat.weights.architectures.router import RouterConfig
 
 
@@ -118,6 +124,41 @@ _HUNYUAN_NORMS = frozen(
 _MELLUM_ROPES = frozen(
     full_attention=frozen(rope_theta=5e5), sliding_attention=frozen(rope_theta=1e4)
 )
+
+
+def _dbrx(config: Fields) -> Mapping[str, Any]:
+    attention = mapping(config, "attn_config") or {}
+    experts = {"moe_num_experts": 4, "moe_top_k": 1, "ffn_hidden_size": 3584}
+    experts |= mapping(config, "ffn_config") or {}
+    count, width = "moe_num_experts", integer(experts, "ffn_hidden_size", 1, MAX_WIDTH)
+    normalized = experts.get("moe_normalize_expert_weights", 1.0)
+    if normalized not in (None, 1):
+        raise invalid("moe_normalize_expert_weights", "1 or null", normalized)
+    kv_heads = integer({"kv_n_heads": 1, **attention}, "kv_n_heads", 1, num_heads(config))
+    if num_heads(config) % kv_heads:
+        raise invalid("kv_n_heads", f"a divisor of {num_heads(config)} heads", kv_heads)
+    activation = mapping(experts, "ffn_act_fn") or {}
+    if activation.get("name", "silu") != "silu":
+        raise invalid("ffn_act_fn", "silu", activation.get("name"))
+    rope = dict(config)
+    if not (config.get("rope_parameters") or config.get("rope_scaling")):
+        rope["rope_theta"] = attention.get("rope_theta", config.get("rope_theta", 10_000.0))
+    return {
+        "attention_bias": False,
+        "mlp_bias": False,
+        "norm": "layer",
+        "norm_eps": 1e-5,
+        "activation": "silu",
+        "num_kv_heads": kv_heads,
+        "clip_qkv": optional_number(attention, "clip_qkv", above=0.0, below=1e6),
+        "rope": RopeConfig.from_hf(rope, hidden_size(config) // num_heads(config)),
+        "intermediate_size": width,
+        "num_experts": integer(experts, count, 1, MAX_EXPERTS),
+        "expert_size": width,
+        "experts_per_token": integer(experts, "moe_top_k", 1, integer(experts, count, 1, 2**16)),
+        "router": RouterConfig(normalized=normalized is not None),
+    }
+
 
 SOFTMAX_ROUTERS: Mapping[str, Architecture] = {
     "OlmoeForCausalLM": Architecture(
@@ -240,5 +281,35 @@ SOFTMAX_ROUTERS: Mapping[str, Architecture] = {
             bos_token_id=1,
             eos_token_id=2,
         ),
+    ),
+    "DbrxForCausalLM": Architecture(
+        name="dbrx",
+        model_type="dbrx",
+        overrides=_dbrx,
+        renamed=frozen(
+            hidden_size="d_model",
+            num_attention_heads="n_heads",
+            num_hidden_layers="n_layers",
+            max_position_embeddings="max_seq_len",
+        ),
+        supported_keys=MOE_KEYS,
+        prefix="transformer.",
+        tensors=tensor_names(
+            {
+                "qkv": "norm_attn_norm.attn.Wqkv.weight",
+                "o": "norm_attn_norm.attn.out_proj.weight",
+                "attn_norm": "norm_attn_norm.norm_1.weight",
+                "mlp_norm": "norm_attn_norm.norm_2.weight",
+                "router": "ffn.router.layer.weight",
+                "experts_gate": "ffn.experts.mlp.w1",
+                "experts_up": "ffn.experts.mlp.v1",
+                "experts_down": "ffn.experts.mlp.w2",
+            },
+            embed="transformer.wte.weight",
+            final_norm="transformer.norm_f.weight",
+            lm_head="lm_head.weight",
+            layer="transformer.blocks.{i}.",
+        ),
+        defaults=frozen(max_seq_len=2048),
     ),
 }

@@ -84,6 +84,8 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
     if config.num_experts and layer not in config.dense_layers:
         experts = [*(f"expert_{name}" for name in gate_up), "expert_down"]
         experts = ["experts_gate_up", "experts_down"] if "experts_gate_up" in names else experts
+        if "experts_gate" in names:
+            experts = ["experts_gate", "experts_up", "experts_down"]
         shared = [f"shared_{name}" for name in gate_up]
         shared = ["shared_gate_up"] if "shared_gate_up" in names else shared
         shared = [*(["shared_router"] if config.shared_expert_gate else []), *shared, "shared_down"]
@@ -101,6 +103,10 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
     mixer = []
     if config.mixer is not None and layer in config.mixer_layers:
         mixer = config.mixer.tensors
+    if config.activation == "xielu":
+        biases += ["xielu_positive", "xielu_negative"]
+    if config.inner_norms:
+        norms += ["attn_inner_norm", "mlp_inner_norm"]
     if not config.has_attention(layer):
         biases += [f"{name}_bias" for name in biased]
         return [*mixer, *mlp, *norms, *biases]
@@ -155,11 +161,11 @@ def tensors_before_layers(config: ModelConfig) -> list[str]:
         names += ["ple_embed", "ple_project", "ple_project_norm"]
     if config.streams is not None:
         names.append("stream_in")
-    if config.learned_positions:
+    if config.learned_positions and not config.sinusoidal_divisor:
         names.append("positions")
     if config.embedding_size is not None:
         names.append("project_in")
-    if config.embedding_norm:
+    if config.embedding_norm and config.norm_weights:
         names += ["embed_norm", "embed_norm_bias"]
     return names
 
@@ -260,6 +266,8 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "attn_gate": (q_rows, hidden),
         "router": (experts, hidden),
         "router_correction": (experts,),
+        "experts_gate": (experts * narrow, hidden),
+        "experts_up": (experts * narrow, hidden),
         "expert_in": (inside, hidden),
         "expert_out": (hidden, inside),
         "expert_gate": (narrow, inside),
@@ -273,10 +281,16 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "shared_gate_up": (2 * shared, hidden),
         "shared_down": (hidden, shared),
         "sinks": (config.num_heads,),
+        "xielu_positive": (1,),
+        "xielu_negative": (1,),
+        "attn_inner_norm": (config.num_heads * config.value_dim,),
+        "mlp_inner_norm": (inner,),
         "q_norm": (config.head_dim if by_head else q_rows,),
         "k_norm": (config.head_dim if by_head else kv_rows,),
     }
     shapes |= _per_layer_shapes(config)
+    if "experts_gate" in ARCHITECTURES[config.architecture].tensors:
+        shapes["experts_down"] = (experts * narrow, hidden)
     if config.latent is not None:
         shapes |= _latent_shapes(config, config.latent)
     if config.qk_norm == "heads" and index_count(config, "q_norm") is None:

@@ -32,7 +32,7 @@ REFUSED = [
 # What ranks divide in a way of its own.
 DIVIDED = (
     *("afmoe", "cohere", "exaone4", "glm4_moe", "granitemoeshared", "minimax_m2", "olmo"),
-    *("gemma4_text", "llama4_text"),
+    *("apertus", "gemma4_text", "llama4_text"),
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "mistral4", "youtu"),
 )
 

@@ -78,6 +78,7 @@ def test_old_and_new_rope_keys_agree() -> None:
 
 OWN_CONFIGS = {
     "Gemma3ForCausalLM": "Gemma3TextConfig",
+    "CTRLLMHeadModel": "CTRLConfig",
     "Gemma3nForCausalLM": "Gemma3nTextConfig",
     "Llama4ForCausalLM": "Llama4TextConfig",
     "Gemma4ForCausalLM": "Gemma4TextConfig",
@@ -100,6 +101,7 @@ WITHOUT_DEFAULTS: dict[str, dict[str, Any]] = {
     "GraniteMoeHybridForCausalLM": {
         "layer_types": ["linear_attention", "full_attention"] * 6,
     },
+    "BitNetForCausalLM": {"num_attention_heads": 20, "hidden_size": 1280},
     "HeliumForCausalLM": {"num_attention_heads": 20, "hidden_size": 1280},
 }
 THEIRS = [name for name in ARCHITECTURES if not name.startswith(("ChatGLM", "InternLM2"))]

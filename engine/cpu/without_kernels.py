@@ -1,0 +1,30 @@
+"""The operations of a decoder that no native kernel computes."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
+
+
+class WithoutKernels:
+    """The part of `decoder.Ops` that raises `CannotRecordError`, so that torch runs the model."""
+
+    def clamp_(self, x: Tensor, limit: float) -> None:
+        raise CannotRecordError("no kernel limits queries, keys and values")
+
+    def xielu(self, x: Tensor, scales: Tensor) -> Tensor:
+        raise CannotRecordError("no kernel computes xIELU")
+
+    def norm_inside(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        raise CannotRecordError("no kernel normalizes inside of a branch")
+
+    def per_layer_embeddings(self, plan: None, x: Tensor, table: PerLayerTable) -> Sequence[Tensor]:
+        raise CannotRecordError("no kernel computes embeddings of each layer")
+
+    def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
+        raise CannotRecordError("no kernel computes embeddings of each layer")
+
+    def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
+        raise CannotRecordError("no kernel sets gates to 0")

@@ -1,0 +1,121 @@
+"""Apertus, BitNet and nanochat: models like Llama with another MLP.
+
+Defaults and overrides are those of the model classes in transformers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from swiftchat.weights.architectures.architecture import (
+    SEPARATE_GATE_UP,
+    Architecture,
+    frozen,
+    llama_tensors,
+)
+from swiftchat.weights.architectures.fields import Fields, hidden_size, num_heads, optional_number
+from swiftchat.weights.architectures.rope import RopeConfig
+
+_APERTUS_ROPE = frozen(
+    rope_type="llama3",
+    rope_theta=12e6,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+    **{"factor": 8.0},
+)
+
+
+def _apertus(config: Fields) -> Mapping[str, Any]:
+    head_dim = config.get("head_dim") or hidden_size(config) // num_heads(config)
+    if not config.get("rope_scaling") and config.get("rope_parameters") is None:
+        config = {**config, "rope_parameters": _APERTUS_ROPE}
+    return {
+        **({"activation": "xielu"} if config.get("hidden_act") == "xielu" else {}),
+        "gated": False,
+        "mlp_bias": False,
+        "qk_norm": "head",
+        "rope": RopeConfig.from_hf(config, head_dim),
+    }
+
+
+def _bitnet(config: Fields) -> Mapping[str, Any]:
+    return {"mlp_bias": False, "inner_norms": True}
+
+
+def _nanochat(config: Fields) -> Mapping[str, Any]:
+    head_dim = config.get("head_dim") or hidden_size(config) // num_heads(config)
+    return {
+        "gated": False,
+        "mlp_bias": False,
+        "norm_weights": False,
+        "embedding_norm": True,
+        "qk_norm": "head",
+        "qk_norm_weights": False,
+        "qk_norm_after_rope": True,
+        "rope": replace(RopeConfig.from_hf(config, head_dim), reversed=True),
+        "logit_softcap": optional_number(config, "final_logit_softcapping", above=0.0, below=1e6),
+    }
+
+
+APERTUS_BITNET_NANOCHAT: Mapping[str, Architecture] = {
+    "ApertusForCausalLM": Architecture(
+        name="apertus",
+        model_type="apertus",
+        overrides=_apertus,
+        tensors=llama_tensors(
+            {
+                "attn_norm": "attention_layernorm.weight",
+                "mlp_norm": "feedforward_layernorm.weight",
+                "xielu_positive": "mlp.act_fn.alpha_p",
+                "xielu_negative": "mlp.act_fn.alpha_n",
+            },
+            without=("gate", "gate_bias"),
+        ),
+        defaults=frozen(
+            max_position_embeddings=65_536,
+            rope_theta=12e6,
+            rms_norm_eps=1e-5,
+            hidden_act="xielu",
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+    ),
+    "BitNetForCausalLM": Architecture(
+        name="bitnet",
+        model_type="bitnet",
+        overrides=_bitnet,
+        tensors=llama_tensors(
+            {
+                "attn_inner_norm": "self_attn.attn_sub_norm.weight",
+                "mlp_inner_norm": "mlp.ffn_sub_norm.weight",
+            }
+        ),
+        defaults=frozen(
+            max_position_embeddings=2048,
+            rms_norm_eps=1e-5,
+            num_key_value_heads=5,
+            rope_theta=5e5,
+            hidden_act="relu2",
+            bos_token_id=128_000,
+            eos_token_id=128_001,
+        ),
+    ),
+    "NanoChatForCausalLM": Architecture(
+        name="nanochat",
+        model_type="nanochat",
+        overrides=_nanochat,
+        supported_keys=frozenset({"final_logit_softcapping"}),
+        tensors=llama_tensors(
+            {"up": "mlp.fc1.weight", "down": "mlp.fc2.weight"}, without=(*SEPARATE_GATE_UP, "down")
+        ),
+        defaults=frozen(
+            max_position_embeddings=2048,
+            rms_norm_eps=1e-6,
+            hidden_act="relu2",
+            final_logit_softcapping=15.0,
+            bos_token_id=0,
+            eos_token_id=1,
+        ),
+    ),
+}
