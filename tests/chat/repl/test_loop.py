@@ -107,3 +107,12 @@ def test_the_home_of_an_unknown_user_is_named(
     output, code = type_lines(chat, monkeypatch, line)
     assert code == 0 and output.count("error: ") == 1 and "internal error" not in output
     assert "no home folder ~nouser-x" in output and "hint: " in output
+
+
+@pytest.mark.parametrize("command", ["/model", "/read", "/export"])
+def test_a_name_too_long_for_the_system(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    output, code = type_lines(chat, monkeypatch, f"{command} {'a' * 5000}")
+    assert code == 0 and output.count("error: ") == 1 and "internal error" not in output
+    assert "aaaa…: File name too long" in output and "hint: " in output
