@@ -18,7 +18,10 @@ from swiftchat.chat.options.parameters import (
 class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
     """A number of ranks, 1 or more, or `auto`."""
 
-    name = "N|auto"
+    name = "number or auto"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "N|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "auto" or isinstance(value, int):
@@ -31,10 +34,14 @@ class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic befor
 class Number(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
     """A value of a parameter; `off` unsets a number."""
 
+    name = "value"
+
     def __init__(self, parameter: Parameter | ChoiceParameter) -> None:
-        # The placeholder in help texts.
-        self.name = "n" if isinstance(parameter, Parameter) else "|".join(parameter.choices)
         self._parameter = parameter
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        found = self._parameter
+        return "N" if isinstance(found, Parameter) else f"[{'|'.join(found.choices)}]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         text = str(value).lower() if isinstance(value, bool) else str(value)  # TOML has true

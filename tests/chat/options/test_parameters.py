@@ -10,7 +10,7 @@ from swiftchat.chat import cli
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS
 from swiftchat.chat.options.config import config_path, load_config_file
 from swiftchat.chat.options.option_types import Number
-from swiftchat.chat.options.parameters import PARAMETERS, Parameter
+from swiftchat.chat.options.parameters import PARAMETERS, ChoiceParameter, Parameter
 from swiftchat.errors import UsageError
 from tests.chat.commands.test_commands import Chat, chat
 
@@ -180,3 +180,12 @@ def test_errors_of_values_in_the_configuration_name_the_file() -> None:
     write_config("top_p = 7\n")
     message = usage_error("-p", "x", default_map=load_config_file({"top_p"}))
     assert f"top_p in {config_path()}: must be a number above 0" in message
+
+
+def test_help_shows_choices_as_they_are_typed() -> None:
+    shown = CliRunner().invoke(cli.swiftchat, ["chat", "--help"]).output
+    for name in ("overflow", "speculate", "early_stopping"):
+        one = PARAMETERS[name]
+        assert isinstance(one, ChoiceParameter)
+        assert f"{one.flags[0]} [{'|'.join(one.choices)}]" in shown
+    assert "--tp N|auto" in shown and "--top-k N " in shown
