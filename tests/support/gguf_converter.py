@@ -66,9 +66,19 @@ def extra_tensors(config: Fields) -> dict[str, np.ndarray]:
     """Phi3MiniModel.generate_extra_tensors."""
     names = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
     rope = _rope(config)
+    full = rope.get("full_attention", {})
+    if full.get("rope_type") == "proportional":  # Gemma4Model.generate_extra_tensors
+        pairs = _wide_head_dim(config) // 2
+        rotated_pairs = int(pairs * full["partial_rotary_factor"])
+        divisors = [1.0] * rotated_pairs + [1e30] * (pairs - rotated_pairs)
+        return {"rope_freqs.weight": np.array(divisors, np.float32)}
     return {
         ours: np.array(rope[theirs], np.float32) for ours, theirs in names.items() if theirs in rope
     }
+
+
+def _wide_head_dim(config: Fields) -> int:
+    return next(iter(config["per_layer_config"].values()))["head_dim"]
 
 
 def _head_dim(config: Fields) -> int:

@@ -101,6 +101,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma2": ("gemma2", "gemma2", _HEAD),
     "gemma3": ("gemma3", "gemma3", _HEAD),
     "gemma3-stretched": ("gemma3", "gemma3", _HEAD | {"rope_parameters": _ONE_STRETCHED}),
+    "gemma4": ("gemma4_text", "gemma4", {}),
     "gpt2": ("gpt2", "gpt2", {}),
     "gptneox": ("gpt-neox", "gptneox", {}),
     "gptneox-serial": ("gpt-neox-serial", "gptneox", {}),
@@ -169,6 +170,7 @@ def write(
     for file in sorted(folder.glob("*.safetensors")):
         for name, array in change(config, load_file(file)):
             translated = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            translated = name if name.startswith("blk.") else translated
             assert translated, f"{name} is not a tensor name in llama.cpp"
             found[translated] = array
     for name, array in (found | extra_tensors(config) | (tensors or {})).items():

@@ -250,6 +250,45 @@ def _minicpm3_keys(config: Fields) -> Fields:
     }
 
 
+def _gemma4_keys(config: Fields) -> Fields:
+    """Gemma4Model.set_gguf_parameters."""
+    kinds, shared = config["layer_types"], config["num_kv_shared_layers"]
+    wide = next(iter(config["per_layer_config"].values()))
+    width, own = config["intermediate_size"], len(kinds) - shared
+    heads = {"s": config["num_key_value_heads"], "f": wide["num_key_value_heads"]}
+    return {
+        **common_keys(config),
+        "attention.head_count_kv": [heads[kind[0]] for kind in kinds],
+        "attention.key_length": wide["head_dim"],
+        "attention.value_length": wide["head_dim"],
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "attention.shared_kv_layers": shared,
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [kind[0] == "s" for kind in kinds],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "feed_forward_length": [width * (1 + (i >= own)) for i in range(len(kinds))],
+        "expert_used_count": config["top_k_experts"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "rope.dimension_count": wide["head_dim"],
+        "rope.dimension_count_swa": config["head_dim"],
+    }
+
+
+def _gemma4(config: Fields, tensors: Fields) -> Tensors:
+    """Gemma4Model.modify_tensors: suffixes, and two vectors with names of their own."""
+    for name, array in tensors.items():
+        layer = name.split(".")[2]
+        if name.endswith("router.scale"):
+            yield f"blk.{layer}.ffn_gate_inp.scale", array
+        elif name.endswith("per_expert_scale"):
+            yield f"blk.{layer}.ffn_down_exps.scale", array
+        else:
+            needs_suffix = ".experts." in name or name.endswith("layer_scalar")
+            yield f"{name}.weight" if needs_suffix else name, array
+
+
 RECENT_ARCHS: dict[str, Converter] = {
     "granite": (_granite_keys, llama),
     "arcee": (llama_keys, llama),
@@ -272,5 +311,6 @@ RECENT_ARCHS: dict[str, Converter] = {
     "phimoe": (_phimoe_keys, _phimoe),
     "deepseek2": (_deepseek_keys, _deepseek),
     "minicpm3": (_minicpm3_keys, as_they_are),
+    "gemma4": (_gemma4_keys, _gemma4),
     "olmo2": (_window_keys, as_they_are),  # OLMo 3 too
 }

@@ -9,6 +9,7 @@ from typing import Any
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.fields import MAX_LAYERS
 from swiftchat.weights.gguf.metadata import Metadata, is_size
+from swiftchat.weights.gguf.rope import proportional_share
 
 # llama.cpp recognizes the 27B models by their number of layers. Only their attention scores are
 # scaled by hidden size / heads instead of the head size.
@@ -63,6 +64,49 @@ def gemma3(metadata: Metadata) -> Mapping[str, Any]:
     return {
         **gemma(metadata, _GEMMA3_27B_LAYERS),
         "rope_local_base_freq": metadata.get("rope.freq_base_swa", 10_000.0),
+    }
+
+
+def gemma4(metadata: Metadata) -> Mapping[str, Any]:
+    """Return the fields of Gemma 4; the keys without "swa" are for layers without a window."""
+    kinds, tensors = layer_types(metadata) or [], metadata.file.tensors
+    full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+    kv_heads = metadata.get("attention.head_count_kv")
+    heads = dict(zip(kinds, kv_heads, strict=False)) if isinstance(kv_heads, list) else {}
+    widths = metadata.get("feed_forward_length")
+    first, last = (widths[0], widths[-1]) if isinstance(widths, list) and widths else (widths,) * 2
+    head_dim = metadata.require("attention.key_length")
+    table = tensors.get("per_layer_token_embd.weight")
+    experts = metadata.get("expert_count")
+    return {
+        "head_dim": metadata.require("attention.key_length_swa"),
+        "global_head_dim": head_dim,
+        "num_key_value_heads": heads.get("sliding_attention", kv_heads),
+        "num_global_key_value_heads": heads.get("full_attention"),
+        "attention_k_eq_v": bool(full) and f"blk.{full[0]}.attn_v.weight" not in tensors,
+        "attention_bias": attention_bias(metadata),
+        "layer_types": kinds,
+        "num_kv_shared_layers": metadata.get("attention.shared_kv_layers", 0),
+        "intermediate_size": first,
+        "use_double_wide_mlp": first != last,
+        "hidden_size_per_layer_input": metadata.get("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": None if table is None else table.shape[0],
+        "final_logit_softcapping": metadata.get("final_logit_softcapping"),
+        "enable_moe_block": bool(experts),
+        "num_experts": experts,
+        "top_k_experts": metadata.get("expert_used_count"),
+        "moe_intermediate_size": metadata.get("expert_feed_forward_length"),
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": metadata.get("rope.freq_base", 1e6),
+                "partial_rotary_factor": proportional_share(metadata.file, head_dim),
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": metadata.get("rope.freq_base_swa", 1e4),
+            },
+        },
     }
 
 

@@ -14,10 +14,11 @@ from swiftchat.weights.formats.ggml_dequantize import dequantize
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.metadata import Metadata, shortest_decimal
 
-__all__ = ["ROPE_TENSORS", "rope_fields"]
+__all__ = ["ROPE_TENSORS", "proportional_share", "rope_fields"]
 
 _LLAMA3_DIVISORS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+_UNROTATED = 1e20  # divisors of pairs without rotation are larger
 ROPE_TENSORS = frozenset({_LLAMA3_DIVISORS, _SHORT, _LONG})
 
 # low_freq_factor, high_freq_factor and context of the published Llama 3 models; tried first,
@@ -33,6 +34,8 @@ def rope_fields(
     Without scaling there are none. Raises `BadModelFile` for an unknown or invalid scaling.
     """
     file = metadata.file
+    if "rope_parameters" in config_json:  # of Gemma 4, complete
+        return {}
     if _LLAMA3_DIVISORS in file.tensors:
         scaling = _llama3(metadata, config)
         return {"rope_scaling": scaling} if scaling else {}
@@ -89,6 +92,19 @@ def _longrope(
     if isinstance(magnitude, float) and not math.isclose(magnitude, usual, rel_tol=1e-4):
         scaling["attention_factor"] = magnitude
     return fields
+
+
+def proportional_share(file: GgufFile, head_dim: object) -> float:
+    """Return the fraction of a head's pairs that are rotated: the others have huge divisors."""
+    if _LLAMA3_DIVISORS not in file.tensors:
+        return 1.0
+    found = _vector(file, _LLAMA3_DIVISORS)
+    is_rotated = found < _UNROTATED
+    count = int(is_rotated.sum())
+    plain = np.all(found[:count] == 1) and np.all(is_rotated[:count])
+    if not isinstance(head_dim, int) or found.shape != (head_dim // 2,) or not count or not plain:
+        raise BadModelFile(f"{file.path}: {_LLAMA3_DIVISORS} matches no known rope scaling")
+    return 2 * count / head_dim
 
 
 def _vector(file: GgufFile, name: str) -> npt.NDArray[np.float32]:

@@ -75,10 +75,15 @@ def tensor_sources(
     architecture does not have, because the model would compute something else.
     """
     sources: dict[str, Source] = {}
-    shapes = _shapes(architecture, config)
+    by_size = {
+        each: _shapes(architecture, config.of_layer(i)) for i, each in enumerate(config.layer_sizes)
+    }
+    outside = _shapes(architecture, config)
     for canonical, layer, expert in canonical_tensors(config):
+        has_own = config.layer_sizes and layer is not None
+        shapes = by_size[config.layer_sizes[layer]] if has_own else outside
         name = tensor_name(config, canonical, layer, expert)
-        if canonical.startswith("experts_"):
+        if canonical.removesuffix("_bias") in ("experts_gate_up", "experts_down"):
             sources[name] = _stacked(file, architecture, config, shapes, canonical, layer)
             continue
         if canonical == "kv_b" and f"blk.{layer}.{_KEYS}" in file.tensors:
@@ -98,7 +103,15 @@ def tensor_sources(
     # The layers that predict further tokens come last.
     _, metadata = gguf_architecture(file)
     skipped = range(config.num_layers, config.num_layers + metadata.num_nextn_layers)
-    _reject_unknown_tensors(file, sources, skipped)
+    later = [f"blk.{i}." for i in skipped]
+    # Keys and values that a layer does not use, because it reads those of another one.
+    later += [
+        f"blk.{i}.attn_{kind}"
+        for i in range(config.num_layers)
+        for kind in ("k.", "v.", "k_norm.")
+        if config.kv_source(i) != i
+    ]
+    _reject_unknown_tensors(file, sources, tuple(later))
     return sources
 
 
@@ -113,6 +126,9 @@ def _stacked(
     matrix, shape = canonical.removesuffix("_bias"), shapes[canonical]
     kinds = ("gate", "up") if matrix == "experts_gate_up" else ("down",)
     names = [architecture.tensor_name(config, f"expert_{kind}") for kind in kinds]
+    merged = architecture.tensor_name(config, "expert_gate_up")
+    if len(kinds) > 1 and merged.format(i=layer) in file.tensors:
+        kinds, names = ("gate_up",), [merged]
     if matrix != canonical:
         names = [name.replace(".weight", ".bias") for name in names]
     part = (shape[0], shape[1] // len(kinds), *shape[2:])
@@ -190,13 +206,14 @@ def _checked(file: GgufFile, name: str, shape: tuple[int, ...]) -> GgufTensor:
     return tensor
 
 
-def _reject_unknown_tensors(file: GgufFile, sources: Mapping[str, Source], skipped: range) -> None:
+def _reject_unknown_tensors(
+    file: GgufFile, sources: Mapping[str, Source], skipped: tuple[str, ...]
+) -> None:
     known = ROPE_TENSORS.union(
         tensor.name for source in sources.values() for tensor in source.tensors
     )
-    later = tuple(f"blk.{i}." for i in skipped)
     for name in file.tensors:
-        if name not in known and not name.startswith(later):
+        if name not in known and not name.startswith(skipped):
             raise BadModelFile(
                 f"{file.path}: tensor {name}: not part of this architecture",
                 "the model is not supported: it computes something that this program does not",

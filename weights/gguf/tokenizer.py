@@ -13,6 +13,8 @@ __all__ = ["adds_bos", "token_at", "tokenizer_class", "tokenizer_files", "tokeni
 # Token types in `tokenizer.ggml.token_type`.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
+# The kind of vocabulary of Gemma 4: SentencePiece's pieces with merges.
+_GEMMA4 = "gemma4"
 # Pre-tokenizers with an NFC normalizer, with `ignore_merges`, and with a leading BOS token.
 _NFC = ("qwen2", "deepseek-r1-qwen", "stablelm2", "mpt", "olmo", "command-r")
 _IGNORE_MERGES = (*LLAMA3, "tekken")
@@ -48,10 +50,12 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     that do not fit the tokens. Placeholders for unused ids (type 5) are left out.
     """
     model = _text(metadata, "tokenizer.ggml.model")
+    if model == _GEMMA4:
+        return _gemma4_json(metadata)
     if model != "gpt2":
         raise BadModelFile(
             f"GGUF vocabulary of the unsupported kind {model!r:.40}",
-            "supported: gpt2 (byte-level BPE), llama and t5 (SentencePiece)",
+            "supported: gpt2 (byte-level BPE), gemma4 (BPE), llama and t5 (SentencePiece)",
         )
     pre = _text(metadata, "tokenizer.ggml.pre") or "default"
     if pre not in PRE_TOKENIZERS:
@@ -85,6 +89,45 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gemma4_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `tokenizer.json` of a BPE over characters, with tokens of bytes for the others."""
+    tokens, types = _tokens(metadata)
+    vocab = _vocab(tokens, types)
+    space, mark = {"String": " "}, "\u2581"
+    post_processor = _post_processor(metadata, _GEMMA4, tokens)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(tokens, types),
+        "normalizer": {"type": "Replace", "pattern": space, "content": mark},
+        "pre_tokenizer": None,
+        "post_processor": next(
+            (each for each in post_processor.get("processors", ()) if "single" in each), None
+        ),
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": mark}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": token_at(metadata, "tokenizer.ggml.unknown_token_id"),
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": _merges(metadata, vocab),
+        },
+    }
+
+
 def token_at(metadata: Mapping[str, Any], key: str) -> str | None:
     """Return the token whose id is the metadata `key`; None if the key is absent."""
     token_id = metadata.get(key)
@@ -98,10 +141,9 @@ def token_at(metadata: Mapping[str, Any], key: str) -> str | None:
 
 def adds_bos(metadata: Mapping[str, Any]) -> bool:
     """Return whether text is encoded with a leading BOS token."""
-    default = (
-        metadata.get("tokenizer.ggml.pre") in _BOS_BY_DEFAULT
-        or metadata.get("tokenizer.ggml.model") == "llama"
-    )
+    default = metadata.get("tokenizer.ggml.pre") in _BOS_BY_DEFAULT or metadata.get(
+        "tokenizer.ggml.model"
+    ) in ("llama", _GEMMA4)
     return bool(metadata.get("tokenizer.ggml.add_bos_token", default))
 
 

@@ -81,6 +81,22 @@ def test_every_architecture_is_tested() -> None:
     )
 
 
+def test_gemma4_runs_from_the_file(tmp_path: Path) -> None:
+    """Also with keys and values that a layer does not use, as the published E2B has them."""
+    reference = made("gemma4", tmp_path / "theirs")
+    path, unused = tmp_path / "model.gguf", np.ones((16, 48), np.float32)
+    extra = {"blk.5.attn_k.weight": unused, "blk.5.attn_v.weight": unused}
+    write_case("gemma4", path, tmp_path / "theirs", tensors=extra)
+    folder = gguf_directory.of_file(path, tmp_path / "ours")
+    ours, theirs = tiny.Bench(folder).last_logits(tiny.random_ids(12)), logits(reference)[-1]
+    assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+    for divisors in ([1, 2, 1, 1e30, 1e30, 1e30, 1e30, 1e30], [1.0, 1.0], [1e30] * 8):
+        bad = {"rope_freqs.weight": np.array(divisors, np.float32)}
+        write_case("gemma4", path, tmp_path / "theirs", tensors=bad)
+        with pytest.raises(BadModelFile, match=r"rope_freqs.weight matches no known rope scaling"):
+            model_config_json(open_gguf(path), "float32")
+
+
 @pytest.mark.parametrize("is_old", [False, True])
 def test_both_layouts_of_latent_attention_are_read_from_the_file(
     is_old: bool, tmp_path: Path

@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 import transformers
 
+from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.tokenizer import tokenizer_json
 from tests.support import tiny_gguf
@@ -54,6 +55,31 @@ def test_merges_and_added_tokens_work() -> None:
 def test_unused_tokens_are_left_out() -> None:
     assert "[PAD102]" not in tokenizer().get_vocab()
     assert tokenizer().encode("[PAD102]").tokens == list("[PAD102]")
+
+
+def test_gemma4_vocabulary_is_bpe_over_characters(tmp_path: Path) -> None:
+    """Spaces become ▁ without one in front; what has no piece becomes bytes."""
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += ["▁", *"abc\n", "ab", "▁ab", "\n\n", "<turn|>"]
+    keys = {
+        "model": "gemma4",
+        "pre": None,
+        "tokens": tokens,
+        "token_type": [3, 3, 3, 2, *[6] * 256, *[1] * 8, 4],
+        "merges": ["a b", "▁ ab", "\n \n"],
+        "bos_token_id": 2,
+        "unknown_token_id": 3,
+    }
+    text = "ab  abc\n\né<turn|>b"
+    pieces = ["ab", "▁", "▁ab", "c", "\n\n", "<0xC3>", "<0xA9>", "<turn|>", "b"]
+    assert tokenizer(**keys).encode(text).tokens == ["<bos>", *pieces]
+    ids = [tokens.index(piece) for piece in pieces]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json(metadata(**keys))))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    ours = Tokenizer.load(tmp_path)
+    assert ours.encode(text) == ids
+    assert ours.decode(ids) == text
+    assert not tokenizer(**keys, add_bos_token=False).encode("").ids
 
 
 @pytest.mark.parametrize(
