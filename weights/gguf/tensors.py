@@ -80,8 +80,9 @@ def tensor_sources(
     }
     outside = _shapes(architecture, config)
     for canonical, layer, expert in canonical_tensors(config):
-        has_own = config.layer_sizes and layer is not None
-        shapes = by_size[config.layer_sizes[layer]] if has_own else outside
+        shapes = outside
+        if config.layer_sizes and layer is not None:
+            shapes = by_size[config.layer_sizes[layer]]
         name = tensor_name(config, canonical, layer, expert)
         if canonical.removesuffix("_bias") in ("experts_gate_up", "experts_down"):
             sources[name] = _stacked(file, architecture, config, shapes, canonical, layer)
