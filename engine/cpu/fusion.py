@@ -21,6 +21,7 @@ from swiftchat.engine.cpu.structures import (
     GatherOp,
     LinearOp,
     LowRankOp,
+    Mamba2Op,
     NormKind,
     NormOp,
     RotaryOp,
@@ -29,7 +30,7 @@ from swiftchat.engine.cpu.structures import (
 )
 
 # These need or write the rows of all tokens.
-_ALL_TOKENS = (EmbedOp, AttentionOp, ConvOp, GatedDeltaOp)
+_ALL_TOKENS = (EmbedOp, AttentionOp, ConvOp, GatedDeltaOp, Mamba2Op)
 
 
 def fuse(recording: Recording) -> None:
@@ -160,7 +161,9 @@ def _activation_into_linear(ops: list[AnyOp]) -> None:
             continue
         user = _only_use(ops, op.out, i)
         act = None if user is None else ops[user]
-        if not isinstance(act, ActAndMulOp) or act.interleaved or act.gate_limit:
+        if not isinstance(act, ActAndMulOp) or act.interleaved:
+            continue
+        if act.gate_limit or act.gate_scale:
             continue
         if act.gated and not _splits_between_tiles(op):
             continue

@@ -12,9 +12,16 @@ from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.engine.cpu.structures import Norm, NormKind
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.weights.architectures.mixers import GatedDelta, ShortConv, StateMixer
+from swiftchat.weights.architectures.mixers import (
+    GatedDelta,
+    Mamba2,
+    ShortConv,
+    StateMixer,
+)
 
 _UNIT_EPS = 1e-6  # of the lengths of keys and queries, as in engine/mixers/gated_delta.py
+
+Scan = native.GatedDeltaOp | native.Mamba2Op
 
 
 @dataclass(frozen=True)
@@ -22,12 +29,13 @@ class NativeMixer:
     """The operations of a layer's mixer, without their buffers.
 
     `conv` reads the projections and, without a `scan`, writes the mixed rows [n, `width`]; else it
-    is in place, and `scan` reads and writes them.
+    is in place, and `scan` reads and writes them. `bias` is that of the projections.
     """
 
     width: int
+    bias: Tensor | None
     conv: native.ConvOp
-    scan: native.GatedDeltaOp | None = None
+    scan: Scan | None = None
 
 
 @dataclass(frozen=True)
@@ -40,21 +48,34 @@ class Parameters:
 
     def mixer(self, kind: StateMixer, activation: native.Activation) -> NativeMixer:
         """Return the operations; raises `CannotRecordError` for a mixer without kernels."""
+        bias = self.weights.project_in_bias
         match kind:
             case ShortConv():
                 conv = self._conv(native.Activation.NONE)
                 conv.gated = True
-                return NativeMixer(kind.width, conv)
+                return NativeMixer(kind.width, bias, conv)
             case GatedDelta():
-                return NativeMixer(kind.value_width, self._conv(activation), self._delta(kind))
+                conv, width = self._conv(activation), kind.value_width
+                return NativeMixer(width, bias, conv, self._delta(kind))
+            case Mamba2():
+                before, _, x, b, c, _ = kind.scales
+                groups = kind.num_groups * kind.state_size
+                sizes = torch.tensor([kind.width, groups, groups])
+                scales = before * torch.tensor([x, b, c]).repeat_interleave(sizes)
+                conv = self._conv(activation, scales)
+                conv.first = kind.width
+                # The bias is not scaled with the input.
+                bias = bias if bias is None or before == 1.0 else bias.float() / before
+                return NativeMixer(kind.width, bias, conv, self._mamba2(kind))
         raise CannotRecordError("no kernel computes this kind of mixer")
 
-    def _conv(self, activation: native.Activation) -> native.ConvOp:
-        """Return the convolution.
+    def _conv(self, activation: native.Activation, scales: Tensor | None = None) -> native.ConvOp:
+        """Return the convolution; its channels are scaled.
 
         Its state has the sizes of torch's in another order: the channels of each token together.
         """
-        weight = self.keep(self.weights.conv.float().t().contiguous())
+        scaled = self.weights.conv.float().t()
+        weight = self.keep((scaled if scales is None else scaled * scales).contiguous())
         return native.ConvOp(
             kernel=len(weight),
             channels=weight.shape[1],
@@ -75,6 +96,26 @@ class Parameters:
             norm=Norm(NormKind.RMS, kind.norm_eps, self._floats(self.weights.norm)),
             decay=self._floats(self.weights.decay),
             step_bias=self._floats(self.weights.step_bias),
+            state=self.states[1].data_ptr(),
+        )
+
+    def _mamba2(self, kind: Mamba2) -> native.Mamba2Op:
+        before, z, _, _, _, step = kind.scales
+        weight = self._floats(self.weights.norm)
+        has_norm = kind.norm_eps is not None and weight is not None
+        return native.Mamba2Op(
+            num_heads=kind.num_heads,
+            head_dim=kind.head_dim,
+            num_groups=kind.num_groups,
+            state_size=kind.state_size,
+            gate_last=kind.gate_last,
+            min_step=kind.min_step,
+            z_scale=before * z,
+            step_scale=before * step,
+            norm=Norm(NormKind.RMS if has_norm else NormKind.NONE, kind.norm_eps or 0.0, weight),
+            decay=self._floats(self.weights.decay),
+            step_bias=self._floats(self.weights.step_bias),
+            skip=self._floats(self.weights.skip),
             state=self.states[1].data_ptr(),
         )
 

@@ -12,7 +12,7 @@ from swiftchat.engine.cpu import structures as native
 from swiftchat.engine.cpu.activations import Activations, CannotRecordError
 from swiftchat.engine.cpu.float_matrix import float_matrix
 from swiftchat.engine.cpu.low_rank import NativeDeltas
-from swiftchat.engine.cpu.mixers import Parameters
+from swiftchat.engine.cpu.mixers import Parameters, Scan
 from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.cpu.structures import (
     MAX_EXPERT_GROUPS,
@@ -147,8 +147,8 @@ class Recorder(WithoutKernels):
         assert config.mixer is not None
         activation = _ACTIVATIONS[config.mixer_activation or config.activation]
         ops = parameters.mixer(config.mixer, activation)
-        projected = self.activations(self.linear(x, mixer.project_in, mixer.project_in_bias))
-        last: native.ConvOp | native.GatedDeltaOp = ops.conv
+        projected = self.activations(self.linear(x, mixer.project_in, ops.bias))
+        last: native.ConvOp | Scan = ops.conv
         ops.conv.x = projected.buffer
         if ops.scan is not None:
             self._append_to(projected, ops.conv)
@@ -374,13 +374,12 @@ class Recorder(WithoutKernels):
 
     def _act_and_mul(self) -> native.ActAndMulOp:
         config = self._config
-        if config.gate_scale != 1.0:
-            raise CannotRecordError("no kernel scales gates")
         return native.ActAndMulOp(
             activation=_ACTIVATIONS[config.activation],
             gated=config.gated,
             interleaved=config.gated and config.interleaved_gate,
             gate_limit=(config.gate_limit or 0.0) if config.gated else 0.0,
+            gate_scale=config.gate_scale if config.gate_scale != 1.0 else 0.0,
         )
 
     def _rotate(self, op: native.RotaryOp, layer: int) -> None:

@@ -5,10 +5,11 @@ versions and sizes. Pointers are addresses: who fills a structure keeps the memo
 """
 
 import ctypes
+from collections.abc import Iterator
 from ctypes import POINTER, Structure, Union, byref, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-PROGRAM_VERSION = 7
+PROGRAM_VERSION = 8
 MAX_EXPERT_GROUPS = 64  # as in program.h
 TILE_ROWS = 16
 BLOCK_COLS = 32
@@ -39,6 +40,7 @@ class OpKind(IntEnum):
     DROP_COLUMNS = 12
     GATE = 13
     GATED_DELTA = 14
+    MAMBA2 = 15
 
 
 class RowSet(IntEnum):
@@ -77,14 +79,17 @@ class KVFormat(IntEnum):
     FP8 = 4
 
 
+def _ints(*names: str) -> Iterator[tuple[str, type[c_int32]]]:
+    return ((name, c_int32) for name in names)
+
+
+def _addresses(*names: str) -> Iterator[tuple[str, type[c_void_p]]]:
+    return ((name, c_void_p) for name in names)
+
+
 class Matrix(Structure):
     _fields_ = (
-        ("format", c_int32),
-        ("rows", c_int32),
-        ("cols", c_int32),
-        ("group_cols", c_int32),
-        ("has_minimum", c_int32),
-        ("wide_tables", c_int32),
+        *_ints("format", "rows", "cols", "group_cols", "has_minimum", "wide_tables"),
         ("stride", c_int64),
         ("data", c_void_p),
         ("row_scale", c_void_p),
@@ -119,9 +124,7 @@ class NormOp(Structure):
     KIND = OpKind.NORM
     _fields_ = (
         ("header", OpHeader),
-        ("x", c_int32),
-        ("out", c_int32),
-        ("accumulate", c_int32),
+        *_ints("x", "out", "accumulate"),
         ("norm", Norm),
     )
 
@@ -130,13 +133,7 @@ class LinearOp(Structure):
     KIND = OpKind.LINEAR
     _fields_ = (
         ("header", OpHeader),
-        ("x", c_int32),
-        ("out", c_int32),
-        ("epilogue", c_int32),
-        ("activation", c_int32),
-        ("num_parts", c_int32),
-        ("rows", c_int32),
-        ("exact", c_int32),
+        *_ints("x", "out", "epilogue", "activation", "num_parts", "rows", "exact"),
         ("parts", POINTER(Matrix)),
         ("bias", c_void_p),
         ("norm", Norm),
@@ -156,14 +153,16 @@ class RotaryOp(Structure):
     KIND = OpKind.ROTARY
     _fields_ = (
         ("header", OpHeader),
-        ("qkv", c_int32),
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("norm_width", c_int32),
-        ("two_dimensional", c_int32),
-        ("num_positions", c_int32),
-        ("norm_after", c_int32),
+        *_ints(
+            "qkv",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "norm_width",
+            "two_dimensional",
+            "num_positions",
+            "norm_after",
+        ),
         ("q_norm", Norm),
         ("k_norm", Norm),
         ("cos_sin", c_void_p),
@@ -175,12 +174,7 @@ class AttentionOp(Structure):
     KIND = OpKind.ATTENTION
     _fields_ = (
         ("header", OpHeader),
-        ("qkv", c_int32),
-        ("out", c_int32),
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("window", c_int32),
+        *_ints("qkv", "out", "num_heads", "num_kv_heads", "head_dim", "window"),
         ("scale", c_float),
         ("softcap", c_float),
         ("slopes", c_void_p),
@@ -193,12 +187,9 @@ class ActAndMulOp(Structure):
     KIND = OpKind.ACT_AND_MUL
     _fields_ = (
         ("header", OpHeader),
-        ("x", c_int32),
-        ("out", c_int32),
-        ("activation", c_int32),
-        ("gated", c_int32),
-        ("interleaved", c_int32),
+        *_ints("x", "out", "activation", "gated", "interleaved"),
         ("gate_limit", c_float),
+        ("gate_scale", c_float),
     )
 
 
@@ -236,18 +227,20 @@ class MoeOp(Structure):
     KIND = OpKind.MOE
     _fields_ = (
         ("header", OpHeader),
-        ("x", c_int32),
-        ("out", c_int32),
-        ("num_experts", c_int32),
-        ("experts_per_token", c_int32),
-        ("normalized", c_int32),
-        ("hidden_size", c_int32),
-        ("expert_size", c_int32),
-        ("shared_size", c_int32),
-        ("exact", c_int32),
-        ("sigmoid", c_int32),
-        ("groups", c_int32),
-        ("top_groups", c_int32),
+        *_ints(
+            "x",
+            "out",
+            "num_experts",
+            "experts_per_token",
+            "normalized",
+            "hidden_size",
+            "expert_size",
+            "shared_size",
+            "exact",
+            "sigmoid",
+            "groups",
+            "top_groups",
+        ),
         ("eps", c_float),
         ("scale", c_float),
         ("act", ActAndMulOp),
@@ -261,9 +254,7 @@ class MoeOp(Structure):
 
 class LowRank(Structure):
     _fields_ = (
-        ("first", c_int32),
-        ("columns", c_int32),
-        ("rank", c_int32),
+        *_ints("first", "columns", "rank"),
         ("a", Matrix),
         ("b", Matrix),
     )
@@ -283,9 +274,7 @@ class LowRankOp(Structure):
     KIND = OpKind.LOW_RANK
     _fields_ = (
         ("header", OpHeader),
-        ("x", c_int32),
-        ("out", c_int32),
-        ("num_sets", c_int32),
+        *_ints("x", "out", "num_sets"),
         ("deltas", POINTER(Delta)),
         ("bias", c_void_p),
     )
@@ -295,16 +284,8 @@ class ConvOp(Structure):
     KIND = OpKind.CONV
     _fields_ = (
         ("header", OpHeader),
-        ("x", c_int32),
-        ("out", c_int32),
-        ("first", c_int32),
-        ("channels", c_int32),
-        ("kernel", c_int32),
-        ("activation", c_int32),
-        ("gated", c_int32),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("state", c_void_p),
+        *_ints("x", "out", "first", "channels", "kernel", "activation", "gated"),
+        *_addresses("weight", "bias", "state"),
     )
 
 
@@ -322,18 +303,21 @@ class GatedDeltaOp(Structure):
     KIND = OpKind.GATED_DELTA
     _fields_ = (
         ("header", OpHeader),
-        ("x", c_int32),
-        ("out", c_int32),
-        ("num_key_heads", c_int32),
-        ("num_value_heads", c_int32),
-        ("key_dim", c_int32),
-        ("value_dim", c_int32),
+        *_ints("x", "out", "num_key_heads", "num_value_heads", "key_dim", "value_dim"),
         ("q_norm", Norm),
         ("k_norm", Norm),
         ("norm", Norm),
-        ("decay", c_void_p),
-        ("step_bias", c_void_p),
-        ("state", c_void_p),
+        *_addresses("decay", "step_bias", "state"),
+    )
+
+
+class Mamba2Op(Structure):
+    KIND = OpKind.MAMBA2
+    _fields_ = (
+        ("header", OpHeader),
+        *_ints("x", "out", "num_heads", "head_dim", "num_groups", "state_size", "gate_last"),
+        *(("min_step", c_float), ("z_scale", c_float), ("step_scale", c_float), ("norm", Norm)),
+        *_addresses("decay", "step_bias", "skip", "state"),
     )
 
 
@@ -353,6 +337,7 @@ AnyOp = (
     | DropColumnsOp
     | GateOp
     | GatedDeltaOp
+    | Mamba2Op
 )
 
 
@@ -374,6 +359,7 @@ class Op(Union):
         ("drop_columns", DropColumnsOp),
         ("gate", GateOp),
         ("gated_delta", GatedDeltaOp),
+        ("mamba2", Mamba2Op),
     )
 
     @classmethod
@@ -400,28 +386,17 @@ class ProgramStruct(Structure):
 
 class Span(Structure):
     _fields_ = (
-        ("first_row", c_int32),
-        ("num_rows", c_int32),
-        ("context_len", c_int32),
-        ("prefix_len", c_int32),
-        ("state_slot", c_int32),
+        *_ints("first_row", "num_rows", "context_len", "prefix_len", "state_slot"),
         ("block_table", c_void_p),
     )
 
 
 class Run(Structure):
     _fields_ = (
-        ("num_tokens", c_int32),
-        ("num_logits", c_int32),
-        ("num_spans", c_int32),
-        ("num_threads", c_int32),
-        ("ids", c_void_p),
-        ("positions", c_void_p),
-        ("second_positions", c_void_p),
-        ("slots", c_void_p),
-        ("logits_rows", c_void_p),
-        ("sets", c_void_p),
-        ("embeddings", c_void_p),
+        *_ints("num_tokens", "num_logits", "num_spans", "num_threads"),
+        *_addresses(
+            "ids", "positions", "second_positions", "slots", "logits_rows", "sets", "embeddings"
+        ),
         ("spans", POINTER(Span)),
         ("buffers", POINTER(c_void_p)),
         ("widths", POINTER(Buffer)),
@@ -434,6 +409,7 @@ STRUCTURES = (
     *(Op, Matrix, Buffer, ProgramStruct, Span, Run, Norm, LayerCache, Expert, EmbedOp, NormOp),
     *(LinearOp, RotaryOp, AttentionOp, ActAndMulOp, AddScaledOp, SoftcapOp, GatherOp, MoeOp),
     *(LowRank, Delta, LowRankOp, ConvOp, DropColumnsOp, GateOp, GatedDeltaOp),
+    Mamba2Op,
 )
 
 

@@ -17,10 +17,10 @@ static size_t no_bytes(const Op *op, const Buffer *buffers, int num_tokens, int 
    see `_clamp` in engine/model/torch_ops.py for the limit. out and x do not overlap. */
 static void gate_elements(const ActAndMulOp *op, const float *x, const float *up, int step, int n,
                           float *out) {
-    float limit = op->gate_limit;
+    float limit = op->gate_limit, scale = op->gate_scale != 0.0f ? op->gate_scale : 1.0f;
     for (int i = 0; i < n; i++) {
         float gate = x[(size_t)i * step];
-        out[i] = limit > 0.0f && gate > limit ? limit : gate;
+        out[i] = scale * (limit > 0.0f && gate > limit ? limit : gate);
     }
     activate(op->activation, out, n);
     for (int i = 0; i < n; i++) {

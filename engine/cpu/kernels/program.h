@@ -9,7 +9,7 @@
 #pragma once
 #include "matrix.h"
 
-enum { PROGRAM_VERSION = 7, MAX_EXPERT_GROUPS = 64 };
+enum { PROGRAM_VERSION = 8, MAX_EXPERT_GROUPS = 64 };
 
 enum OpKind {
     OP_EMBED,
@@ -27,6 +27,7 @@ enum OpKind {
     OP_DROP_COLUMNS,
     OP_GATE,
     OP_GATED_DELTA,
+    OP_MAMBA2,
     NUM_OP_KINDS
 };
 enum RowSet { ROWS_TOKENS, ROWS_LOGITS };
@@ -119,6 +120,7 @@ typedef struct {
     int32_t x, out, activation;
     int32_t gated, interleaved; /* gate and up alternate */
     float gate_limit;           /* 0: none; see `_clamp` in engine/model/torch_ops.py */
+    float gate_scale;           /* of the gate, before the activation; 0: none */
 } ActAndMulOp;
 
 /* out = alpha * out + beta * x; alpha 0 does not read out. */
@@ -226,6 +228,20 @@ typedef struct {
     float *state; /* [num_slots, num_value_heads, key_dim, value_dim] */
 } GatedDeltaOp;
 
+/* Mamba-2 after its convolution, as engine/mixers/mamba2.py defines it. A row of x has output gates and
+   x of all heads, b and c of all groups, and a step for each head; out [num_heads * head_dim]. The
+   gates are multiplied by z_scale, the steps by step_scale. `norm` is of the outputs of each group,
+   before they are gated if gate_last; its weight is [num_heads * head_dim]. `decay`, `step_bias` and
+   `skip` fp32 [num_heads]. */
+typedef struct {
+    OpHeader header;
+    int32_t x, out, num_heads, head_dim, num_groups, state_size, gate_last;
+    float min_step, z_scale, step_scale;
+    Norm norm;
+    const float *decay, *step_bias, *skip;
+    float *state; /* [num_slots, num_heads, head_dim, state_size] */
+} Mamba2Op;
+
 typedef union {
     OpHeader header;
     EmbedOp embed;
@@ -243,6 +259,7 @@ typedef union {
     DropColumnsOp drop_columns;
     GateOp gate;
     GatedDeltaOp gated_delta;
+    Mamba2Op mamba2;
 } Op;
 
 typedef struct {
@@ -308,4 +325,4 @@ typedef struct {
 extern const OpKernels embed_kernels, norm_kernels, linear_kernels, rotary_kernels, attention_kernels,
     act_and_mul_kernels, add_scaled_kernels, softcap_kernels, gather_kernels, moe_kernels,
     low_rank_kernels, conv_kernels, drop_columns_kernels, gate_kernels,
-    gated_delta_kernels;
+    gated_delta_kernels, mamba2_kernels;
