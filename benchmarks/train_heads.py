@@ -62,13 +62,12 @@ _DTYPES = {torch.float32: "F32", torch.int64: "I64", torch.bool: "BOOL"}
 
 @dataclass
 class Recorded:
-    """An answered prompt: the joined hidden states of its tokens from `first` on.
+    """An answered prompt: the joined hidden states of its tokens.
 
     `normed` are those that the LM head read, of the tokens from `answer` on.
     """
 
     tokens: list[int]
-    first: int
     answer: int = 0
     joined: "Rows" = field(default_factory=lambda: Rows())
     normed: "Rows" = field(default_factory=lambda: Rows())
@@ -109,14 +108,27 @@ class Recorder:
         self.recorded: dict[int, Recorded] = {}
 
     def observe(self, row: ObservedRow) -> None:
-        new = Recorded(row.sequence.tokens, row.position)
-        found = self.recorded.setdefault(row.sequence.id, new)
+        found = self.recorded.get(row.sequence.id)
+        if found is None:
+            found = self._begun(row.sequence.tokens, row.position)
+            self.recorded[row.sequence.id] = found
         # A preempted answer would be computed again; the cache has room for all of them.
-        assert row.position == found.first + len(found.joined)
+        assert row.position == len(found.joined)
         found.joined.append(torch.cat([row.hidden[layer] for layer in self._layers], 1))
         if len(row.hidden[LAST_NORM]):
             found.answer = found.answer or row.last_position
             found.normed.append(row.hidden[LAST_NORM])
+
+    def _begun(self, tokens: list[int], num_cached: int) -> Recorded:
+        """Return a new answer, with the hidden states of its tokens from the prefix cache."""
+        new = Recorded(tokens)
+        if num_cached:
+            start = tokens[:num_cached]
+            others = self.recorded.values()
+            known = (one for one in others if len(one.joined) >= num_cached)
+            same = next(one for one in known if one.tokens[:num_cached] == start)
+            new.joined.append(same.joined.values[:num_cached])
+        return new
 
     def propose(self, sequence: TokenSequence, num_tokens: int) -> list[int]:
         return []
@@ -183,7 +195,7 @@ class Examples:
         following = torch.zeros(len(some), length, dtype=torch.int64)
         is_answer = torch.zeros(len(some), length, dtype=torch.bool)
         for row, one in enumerate(some):
-            ends = slice(one.first, None), slice(one.answer, None)
+            ends = slice(None), slice(one.answer, None)
             states, normed = one.joined.values, one.normed.values
             following[row, : len(one.tokens) - 1] = torch.tensor(one.tokens[1:])
             for into, values, end in ((joined, states, ends[0]), (labels, normed, ends[1])):

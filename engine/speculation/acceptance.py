@@ -3,8 +3,9 @@
 _PRIOR_RATE, _PRIOR_WEIGHT = 0.6, 4.0
 _MEMORY = 64.0  # tokens that count; older ones fade
 _LEAST_GAIN = 1.05  # the expected gain that a proposal must have
-# Where no gain is expected, so many tokens are tried again after so many tokens of the answer.
-_TRIED, _TRIED_EVERY = 2, 48
+# Where no gain is expected, so many tokens are tried again after so many tokens of the answer, then
+# after twice as many, and so on.
+_TRIED, _TRIED_AFTER = 2, 48
 
 
 class AcceptanceRate:
@@ -12,7 +13,7 @@ class AcceptanceRate:
 
     def __init__(self) -> None:
         self._hits, self._trials = _PRIOR_RATE * _PRIOR_WEIGHT, _PRIOR_WEIGHT
-        self._last_trial = 0
+        self._last_trial, self._tried_after = 0, _TRIED_AFTER
 
     @property
     def rate(self) -> float:
@@ -23,6 +24,8 @@ class AcceptanceRate:
 
         Those after a rejected one tell nothing.
         """
+        is_again = num_generated - self._last_trial >= self._tried_after
+        self._tried_after = 2 * self._tried_after if is_again else _TRIED_AFTER
         self._last_trial = num_generated
         num_trials = min(num_accepted + 1, num_proposed)
         fade = min(1.0, _MEMORY / (self._trials + num_trials))
@@ -47,6 +50,6 @@ class AcceptanceRate:
             gain = expected / (costs[k] + k * draft_cost)
             if gain > best_gain:
                 best, best_gain = k, gain
-        if not best and num_generated - self._last_trial >= _TRIED_EVERY:
+        if not best and num_generated - self._last_trial >= self._tried_after:
             return min(_TRIED, max_tokens)
         return best

@@ -16,7 +16,7 @@ from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.engine.speculation.proposer import ObservedRow, Stopwatch
 
 # Observed tokens wait until so many can be computed together, or until tokens are to be proposed.
-_MAX_PENDING = 64
+_MAX_PENDING = 256
 _CHUNK_TOKENS = 256
 _MAX_ENDED = 4  # conversations that are kept for the next turn
 
@@ -167,9 +167,9 @@ class ChainHead:
 
     def _compute(self, followed: _Followed) -> None:
         """Move the pending tokens to the cache whose next token is known."""
-        tokens, pending = followed.tokens, followed.pending
+        tokens, runs = followed.tokens, _runs(followed.pending)
         followed.pending = []
-        for start, states in pending:
+        for start, states in runs:
             end = min(start + len(states), len(tokens) - 1)
             for first in range(start, end, _CHUNK_TOKENS):
                 last = min(first + _CHUNK_TOKENS, end)
@@ -182,3 +182,15 @@ class ChainHead:
             if end < start + len(states):
                 rest = max(0, end - start)
                 followed.pending.append((start + rest, states[rest:]))
+
+
+def _runs(pending: Seq[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
+    """Join the states of adjacent tokens, so that they are computed together."""
+    runs: list[tuple[int, list[Tensor]]] = []
+    end = -1
+    for start, states in pending:
+        if start != end:
+            runs.append((start, []))
+        runs[-1][1].append(states)
+        end = start + len(states)
+    return [(start, torch.cat(parts)) for start, parts in runs]

@@ -127,5 +127,8 @@ def test_a_bad_draft_model_is_tried_again() -> None:
         rate.verified(0, 4, n)
     assert rate.best_number(8, 40, costs, 0.1) == 0
     assert rate.best_number(8, 29 + 48, costs, 0.1) == 2
-    rate.verified(2, 2, 77)
-    assert rate.best_number(8, 78, costs, 0.1) == 0
+    rate.verified(0, 2, 77)
+    assert rate.best_number(8, 77 + 48, costs, 0.1) == 0
+    assert rate.best_number(8, 77 + 96, costs, 0.1) == 2
+    rate.verified(2, 2, 173)
+    assert rate.best_number(8, 174, costs, 0.1) == 0

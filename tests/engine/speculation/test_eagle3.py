@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.speculation import chain
 from swiftchat.engine.speculation.chain import ChainHead
 from swiftchat.errors import BadModelFile
 from tests.support import heads, tiny
@@ -115,8 +116,12 @@ def check_some(reference: Reference, proposals: list[heads.Proposal]) -> None:
 
 
 @tiny.each_backend
-def test_proposals_are_those_of_the_reference(folder: Path, eagle3: Path, native: bool) -> None:
+def test_proposals_are_those_of_the_reference(
+    folder: Path, eagle3: Path, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two sequences, of which one prompt is computed in chunks; nearly all tokens are rejected."""
+    monkeypatch.setattr(chain, "_MAX_PENDING", 24)
+    monkeypatch.setattr(chain, "_CHUNK_TOKENS", 19)
     engine = tiny.engine(folder, draft=str(eagle3), kernels=native, num_threads=1, chunk_tokens=16)
     proposals = heads.propose_always(engine)
     _, ends = tiny.run(engine, PROMPTS, replace(DRAFT, speculate_tokens=3))
