@@ -89,7 +89,7 @@ class SessionStore:
         with self._converted_errors():
             try:
                 self._db = _open(path)
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 if not _is_damage(error):
                     raise
                 self._db = self._replace_damaged()
@@ -184,7 +184,7 @@ class SessionStore:
         with self._converted_errors():
             try:
                 return work()
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 if not _is_damage(error):
                     raise
             self._db.close()
@@ -279,7 +279,7 @@ def list_names(path: Path, limit: int = 200) -> list[tuple[str, str | None, str]
             return db.execute(
                 "SELECT id, name, title FROM sessions ORDER BY updated DESC, id LIMIT ?", (limit,)
             ).fetchall()
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):  # as `_is_damage`
         return []
 
 
@@ -361,7 +361,9 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
+def _is_damage(error: sqlite3.DatabaseError | UnicodeDecodeError) -> bool:
+    if isinstance(error, UnicodeDecodeError):  # in SQLite's message on a damaged schema
+        return True
     code = getattr(error, "sqlite_errorcode", 0)  # the low byte of an extended code
     return code & 0xFF in _DAMAGE_CODES
 

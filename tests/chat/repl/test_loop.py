@@ -109,7 +109,7 @@ def test_the_home_of_an_unknown_user_is_named(
     assert "no home folder ~nouser-x" in output and "hint: " in output
 
 
-@pytest.mark.parametrize("command", ["/model", "/read", "/export"])
+@pytest.mark.parametrize("command", ["/model", "/read"])
 def test_a_name_too_long_for_the_system(
     chat: Chat, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
