@@ -51,6 +51,13 @@ _LATENT_YARN = {
     "mscale": 0.7,
     "mscale_all_dim": 0.7,
 }
+_LLAMA4 = {
+    "attention_chunk_size": 8192,
+    "floor_scale": 8192,
+    "attn_scale": 0.1,
+    "no_rope_layers": [1, 1, 1, 0],
+    "layer_types": [*["chunked_attention"] * 3, "full_attention"],
+}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "llama", {}),
     "llama-biases": ("llama-biases", "llama", {}),
@@ -102,6 +109,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma3": ("gemma3", "gemma3", _HEAD),
     "gemma3-stretched": ("gemma3", "gemma3", _HEAD | {"rope_parameters": _ONE_STRETCHED}),
     "gemma4": ("gemma4_text", "gemma4", {}),
+    "llama4": ("llama4_text", "llama4", _LLAMA4),
     "gpt2": ("gpt2", "gpt2", {}),
     "gptneox": ("gpt-neox", "gptneox", {}),
     "gptneox-serial": ("gpt-neox-serial", "gptneox", {}),

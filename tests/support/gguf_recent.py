@@ -289,6 +289,28 @@ def _gemma4(config: Fields, tensors: Fields) -> Tensors:
             yield f"{name}.weight" if needs_suffix else name, array
 
 
+def _llama4_keys(config: Fields) -> Fields:
+    """Llama4Model.set_gguf_parameters."""
+    return {
+        **llama_keys(config),
+        "feed_forward_length": config["intermediate_size_mlp"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "interleave_moe_layer_step": config["interleave_moe_layer_step"],
+    }
+
+
+def _llama4(config: Fields, tensors: Fields) -> Tensors:
+    """Llama4Model.modify_tensors: separates gate and up, turns the experts, permutes nothing."""
+    for name, array in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            for kind, half in zip(("gate", "up"), np.split(array, 2, axis=2), strict=True):
+                yield f"{name.replace('gate_up', kind)}.weight", half.swapaxes(1, 2)
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", array.swapaxes(1, 2)
+        else:
+            yield name, array
+
+
 RECENT_ARCHS: dict[str, Converter] = {
     "granite": (_granite_keys, llama),
     "arcee": (llama_keys, llama),
@@ -312,5 +334,6 @@ RECENT_ARCHS: dict[str, Converter] = {
     "deepseek2": (_deepseek_keys, _deepseek),
     "minicpm3": (_minicpm3_keys, as_they_are),
     "gemma4": (_gemma4_keys, _gemma4),
+    "llama4": (_llama4_keys, _llama4),
     "olmo2": (_window_keys, as_they_are),  # OLMo 3 too
 }

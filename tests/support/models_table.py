@@ -68,8 +68,8 @@ Differences from other programs:
 - **GPT-OSS** is published with experts in MXFP4. They are dequantized when they are read, also from
   GGUF files, so they take the memory of 16-bit weights.
 - **GGUF** lacks some fields of `config.json`: the windows of StarCoder2 and Mistral, the context
-  of Falcon (2048), and the scale of Gemma's attention scores (recognized by the number of layers).
-  The conversion uses llama.cpp's values for them.
+  of Falcon (2048), chunks and temperature of Llama 4, and the scale of Gemma's attention scores
+  (recognized by the number of layers). The conversion uses llama.cpp's values for them.
 - A key of `config.json` that changes the computation in transformers and that this program does
   not support raises an error that names the key. A key that transformers ignores for this
   architecture is ignored here too, with a line that names it at the start of a chat and in

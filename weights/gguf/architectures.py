@@ -142,6 +142,7 @@ class GgufArchitecture:
 GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     {
         "llama": GgufArchitecture("LlamaForCausalLM", permuted=_PERMUTED),
+        "llama4": GgufArchitecture("Llama4ForCausalLM", model_fields.llama4),
         "qwen2": GgufArchitecture("Qwen2ForCausalLM"),
         "qwen3": GgufArchitecture("Qwen3ForCausalLM"),
         "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", model_fields.qwen3moe),

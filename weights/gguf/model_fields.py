@@ -15,6 +15,7 @@ from swiftchat.weights.gguf.rope import proportional_share
 # scaled by hidden size / heads instead of the head size.
 _GEMMA2_27B_LAYERS = 46
 _GEMMA3_27B_LAYERS = 62
+_LLAMA4_EXPERTS_WITHOUT_NORM = 128
 # The values of `expert_gating_func`: 1 is a softmax.
 _SIGMOID = 2
 
@@ -31,6 +32,25 @@ def llama(metadata: Metadata) -> Mapping[str, Any]:
     return {
         "attention_bias": attention_bias(metadata),
         "mlp_bias": metadata.has_tensor("ffn_up.bias"),
+    }
+
+
+def llama4(metadata: Metadata) -> Mapping[str, Any]:
+    """Return the fields of Llama 4; chunks, temperature and rotation are those of its class."""
+    experts = metadata.require("expert_count")
+    if metadata.get("attention.sliding_window") == 0:
+        raise BadModelFile(
+            f"{metadata.file.path}: llama4 without attention in chunks is not supported"
+        )
+    return {
+        "attention_bias": attention_bias(metadata),
+        "intermediate_size": metadata.require("expert_feed_forward_length"),
+        "intermediate_size_mlp": metadata.get("feed_forward_length"),
+        "interleave_moe_layer_step": metadata.require("interleave_moe_layer_step"),
+        "num_local_experts": experts,
+        "num_experts_per_tok": metadata.require("expert_used_count"),
+        # llama.cpp recognizes Maverick by its experts.
+        "use_qk_norm": experts != _LLAMA4_EXPERTS_WITHOUT_NORM,
     }
 
 
