@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from tests.support import tiny, tiny_gguf
 from tests.support.gguf_converter import ARCHS, Fields, extra_tensors, rope_scaling
+from tests.support.gguf_mixers import MIXER_ARCHS
 from tests.support.gguf_recent import RECENT_ARCHS
 from tests.support.reference import make_reference
 
@@ -58,6 +59,14 @@ _LLAMA4 = {
     "no_rope_layers": [1, 1, 1, 0],
     "layer_types": [*["chunked_attention"] * 3, "full_attention"],
 }
+# The converter multiplies the weights, so the file has no multipliers.
+_PLAIN_FALCON_H1 = {
+    **{f"{name}_multiplier": 1.0 for name in ("key", "lm_head", "embedding")},
+    **{f"{name}_multiplier": 1.0 for name in ("attention_in", "attention_out")},
+    **{f"ssm_{name}_multiplier": 1.0 for name in ("in", "out")},
+    "ssm_multipliers": [1.0] * 5,
+    "mlp_multipliers": [1.0] * 2,
+}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "llama", {}),
     "llama-biases": ("llama-biases", "llama", {}),
@@ -91,6 +100,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "glm4moe": ("glm4_moe", "glm4moe", {}),
     "dots1": ("dots1", "dots1", {}),
     "minimax-m2": ("minimax_m2", "minimax-m2", {}),
+    "lfm2": ("lfm2", "lfm2", {"intermediate_size": 256, "block_auto_adjust_ff_dim": False}),
+    "lfm2moe": ("lfm2_moe", "lfm2moe", {}),
+    "nemotron_h": ("nemotron_h", "nemotron_h", {"time_step_min": 0.001}),
+    "nemotron_h_moe": ("nemotron_h", "nemotron_h_moe", {"time_step_min": 0.001}),
+    "falcon-h1": ("falcon_h1", "falcon-h1", _PLAIN_FALCON_H1),
+    "mamba": ("mamba", "mamba", {}),
+    "falcon-mamba": ("falcon_mamba", "mamba", {}),
+    "mamba2": ("mamba2", "mamba2", {}),
     "granitemoe": ("granitemoe", "granitemoe", {}),
     "phimoe": ("phimoe", "phimoe", {}),
     "gpt-oss": ("gpt-oss", "gpt-oss", {"swiglu_limit": 7.0}),
@@ -120,6 +137,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "falcon-40b": ("falcon-40b", "falcon", {"max_position_embeddings": 2048}),
     "falcon-11b": ("falcon-11b", "falcon", {"max_position_embeddings": 2048}),
 }
+_MADE_WITH: dict[str, Fields] = {
+    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}
+}
 # Keys that llama.cpp's loader reads but its converter does not write.
 _THIRD = {"attention.sliding_window_pattern": 3}
 _MORE_KEYS = {"gemma3": _THIRD, "gemma3-stretched": _THIRD}
@@ -129,7 +149,10 @@ def made(name: str, folder: Path) -> transformers.PreTrainedModel:
     """Save the model of a case in `folder` and return it."""
     variant, _, changes = CASES[name]
     known = {*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED}
-    reference = tiny.make(variant, folder) if variant in known else make_reference(variant, folder)
+    if variant in known:
+        reference = tiny.make(variant, folder)
+    else:
+        reference = make_reference(variant, folder, **_MADE_WITH.get(name, {}))
     if not changes:
         return reference
     config = json.loads((folder / "config.json").read_text())
@@ -166,7 +189,7 @@ def write(
     """
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, arch)
-    keys, change = (ARCHS | RECENT_ARCHS)[arch]
+    keys, change = (ARCHS | RECENT_ARCHS | MIXER_ARCHS)[arch]
     own = {**keys(config), **rope_scaling(config), **(metadata or {})}
     named = {k if k.startswith("tokenizer.") else f"{arch}.{k}": v for k, v in own.items()}
     for key, value in (VOCABULARY | named).items():

@@ -13,7 +13,7 @@ from swiftchat.weights.architectures.architecture import Architecture, frozen, t
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES, unknown_name
 from swiftchat.weights.formats.gguf import GgufFile
-from swiftchat.weights.gguf import model_fields
+from swiftchat.weights.gguf import mixer_fields, model_fields
 from swiftchat.weights.gguf.metadata import Metadata
 
 __all__ = ["GGUF_ARCHITECTURES", "TENSORS", "GgufArchitecture", "gguf_architecture"]
@@ -66,6 +66,20 @@ TENSORS = tensor_names(
         "ple_gate": "inp_gate.weight",
         "ple_out": "proj.weight",
         "ple_out_norm": "post_norm.weight",
+        "expert_in": "ffn_latent_down.weight",
+        "expert_out": "ffn_latent_up.weight",
+        "mixer_in": "ssm_in.weight",
+        "mixer_in_bias": "ssm_in.bias",
+        "mixer_conv": "ssm_conv1d.weight",
+        "mixer_conv_bias": "ssm_conv1d.bias",
+        "mixer_x": "ssm_x.weight",
+        "mixer_step": "ssm_dt.weight",
+        "mixer_step_bias": "ssm_dt.bias",
+        "mixer_decay": "ssm_a",
+        "mixer_skip": "ssm_d",
+        "mixer_norm": "ssm_norm.weight",
+        "mixer_out": "ssm_out.weight",
+        "mixer_out_bias": "ssm_out.bias",
         "q_bias": "attn_q.bias",
         "k_bias": "attn_k.bias",
         "v_bias": "attn_v.bias",
@@ -90,11 +104,25 @@ TENSORS = tensor_names(
 )
 # The norm before the MLP has the name of one after the attention.
 _POST_NORM = frozen(mlp_norm="blk.{i}.post_attention_norm.weight")
+_SHORT_CONV = frozen(
+    final_norm="token_embd_norm.weight",
+    **{
+        f"mixer_{name}{bias}": f"blk.{{i}}.shortconv.{own}.{bias[1:] or 'weight'}"
+        for name, own in (("in", "in_proj"), ("conv", "conv"), ("out", "out_proj"))
+        for bias in ("", "_bias")
+    },
+)
+# A layer has one norm.
+_ONE_NORM = frozen(mlp_norm="blk.{i}.attn_norm.weight")
 _PERMUTED = frozenset({"q", "k", "q_bias", "k_bias"})
 _WITHOUT_ROPE = frozenset({"rope_theta", "partial_rotary_factor"})
 _ONE_HEAD_SIZE = frozenset({"head_dim"})
 _LATENT = frozenset({"head_dim", "num_key_value_heads", "partial_rotary_factor"})
 _ONE_HEAD_COUNT = frozenset({"num_key_value_heads"})
+_NO_HEADS = frozenset(
+    {"head_dim", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"}
+    | {"intermediate_size"}
+)
 
 
 @dataclass(frozen=True)
@@ -137,6 +165,13 @@ class GgufArchitecture:
         renamed = self.target.renamed if self.renamed is None else self.renamed
         return renamed.get(standard, standard)
 
+
+_NEMOTRON_H = GgufArchitecture(
+    "NemotronHForCausalLM",
+    mixer_fields.nemotron_h,
+    absent_keys=_WITHOUT_ROPE | {"num_hidden_layers"},
+    tensors=_ONE_NORM,
+)
 
 # Mistral models have the architecture llama.
 GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
@@ -188,6 +223,25 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         ),
         "minicpm3": GgufArchitecture(
             "MiniCPM3ForCausalLM", model_fields.minicpm3, absent_keys=_LATENT
+        ),
+        "lfm2": GgufArchitecture("Lfm2ForCausalLM", mixer_fields.lfm2, tensors=_SHORT_CONV),
+        "lfm2moe": GgufArchitecture(
+            "Lfm2MoeForCausalLM", mixer_fields.lfm2_moe, tensors=_SHORT_CONV
+        ),
+        "nemotron_h": _NEMOTRON_H,
+        "nemotron_h_moe": _NEMOTRON_H,
+        # Its norm before the MLP lacks the usual suffix.
+        "falcon-h1": GgufArchitecture(
+            "FalconH1ForCausalLM",
+            mixer_fields.falcon_h1,
+            tensors=frozen(mlp_norm="blk.{i}.ffn_norm"),
+        ),
+        # Falcon-Mamba too, see `gguf_architecture`.
+        "mamba": GgufArchitecture(
+            "MambaForCausalLM", mixer_fields.mamba, absent_keys=_NO_HEADS | _WITHOUT_ROPE
+        ),
+        "mamba2": GgufArchitecture(
+            "Mamba2ForCausalLM", mixer_fields.mamba2, absent_keys=_NO_HEADS | _WITHOUT_ROPE
         ),
         "minimax-m2": GgufArchitecture("MiniMaxM2ForCausalLM", model_fields.minimax_m2),
         # With separate q, k and v it is a Llama, whose class is part of transformers.
@@ -268,6 +322,11 @@ _DEEPSEEK_V3 = GgufArchitecture(
 )
 _YOUTU = GgufArchitecture("YoutuForCausalLM", model_fields.youtu, absent_keys=_LATENT)
 
+# Files of Falcon-Mamba have norms of steps and of what writes and reads the state.
+_FALCON_MAMBA = GgufArchitecture(
+    "FalconMambaForCausalLM", mixer_fields.mamba, absent_keys=_NO_HEADS | _WITHOUT_ROPE
+)
+
 # OLMo 3's have the architecture olmo2 and windows.
 _OLMO3 = GgufArchitecture("Olmo3ForCausalLM", model_fields.windows)
 
@@ -286,6 +345,8 @@ def gguf_architecture(file: GgufFile) -> tuple[GgufArchitecture, Metadata]:
         return _MIXTRAL, metadata
     if name == "olmo2" and metadata.get("attention.sliding_window"):
         return _OLMO3, metadata
+    if name == "mamba" and metadata.get("ssm.dt_b_c_rms"):
+        return _FALCON_MAMBA, metadata
     if name == "deepseek2" and not metadata.get("expert_count"):
         return _YOUTU, metadata
     if name == "deepseek2" and model_fields.has_sigmoid_router(metadata):

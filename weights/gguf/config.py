@@ -37,11 +37,11 @@ def model_config_json(file: GgufFile, dtype: str) -> dict[str, Any]:
     standard = {
         "vocab_size": _vocab_size(file),
         "hidden_size": metadata.get("embedding_length"),
-        "intermediate_size": metadata.get("feed_forward_length"),
+        "intermediate_size": _largest(metadata.get("feed_forward_length")),
         "num_hidden_layers": _num_layers(metadata),
         "num_attention_heads": metadata.get("attention.head_count"),
-        "num_key_value_heads": metadata.get(
-            "attention.head_count_kv", metadata.get("attention.head_count")
+        "num_key_value_heads": _largest(
+            metadata.get("attention.head_count_kv", metadata.get("attention.head_count"))
         ),
         "head_dim": metadata.head_dim,
         "max_position_embeddings": metadata.get("context_length"),
@@ -75,6 +75,13 @@ def model_config_json(file: GgufFile, dtype: str) -> dict[str, Any]:
     config |= rope_fields(metadata, config, _checked(file, config))
     _checked(file, config)
     return config
+
+
+def _largest(sizes: Any) -> Any:
+    """Return the size of the layers that have it, given one or a list with 0 for the others."""
+    listed = isinstance(sizes, list) and all(type(each) is int for each in sizes)
+    used = {*sizes} - {0} if listed else set()
+    return used.pop() if len(used) == 1 else sizes
 
 
 def _num_layers(metadata: Metadata) -> Any:

@@ -1,5 +1,6 @@
 """The tensors of a GGUF file as the tensors of a Hugging Face model."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
 from swiftchat.weights.gguf.architectures import GgufArchitecture, gguf_architecture
 from swiftchat.weights.gguf.key_value_matrix import KeyValueMatrix
+from swiftchat.weights.gguf.mixer_tensor import MixerTensor
 from swiftchat.weights.gguf.rope import ROPE_TENSORS
 from swiftchat.weights.gguf.stacked_experts import StackedExperts
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
@@ -29,6 +31,7 @@ __all__ = [
 
 _CHUNK_ELEMENTS = 1 << 20
 _KEYS, _VALUES = "attn_k_b.weight", "attn_v_b.weight"
+_RESHAPED = frozenset({"mixer_conv", "mixer_decay", "mixer_skip", "mixer_norm"})
 _KEPT = QUANTIZABLE | {"embed", "lm_head"}
 
 Rows = range | npt.NDArray[np.intp]
@@ -53,7 +56,7 @@ class TensorSource:
         return (self.tensor,)
 
 
-MergedSource = StackedExperts | KeyValueMatrix
+MergedSource = StackedExperts | KeyValueMatrix | MixerTensor
 Source = TensorSource | MergedSource
 
 
@@ -86,6 +89,9 @@ def tensor_sources(
         name = tensor_name(config, canonical, layer, expert)
         if canonical.removesuffix("_bias") in ("experts_gate_up", "experts_down"):
             sources[name] = _stacked(file, architecture, config, shapes, canonical, layer)
+            continue
+        if canonical in _RESHAPED:
+            sources[name] = _mixer_tensor(file, architecture, config, canonical, layer)
             continue
         if canonical == "kv_b" and f"blk.{layer}.{_KEYS}" in file.tensors:
             sources[name] = _keys_and_values(file, config, layer)
@@ -136,6 +142,22 @@ def _stacked(
     tensors = [_checked(file, name.format(i=layer), part) for name in names]
     is_transposed = canonical in architecture.target.transposed
     return StackedExperts(tuple(tensors), config.interleaved_gate, is_transposed)
+
+
+def _mixer_tensor(
+    file: GgufFile,
+    architecture: GgufArchitecture,
+    config: ModelConfig,
+    canonical: str,
+    layer: int | None,
+) -> MixerTensor:
+    """Return a tensor of a mixer, whose dimensions of size 1 and groups differ in the file."""
+    shape = canonical_shapes(config)[canonical]
+    name = architecture.tensor_name(config, canonical).format(i=layer)
+    tensor = file.tensors.get(name)
+    if tensor is None or math.prod(tensor.shape) != math.prod(shape):
+        tensor = _checked(file, name, shape)
+    return MixerTensor((tensor,), shape, canonical == "mixer_decay")
 
 
 def _keys_and_values(file: GgufFile, config: ModelConfig, layer: int | None) -> KeyValueMatrix:

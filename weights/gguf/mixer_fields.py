@@ -1,0 +1,125 @@
+"""Fields of config.json of models with token mixers, as `model_fields` for the others.
+
+Source: llama.cpp's converter and loader. Which layer is of which kind follows from its tensors.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from swiftchat.weights.architectures.fields import MAX_LAYERS
+from swiftchat.weights.gguf.metadata import Metadata, is_size
+
+
+def _layers_with(metadata: Metadata, *names: str) -> list[bool]:
+    count, tensors = metadata.get("block_count"), metadata.file.tensors
+    layers = range(min(count, MAX_LAYERS) if is_size(count) else 0)
+    return [any(f"blk.{i}.{name}" in tensors for name in names) for i in layers]
+
+
+def _head_dim(metadata: Metadata) -> int | None:
+    width, heads = metadata.require("ssm.inner_size"), metadata.require("ssm.time_step_rank")
+    return width // heads if is_size(width) and is_size(heads) else None
+
+
+def lfm2(metadata: Metadata) -> Mapping[str, Any]:
+    conv = _layers_with(metadata, "shortconv.conv.weight")
+    return {
+        "layer_types": ["conv" if each else "full_attention" for each in conv],
+        "conv_L_cache": metadata.require("shortconv.l_cache"),
+        "conv_bias": any(_layers_with(metadata, "shortconv.conv.bias")),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def lfm2_moe(metadata: Metadata) -> Mapping[str, Any]:
+    fields = dict(lfm2(metadata))
+    del fields["block_auto_adjust_ff_dim"]
+    return {
+        **fields,
+        "num_experts": metadata.require("expert_count"),
+        "num_experts_per_tok": metadata.require("expert_used_count"),
+        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
+        "num_dense_layers": metadata.get("leading_dense_block_count", 0),
+        "use_expert_bias": any(_layers_with(metadata, "exp_probs_b.bias", "exp_probs_b.weight")),
+        "routed_scaling_factor": metadata.get("expert_weights_scale"),
+    }
+
+
+def nemotron_h(metadata: Metadata) -> Mapping[str, Any]:
+    mixers = _layers_with(metadata, "ssm_in.weight")
+    attention = _layers_with(metadata, "attn_q.weight")
+    experts = _layers_with(metadata, "ffn_gate_inp.weight")
+    kinds = [
+        "linear_attention" if mixer else "full_attention" if attends else "moe" if moe else "mlp"
+        for mixer, attends, moe in zip(mixers, attention, experts, strict=True)
+    ]
+    latent = f"blk.{kinds.index('moe')}.ffn_latent_down.weight" if "moe" in kinds else ""
+    found = metadata.file.tensors.get(latent)
+    return {
+        "layers_block_type": kinds,
+        "attention_bias": any(_layers_with(metadata, "attn_q.bias")),
+        "mlp_bias": any(_layers_with(metadata, "ffn_up.bias")),
+        "mamba_num_heads": metadata.require("ssm.time_step_rank"),
+        "mamba_head_dim": _head_dim(metadata),
+        "n_groups": metadata.require("ssm.group_count"),
+        "ssm_state_size": metadata.require("ssm.state_size"),
+        "conv_kernel": metadata.require("ssm.conv_kernel"),
+        "use_bias": any(_layers_with(metadata, "ssm_in.bias")),
+        "use_conv_bias": any(_layers_with(metadata, "ssm_conv1d.bias")),
+        "n_routed_experts": metadata.get("expert_count"),
+        "num_experts_per_tok": metadata.get("expert_used_count"),
+        "moe_intermediate_size": metadata.get("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": metadata.get("expert_shared_feed_forward_length"),
+        "moe_latent_size": None if found is None else found.shape[0],
+        "n_group": metadata.get("expert_group_count"),
+        "topk_group": metadata.get("expert_group_used_count"),
+        "norm_topk_prob": metadata.get("expert_weights_norm"),
+        "routed_scaling_factor": metadata.get("expert_weights_scale"),
+    }
+
+
+def falcon_h1(metadata: Metadata) -> Mapping[str, Any]:
+    """The converter multiplies the weights with the model's multipliers."""
+    return {
+        "attention_bias": metadata.has_tensor("attn_q.bias"),
+        "mlp_bias": metadata.has_tensor("ffn_up.bias"),
+        "mamba_d_ssm": metadata.require("ssm.inner_size"),
+        "mamba_n_heads": metadata.require("ssm.time_step_rank"),
+        "mamba_d_head": _head_dim(metadata),
+        "mamba_n_groups": metadata.require("ssm.group_count"),
+        "mamba_d_state": metadata.require("ssm.state_size"),
+        "mamba_d_conv": metadata.require("ssm.conv_kernel"),
+        "mamba_conv_bias": metadata.has_tensor("ssm_conv1d.bias"),
+        "mamba_proj_bias": metadata.has_tensor("ssm_in.bias"),
+        "projectors_bias": metadata.has_tensor("ssm_out.bias"),
+        "mamba_rms_norm": metadata.has_tensor("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+    }
+
+
+def _only(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "state_size": metadata.require("ssm.state_size"),
+        "conv_kernel": metadata.require("ssm.conv_kernel"),
+        "use_bias": metadata.has_tensor("ssm_in.bias"),
+        "use_conv_bias": metadata.has_tensor("ssm_conv1d.bias"),
+    }
+
+
+def mamba(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        **_only(metadata),
+        "intermediate_size": metadata.require("ssm.inner_size"),
+        "time_step_rank": metadata.require("ssm.time_step_rank"),
+    }
+
+
+def mamba2(metadata: Metadata) -> Mapping[str, Any]:
+    width, hidden = metadata.require("ssm.inner_size"), metadata.get("embedding_length")
+    return {
+        **_only(metadata),
+        "num_heads": metadata.require("ssm.time_step_rank"),
+        "head_dim": _head_dim(metadata),
+        "expand": width // hidden if is_size(width) and is_size(hidden) else None,
+        "n_groups": metadata.require("ssm.group_count"),
+    }

@@ -1,0 +1,37 @@
+"""A small tensor of a token mixer with a state, from a GGUF file that stores it in another form."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from swiftchat.weights.formats.ggml_dequantize import dequantize
+from swiftchat.weights.formats.gguf import GgufTensor
+
+__all__ = ["MixerTensor"]
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class MixerTensor:
+    """One tensor with other dimensions in the file: it becomes `shape`.
+
+    With `is_decay` the file has −exp(x) of its elements x.
+    """
+
+    tensors: tuple[GgufTensor]
+    shape: tuple[int, ...]
+    is_decay: bool
+
+    def part(self, stored: Sequence[Bytes], start: int, stop: int) -> Floats:
+        """Return a range of the first axis; `stored` are the bytes, uint8 [rows, row bytes]."""
+        found = dequantize(stored[0], self.tensors[0].type_name).reshape(self.shape)[start:stop]
+        return np.log(-found) if self.is_decay else found
+
+    def chunks(self, rows: Callable[[GgufTensor], Bytes]) -> Iterator[Floats]:
+        """Yield the elements flat; `rows` returns a tensor's bytes."""
+        stored = rows(self.tensors[0]).reshape(1, -1)
+        yield self.part([stored], 0, self.shape[0]).reshape(-1)
