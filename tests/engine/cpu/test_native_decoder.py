@@ -189,6 +189,14 @@ def test_layers_with_states_equal_torch(model_type: str, tmp_path: Path) -> None
     assert relative_error(rows, expected[[length - 1 for length in lengths]]) <= 1e-4
 
 
+def test_quantized_projections_of_mixers(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 96, "num_attention_heads": 12}
+    reference.make_reference("lfm2", tmp_path / "float", **sizes)
+    convert(tmp_path / "float", tmp_path / "int4", quantization=QuantizationSpec("int4"))
+    convert(tmp_path / "int4", tmp_path / "plain", dtype="float32")
+    assert_equals_dequantized(tmp_path / "int4", tmp_path / "plain")
+
+
 @pytest.mark.parametrize("model_type", HYBRIDS)
 def test_the_memory_plan_covers_layers_with_states(model_type: str, tmp_path: Path) -> None:
     tiny.native_kernels()
