@@ -3,6 +3,7 @@
 import numpy as np
 
 from tests.support.gguf_converter import Converter, Fields, Tensors, common_keys, experts
+from tests.support.gguf_recent import granite_keys, granite_moe
 
 
 def _ssm_keys(config: Fields) -> Fields:
@@ -106,7 +107,33 @@ def _lfm2(config: Fields, tensors: Fields) -> Tensors:
         yield name.replace("expert_bias", "expert_bias.bias"), array
 
 
+def _granite_hybrid_keys(config: Fields) -> Fields:
+    """GraniteHybridModel.set_gguf_parameters, of a model with rotation."""
+    heads = config["num_key_value_heads"]
+    attends = [each == "full_attention" for each in config["layer_types"]]
+    return {
+        **_ssm_keys(config),
+        **granite_keys(config),
+        "attention.head_count_kv": [heads * each for each in attends],
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+        "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+    }
+
+
+def _granite_hybrid(config: Fields, tensors: Fields) -> Tensors:
+    """GraniteHybridModel.modify_tensors: also separates gate and up of the shared expert."""
+    for name, array in _ssm(config, dict(granite_moe(config, tensors))):
+        if not name.endswith("shared_mlp.input_linear.weight"):
+            yield name, array
+            continue
+        here = name.replace("shared_mlp.input_linear", "mlp.shared_expert.{}_proj")
+        for kind, half in zip(("gate", "up"), np.split(array, 2), strict=True):
+            yield here.format(kind), half
+
+
 MIXER_ARCHS: dict[str, Converter] = {
+    "granitehybrid": (_granite_hybrid_keys, _granite_hybrid),
     "lfm2": (_lfm2_keys, _lfm2),
     "lfm2moe": (_lfm2_keys, _lfm2),
     "nemotron_h": (_nemotron_h_keys, _ssm),

@@ -102,6 +102,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "minimax-m2": ("minimax_m2", "minimax-m2", {}),
     "lfm2": ("lfm2", "lfm2", {"intermediate_size": 256, "block_auto_adjust_ff_dim": False}),
     "lfm2moe": ("lfm2_moe", "lfm2moe", {}),
+    "granitehybrid": ("granitemoehybrid", "granitehybrid", {}),
     "nemotron_h": ("nemotron_h", "nemotron_h", {"time_step_min": 0.001}),
     "nemotron_h_moe": ("nemotron_h", "nemotron_h_moe", {"time_step_min": 0.001}),
     "falcon-h1": ("falcon_h1", "falcon-h1", _PLAIN_FALCON_H1),

@@ -17,7 +17,7 @@ from tests.support.gguf_converter import (
 )
 
 
-def _granite_keys(config: Fields) -> Fields:
+def granite_keys(config: Fields) -> Fields:
     """GraniteModel.set_gguf_parameters."""
     return {
         **llama_keys(config),
@@ -167,7 +167,7 @@ def _gpt_oss(config: Fields, tensors: Fields) -> Tensors:
                 yield f"{name.replace('gate_up', kind)}.{suffix}", array[:, i::2]
 
 
-def _granite_moe(config: Fields, tensors: Fields) -> Tensors:
+def granite_moe(config: Fields, tensors: Fields) -> Tensors:
     """GraniteMoeModel.modify_tensors: separates gate and up, permutes queries and keys."""
     for name, array in llama(config, tensors):
         if not name.endswith("block_sparse_moe.input_linear.weight"):
@@ -312,7 +312,7 @@ def _llama4(config: Fields, tensors: Fields) -> Tensors:
 
 
 RECENT_ARCHS: dict[str, Converter] = {
-    "granite": (_granite_keys, llama),
+    "granite": (granite_keys, llama),
     "arcee": (llama_keys, llama),
     "command-r": (_cohere_keys, as_they_are),
     "cohere2": (_cohere_keys, as_they_are),
@@ -329,7 +329,7 @@ RECENT_ARCHS: dict[str, Converter] = {
     "dots1": (_glm4moe_keys, _corrected),
     "minimax-m2": (_minimax_keys, _minimax),
     "gpt-oss": (_gpt_oss_keys, _gpt_oss),
-    "granitemoe": (_granite_keys, _granite_moe),
+    "granitemoe": (granite_keys, granite_moe),
     "phimoe": (_phimoe_keys, _phimoe),
     "deepseek2": (_deepseek_keys, _deepseek),
     "minicpm3": (_minicpm3_keys, as_they_are),

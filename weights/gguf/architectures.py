@@ -228,6 +228,12 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "lfm2moe": GgufArchitecture(
             "Lfm2MoeForCausalLM", mixer_fields.lfm2_moe, tensors=_SHORT_CONV
         ),
+        "granitehybrid": GgufArchitecture(
+            "GraniteMoeHybridForCausalLM",
+            mixer_fields.granite_hybrid,
+            permuted=_PERMUTED,
+            absent_keys=_ONE_HEAD_SIZE,
+        ),
         "nemotron_h": _NEMOTRON_H,
         "nemotron_h_moe": _NEMOTRON_H,
         # Its norm before the MLP lacks the usual suffix.

@@ -97,6 +97,32 @@ def falcon_h1(metadata: Metadata) -> Mapping[str, Any]:
     }
 
 
+def granite_hybrid(metadata: Metadata) -> Mapping[str, Any]:
+    mixers, tensors = _layers_with(metadata, "ssm_in.weight"), metadata.file.tensors
+    width, hidden = metadata.require("ssm.inner_size"), metadata.get("embedding_length")
+    shared = tensors.get("blk.0.ffn_up_shexp.weight") or tensors.get("blk.0.ffn_up.weight")
+    return {
+        "attention_multiplier": metadata.get("attention.scale"),
+        "embedding_multiplier": metadata.get("embedding_scale"),
+        "residual_multiplier": metadata.get("residual_scale"),
+        "logits_scaling": metadata.get("logit_scale"),
+        "attention_bias": any(_layers_with(metadata, "attn_q.bias")),
+        "layer_types": ["linear_attention" if each else "full_attention" for each in mixers],
+        "position_embedding_type": "rope" if metadata.get("rope.scaling.finetuned") else "nope",
+        "num_local_experts": metadata.get("expert_count", 0),
+        "num_experts_per_tok": metadata.get("expert_used_count", 0),
+        "shared_intermediate_size": 0 if shared is None else shared.shape[0],
+        "mamba_n_heads": metadata.require("ssm.time_step_rank"),
+        "mamba_d_head": _head_dim(metadata),
+        "mamba_n_groups": metadata.require("ssm.group_count"),
+        "mamba_d_state": metadata.require("ssm.state_size"),
+        "mamba_d_conv": metadata.require("ssm.conv_kernel"),
+        "mamba_expand": width // hidden if is_size(width) and is_size(hidden) else None,
+        "mamba_conv_bias": any(_layers_with(metadata, "ssm_conv1d.bias")),
+        "mamba_proj_bias": any(_layers_with(metadata, "ssm_in.bias")),
+    }
+
+
 def _only(metadata: Metadata) -> dict[str, Any]:
     return {
         "state_size": metadata.require("ssm.state_size"),

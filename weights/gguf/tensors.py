@@ -8,12 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.architectures.architecture import frozen
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_shapes, canonical_tensors, tensor_name
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
 from swiftchat.weights.gguf.architectures import GgufArchitecture, gguf_architecture
 from swiftchat.weights.gguf.key_value_matrix import KeyValueMatrix
+from swiftchat.weights.gguf.merged_rows import MergedRows
 from swiftchat.weights.gguf.mixer_tensor import MixerTensor
 from swiftchat.weights.gguf.rope import ROPE_TENSORS
 from swiftchat.weights.gguf.stacked_experts import StackedExperts
@@ -31,6 +33,8 @@ __all__ = [
 
 _CHUNK_ELEMENTS = 1 << 20
 _KEYS, _VALUES = "attn_k_b.weight", "attn_v_b.weight"
+# Gates of files that have them apart from up, by the canonical name of the merged matrix.
+_GATES = frozen(gate_up="ffn_gate.weight", shared_gate_up="ffn_gate_shexp.weight")
 _RESHAPED = frozenset({"mixer_conv", "mixer_decay", "mixer_skip", "mixer_norm"})
 _KEPT = QUANTIZABLE | {"embed", "lm_head"}
 
@@ -56,7 +60,7 @@ class TensorSource:
         return (self.tensor,)
 
 
-MergedSource = StackedExperts | KeyValueMatrix | MixerTensor
+MergedSource = StackedExperts | KeyValueMatrix | MergedRows | MixerTensor
 Source = TensorSource | MergedSource
 
 
@@ -89,6 +93,13 @@ def tensor_sources(
         name = tensor_name(config, canonical, layer, expert)
         if canonical.removesuffix("_bias") in ("experts_gate_up", "experts_down"):
             sources[name] = _stacked(file, architecture, config, shapes, canonical, layer)
+            continue
+        gate = f"blk.{layer}.{_GATES.get(canonical)}"
+        if gate in file.tensors:
+            num_rows, columns = shapes[canonical]
+            pair = (gate, gate.replace("gate", "up"))
+            halves = [_checked(file, each, (num_rows // 2, columns)) for each in pair]
+            sources[name] = MergedRows((halves[0], halves[1]))
             continue
         if canonical in _RESHAPED:
             sources[name] = _mixer_tensor(file, architecture, config, canonical, layer)
