@@ -33,8 +33,8 @@ from swiftchat.weights.architectures.mixers import Mamba, Mamba2, StateMixer
 from swiftchat.weights.architectures.moe import moe_overrides
 from swiftchat.weights.architectures.router import RouterConfig
 
-# A state has no longest context.
-_MAX_CONTEXT = 2**20
+# A state has no longest context, but the blocks of a sequence still count its tokens.
+_MAX_CONTEXT = 2**18
 
 
 def _only(config: Fields, mixer: StateMixer, width: int) -> Mapping[str, Any]:
