@@ -19,6 +19,7 @@ __all__ = ["TemplateProcess", "TemplateProcessError"]
 # machine.
 _REAL_TIME_FACTOR = 10.0
 _MIN_REAL_S = 10.0  # to start
+_MAX_END_S = 10.0
 
 
 class TemplateProcessError(Exception):
@@ -49,6 +50,8 @@ class TemplateProcess:
         try:
             answer = json.loads(line)
         except ValueError:
+            with suppress(subprocess.TimeoutExpired):  # it has closed its output, so it ends itself
+                worker.wait(_MAX_END_S)
             raise TemplateProcessError(_reason(_end(worker))) from None
         self._worker = worker
         if "error" in answer:
