@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from swiftchat.weights.architectures.fields import Fields
+from swiftchat.weights.architectures.fields import Fields, invalid
 
 __all__ = [
     "ALL_BIASES",
@@ -69,9 +69,16 @@ class Architecture:
     row_vectors: frozenset[str] = frozenset()
 
     def standard_fields(self, config: Fields) -> dict[str, Any]:
-        """Return `config` with defaults for absent keys and values under the standard keys."""
+        """Return `config` with defaults for absent keys and values under the standard keys.
+
+        Raises `BadModelFile` if a key and its standard key have different values: which of them
+        transformers reads depends on the architecture.
+        """
         complete = {**self.defaults, **config}
         for standard, own in self.renamed.items():
+            value, other = config.get(own), config.get(standard)
+            if value is not None and other is not None and value != other:
+                raise invalid(own, f"equal to {standard}", value)
             if complete.get(own) is not None:
                 complete[standard] = complete[own]
         return complete

@@ -296,7 +296,10 @@ def test_older_keys_are_equivalent() -> None:
     falcon = absent_keys(
         "FalconForCausalLM", n_head=12, n_layer=2, n_head_kv=3, new_decoder_architecture=True
     )
-    config = ModelConfig.from_hf(falcon)
+    with pytest.raises(BadModelFile, match="n_layer must be equal to num_hidden_layers, not 2"):
+        ModelConfig.from_hf(falcon)
+    renamed = ("num_attention_heads", "num_hidden_layers", "num_key_value_heads")
+    config = ModelConfig.from_hf({k: v for k, v in falcon.items() if k not in renamed})
     assert (config.num_heads, config.num_layers, config.num_kv_heads) == (12, 2, 3)
     su = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     phi = absent_keys("Phi3ForCausalLM", rope_scaling=su, original_max_position_embeddings=64)
