@@ -221,7 +221,7 @@ class SessionStore:
         from filelock import FileLock
 
         with FileLock(f"{self.path}.lock"):
-            with contextlib.suppress(sqlite3.DatabaseError):
+            with contextlib.suppress(sqlite3.DatabaseError, UnicodeDecodeError):
                 db = _open(self.path)
                 if db.execute("PRAGMA quick_check").fetchone()[0] == "ok":
                     return db  # another process has replaced it already

@@ -38,7 +38,6 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "silu": F.silu,
         "relu": F.relu,
-        "xielu": F.silu,  # never used: it has parameters, see `Ops.xielu`
         "relu2": lambda x: F.relu(x).square_(),
         "gelu": F.gelu,
         "gelu_tanh": partial(F.gelu, approximate="tanh"),
@@ -90,8 +89,6 @@ class TorchOps(Elementwise):
         self._config = config
         self._device = device
         self._rms_norms = RmsNorms(config, device)
-        self._activation = ACTIVATIONS[config.activation]
-        self._mixer_activation = ACTIVATIONS[config.mixer_activation or config.activation]
         self._layers = [config.of_layer(layer) for layer in range(config.num_layers)]
         self._cos_sin_tables = [
             _signed_cos_sin(rope, config.of_layer(layer).rope_width, ctx_size_tokens, device)
@@ -201,7 +198,8 @@ class TorchOps(Elementwise):
     def mix(self, plan: TorchPlan, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
         kind, states = self._config.mixer, plan.states[layer]
         assert kind is not None
-        return mix(x, mixer, kind, plan.state_rows, states, self._mixer_activation)
+        activation = ACTIVATIONS[self._config.mixer_activation or self._config.activation]
+        return mix(x, mixer, kind, plan.state_rows, states, activation)
 
     def _attend_to_latents(
         self,
@@ -225,7 +223,7 @@ class TorchOps(Elementwise):
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
         config = self._config
         if not config.gated:
-            return self._activation(gate_up)
+            return ACTIVATIONS[config.activation](gate_up)
         if config.interleaved_gate:
             gate, up = gate_up[:, 0::2], gate_up[:, 1::2]
         else:
@@ -234,7 +232,7 @@ class TorchOps(Elementwise):
             gate, up = _clamp(gate, up, config.gate_limit)
         if config.gate_scale != 1.0:
             gate = gate * config.gate_scale
-        return self._activation(gate).mul_(up)
+        return ACTIVATIONS[config.activation](gate).mul_(up)
 
     def moe(
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
@@ -248,7 +246,8 @@ class TorchOps(Elementwise):
 
     def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
         gate = self.linear(x.to(own.dtype), branch.gate, None)
-        out = self.linear(self._activation(gate) * own, branch.out, None)
+        activated = ACTIVATIONS[self._config.activation](gate)
+        out = self.linear(activated * own, branch.out, None)
         return self._rms_norms(out.float(), branch.out_norm)
 
     def sparsify_(self, gate_up: Tensor, deviations: float) -> None:

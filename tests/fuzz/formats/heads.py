@@ -25,7 +25,7 @@ _MORE: dict[str, Any] = {
     **EAGLE3_CONFIG,
     "rope_theta": None,
     "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
-    "eagle_config": _LAYERS,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
     "norm_before_residual": True,
 }
 
