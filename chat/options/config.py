@@ -342,6 +342,9 @@ def _check_value(file: str, name: str, value: object) -> None:
             f"{file}: the value of {name} is neither a text nor a number",
             f'write it as {name} = 0.5 or {name} = "…"',
         )
+    is_flag = isinstance(getattr(ChatConfig, option, None), bool)
+    if is_flag and not isinstance(value, bool | str):
+        raise UsageError(f"{file}: {name} is neither true nor false", f"as {name} = true")
 
 
 def _is_list_of_texts(value: object) -> bool:
