@@ -43,9 +43,9 @@ def test_a_prompt_is_used_whole_or_refused(
 def test_a_full_context_restores_the_question(chat: Callable[..., Terminal]) -> None:
     terminal = chat("!")
     terminal.type("x" * (CTX_SIZE - TEMPLATE) + "\r")
-    text = " ".join(terminal.wait_for("start helps", 60).split())
+    text = " ".join(terminal.wait_for("old turns out", 60).split())
     assert f"has {CTX_SIZE} tokens, the context {CTX_SIZE}" in text
-    assert "/compact" in text and "/set ctx_size N" in text and "--overflow drop-oldest" in text
+    assert "/compact" in text and "/set ctx_size N" in text and "/set overflow drop-oldest" in text
     terminal.wait_for(lambda text: "x" * 70 in text.partition("hint: ")[2], 60)
     terminal.type("\x7f\r")
     terminal.wait_for("!", 60)
