@@ -96,6 +96,13 @@ def _leave_out(config: pytest.Config, unmet: list[pytest.Item], items: list[pyte
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Start half a process more than there are cores: many tests wait for other programs."""
+    num_cores = os.cpu_count() or 1
+    return num_cores + num_cores // 2
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take the number from a process of `-n`, which all collect the same tests."""
     node.config.stash[_num_left_out] = getattr(node, "workeroutput", {}).get("num_left_out", 0)

@@ -18,7 +18,7 @@ import pytest
 from tests.support.fake_hub import FakeHub, Fault
 from tests.support.program import assert_error
 from tests.support.serve_processes import SWIFTCHAT, swiftchat
-from tests.support.worker_processes import wait_until
+from tests.support.worker_processes import command_line, wait_until
 
 TOKEN = "hf_canarycanarycanary"
 FAULTS = {
@@ -70,7 +70,7 @@ def test_a_stored_token_is_in_no_process_and_no_file(hub: FakeHub, tmp_path: Pat
     try:
         wait_until(lambda: hub.ranges("model.safetensors"), 60)
         running = [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]
-        assert not any(TOKEN in argument for one in running for argument in one.cmdline())
+        assert not any(TOKEN in argument for one in running for argument in command_line(one))
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     finally:

@@ -9,7 +9,12 @@ from tests.support import fake_engine
 from tests.support.program import patched
 from tests.support.sessions import stored_messages
 from tests.support.terminal import Terminal
-from tests.support.worker_processes import rank_processes, running_programs, wait_until
+from tests.support.worker_processes import (
+    command_line,
+    rank_processes,
+    running_programs,
+    wait_until,
+)
 
 # For several engines to start on a busy machine.
 START_S = 120.0
@@ -56,7 +61,7 @@ class RealChat:
         (worker,) = (
             child
             for child in psutil.Process(self.terminal.process.pid).children()
-            if "swiftchat.engine.worker" in child.cmdline()
+            if "swiftchat.engine.worker" in command_line(child)
         )
         return worker
 

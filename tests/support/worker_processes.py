@@ -102,14 +102,20 @@ def assert_equals_single_rank(client: EngineClient, folder: Path, num_tokens: in
         assert generate_concurrently(client, prompts[2:3], params) == [expected[2]]
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """Return the arguments of a process, [] if it has ended, whether or not it was waited for."""
+    try:
+        arguments: list[str] = process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+    return arguments
+
+
 def rank_processes(worker: int) -> dict[int, int]:
     """Return the process ids of a worker's other ranks, by rank."""
     found = {}
     for child in psutil.Process(worker).children():
-        try:
-            arguments = child.cmdline()
-        except psutil.NoSuchProcess:  # it has just ended; also of a zombie
-            continue
+        arguments = command_line(child)
         if "swiftchat.engine.ranks.main" in arguments:
             found[int(arguments[-2])] = child.pid
     return found

@@ -1,6 +1,5 @@
 """Chat templates: ids equal to `transformers`', and no control tokens from messages."""
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from swiftchat.tokenizer.template.bounded import is_bounded
 from swiftchat.tokenizer.template.process import TemplateProcess, TemplateProcessError
 from swiftchat.tokenizer.template.sandbox import parse_template
 from swiftchat.tokenizer.template.template import ChatTemplate
+from tests.support.worker_processes import command_line
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -378,14 +378,7 @@ def workers() -> set[int]:
     """Return the child processes that render templates."""
     name = "swiftchat.tokenizer.template.worker"
     children = psutil.Process().children()
-    # A child that has ended and was not waited for has no command line.
-    return {child.pid for child in children if _command_line(child)[-1:] == [name]}
-
-
-def _command_line(process: psutil.Process) -> list[str]:
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()
-    return []
+    return {child.pid for child in children if command_line(child)[-1:] == [name]}
 
 
 def test_template_errors_are_reported() -> None:

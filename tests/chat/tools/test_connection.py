@@ -15,6 +15,7 @@ from swiftchat.chat.tools.result import result_text
 from swiftchat.chat.tools.servers import ServerSpec
 from swiftchat.chat.tools.toolbox import Toolbox
 from tests.support import mcp_server
+from tests.support.worker_processes import command_line
 
 SCRIPT = str(Path(mcp_server.__file__))
 COMMAND = (sys.executable, SCRIPT)
@@ -65,7 +66,7 @@ def test_a_server_that_never_answers_is_ended() -> None:
         with pytest.raises(ServerError, match="did not answer within 2 s"):
             server.wait_ready(2)
     children = psutil.Process().children(recursive=True)
-    assert not [child for child in children if SCRIPT in child.cmdline()]
+    assert not [child for child in children if SCRIPT in command_line(child)]
 
 
 def test_a_call_that_takes_too_long_is_an_error_and_the_next_one_works(tmp_path: Path) -> None:

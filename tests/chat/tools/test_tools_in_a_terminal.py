@@ -14,6 +14,7 @@ import pytest
 from tests.support import fake_engine, mcp_server
 from tests.support.fake_engine import TOOL_TEMPLATE, tool_call
 from tests.support.terminal import Terminal
+from tests.support.worker_processes import command_line
 
 SERVER = shlex.join([sys.executable, str(Path(mcp_server.__file__))])
 ADD = tool_call("add", a=2, b=3)
@@ -49,7 +50,7 @@ def chat(tmp_path: Path) -> Iterator[Chat]:
 
 def servers_of(terminal: Terminal) -> list[psutil.Process]:
     found = psutil.Process(terminal.process.pid).children(recursive=True)
-    return [process for process in found if "mcp_server" in " ".join(process.cmdline())]
+    return [process for process in found if "mcp_server" in " ".join(command_line(process))]
 
 
 def wait_gone(processes: list[psutil.Process]) -> None:

@@ -116,7 +116,7 @@ def test_quantized_gguf_is_rounded_to_nearest_bfloat16(tmp_path: Path) -> None:
         ({"llama.attention.head_count": 0}, "num_attention_heads"),
         ({"llama.attention.head_count_kv": 4}, r"attn_k.weight: expected \[64, 64\], found"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_norm_eps"),
-        ({"llama.feed_forward_length": [96, 96]}, "intermediate_size"),
+        ({"llama.feed_forward_length": [96, 95]}, "intermediate_size"),
         ({"llama.rope.dimension_count": 8}, "partial_rotary_factor must be absent"),
         ({"llama.attention.value_length": 8}, "value_length differs"),
         ({"llama.rope.scaling.type": "spiral"}, "'spiral' is not supported"),
