@@ -122,10 +122,18 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 @pytest.fixture(scope="module")
 def two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """Two torchrun processes with a rank each; rank 0 listens on loopback."""
-    running, port = Hosts(tmp_path_factory.mktemp("two")), free_port()
+    """Two hosts for tests that leave them running."""
+    running = Hosts(tmp_path_factory.mktemp("two"))
+    start_two(running, folder)
+    yield running
+    running.kill_all()
+
+
+def start_two(hosts: Hosts, folder: Path) -> None:
+    """Start two torchrun processes with a rank each; rank 0 listens on loopback."""
+    port = free_port()
     for number in range(2):
-        running.start(
+        hosts.start(
             [
                 sys.executable,
                 "-m",
@@ -145,8 +153,6 @@ def two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host
                 *ON_CPU,
             ]
         )
-    yield running
-    running.kill_all()
 
 
 def free_port() -> int:
@@ -186,17 +192,18 @@ def test_ranks_listen_on_the_masters_interface_only(two: Hosts) -> None:
     assert listening == {"127.0.0.1"}
 
 
-def test_error_names_a_rank_killed_on_another_host(two: Hosts) -> None:
+def test_error_names_a_rank_killed_on_another_host(hosts: Hosts, folder: Path) -> None:
     """The text generated until then is saved, and all ranks end."""
-    address = two.address()
+    start_two(hosts, folder)
+    address = hosts.address()
     options = ["--connect", address, "--temp", "0", "--stream-json", "-p", "hello"]
-    with connected_client(two) as client, two.swiftchat(*options) as chat:
+    with connected_client(hosts) as client, hosts.swiftchat(*options) as chat:
         client.wait_ready()
         events = iter(client.generate([5], ENDLESS))
         assert chat.stdout is not None and chat.stderr is not None
         assert json.loads(chat.stdout.readline())["model"]["tp"] == 2
         assert b"delta" in chat.stdout.readline()
-        ranks = [two.rank_of(number) for number in range(2)]
+        ranks = [hosts.rank_of(number) for number in range(2)]
         os.kill(ranks[1], signal.SIGKILL)
         killed = time.monotonic()
         reason = f"rank 1 on {os.uname().nodename} has disconnected"
@@ -208,12 +215,12 @@ def test_error_names_a_rank_killed_on_another_host(two: Hosts) -> None:
         assert time.monotonic() - killed < REPORTED_S
         assert f"error: {reason}" in chat.stderr.read().decode()
     wait_until(lambda: all(map(has_ended, ranks)))
-    assert reason in two.log_text(0)
+    assert reason in hosts.log_text(0)
     assert end["finish_reason"] == "error" and end["content"]
-    with two.swiftchat("sessions", "export", end["session_id"], "-") as export:
+    with hosts.swiftchat("sessions", "export", end["session_id"], "-") as export:
         assert export.stdout is not None
         assert end["content"][:20] in export.stdout.read().decode()
-    with two.swiftchat(*options) as again:
+    with hosts.swiftchat(*options) as again:
         assert again.stderr is not None
         stderr = again.stderr.read().decode()
     assert (
