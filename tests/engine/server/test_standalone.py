@@ -186,6 +186,7 @@ def test_disconnecting_ends_only_the_terminals_generations(two: Hosts) -> None:
 
 
 def test_ranks_listen_on_the_masters_interface_only(two: Hosts) -> None:
+    two.address()  # both ranks have started
     ranks = [psutil.Process(two.rank_of(number)) for number in range(2)]
     sockets = [found for rank in ranks for found in rank.net_connections("inet")]
     listening = {found.laddr.ip for found in sockets if found.status == psutil.CONN_LISTEN}
