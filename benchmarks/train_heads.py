@@ -34,7 +34,7 @@ from swiftchat.engine.speculation.speculation import Speculation
 from swiftchat.engine.speculation.step_costs import StepCosts
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.rope import RopeConfig
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.formats.safetensors import create_safetensors
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.store import default_store

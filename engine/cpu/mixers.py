@@ -12,7 +12,7 @@ from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.engine.cpu.structures import Norm, NormKind
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.weights.architectures.mixers import (
+from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
     Mamba2,
     ShortConv,

@@ -63,7 +63,7 @@ _EMPTY = Batch([], [], [], [], [], [])
 
 
 class Recorder(WithoutKernels):
-    """`decoder.Ops` that list a decoder's operations for the native kernels and compute nothing."""
+    """`Ops` that list a decoder's operations for the native kernels and compute nothing."""
 
     heads_first = True
 

@@ -9,7 +9,7 @@ from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 
 
 class WithoutKernels:
-    """The part of `decoder.Ops` that raises `CannotRecordError`, so that torch runs the model."""
+    """The part of `Ops` that raises `CannotRecordError`, so that torch runs the model."""
 
     def clamp_(self, x: Tensor, limit: float) -> None:
         raise CannotRecordError("no kernel limits queries, keys and values")

@@ -38,7 +38,7 @@ from swiftchat.engine.schedule.sliding import drop_middle
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.engine.schedule.twins import find_twins, fork
 from swiftchat.errors import SwiftchatError, UsageError
-from swiftchat.weights.architectures.prefix_lm import CAUSAL
+from swiftchat.weights.architectures.parts.prefix_lm import CAUSAL
 
 Outcome = tuple[int, Event | SwiftchatError]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from swiftchat.engine.mixers.scan import CHUNK_TOKENS, pairwise_decays
 from swiftchat.engine.mixers.short_conv import Activation, causal_conv
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.weights.architectures.mixers import GatedDelta
+from swiftchat.weights.architectures.parts.mixers import GatedDelta
 
 _EPS = 1e-6  # of the lengths of keys and queries
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from swiftchat.engine.mixers.scan import CHUNK_TOKENS
 from swiftchat.engine.mixers.short_conv import Activation, causal_conv
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.weights.architectures.mixers import Mamba
+from swiftchat.weights.architectures.parts.mixers import Mamba
 
 
 def mamba(

@@ -10,7 +10,7 @@ from swiftchat.engine.mixers.mamba2 import mamba2
 from swiftchat.engine.mixers.short_conv import Activation, short_conv
 from swiftchat.engine.mixers.states import LayerStates, StateRows
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.weights.architectures.mixers import (
+from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
     Mamba,
     Mamba2,

@@ -121,7 +121,7 @@ def kernel_kv(kv: LayerKV) -> tuple[Tensor, KVScales | None]:
 
 
 class CudaOps(Elementwise):
-    """The operations of a model, or of a rank's shard, on one GPU; see `decoder.Ops`."""
+    """The operations of a model, or of a rank's shard, on one GPU; see `Ops`."""
 
     heads_first = True
 

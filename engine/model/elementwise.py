@@ -14,7 +14,7 @@ _XIELU_EPS = -1e-6
 
 
 class Elementwise:
-    """The part of `decoder.Ops` that `TorchOps` and `CudaOps` share."""
+    """The part of `Ops` that `TorchOps` and `CudaOps` share."""
 
     def scale_(self, x: Tensor, scale: float | Tensor) -> None:
         x *= scale

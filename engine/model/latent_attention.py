@@ -19,7 +19,7 @@ from swiftchat.engine.model.attention import AttentionPlan, context_of, fused_at
 from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.norms import layer_norm
 from swiftchat.engine.model.sparse_index import sparse_plan
-from swiftchat.weights.architectures.latent import LatentAttention
+from swiftchat.weights.architectures.parts.latent import LatentAttention
 
 # Elements of expanded keys and values in memory at a time.
 _MAX_EXPANDED = 2**25

@@ -78,7 +78,7 @@ class ExpertNorms:
 
 
 class MlpOps(Protocol):
-    """The operations of an MLP, as in `decoder.Ops`."""
+    """The operations of an MLP, as in `Ops`."""
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor: ...
     def act_and_mul(self, gate_up: Tensor) -> Tensor: ...

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from swiftchat.weights.architectures.router import RouterConfig
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 # SparseMixer's: scores that are relatively further below the best one are left out.
 _JITTER = 0.01

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.model.attention import AttentionPlan
-from swiftchat.weights.architectures.latent import SparseIndex
+from swiftchat.weights.architectures.parts.latent import SparseIndex
 
 
 def sparse_plan(

@@ -31,7 +31,7 @@ from swiftchat.engine.model.per_layer import (
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig, QueryGrowth, RopeConfig
-from swiftchat.weights.architectures.latent import LatentAttention
+from swiftchat.weights.architectures.parts.latent import LatentAttention
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
@@ -71,7 +71,7 @@ class TorchPlan:
 
 
 class TorchOps(Elementwise):
-    """The operations of one model on one device, see `decoder.Ops`.
+    """The operations of one model on one device, see `Ops`.
 
     With `shard` those of one rank; `config` is then `shard.local_config`.
     """

@@ -7,7 +7,7 @@ from typing import Self
 
 from swiftchat.engine.schedule.scheduler import Row, Sequence
 from swiftchat.engine.schedule.tuning import SequenceTuning
-from swiftchat.weights.architectures.prefix_lm import CAUSAL, BidirectionalPrefix
+from swiftchat.weights.architectures.parts.prefix_lm import CAUSAL, BidirectionalPrefix
 
 
 @dataclass(frozen=True)

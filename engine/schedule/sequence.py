@@ -6,7 +6,7 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.constraint import Constraint
 from swiftchat.engine.schedule.content import Digest, root_of
 from swiftchat.engine.schedule.tuning import SequenceTuning
-from swiftchat.weights.architectures.prefix_lm import CAUSAL, BidirectionalPrefix
+from swiftchat.weights.architectures.parts.prefix_lm import CAUSAL, BidirectionalPrefix
 
 
 @dataclass(eq=False)

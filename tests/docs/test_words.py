@@ -53,11 +53,11 @@ RETIRED_IDENTIFIERS = {
 # Fields of published config.json files: `rope_scaling.factor`, scaling factors of routers.
 ALLOWED = {
     "factor": {
-        "weights/architectures/rope.py",
+        "weights/architectures/parts/rope.py",
         "weights/gguf/rope.py",
         "engine/model/rope.py",
-        "weights/architectures/moe.py",
-        "weights/architectures/deepseek.py",
+        "weights/architectures/families/moe.py",
+        "weights/architectures/families/deepseek.py",
         "weights/gguf/config.py",
     }
 }

@@ -5,19 +5,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.multimodal import language_model
+from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
     invalid,
 )
-from swiftchat.weights.architectures.latent import LatentAttention
-from swiftchat.weights.architectures.layers import LayerSizes, PerLayerEmbeddings, Streams
-from swiftchat.weights.architectures.mixers import StateMixer
-from swiftchat.weights.architectures.multimodal import language_model
-from swiftchat.weights.architectures.prefix_lm import PrefixLM
+from swiftchat.weights.architectures.parts.latent import LatentAttention
+from swiftchat.weights.architectures.parts.layers import LayerSizes, PerLayerEmbeddings, Streams
+from swiftchat.weights.architectures.parts.mixers import StateMixer
+from swiftchat.weights.architectures.parts.prefix_lm import PrefixLM
+from swiftchat.weights.architectures.parts.rope import QueryGrowth, RopeConfig
+from swiftchat.weights.architectures.parts.router import RouterConfig
 from swiftchat.weights.architectures.readers import class_name, readers, windows
 from swiftchat.weights.architectures.registry import architecture_of
-from swiftchat.weights.architectures.rope import QueryGrowth, RopeConfig
-from swiftchat.weights.architectures.router import RouterConfig
 from swiftchat.weights.architectures.unsupported_keys import ignored_keys, without_keys
 
 __all__ = ["ModelConfig", "QueryGrowth", "RopeConfig", "RouterConfig"]

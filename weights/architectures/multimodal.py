@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import frozen
-from swiftchat.weights.architectures.fields import Fields, invalid, mapping
+from swiftchat.weights.architectures.parts.architecture import frozen
+from swiftchat.weights.architectures.parts.fields import Fields, invalid, mapping
 from swiftchat.weights.architectures.registry import ARCHITECTURES, unknown_name
 
 __all__ = ["MULTIMODAL", "language_model"]

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import Architecture
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.families.glm import CHATGLM, CHATGLM_6B, chatglm_generation
+from swiftchat.weights.architectures.parts.architecture import Architecture
+from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     MAX_HEAD_DIM,
     MAX_VOCAB,
@@ -20,8 +21,7 @@ from swiftchat.weights.architectures.fields import (
     optional_integer,
     optional_number,
 )
-from swiftchat.weights.architectures.glm import CHATGLM, CHATGLM_6B, chatglm_generation
-from swiftchat.weights.architectures.rope import RopeConfig
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 
 __all__ = ["DTYPES", "class_name", "readers", "token_ids", "windows"]
 

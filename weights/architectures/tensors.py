@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.latent import LatentAttention, SparseIndex
-from swiftchat.weights.architectures.layers import PerLayerEmbeddings, Streams
+from swiftchat.weights.architectures.parts.latent import LatentAttention, SparseIndex
+from swiftchat.weights.architectures.parts.layers import PerLayerEmbeddings, Streams
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
 __all__ = [

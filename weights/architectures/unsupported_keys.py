@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.fields import Fields, invalid, mapping
+from swiftchat.weights.architectures.parts.fields import Fields, invalid, mapping
 
 # For each key, the values besides null that change nothing. `Architecture.supported_keys` lists
 # the keys that an architecture reads, `Architecture.rejected_keys` those that it cannot compute.

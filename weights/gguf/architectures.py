@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.architecture import Architecture, frozen, tensor_names
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, tensor_names
 from swiftchat.weights.architectures.registry import ARCHITECTURES, unknown_name
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf import mixer_fields, model_fields

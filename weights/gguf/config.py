@@ -7,7 +7,7 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.fields import invalid
+from swiftchat.weights.architectures.parts.fields import invalid
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.architectures import gguf_architecture
 from swiftchat.weights.gguf.metadata import Metadata, is_size

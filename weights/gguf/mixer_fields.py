@@ -6,7 +6,7 @@ Source: llama.cpp's converter and loader. Which layer is of which kind follows f
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.fields import MAX_LAYERS
+from swiftchat.weights.architectures.parts.fields import MAX_LAYERS
 from swiftchat.weights.gguf.metadata import Metadata, is_size
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.fields import MAX_LAYERS
+from swiftchat.weights.architectures.parts.fields import MAX_LAYERS
 from swiftchat.weights.gguf.metadata import Metadata, is_size
 from swiftchat.weights.gguf.rope import proportional_share
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.rope import RopeConfig
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.formats.ggml_dequantize import dequantize
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.metadata import Metadata, shortest_decimal

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.architecture import frozen
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.architecture import frozen
 from swiftchat.weights.architectures.tensors import canonical_shapes, canonical_tensors, tensor_name
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile, GgufTensor

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_VOCAB,
     MAX_WIDTH,
@@ -27,7 +27,7 @@ from swiftchat.weights.architectures.fields import (
     number,
     optional_integer,
 )
-from swiftchat.weights.architectures.rope import RopeConfig
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.model.tensor_file import TensorFile
 

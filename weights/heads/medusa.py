@@ -10,7 +10,7 @@ from typing import Self
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.fields import integer
+from swiftchat.weights.architectures.parts.fields import integer
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.model.tensor_file import TensorFile
 

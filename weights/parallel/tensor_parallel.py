@@ -15,7 +15,7 @@ from functools import cached_property
 
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.layers import LayerSizes
+from swiftchat.weights.architectures.parts.layers import LayerSizes
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import (
     EXPERT_NORMS,

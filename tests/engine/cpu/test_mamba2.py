@@ -12,7 +12,7 @@ from swiftchat.engine.cpu.mixers import Parameters
 from swiftchat.engine.cpu.structures import Activation, OpHeader, RowSet
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.weights.architectures.mixers import Mamba2
+from swiftchat.weights.architectures.parts.mixers import Mamba2
 from tests.support import native_states
 from tests.support.native_ops import each_variant, run_ops
 from tests.support.native_states import PARTS, Part

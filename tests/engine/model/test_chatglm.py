@@ -11,7 +11,7 @@ import torch
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.scheduler import Sequence
-from swiftchat.weights.architectures.prefix_lm import BidirectionalPrefix, PrefixLM
+from swiftchat.weights.architectures.parts.prefix_lm import BidirectionalPrefix, PrefixLM
 from tests.support import tiny
 from tests.support.tiny_chatglm import GMASK, MASK, START, ChatGLM, make
 

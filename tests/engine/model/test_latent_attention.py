@@ -21,7 +21,7 @@ from swiftchat.engine.speculation.speculation import Speculation
 from swiftchat.engine.speculation.step_costs import StepCosts
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.latent import LatentAttention
+from swiftchat.weights.architectures.parts.latent import LatentAttention
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of

@@ -7,8 +7,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import Architecture, frozen, llama_tensors
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.families.moe import (
+    MOE_KEYS,
+    SHARED_EXPERTS,
+    experts_of_width,
+    listed_dense,
+)
+from swiftchat.weights.architectures.families.qwen import EXPERTS
+from swiftchat.weights.architectures.families.sigmoid_routers import first_dense, sigmoid_router
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -25,17 +33,9 @@ from swiftchat.weights.architectures.fields import (
     optional_integer,
     optional_number,
 )
-from swiftchat.weights.architectures.latent import LatentAttention
-from swiftchat.weights.architectures.moe import (
-    MOE_KEYS,
-    SHARED_EXPERTS,
-    experts_of_width,
-    listed_dense,
-)
-from swiftchat.weights.architectures.qwen import EXPERTS
-from swiftchat.weights.architectures.rope import QueryGrowth, RopeConfig, yarn_magnitude
-from swiftchat.weights.architectures.router import RouterConfig
-from swiftchat.weights.architectures.sigmoid_routers import first_dense, sigmoid_router
+from swiftchat.weights.architectures.parts.latent import LatentAttention
+from swiftchat.weights.architectures.parts.rope import QueryGrowth, RopeConfig, yarn_magnitude
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
 def latent_fields(config: Fields, *, interleaved: bool) -> dict[str, Any]:

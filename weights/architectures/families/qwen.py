@@ -6,13 +6,14 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.families.moe import moe_overrides
+from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     Architecture,
     frozen,
     llama_tensors,
 )
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_WIDTH,
     Fields,
     flag,
@@ -20,8 +21,7 @@ from swiftchat.weights.architectures.fields import (
     invalid,
     num_layers,
 )
-from swiftchat.weights.architectures.moe import moe_overrides
-from swiftchat.weights.architectures.router import RouterConfig
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
 def _uses_window(config: Fields) -> bool:

@@ -6,13 +6,24 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.families.llama_like import OUTPUT_NORMS, hunyuan
+from swiftchat.weights.architectures.families.moe import (
+    MIXTRAL_EXPERTS,
+    MOE_KEYS,
+    SHARED_EXPERTS,
+    SHARED_MLP,
+    experts_of_width,
+    listed_dense,
+    moe_overrides,
+)
+from swiftchat.weights.architectures.families.qwen import EXPERTS
+from swiftchat.weights.architectures.parts.architecture import (
     Architecture,
     frozen,
     llama_tensors,
     tensor_names,
 )
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
     MAX_HEAD_DIM,
     MAX_LAYERS,
@@ -27,19 +38,8 @@ from swiftchat.weights.architectures.fields import (
     num_layers,
     optional_number,
 )
-from swiftchat.weights.architectures.llama_like import OUTPUT_NORMS, hunyuan
-from swiftchat.weights.architectures.moe import (
-    MIXTRAL_EXPERTS,
-    MOE_KEYS,
-    SHARED_EXPERTS,
-    SHARED_MLP,
-    experts_of_width,
-    listed_dense,
-    moe_overrides,
-)
-from swiftchat.weights.architectures.qwen import EXPERTS
-from swiftchat.weights.architectures.rope import RopeConfig, layer_ropes
-from swiftchat.weights.architectures.router import RouterConfig
+from swiftchat.weights.architectures.parts.rope import RopeConfig, layer_ropes
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
 def _olmoe(config: Fields) -> Mapping[str, Any]:

@@ -6,14 +6,15 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.families.gpt import NEOX_LAYER, mlp_width
+from swiftchat.weights.architectures.parts.architecture import (
     ALL_BIASES,
     LAYER_NORM_UNGATED,
     Architecture,
     frozen,
     tensor_names,
 )
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     MAX_WIDTH,
     Fields,
@@ -23,7 +24,6 @@ from swiftchat.weights.architectures.fields import (
     invalid,
     num_heads,
 )
-from swiftchat.weights.architectures.gpt import NEOX_LAYER, mlp_width
 
 # The tensors of a layer of OPT and BioGPT, which name the norm before an MLP "final".
 OPT_LAYER: Mapping[str, str] = {

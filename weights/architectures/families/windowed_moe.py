@@ -6,12 +6,28 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.families.gemma import every_nth_full
+from swiftchat.weights.architectures.families.granite_cohere import (
+    GRANITE_DEFAULTS,
+    MULTIPLIERS,
+    SHARED_MLP,
+    WITHOUT_MLP,
+    granite,
+    granite_moe_shared,
+)
+from swiftchat.weights.architectures.families.llama_like import exaone4
+from swiftchat.weights.architectures.families.moe import MOE_KEYS, SHARED_EXPERTS, experts_of_width
+from swiftchat.weights.architectures.families.qwen import (
+    EXPERTS,
+    SHARED_EXPERT,
+    sparse_dense_layers,
+)
+from swiftchat.weights.architectures.parts.architecture import (
     Architecture,
     frozen,
     llama_tensors,
 )
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_WIDTH,
     Fields,
@@ -26,20 +42,8 @@ from swiftchat.weights.architectures.fields import (
     number,
     optional_integer,
 )
-from swiftchat.weights.architectures.gemma import every_nth_full
-from swiftchat.weights.architectures.granite_cohere import (
-    GRANITE_DEFAULTS,
-    MULTIPLIERS,
-    SHARED_MLP,
-    WITHOUT_MLP,
-    granite,
-    granite_moe_shared,
-)
-from swiftchat.weights.architectures.llama_like import exaone4
-from swiftchat.weights.architectures.moe import MOE_KEYS, SHARED_EXPERTS, experts_of_width
-from swiftchat.weights.architectures.qwen import EXPERTS, SHARED_EXPERT, sparse_dense_layers
-from swiftchat.weights.architectures.rope import RopeConfig
-from swiftchat.weights.architectures.router import RouterConfig
+from swiftchat.weights.architectures.parts.rope import RopeConfig
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
 def _shared_size(config: Fields) -> int:

@@ -6,7 +6,7 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.parts.architecture import (
     ALL_BIASES,
     LAYER_NORM_UNGATED,
     Architecture,
@@ -14,7 +14,7 @@ from swiftchat.weights.architectures.architecture import (
     llama_tensors,
     tensor_names,
 )
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     MAX_WIDTH,
     Fields,
@@ -25,7 +25,7 @@ from swiftchat.weights.architectures.fields import (
     num_heads,
     optional_integer,
 )
-from swiftchat.weights.architectures.rope import RopeConfig
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 
 # The layers of GPT-NeoX; Falcon, BLOOM and ChatGLM-6B use the same names.
 NEOX_LAYER = {

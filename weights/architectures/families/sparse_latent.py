@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import Architecture, frozen, llama_tensors
-from swiftchat.weights.architectures.deepseek import (
+from swiftchat.weights.architectures.families.deepseek import (
     CORRECTION,
     LATENT_TENSORS,
     V3_KEYS,
@@ -16,7 +15,10 @@ from swiftchat.weights.architectures.deepseek import (
     latent_fields,
     v3_experts,
 )
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.families.moe import SHARED_EXPERTS, listed_dense
+from swiftchat.weights.architectures.families.qwen import EXPERTS
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -25,9 +27,7 @@ from swiftchat.weights.architectures.fields import (
     integer,
     invalid,
 )
-from swiftchat.weights.architectures.latent import LatentAttention, SparseIndex
-from swiftchat.weights.architectures.moe import SHARED_EXPERTS, listed_dense
-from swiftchat.weights.architectures.qwen import EXPERTS
+from swiftchat.weights.architectures.parts.latent import LatentAttention, SparseIndex
 
 
 def _sparse(config: Fields, *, interleaved: bool) -> dict[str, Any]:

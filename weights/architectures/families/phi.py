@@ -6,7 +6,7 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.parts.architecture import (
     ALL_BIASES,
     LAYER_NORM_UNGATED,
     SEPARATE_GATE_UP,
@@ -15,7 +15,7 @@ from swiftchat.weights.architectures.architecture import (
     llama_tensors,
     tensor_names,
 )
-from swiftchat.weights.architectures.fields import Fields
+from swiftchat.weights.architectures.parts.fields import Fields
 
 
 def _phi(config: Fields) -> Mapping[str, Any]:

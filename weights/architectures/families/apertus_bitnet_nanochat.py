@@ -7,14 +7,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.parts.architecture import (
     SEPARATE_GATE_UP,
     Architecture,
     frozen,
     llama_tensors,
 )
-from swiftchat.weights.architectures.fields import Fields, hidden_size, num_heads, optional_number
-from swiftchat.weights.architectures.rope import RopeConfig
+from swiftchat.weights.architectures.parts.fields import (
+    Fields,
+    hidden_size,
+    num_heads,
+    optional_number,
+)
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 
 _APERTUS_ROPE = frozen(
     rope_type="llama3",

@@ -6,15 +6,16 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.families.bloom_falcon_opt import OPT_LAYER
+from swiftchat.weights.architectures.families.gpt import GPT_KEYS
+from swiftchat.weights.architectures.parts.architecture import (
     ALL_BIASES,
     LAYER_NORM_UNGATED,
     Architecture,
     frozen,
     tensor_names,
 )
-from swiftchat.weights.architectures.bloom_falcon_opt import OPT_LAYER
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     Fields,
     flag,
@@ -24,7 +25,6 @@ from swiftchat.weights.architectures.fields import (
     num_heads,
     number,
 )
-from swiftchat.weights.architectures.gpt import GPT_KEYS
 
 _XGLM_OFFSET = 2
 

@@ -6,8 +6,15 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import Architecture, frozen, llama_tensors
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.families.lfm2 import MAX_KERNEL, mixer_layers
+from swiftchat.weights.architectures.families.moe import MOE_KEYS, moe_overrides
+from swiftchat.weights.architectures.families.qwen import (
+    EXPERTS,
+    SHARED_EXPERT,
+    sparse_dense_layers,
+)
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_LAYERS,
@@ -20,11 +27,8 @@ from swiftchat.weights.architectures.fields import (
     num_layers,
     number,
 )
-from swiftchat.weights.architectures.lfm2 import MAX_KERNEL, mixer_layers
-from swiftchat.weights.architectures.mixers import GatedDelta
-from swiftchat.weights.architectures.moe import MOE_KEYS, moe_overrides
-from swiftchat.weights.architectures.qwen import EXPERTS, SHARED_EXPERT, sparse_dense_layers
-from swiftchat.weights.architectures.router import RouterConfig
+from swiftchat.weights.architectures.parts.mixers import GatedDelta
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
 def _hybrid(config: Fields, *, by_key_head: bool) -> Mapping[str, Any]:

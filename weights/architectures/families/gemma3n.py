@@ -6,8 +6,15 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import Architecture, frozen, llama_tensors
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.families.gemma4 import (
+    PER_LAYER_BRANCH,
+    PER_LAYER_TENSORS,
+    kv_sources,
+    layer_kinds,
+    per_layer_embeddings,
+)
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_WIDTH,
     Fields,
@@ -18,15 +25,8 @@ from swiftchat.weights.architectures.fields import (
     num_layers,
     number,
 )
-from swiftchat.weights.architectures.gemma4 import (
-    PER_LAYER_BRANCH,
-    PER_LAYER_TENSORS,
-    kv_sources,
-    layer_kinds,
-    per_layer_embeddings,
-)
-from swiftchat.weights.architectures.layers import LayerSizes, Streams
-from swiftchat.weights.architectures.rope import layer_ropes
+from swiftchat.weights.architectures.parts.layers import LayerSizes, Streams
+from swiftchat.weights.architectures.parts.rope import layer_ropes
 
 _MAX_STREAMS = 64
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95

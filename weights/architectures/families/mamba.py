@@ -7,8 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import Architecture, frozen, llama_tensors
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.families.granite_cohere import (
+    GRANITE_DEFAULTS,
+    GRANITE_EXPERTS,
+    MULTIPLIERS,
+    SHARED_MLP,
+    granite,
+)
+from swiftchat.weights.architectures.families.lfm2 import MAX_KERNEL, mixer_layers
+from swiftchat.weights.architectures.families.moe import moe_overrides
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_WIDTH,
@@ -24,17 +33,8 @@ from swiftchat.weights.architectures.fields import (
     number_list,
     optional_integer,
 )
-from swiftchat.weights.architectures.granite_cohere import (
-    GRANITE_DEFAULTS,
-    GRANITE_EXPERTS,
-    MULTIPLIERS,
-    SHARED_MLP,
-    granite,
-)
-from swiftchat.weights.architectures.lfm2 import MAX_KERNEL, mixer_layers
-from swiftchat.weights.architectures.mixers import Mamba2
-from swiftchat.weights.architectures.moe import moe_overrides
-from swiftchat.weights.architectures.rope import RopeConfig
+from swiftchat.weights.architectures.parts.mixers import Mamba2
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 
 # Infinity in JSON, as written by different versions of transformers.
 _NO_LIMITS = [[0, last] for last in (float("inf"), "Infinity", {"__float__": "Infinity"})]

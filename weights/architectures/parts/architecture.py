@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from swiftchat.weights.architectures.fields import Fields, invalid
+from swiftchat.weights.architectures.parts.fields import Fields, invalid
 
 __all__ = [
     "ALL_BIASES",

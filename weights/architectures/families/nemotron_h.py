@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import Architecture, frozen, tensor_names
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.families.lfm2 import MAX_KERNEL
+from swiftchat.weights.architectures.families.sigmoid_routers import sigmoid_router
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, tensor_names
+from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -21,9 +23,7 @@ from swiftchat.weights.architectures.fields import (
     number,
     optional_integer,
 )
-from swiftchat.weights.architectures.lfm2 import MAX_KERNEL
-from swiftchat.weights.architectures.mixers import Mamba2
-from swiftchat.weights.architectures.sigmoid_routers import sigmoid_router
+from swiftchat.weights.architectures.parts.mixers import Mamba2
 
 # The kinds of layers in `layers_block_type`, also of older files, and in `hybrid_override_pattern`.
 _KINDS = frozen(

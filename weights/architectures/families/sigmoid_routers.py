@@ -6,12 +6,24 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.families.gemma import every_nth_full
+from swiftchat.weights.architectures.families.llama_like import exaone4
+from swiftchat.weights.architectures.families.moe import (
+    MIXTRAL_EXPERTS,
+    MOE_KEYS,
+    SHARED_EXPERTS,
+    SHARED_MLP,
+    experts_of_width,
+    listed_dense,
+    moe_overrides,
+)
+from swiftchat.weights.architectures.families.qwen import EXPERTS
+from swiftchat.weights.architectures.parts.architecture import (
     Architecture,
     frozen,
     llama_tensors,
 )
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
     MAX_LAYERS,
     Fields,
@@ -24,19 +36,7 @@ from swiftchat.weights.architectures.fields import (
     number,
     optional_integer,
 )
-from swiftchat.weights.architectures.gemma import every_nth_full
-from swiftchat.weights.architectures.llama_like import exaone4
-from swiftchat.weights.architectures.moe import (
-    MIXTRAL_EXPERTS,
-    MOE_KEYS,
-    SHARED_EXPERTS,
-    SHARED_MLP,
-    experts_of_width,
-    listed_dense,
-    moe_overrides,
-)
-from swiftchat.weights.architectures.qwen import EXPERTS
-from swiftchat.weights.architectures.router import RouterConfig
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 _EPS = 1e-20
 

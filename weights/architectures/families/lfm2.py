@@ -6,8 +6,9 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import Architecture, frozen, llama_tensors
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.families.moe import MOE_KEYS, experts_of_width
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.fields import (
     MAX_LAYERS,
     MAX_WIDTH,
     Fields,
@@ -19,9 +20,8 @@ from swiftchat.weights.architectures.fields import (
     num_layers,
     number,
 )
-from swiftchat.weights.architectures.mixers import ShortConv
-from swiftchat.weights.architectures.moe import MOE_KEYS, experts_of_width
-from swiftchat.weights.architectures.router import RouterConfig
+from swiftchat.weights.architectures.parts.mixers import ShortConv
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 MAX_KERNEL = 1024
 

@@ -7,14 +7,14 @@ the code published with its weights.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     Architecture,
     frozen,
     llama_tensors,
     tensor_names,
 )
-from swiftchat.weights.architectures.fields import Fields, flag, integer, invalid, num_layers
+from swiftchat.weights.architectures.parts.fields import Fields, flag, integer, invalid, num_layers
 
 
 def _smollm3(config: Fields) -> Mapping[str, Any]:

@@ -6,13 +6,13 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     Architecture,
     frozen,
     llama_tensors,
 )
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_LAYERS,
     Fields,
@@ -21,7 +21,7 @@ from swiftchat.weights.architectures.fields import (
     num_layers,
     number,
 )
-from swiftchat.weights.architectures.rope import layer_ropes
+from swiftchat.weights.architectures.parts.rope import layer_ropes
 
 
 def _gemma(config: Fields) -> Mapping[str, Any]:

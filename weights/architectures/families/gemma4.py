@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import Architecture, frozen, llama_tensors
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.families.gemma import every_nth_full
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     MAX_EXPERTS,
     MAX_HEAD_DIM,
@@ -27,10 +28,9 @@ from swiftchat.weights.architectures.fields import (
     number,
     optional_integer,
 )
-from swiftchat.weights.architectures.gemma import every_nth_full
-from swiftchat.weights.architectures.layers import LayerSizes, PerLayerEmbeddings
-from swiftchat.weights.architectures.rope import RopeConfig
-from swiftchat.weights.architectures.router import RouterConfig
+from swiftchat.weights.architectures.parts.layers import LayerSizes, PerLayerEmbeddings
+from swiftchat.weights.architectures.parts.rope import RopeConfig
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 PER_LAYER_TENSORS = frozen(
     ple_embed="model.embed_tokens_per_layer.weight",

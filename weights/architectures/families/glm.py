@@ -7,7 +7,8 @@ the code published with its weights.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.families.gpt import NEOX_LAYER
+from swiftchat.weights.architectures.parts.architecture import (
     ALL_BIASES,
     LAYER_NORM_UNGATED,
     SEPARATE_GATE_UP,
@@ -16,7 +17,7 @@ from swiftchat.weights.architectures.architecture import (
     llama_tensors,
     tensor_names,
 )
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_VOCAB,
     MAX_WIDTH,
@@ -28,9 +29,8 @@ from swiftchat.weights.architectures.fields import (
     num_layers,
     number,
 )
-from swiftchat.weights.architectures.gpt import NEOX_LAYER
-from swiftchat.weights.architectures.prefix_lm import PrefixLM
-from swiftchat.weights.architectures.rope import RopeConfig
+from swiftchat.weights.architectures.parts.prefix_lm import PrefixLM
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 
 CHATGLM, CHATGLM_6B = "ChatGLMModel", "ChatGLMForConditionalGeneration"
 

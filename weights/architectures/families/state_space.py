@@ -6,13 +6,16 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.families.lfm2 import MAX_KERNEL
+from swiftchat.weights.architectures.families.mamba import FEED_FORWARD, MIXER, check_no_limits
+from swiftchat.weights.architectures.families.moe import moe_overrides
+from swiftchat.weights.architectures.parts.architecture import (
     Architecture,
     frozen,
     llama_tensors,
     tensor_names,
 )
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
     MAX_HEAD_DIM,
     MAX_HEADS,
@@ -27,11 +30,8 @@ from swiftchat.weights.architectures.fields import (
     number,
     optional_integer,
 )
-from swiftchat.weights.architectures.lfm2 import MAX_KERNEL
-from swiftchat.weights.architectures.mamba import FEED_FORWARD, MIXER, check_no_limits
-from swiftchat.weights.architectures.mixers import Mamba, Mamba2, StateMixer
-from swiftchat.weights.architectures.moe import moe_overrides
-from swiftchat.weights.architectures.router import RouterConfig
+from swiftchat.weights.architectures.parts.mixers import Mamba, Mamba2, StateMixer
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 # A state has no longest context, but the blocks of a sequence still count its tokens.
 _MAX_CONTEXT = 2**18

@@ -6,13 +6,13 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.parts.architecture import (
     SEPARATE_GATE_UP,
     Architecture,
     frozen,
     llama_tensors,
 )
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
     MAX_HEAD_DIM,
     MAX_WIDTH,
@@ -24,8 +24,8 @@ from swiftchat.weights.architectures.fields import (
     number,
     optional_integer,
 )
-from swiftchat.weights.architectures.rope import RopeConfig
-from swiftchat.weights.architectures.router import RouterConfig
+from swiftchat.weights.architectures.parts.rope import RopeConfig
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
 def moe_overrides(config: Fields) -> Mapping[str, Any]:

@@ -6,14 +6,16 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.families.gemma import every_nth_full
+from swiftchat.weights.architectures.families.moe import moe_overrides
+from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     SEPARATE_GATE_UP,
     Architecture,
     frozen,
     llama_tensors,
 )
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_LAYERS,
     MAX_WIDTH,
     Fields,
@@ -23,8 +25,6 @@ from swiftchat.weights.architectures.fields import (
     layer_types,
     number,
 )
-from swiftchat.weights.architectures.gemma import every_nth_full
-from swiftchat.weights.architectures.moe import moe_overrides
 
 MULTIPLIERS = frozenset(
     {"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     Fields,
     flag,

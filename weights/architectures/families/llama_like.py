@@ -6,13 +6,14 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import (
+from swiftchat.weights.architectures.families.gemma import every_nth_full
+from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     Architecture,
     frozen,
     llama_tensors,
 )
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     MAX_HEAD_DIM,
     MAX_LAYERS,
@@ -28,8 +29,7 @@ from swiftchat.weights.architectures.fields import (
     optional_integer,
     optional_number,
 )
-from swiftchat.weights.architectures.gemma import every_nth_full
-from swiftchat.weights.architectures.rope import QueryGrowth, RopeConfig, layer_ropes
+from swiftchat.weights.architectures.parts.rope import QueryGrowth, RopeConfig, layer_ropes
 
 OUTPUT_NORMS = frozen(
     attn_out_norm="post_attention_layernorm.weight",

@@ -6,8 +6,8 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.architecture import Architecture, frozen, llama_tensors
-from swiftchat.weights.architectures.fields import (
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     MAX_EXPERTS,
     MAX_LAYERS,
@@ -20,8 +20,8 @@ from swiftchat.weights.architectures.fields import (
     num_layers,
     number,
 )
-from swiftchat.weights.architectures.rope import QueryGrowth
-from swiftchat.weights.architectures.router import RouterConfig
+from swiftchat.weights.architectures.parts.rope import QueryGrowth
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
 def _llama4(config: Fields) -> Mapping[str, Any]:

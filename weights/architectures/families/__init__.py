@@ -1,0 +1,1 @@
+"""Architectures of model families: one file for each group of related models."""

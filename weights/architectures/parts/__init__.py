@@ -1,0 +1,1 @@
+"""What architectures are made of: the entry, config fields, rotary embedding, mixers, router."""
