@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Beam
 from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.sampling.beam_search import BeamSearch, Candidate
+from swiftchat.engine.sampling.logprobs import top_logprobs
 from swiftchat.engine.sampling.sampler import (
     ALL_BANNED,
     NOT_FINITE,
@@ -75,6 +77,7 @@ class Beams:
     def __init__(self, parts: EngineParts) -> None:
         self._scheduler = parts.scheduler
         self._ctx_size_tokens = parts.info.ctx_size_tokens
+        self._gpu = parts.gpu
         self._num_devices = parts.decoder.ranks.size * parts.decoder.stages.size
         self._groups: dict[int, _Group] = {}
 
@@ -159,8 +162,11 @@ class Beams:
         for id_, pairs in computed.items():
             assert logits is not None
             group, sequences = self._groups[id_], [sequence for sequence, _ in pairs]
-            rows_logits = logits[[index for _, index in pairs]]
-            found = _next_tokens(rows_logits, sequences, group.search.num_candidates)
+            indices = [index for _, index in pairs]
+            is_all = indices == list(range(len(logits)))
+            rows_logits = logits if is_all else logits[indices]
+            num_tokens = group.search.num_candidates
+            found = _next_tokens(rows_logits, sequences, num_tokens, self._gpu)
             group.candidates.update(zip(sequences, found, strict=True))
             if any(logprob != logprob for tokens in found for _, logprob in tokens):
                 yield BeamStep(id_, group.beams[0], error=sampling_error(NOT_FINITE))
@@ -307,19 +313,22 @@ class Beams:
         )
 
 
-def _next_tokens(logits: Tensor, sequences: Seq[Sequence], num_tokens: int) -> list[NextTokens]:
+def _next_tokens(
+    logits: Tensor, sequences: Seq[Sequence], num_tokens: int, gpu: Gpu | None
+) -> list[NextTokens]:
     """Return the most probable next tokens of each sequence; their logprobs may be NaN or −inf.
 
     `logits` is fp32 [len(sequences), vocab_size]. The controls of the logits apply to logprobs, as
     in `transformers`.
     """
-    logprobs = torch.log_softmax(logits, 1)
     if sequences[0].params.changes_logits:
-        rows = zip(logprobs, sequences, strict=True)
+        rows = zip(torch.log_softmax(logits, 1), sequences, strict=True)
         logprobs = torch.stack(
             [process_logits(row, s.tokens, s.num_prompt, s.params) for row, s in rows]
         )
-    values, ids = logprobs.topk(min(num_tokens, logprobs.shape[1]), 1)
+        values, ids = logprobs.topk(min(num_tokens, logprobs.shape[1]), 1)
+    else:
+        values, ids = top_logprobs(logits, num_tokens, gpu)
     packed = torch.cat((values.double(), ids.double()), 1).tolist()  # fp64 holds ids exactly
     width = values.shape[1]
     return [list(zip(map(int, row[width:]), row[:width], strict=True)) for row in packed]

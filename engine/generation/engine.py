@@ -68,7 +68,7 @@ class Engine:
         self.checkpoint = parts.checkpoint
         self.tunings = parts.tunings
         ranks, stages = parts.decoder.ranks, parts.decoder.stages
-        self._sampler = DistributedSampler(self.vocab_size, ranks, stages)
+        self._sampler = DistributedSampler(self.vocab_size, ranks, stages, self.gpu)
         self._pooler = Pooler(parts.decoder, parts.cache)
         self._beams = Beams(parts)
         self.use_store(parts.store)

@@ -7,6 +7,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.protocol import Logprob, PromptLogprobs
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.comm.pipeline import Pipeline
@@ -25,8 +26,11 @@ class DistributedSampler:
     All ranks of all stages call the same methods in the same order.
     """
 
-    def __init__(self, vocab_size: int, ranks: Communicator, stages: Pipeline) -> None:
+    def __init__(
+        self, vocab_size: int, ranks: Communicator, stages: Pipeline, gpu: Gpu | None = None
+    ) -> None:
         self._vocab_size, self._ranks, self._stages = vocab_size, ranks, stages
+        self._gpu = gpu
 
     def sample_batch(
         self, batch: Batch, seeds: Seq[int], local_logits: Tensor | None
@@ -64,7 +68,7 @@ class DistributedSampler:
             num_top = min(num_top, self._vocab_size)
             packed = torch.empty(len(tokens), 1 + 2 * num_top, dtype=torch.float64)
         else:
-            packed = pack_logprobs(logits, tokens, num_top)
+            packed = pack_logprobs(logits, tokens, num_top, self._gpu)
         return unpack_logprobs(self._stages.broadcast_from_last(packed))
 
     def prompt_logprobs(

@@ -83,8 +83,8 @@ def recorded_logits(engine: Engine) -> list[Tensor]:
     found: list[Tensor] = []
     forward = engine.decoder.forward_plan
 
-    def record(plan: Any, cache: KVCache) -> Tensor | None:
-        logits = forward(plan, cache)
+    def record(plan: Any, cache: KVCache, hidden: Any = None) -> Tensor | None:
+        logits = forward(plan, cache, hidden)
         assert logits is not None
         found.append(logits)
         return logits
@@ -269,10 +269,12 @@ def test_stop_ids_and_limits_end_answers_as_on_the_cpu(folder: Path, cubins: Pat
         assert {k: e.reason for k, e in ends.items()} == {k: e.reason for k, e in on_cpu[1].items()}
 
 
-def test_beams_equal_the_cpu(tmp_path: Path, cubins: Path) -> None:
+@pytest.mark.parametrize("repeat_penalty", [1.0, 1.2])
+def test_beams_equal_the_cpu(tmp_path: Path, cubins: Path, repeat_penalty: float) -> None:
+    """The kernel chooses the candidates, or torch where penalties change the logprobs."""
     tiny.make("llama", tmp_path)
     params = SamplingParams(
-        temperature=0, beams=4, returned_beams=4, max_tokens=12, repeat_penalty=1.2
+        temperature=0, beams=4, returned_beams=4, max_tokens=12, repeat_penalty=repeat_penalty
     )
 
     def beams(engine: Engine) -> list[Beam]:
