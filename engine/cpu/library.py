@@ -16,7 +16,7 @@ from swiftchat.engine.cpu.build import (
     library_path,
 )
 from swiftchat.engine.cpu.features import REQUIRED, Feature
-from swiftchat.engine.cpu.structures import ProgramStruct, Run, structures_match
+from swiftchat.engine.cpu.program_structures import ProgramStruct, Run, structures_match
 from swiftchat.errors import DeviceError, UsageError
 
 VARIABLE = "SWIFTCHAT_CPU_KERNELS"

@@ -1,14 +1,13 @@
 """The operations of mixers with a state, for the native kernels."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu import structures as native
 from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.cpu.references import References
 from swiftchat.engine.cpu.structures import Norm, NormKind
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
@@ -40,11 +39,11 @@ class NativeMixer:
 
 @dataclass(frozen=True)
 class Parameters:
-    """The weights of a layer's mixer in memory that `keep` keeps alive, and its states."""
+    """The weights of a layer's mixer in memory that `references` keeps alive, and its states."""
 
     weights: MixerWeights
     states: LayerStates
-    keep: Callable[[Any], Any]
+    references: References
 
     def mixer(self, kind: StateMixer, activation: native.Activation) -> NativeMixer:
         """Return the operations; raises `CannotRecordError` for a mixer without kernels."""
@@ -75,13 +74,13 @@ class Parameters:
         Its state has the sizes of torch's in another order: the channels of each token together.
         """
         scaled = self.weights.conv.float().t()
-        weight = self.keep((scaled if scales is None else scaled * scales).contiguous())
+        weight = self.references.keep((scaled if scales is None else scaled * scales).contiguous())
         return native.ConvOp(
             kernel=len(weight),
             channels=weight.shape[1],
             activation=activation,
             weight=weight.data_ptr(),
-            bias=self._floats(self.weights.conv_bias),
+            bias=self.references.floats(self.weights.conv_bias),
             state=self.states[0].data_ptr(),
         )
 
@@ -93,15 +92,15 @@ class Parameters:
             value_dim=kind.value_dim,
             q_norm=self._unit_norm(kind.key_dim, kind.key_dim**-0.5),
             k_norm=self._unit_norm(kind.key_dim, 1.0),
-            norm=Norm(NormKind.RMS, kind.norm_eps, self._floats(self.weights.norm)),
-            decay=self._floats(self.weights.decay),
-            step_bias=self._floats(self.weights.step_bias),
+            norm=Norm(NormKind.RMS, kind.norm_eps, self.references.floats(self.weights.norm)),
+            decay=self.references.floats(self.weights.decay),
+            step_bias=self.references.floats(self.weights.step_bias),
             state=self.states[1].data_ptr(),
         )
 
     def _mamba2(self, kind: Mamba2) -> native.Mamba2Op:
         before, z, _, _, _, step = kind.scales
-        weight = self._floats(self.weights.norm)
+        weight = self.references.floats(self.weights.norm)
         has_norm = kind.norm_eps is not None and weight is not None
         return native.Mamba2Op(
             num_heads=kind.num_heads,
@@ -113,17 +112,13 @@ class Parameters:
             z_scale=before * z,
             step_scale=before * step,
             norm=Norm(NormKind.RMS if has_norm else NormKind.NONE, kind.norm_eps or 0.0, weight),
-            decay=self._floats(self.weights.decay),
-            step_bias=self._floats(self.weights.step_bias),
-            skip=self._floats(self.weights.skip),
+            decay=self.references.floats(self.weights.decay),
+            step_bias=self.references.floats(self.weights.step_bias),
+            skip=self.references.floats(self.weights.skip),
             state=self.states[1].data_ptr(),
         )
 
     def _unit_norm(self, width: int, length: float) -> Norm:
         """Return the norm that scales vectors to this length: RMSNorm divides by another mean."""
-        weight = self.keep(torch.full((width,), length * width**-0.5))
+        weight = self.references.keep(torch.full((width,), length * width**-0.5))
         return Norm(NormKind.RMS, _UNIT_EPS / width, weight.data_ptr())
-
-    def _floats(self, tensor: Tensor | None) -> int | None:
-        """Return the address of a vector in fp32."""
-        return None if tensor is None else int(self.keep(tensor.float().contiguous()).data_ptr())

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu.low_rank import EmbeddingRows
-from swiftchat.engine.cpu.structures import AnyOp, Buffer, Op, ProgramStruct, RowSet, Run, Span
+from swiftchat.engine.cpu.program_structures import Buffer, Op, ProgramStruct, Run, Span
+from swiftchat.engine.cpu.structures import AnyOp, RowSet
 
 ALIGNMENT_BYTES = 64
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from swiftchat.engine.cpu import structures as native
 from swiftchat.engine.cpu.activations import Activations, CannotRecordError
-from swiftchat.engine.cpu.float_matrix import float_matrix
+from swiftchat.engine.cpu.experts import moe_op
 from swiftchat.engine.cpu.low_rank import NativeDeltas
 from swiftchat.engine.cpu.mixers import Parameters, Scan
 from swiftchat.engine.cpu.recording import Recording
+from swiftchat.engine.cpu.references import References
 from swiftchat.engine.cpu.structures import (
-    MAX_EXPERT_GROUPS,
     Activation,
     AnyOp,
     KVFormat,
@@ -36,7 +36,7 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
-from swiftchat.engine.model.moe import Expert, Experts
+from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
@@ -70,19 +70,21 @@ class Recorder(WithoutKernels):
     def __init__(self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int) -> None:
         self.ops: list[AnyOp] = []
         self.buffers: list[tuple[RowSet, int]] = []
-        self.references: list[Any] = [weights]
+        self._references = References(weights)
         self.deltas: dict[Site, NativeDeltas] = {}
         self._config, self._weights = config, weights
         self._is_exact = weights.dtype == torch.float32
         self._block_size = 0
         self._states: Mapping[int, LayerStates] = MappingProxyType({})
         self._cos_sin = [
-            self._keep(cos_sin_table(rope, config.head_dim, ctx_size_tokens, torch.device("cpu")))
+            self._references.keep(
+                cos_sin_table(rope, config.head_dim, ctx_size_tokens, torch.device("cpu"))
+            )
             for rope in (config.rope, config.local_rope)
             if rope is not None
         ]
         self._num_positions = ctx_size_tokens
-        self._slopes = self._keep(alibi_slopes(config)) if config.alibi else None
+        self._slopes = self._references.keep(alibi_slopes(config)) if config.alibi else None
 
     def record(self, cache: KVCache, hidden_layers: Collection[int] = ()) -> Recording:
         """Record `Decoder.forward` with this cache, which must be `heads_first`.
@@ -94,7 +96,9 @@ class Recorder(WithoutKernels):
         hidden = HiddenStates(hidden_layers)
         decoder = Decoder(self._config, self._weights, self)
         logits = self.activations(decoder.forward(_EMPTY, cache, hidden))
-        recording = Recording(self.ops, self.buffers, logits.buffer, self.references, self.deltas)
+        recording = Recording(
+            self.ops, self.buffers, logits.buffer, self._references.owners, self.deltas
+        )
         recording.hidden = {i: self.activations(x).buffer for i, x in hidden.found.items()}
         return recording
 
@@ -105,11 +109,11 @@ class Recorder(WithoutKernels):
         hidden = self.activations(decoder.forward_hidden(_EMPTY, cache))
         # The result has a buffer of its own, which `fuse` does not join with others.
         output = self.activations(self.copy(hidden, 1.0))
-        return Recording(self.ops, self.buffers, output.buffer, self.references)
+        return Recording(self.ops, self.buffers, output.buffer, self._references.owners)
 
     def _begin(self, cache: KVCache) -> None:
         self.ops, self.buffers, self.deltas = [], [], {}
-        self._block_size = self._keep(cache).block_size
+        self._block_size = self._references.keep(cache).block_size
         self._states = cache.states.layers
 
     def plan(self, batch: Batch, cache: KVCache) -> None:
@@ -124,7 +128,7 @@ class Recorder(WithoutKernels):
 
     def add_positions_(self, plan: None, x: Tensor, table: Tensor) -> None:
         last, out = self.ops[-1], self.activations(x)
-        positions = self._float_matrix(table)
+        positions = self._references.float_matrix(table)
         if isinstance(last, native.EmbedOp) and last.out == out.buffer:
             last.positions = positions
             return
@@ -143,7 +147,7 @@ class Recorder(WithoutKernels):
         return rest, Activations.of(source.buffer, source.row_set, width, first=width)
 
     def mix(self, plan: None, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
-        config, parameters = self._config, Parameters(mixer, self._states[layer], self._keep)
+        config, parameters = self._config, Parameters(mixer, self._states[layer], self._references)
         assert config.mixer is not None
         activation = _ACTIVATIONS[config.mixer_activation or config.activation]
         ops = parameters.mixer(config.mixer, activation)
@@ -205,26 +209,26 @@ class Recorder(WithoutKernels):
             raise CannotRecordError(
                 f"{cols} columns are multiplied with {source.width} activations"
             )
-        parts = self._keep((Matrix * len(matrices))(*matrices))
+        parts = self._references.keep((Matrix * len(matrices))(*matrices))
         op = native.LinearOp(
             x=source.buffer,
             num_parts=len(parts),
             rows=rows,
             exact=self._is_exact,
             parts=cast(parts, POINTER(Matrix)),
-            bias=self._floats(bias),
+            bias=self._references.floats(bias),
         )
         return self._append(op, source.row_set, rows)
 
     def _adapted_linear(self, x: Tensor, weight: AdaptedWeight, bias: Tensor | None) -> Tensor:
         out = self.activations(self.linear(x, weight.weight, bias))
-        deltas = self._keep(NativeDeltas(len(weight.selection.sets)))
+        deltas = self._references.keep(NativeDeltas(len(weight.selection.sets)))
         self.deltas[weight.site] = deltas
         op = native.LowRankOp(
             x=self.activations(x).buffer,
             num_sets=len(deltas),
             deltas=deltas.pointer,
-            bias=self._floats(bias),
+            bias=self._references.floats(bias),
         )
         self._append_to(out, op)
         return out
@@ -272,7 +276,7 @@ class Recorder(WithoutKernels):
             scale=config.attention_scale,
             softcap=config.attention_softcap or 0.0,
             slopes=None if self._slopes is None else self._slopes.data_ptr(),
-            sinks=self._floats(sinks),
+            sinks=self._references.floats(sinks),
             cache=cache,
         )
         return self._append(op, source.row_set, config.num_heads * config.head_dim)
@@ -285,48 +289,12 @@ class Recorder(WithoutKernels):
     def moe(
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
     ) -> Tensor:
-        config, source = self._config, self.activations(x)
-        if router_input is not None or experts.scales is not None:
+        if router_input is not None:
             raise CannotRecordError("no kernel computes a router with an input of its own")
-        if experts.project_in is not None:
-            raise CannotRecordError("no kernel projects the input of experts")
-        router = config.router
-        if (
-            router.scores == "sparsemixer"
-            or router.on_input
-            or router.by_logits
-            or experts.project_in is not None
-            or router.groups > MAX_EXPERT_GROUPS
-            or router.best_of_group != 2
-        ):
-            raise CannotRecordError("no kernel computes this router")
-        each = [self._expert(expert) for expert in experts.all]
-        routed = each[: config.num_experts]
-        if len({(expert.gate_up.is_tiled, expert.down.is_tiled) for expert in routed}) > 1:
-            raise CannotRecordError("integer and float matrices as experts of one layer")
-        structs = self._keep((native.Expert * len(each))(*each))
-        op = native.MoeOp(
-            x=source.buffer,
-            num_experts=config.num_experts,
-            experts_per_token=config.experts_per_token,
-            normalized=router.normalized,
-            sigmoid=router.scores == "sigmoid",
-            groups=router.groups,
-            top_groups=router.top_groups,
-            eps=router.eps,
-            scale=router.scale,
-            correction=self._floats(experts.correction),
-            hidden_size=config.hidden_size,
-            expert_size=experts.each[0].down.shape[1],
-            shared_size=0 if experts.shared is None else experts.shared.down.shape[1],
-            exact=self._is_exact,
-            act=self._act_and_mul(),
-            router=self._float_matrix(experts.router),
-            router_bias=self._floats(experts.router_bias),
-            experts=cast(structs, POINTER(native.Expert)),
-        )
-        if experts.shared_router is not None:
-            op.shared_router = self._float_matrix(experts.shared_router)
+        source = self.activations(x)
+        act = self._act_and_mul()
+        op = moe_op(self._config, experts, act, self._references, exact=self._is_exact)
+        op.x = source.buffer
         return self._append(op, source.row_set, source.width)
 
     def logits_rows(self, plan: None, x: Tensor) -> Tensor:
@@ -401,12 +369,12 @@ class Recorder(WithoutKernels):
         )
 
     def _rms_norm(self, weight: Tensor) -> Norm:
-        scale = self._keep(weight.float() + float(self._config.norm_unit_offset))
+        scale = self._references.keep(weight.float() + float(self._config.norm_unit_offset))
         return Norm(NormKind.RMS, self._config.norm_eps, scale.data_ptr())
 
     def _layer_norm(self, weight: Tensor, bias: Tensor | None) -> Norm:
-        scale, eps = self._floats(weight), self._config.norm_eps
-        return Norm(NormKind.LAYER, eps, scale, self._floats(bias))
+        scale, eps = self._references.floats(weight), self._config.norm_eps
+        return Norm(NormKind.LAYER, eps, scale, self._references.floats(bias))
 
     def _head_norm(self, weight: Tensor, num_heads: int) -> Norm:
         """Return the norm of queries or keys, with weights for the elements of all heads."""
@@ -415,22 +383,4 @@ class Recorder(WithoutKernels):
         scale = weight.float() + float(config.norm_unit_offset)
         if len(scale) == config.head_dim:
             scale = scale.repeat(num_heads)
-        return Norm(kind, config.norm_eps, self._keep(scale).data_ptr())
-
-    def _expert(self, expert: Expert) -> native.Expert:
-        pairs = [native_matrices(weight) for weight in (expert.gate_up, expert.down)]
-        if any(len(matrices) != 1 for matrices in pairs):
-            raise CannotRecordError("no kernel multiplies with an expert's matrix in several parts")
-        biases = (self._floats(expert.gate_up_bias), self._floats(expert.down_bias))
-        return native.Expert(*(matrices[0] for matrices in pairs), *biases)
-
-    def _float_matrix(self, tensor: Tensor) -> Matrix:
-        return float_matrix(self._keep(tensor.contiguous()))
-
-    def _floats(self, tensor: Tensor | None) -> int | None:
-        """Return the address of a vector in fp32."""
-        return None if tensor is None else self._keep(tensor.float().contiguous()).data_ptr()
-
-    def _keep(self, owner: Any) -> Any:
-        self.references.append(owner)
-        return owner
+        return Norm(kind, config.norm_eps, self._references.keep(scale).data_ptr())

@@ -7,17 +7,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu.program import ALIGNMENT_BYTES, Pool
-from swiftchat.engine.cpu.structures import (
-    AnyOp,
-    Buffer,
-    EmbedOp,
-    LinearOp,
-    Matrix,
-    Op,
-    ProgramStruct,
-    RowSet,
-    Run,
-)
+from swiftchat.engine.cpu.program_structures import Buffer, Op, ProgramStruct, Run
+from swiftchat.engine.cpu.structures import AnyOp, EmbedOp, LinearOp, Matrix, RowSet
 
 
 def matmul(pool: Pool, matrices: Sequence[Matrix], x: Tensor, *, exact: bool) -> Tensor:

@@ -1,15 +1,13 @@
-"""The structures of kernels/matrix.h and kernels/program.h, for ctypes.
+"""The operations of kernels/program.h and the matrices of kernels/matrix.h, for ctypes.
 
 An enumeration or structure here mirrors that of the same name there; `structures_match` compares
 versions and sizes. Pointers are addresses: who fills a structure keeps the memory alive.
 """
 
-import ctypes
 from collections.abc import Iterator
-from ctypes import POINTER, Structure, Union, byref, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-PROGRAM_VERSION = 8
 MAX_EXPERT_GROUPS = 64  # as in program.h
 TILE_ROWS = 16
 BLOCK_COLS = 32
@@ -339,82 +337,3 @@ AnyOp = (
     | GatedDeltaOp
     | Mamba2Op
 )
-
-
-class Op(Union):
-    _fields_ = (
-        ("header", OpHeader),
-        ("embed", EmbedOp),
-        ("norm", NormOp),
-        ("linear", LinearOp),
-        ("rotary", RotaryOp),
-        ("attention", AttentionOp),
-        ("act_and_mul", ActAndMulOp),
-        ("add_scaled", AddScaledOp),
-        ("softcap", SoftcapOp),
-        ("gather", GatherOp),
-        ("moe", MoeOp),
-        ("low_rank", LowRankOp),
-        ("conv", ConvOp),
-        ("drop_columns", DropColumnsOp),
-        ("gate", GateOp),
-        ("gated_delta", GatedDeltaOp),
-        ("mamba2", Mamba2Op),
-    )
-
-    @classmethod
-    def of(cls, op: AnyOp) -> "Op":
-        """Return a copy of `op` as the union, with the kind in its header."""
-        union = cls()
-        ctypes.memmove(byref(union), byref(op), ctypes.sizeof(op))
-        union.header.kind = op.KIND
-        return union
-
-
-class Buffer(Structure):
-    _fields_ = (("row_set", c_int32), ("width", c_int32))
-
-
-class ProgramStruct(Structure):
-    _fields_ = (
-        ("num_ops", c_int32),
-        ("num_buffers", c_int32),
-        ("ops", POINTER(Op)),
-        ("buffers", POINTER(Buffer)),
-    )
-
-
-class Span(Structure):
-    _fields_ = (
-        *_ints("first_row", "num_rows", "context_len", "prefix_len", "state_slot"),
-        ("block_table", c_void_p),
-    )
-
-
-class Run(Structure):
-    _fields_ = (
-        *_ints("num_tokens", "num_logits", "num_spans", "num_threads"),
-        *_addresses(
-            "ids", "positions", "second_positions", "slots", "logits_rows", "sets", "embeddings"
-        ),
-        ("spans", POINTER(Span)),
-        ("buffers", POINTER(c_void_p)),
-        ("widths", POINTER(Buffer)),
-        ("workspace", c_void_p),
-    )
-
-
-# In the order of `struct_bytes` in program.c.
-STRUCTURES = (
-    *(Op, Matrix, Buffer, ProgramStruct, Span, Run, Norm, LayerCache, Expert, EmbedOp, NormOp),
-    *(LinearOp, RotaryOp, AttentionOp, ActAndMulOp, AddScaledOp, SoftcapOp, GatherOp, MoeOp),
-    *(LowRank, Delta, LowRankOp, ConvOp, DropColumnsOp, GateOp, GatedDeltaOp),
-    Mamba2Op,
-)
-
-
-def structures_match(library: ctypes.CDLL) -> bool:
-    """Compare the library's version and structures with those of this module."""
-    sizes = [library.struct_bytes(i) for i in range(len(STRUCTURES) + 1)]
-    expected = [*(ctypes.sizeof(structure) for structure in STRUCTURES), -1]
-    return bool(library.program_version() == PROGRAM_VERSION) and sizes == expected

@@ -1,0 +1,78 @@
+"""The operation of a mixture of experts, for the native kernels."""
+
+from ctypes import POINTER, cast
+
+from swiftchat.engine.cpu import structures as native
+from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.cpu.references import References
+from swiftchat.engine.cpu.weights import native_matrices
+from swiftchat.engine.model.moe import Expert, Experts
+from swiftchat.weights.architectures.config import ModelConfig
+
+
+def moe_op(
+    config: ModelConfig,
+    experts: Experts,
+    act: native.ActAndMulOp,
+    references: References,
+    *,
+    exact: bool,
+) -> native.MoeOp:
+    """Return the operation of a layer's experts, without its buffers.
+
+    `act` is the activation of each expert; `exact`: tiles are multiplied in fp32. Raises
+    `CannotRecordError` for experts or a router that no kernel computes.
+    """
+    _check(config, experts)
+    router = config.router
+    each = [_expert(expert, references) for expert in experts.all]
+    routed = each[: config.num_experts]
+    if len({(expert.gate_up.is_tiled, expert.down.is_tiled) for expert in routed}) > 1:
+        raise CannotRecordError("integer and float matrices as experts of one layer")
+    structs = references.keep((native.Expert * len(each))(*each))
+    op = native.MoeOp(
+        num_experts=config.num_experts,
+        experts_per_token=config.experts_per_token,
+        normalized=router.normalized,
+        sigmoid=router.scores == "sigmoid",
+        groups=router.groups,
+        top_groups=router.top_groups,
+        eps=router.eps,
+        scale=router.scale,
+        correction=references.floats(experts.correction),
+        hidden_size=config.hidden_size,
+        expert_size=experts.each[0].down.shape[1],
+        shared_size=0 if experts.shared is None else experts.shared.down.shape[1],
+        exact=exact,
+        act=act,
+        router=references.float_matrix(experts.router),
+        router_bias=references.floats(experts.router_bias),
+        experts=cast(structs, POINTER(native.Expert)),
+    )
+    if experts.shared_router is not None:
+        op.shared_router = references.float_matrix(experts.shared_router)
+    return op
+
+
+def _check(config: ModelConfig, experts: Experts) -> None:
+    router = config.router
+    if experts.scales is not None:
+        raise CannotRecordError("no kernel scales the outputs of experts")
+    if experts.project_in is not None:
+        raise CannotRecordError("no kernel projects the input of experts")
+    if (
+        router.scores == "sparsemixer"
+        or router.on_input
+        or router.by_logits
+        or router.groups > native.MAX_EXPERT_GROUPS
+        or router.best_of_group != 2
+    ):
+        raise CannotRecordError("no kernel computes this router")
+
+
+def _expert(expert: Expert, references: References) -> native.Expert:
+    pairs = [native_matrices(weight) for weight in (expert.gate_up, expert.down)]
+    if any(len(matrices) != 1 for matrices in pairs):
+        raise CannotRecordError("no kernel multiplies with an expert's matrix in several parts")
+    biases = (references.floats(expert.gate_up_bias), references.floats(expert.down_bias))
+    return native.Expert(*(matrices[0] for matrices in pairs), *biases)
