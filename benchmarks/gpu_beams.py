@@ -11,6 +11,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -37,14 +38,14 @@ def step_ms(engine: Engine, prompt: list[int], num_tokens: int, beams: int | Non
     return statistics.median(times[len(times) // 2 :])
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--beams", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=100, help="tokens of the answer")
-    found = parser.parse_args()
+    found = parser.parse_args(arguments)
     most = max(found.beams)
     context = found.prompt + found.tokens + 64
     config = EngineConfig(
@@ -56,7 +57,7 @@ def main() -> None:
     )
     engine = build_engine(Path(), config, cubins=CUBINS)
     rng = random.Random(0)
-    prompt = [rng.randrange(3, 20000) for _ in range(found.prompt)]
+    prompt = [rng.randrange(3, engine.vocab_size) for _ in range(found.prompt)]
     device = torch.cuda.get_device_name() if found.device == "cuda" else found.device
     print(f"{device}, torch {torch.__version__}, {found.shape}, {found.prompt} tokens of prompt")
     plain = step_ms(engine, prompt, found.tokens, None)

@@ -123,25 +123,25 @@ def main() -> None:
             )
             if args.breakdown:
                 breakdown(engine, num_rows, ceiling)
-    if args.prefill:
-        measure_prefill(engine, args.prefill)
+    for length in args.prefill:
+        ms = prefill_ms(engine, length)
+        print(f"  prefill {length}: {ms:.1f} ms, {length / ms * 1e3:.0f} tok/s", flush=True)
     measure_loop(engine)
 
 
-def measure_prefill(engine: Engine, lengths: list[int]) -> None:
-    for length in lengths:
-        times = []
-        for i in range(4):
-            # A unique first token, so that no cached prefix is reused.
-            prompt = [(7 * j + i * 1000 + length + 11) % engine.vocab_size for j in range(length)]
-            engine.add(i, prompt, SamplingParams(temperature=0, max_tokens=1))
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            while engine.has_work:
-                engine.step()
-            times.append(time.perf_counter() - started)
-        ms = statistics.median(times[1:]) * 1e3
-        print(f"  prefill {length}: {ms:.1f} ms, {length / ms * 1e3:.0f} tok/s", flush=True)
+def prefill_ms(engine: Engine, length: int) -> float:
+    """Return the time of a prompt until its first token, by the host's clock, median of three."""
+    times = []
+    for i in range(4):
+        # A unique first token, so that no cached prefix is reused.
+        prompt = [(7 * j + i * 1000 + length + 11) % engine.vocab_size for j in range(length)]
+        engine.add(i, prompt, SamplingParams(temperature=0, max_tokens=1))
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        while engine.has_work:
+            engine.step()
+        times.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(times[1:])
 
 
 def measure_loop(engine: Engine) -> None:

@@ -18,13 +18,17 @@ from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
 
-HEADS, KV_HEADS, HEAD_DIM, BLOCK = 32, 8, 128, 64
+HEADS, KV_HEADS, BLOCK = 32, 8, 64
 
 
-def ours(gpu: Gpu, length: int, path: str) -> Callable[[], None]:
+def tflops(length: int, us: float, head_dim: int = 128) -> float:
+    return 4 * length**2 / 2 * HEADS * head_dim / us / 1e6
+
+
+def ours(gpu: Gpu, length: int, path: str, head_dim: int = 128) -> Callable[[], None]:
     num_blocks = length // BLOCK
-    q = torch.randn(length, HEADS, HEAD_DIM, device="cuda").bfloat16()
-    cache = torch.randn(num_blocks, 2 * KV_HEADS, BLOCK, HEAD_DIM, device="cuda").bfloat16()
+    q = torch.randn(length, HEADS, head_dim, device="cuda").bfloat16()
+    cache = torch.randn(num_blocks, 2 * KV_HEADS, BLOCK, head_dim, device="cuda").bfloat16()
     tables = torch.randperm(num_blocks, device="cuda").int()[None]
     starts = torch.tensor([0, length], dtype=torch.int32, device="cuda")
     return partial(
@@ -36,15 +40,15 @@ def ours(gpu: Gpu, length: int, path: str) -> Callable[[], None]:
         query_starts=starts,
         context_lens=starts[1:].clone(),
         max_num_tokens=length,
-        scale=HEAD_DIM**-0.5,
+        scale=head_dim**-0.5,
         out=torch.empty_like(q),
         path=path,
     )
 
 
-def torchs(length: int, backend: SDPBackend) -> Callable[[], Tensor]:
-    q = torch.randn(1, HEADS, length, HEAD_DIM, device="cuda").bfloat16()
-    k, v = (torch.randn(1, KV_HEADS, length, HEAD_DIM, device="cuda").bfloat16() for _ in range(2))
+def torchs(length: int, backend: SDPBackend, head_dim: int = 128) -> Callable[[], Tensor]:
+    q = torch.randn(1, HEADS, length, head_dim, device="cuda").bfloat16()
+    k, v = (torch.randn(1, KV_HEADS, length, head_dim, device="cuda").bfloat16() for _ in range(2))
 
     def work() -> Tensor:
         with sdpa_kernel(backend):
@@ -57,7 +61,6 @@ def main() -> None:
     gpu = Gpu(torch.device("cuda", 0), CubinCache(None))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     for length in (2048, 8192, 32768):
-        flops = 4 * length**2 / 2 * HEADS * HEAD_DIM
         rivals = {
             "flash": torchs(length, SDPBackend.FLASH_ATTENTION),
             "cuDNN": torchs(length, SDPBackend.CUDNN_ATTENTION),
@@ -65,11 +68,12 @@ def main() -> None:
         }
         if gpu.arch == "sm_90a":
             rivals["ours wgmma"] = ours(gpu, length, "wgmma")
-        found = {name: median_us(work) / 1e3 for name, work in rivals.items()}
+        found = {name: median_us(work) for name, work in rivals.items()}
         print(
             f"{length} tokens: "
             + ", ".join(
-                f"{name} {ms:.3f} ms ({flops / ms / 1e9:.0f} TFLOP/s)" for name, ms in found.items()
+                f"{name} {us / 1e3:.3f} ms ({tflops(length, us):.0f} TFLOP/s)"
+                for name, us in found.items()
             )
         )
 

@@ -81,6 +81,24 @@ def measure(
     os._exit(0)
 
 
+def run_alone(
+    tp: int, pp: int, shape: str, contexts: list[int], batch: int
+) -> dict[str, float | str | None]:
+    """Return the figures of `measure` in a process of its own, or its exit code as `failed`."""
+    context = multiprocessing.get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=measure, args=(tp, pp, shape, contexts, batch, sending))
+    process.start()
+    sending.close()
+    try:
+        found: dict[str, float | str | None] = receiving.recv()
+    except EOFError:
+        process.join()
+        found = {"failed": process.exitcode}
+    process.join()
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="llama-3.1-8b")
@@ -91,20 +109,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     results = {}
-    context = multiprocessing.get_context("spawn")
     for pp, tp in itertools.product(args.pp, args.tp):
         name = str(tp) if pp == 1 else f"{tp} x pp {pp}"
-        receiving, sending = context.Pipe(duplex=False)
-        process = context.Process(
-            target=measure, args=(tp, pp, args.shape, args.context, args.batch, sending)
-        )
-        process.start()
-        sending.close()
-        try:
-            results[name] = receiving.recv()
-        except EOFError:
-            results[name] = {"failed": process.exitcode}
-        process.join()
+        results[name] = run_alone(tp, pp, args.shape, args.context, args.batch)
         print(name, json.dumps(results[name]), flush=True)
     if args.json:
         args.json.write_text(
