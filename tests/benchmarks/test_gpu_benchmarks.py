@@ -40,4 +40,6 @@ def test_many_sequences(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_beams(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
     main = runpy.run_path(str(BENCHMARKS / "gpu_beams.py"))["main"]
     main(["--shape", shape, "--device", "cpu", "--prompt", "9", "--tokens", "5", "--beams", "2"])
-    assert re.search(r"^2 beams: [\d.]+ ms a step, [\d.]+ of greedy$", capsys.readouterr().out, re.M)
+    assert re.search(
+        r"^2 beams: [\d.]+ ms a step, [\d.]+ of greedy$", capsys.readouterr().out, re.M
+    )
