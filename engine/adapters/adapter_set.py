@@ -14,7 +14,8 @@ from swiftchat.weights.adapters.adapter import Adapter, LowRank, Read
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_shapes, tensor_name
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.parallel.tensor_parallel import Shard, TensorKey, TensorSlice
+from swiftchat.weights.parallel.division import TensorSlice
+from swiftchat.weights.parallel.tensor_parallel import Shard, TensorKey
 
 # The canonical matrices of each field of `LayerWeights`, from the first row to the last.
 _FIELDS = {

@@ -9,7 +9,8 @@ from swiftchat.engine.api.tile_layout import BLOCK_TYPES, block_layout, scheme_b
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import shape_by_place, tensor_name
-from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
+from swiftchat.weights.parallel.division import TensorSlice
+from swiftchat.weights.parallel.tensor_parallel import Shard
 from swiftchat.weights.quantization.quantize import QUANTIZABLE
 from swiftchat.weights.quantization.scheme import (
     Float8,

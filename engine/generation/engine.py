@@ -21,8 +21,8 @@ from swiftchat.engine.api.protocol import (
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.decode.async_decode import AsyncDecode
+from swiftchat.engine.generation.admission import Admission
 from swiftchat.engine.generation.beams import Beams, BeamStep
-from swiftchat.engine.generation.check import check_request, check_tuned
 from swiftchat.engine.generation.generation import Generation
 from swiftchat.engine.generation.gpu_counters import GpuCounters
 from swiftchat.engine.generation.graphs import GraphDecode
@@ -32,13 +32,11 @@ from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.sampling.distributed import DistributedSampler
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sampling_error
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.constraint import Constraint
 from swiftchat.engine.schedule.scheduler import Row, Sequence, Step
 from swiftchat.engine.schedule.sliding import drop_middle
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.engine.schedule.twins import find_twins, fork
 from swiftchat.errors import SwiftchatError, UsageError
-from swiftchat.weights.architectures.parts.prefix_lm import CAUSAL
 
 Outcome = tuple[int, Event | SwiftchatError]
 
@@ -73,7 +71,8 @@ class Engine:
         self._beams = Beams(parts)
         self.use_store(parts.store)
         self._generations: dict[int, Generation] = {}
-        self._grammars, self._fast_forward = parts.grammars, parts.fast_forward
+        self._admission = Admission(parts, self._beams, self._generations)
+        self._fast_forward = parts.fast_forward
         self._pending: list[Outcome] = []  # reported by the next step
         self._num_computed = self._num_reused = 0
         self._gpu_counters = GpuCounters(parts.gpu, parts.device)
@@ -96,12 +95,10 @@ class Engine:
         tuning: Tuning | None = None,
     ) -> None:
         """Queue a prompt whose answer matches `spec`; raise as `check` does."""
-        params, constraint, tuned = self.check(prompt, params, spec, tuning)
+        self.speculation.check(params)
+        sequence = self._admission.sequence(generation_id, prompt, params, spec, tuning)
+        params = sequence.params
         seed = secrets.randbits(32) if params.seed is None else params.seed
-        prefix_lm = self.decoder.config.prefix_lm
-        prefix = CAUSAL if prefix_lm is None else prefix_lm.prefix_of(prompt)
-        tokens = tuned.placeholders(prompt) + prompt if tuned is not None else list(prompt)
-        sequence = Sequence(generation_id, tokens, params, prefix, constraint, tuned)
         generation = Generation(sequence, seed, time.perf_counter())
         self._generations[generation_id] = generation
         if params.max_tokens == 0 and not sequence.num_to_score and params.pooling is None:
@@ -116,26 +113,17 @@ class Engine:
         params: SamplingParams,
         spec: ConstraintSpec | None = None,
         tuning: Tuning | None = None,
-    ) -> tuple[SamplingParams, Constraint | None, SequenceTuning | None]:
+    ) -> None:
         """Raise `UsageError` or `ContextOverflow` for a prompt that cannot be answered.
 
-        Returns the parameters and the constraint of the answer, and what the sequence adds to the
-        base model, loaded. Also raises `UsageError` for an invalid grammar, and as `tune` does.
+        Also raises `UsageError` for an invalid grammar, and as `tune` does.
         """
-        check_request(prompt, params, self.decoder.config, self.ctx_size_tokens)
         self.speculation.check(params)
-        self._beams.check(params, spec)
-        constraint = None if spec is None else self._grammars.constraint(spec)
-        tuned = self.tune(tuning)
-        if tuned is not None:
-            params = check_tuned(prompt, params, tuned, self.ctx_size_tokens)
-        return params, constraint, tuned
+        self._admission.check(prompt, params, spec, tuning)
 
     def tune(self, tuning: Tuning | None) -> SequenceTuning | None:
         """Load adapters and a soft prompt; raises as `Tunings.load` does."""
-        sequences = [generation.sequence for generation in self._generations.values()]
-        in_use = {each.tuning.set_index for each in sequences if each.tuning is not None}
-        return self.tunings.load(tuning, in_use)
+        return self._admission.tune(tuning)
 
     def cancel(self, generation_id: int) -> None:
         """End a generation; the next step reports it. Do nothing if it has already ended."""

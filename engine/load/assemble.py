@@ -20,7 +20,8 @@ from swiftchat.weights.architectures.tensors import (
     tensors_after_layers,
     tensors_before_layers,
 )
-from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
+from swiftchat.weights.parallel.division import TensorSlice
+from swiftchat.weights.parallel.tensor_parallel import Shard
 
 _QKV_BIASES = ("qkv_bias", "q_bias", "k_bias", "v_bias", "q_a_bias", "kv_a_bias")
 

@@ -16,7 +16,8 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.model.dummy import dummy_schemes
-from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice
+from swiftchat.weights.parallel.division import TensorSlice
+from swiftchat.weights.parallel.tensor_parallel import Shard
 from swiftchat.weights.quantization.quantize import W8A8
 from swiftchat.weights.quantization.scheme import (
     ActivationQuantization,

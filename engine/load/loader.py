@@ -28,7 +28,8 @@ from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.parallel.tensor_parallel import Shard, Span, TensorSlice
+from swiftchat.weights.parallel.division import Span, TensorSlice
+from swiftchat.weights.parallel.tensor_parallel import Shard
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 

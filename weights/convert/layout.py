@@ -14,8 +14,9 @@ from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_na
 from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.formats.safetensors import TensorSpec, spec_bytes
 from swiftchat.weights.formats.weight_files import SAFETENSORS_FILE
+from swiftchat.weights.parallel.division import TensorSlice
 from swiftchat.weights.parallel.rank_files import rank_file_name, rank_metadata
-from swiftchat.weights.parallel.tensor_parallel import TensorSlice, shard_of
+from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.rounding import WIRE_NAMES
 from swiftchat.weights.sources.plan import Plan
 

@@ -16,11 +16,7 @@ from functools import cached_property
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.layers import LayerSizes
-from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import (
-    EXPERT_NORMS,
-    NORMS,
-    STREAM_TENSORS,
     canonical_shapes,
     canonical_tensors,
     index_count,
@@ -30,43 +26,13 @@ from swiftchat.weights.architectures.tensors import (
     tensors_after_layers,
     tensors_before_layers,
 )
+from swiftchat.weights.parallel.division import Division, Span, TensorSlice, length
 from swiftchat.weights.parallel.pipeline import stage_layers
 
-__all__ = ["Shard", "TensorKey", "TensorSlice", "shard_of", "tp_choices"]
+__all__ = ["Shard", "TensorKey", "shard_of", "tp_choices"]
 
-Span = tuple[int, int]
-"""A contiguous range: first index and end."""
 TensorKey = tuple[str, int | None, int | None]
 """Canonical name, layer, and index of an expert or head, where they apply."""
-
-# Divided by columns; all other divided tensors are divided by rows.
-_BY_COLUMNS = frozenset({"o", "down", "expert_down", "experts_down", "shared_down"})
-# Added after an all-reduce would count them once per rank, so only one rank has them.
-_RANK_0_ONLY = frozenset({"o_bias", "down_bias", "experts_down_bias"})
-_REPLICATED = frozenset(
-    {"positions", "project_in", "project_out"}
-    | {"q_a", "q_a_bias", "q_a_norm", "kv_a", "kv_a_bias", "kv_a_norm"}
-    | {"index_q", "index_k", "index_weights", "index_norm", "index_norm_bias"}
-    | {"xielu_positive", "xielu_negative"}
-    | {"router", "router_bias", "router_correction", "shared_router"}
-    | {"stream_in", "stream_out", *STREAM_TENSORS}
-    | {"router_scale", "expert_scales", "layer_scale"}
-    | {"ple_embed", "ple_project", "ple_project_norm", "ple_gate", "ple_out", "ple_out_norm"}
-    | {name + bias for name in (*NORMS, *EXPERT_NORMS) for bias in ("", "_bias")}
-)
-
-
-@dataclass(frozen=True)
-class TensorSlice:
-    """The part of a stored tensor that a rank holds: the ascending `spans` along `axis`."""
-
-    axis: int
-    spans: tuple[Span, ...]
-
-    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of this slice of a tensor of shape `whole`."""
-        length = sum(end - first for first, end in self.spans)
-        return (*whole[: self.axis], length, *whole[self.axis + 1 :])
 
 
 @dataclass(frozen=True)
@@ -95,29 +61,25 @@ class Shard:
             return (0, self.config.num_layers)
         return stage_layers(self.config, self.num_stages)[self.stage]
 
+    @cached_property
+    def division(self) -> Division:
+        """What this rank has of the tensors of a layer."""
+        return Division(self.config, self.size, self.rank)
+
     @property
     def heads(self) -> Span:
         """The query heads."""
-        return self._span_of(self.config.num_heads)
+        return self.division.heads
 
     @property
     def kv_heads(self) -> Span:
         """The key/value heads that `heads` use; one, shared with other ranks, if there are few."""
-        kv_heads = self.config.num_kv_heads
-        if kv_heads >= self.size:
-            return self._span_of(kv_heads)
-        head = self.rank * kv_heads // self.size
-        return (head, head + 1)
+        return self.division.kv_heads
 
     @property
     def vocab(self) -> Span:
-        """The token ids whose embeddings and logits this rank has; the last rank may have fewer.
-
-        There is no padding, so files keep their shapes and no padding id can be sampled. All
-        ranks but the last have equally many, so gathered logits only need their end cut off.
-        """
-        each = -(-self.config.vocab_size // self.size)
-        return (self.rank * each, min((self.rank + 1) * each, self.config.vocab_size))
+        """The token ids whose embeddings and logits this rank has; the last rank may have fewer."""
+        return self.division.vocab
 
     @cached_property
     def local_config(self) -> ModelConfig:
@@ -143,8 +105,8 @@ class Shard:
             dense_layers=local_layers(self.config.dense_layers),
             keys_as_values=local_layers(self.config.keys_as_values),
             layer_sizes=tuple(sizes) if self.config.layer_sizes else (),
-            num_heads=_length(self.heads),
-            num_kv_heads=_length(self.kv_heads),
+            num_heads=length(self.heads),
+            num_kv_heads=length(self.kv_heads),
             intermediate_size=self.config.intermediate_size // self.size,
             expert_size=self.config.expert_size // self.size,
             shared_expert_size=self.config.shared_expert_size // self.size,
@@ -154,7 +116,7 @@ class Shard:
     def _local_sizes(self) -> LayerSizes:
         return LayerSizes(
             self.config.head_dim,
-            _length(self.kv_heads),
+            length(self.kv_heads),
             self.config.intermediate_size // self.size,
         )
 
@@ -183,7 +145,7 @@ class Shard:
         """
         shapes, absent = canonical_shapes(self.config), self._tensors_of_other_stages()
         return {
-            name: None if name in absent else self._slice(name, shapes[name])
+            name: None if name in absent else self.division.slice_of(name, shapes[name])
             for name in _canonical_names(self.config)
         }
 
@@ -236,87 +198,6 @@ class Shard:
         if self.stage == self.num_stages - 1:
             own = own | after
         return (before | after) - own
-
-    def _span_of(self, length: int) -> Span:
-        each = length // self.size
-        return (self.rank * each, (self.rank + 1) * each)
-
-    def _slice(self, canonical: str, shape: tuple[int, ...]) -> TensorSlice | None:
-        whole = TensorSlice(0, ((0, shape[0]),))
-        if self.size == 1 or canonical in _REPLICATED:
-            return whole
-        if canonical in _RANK_0_ONLY:
-            return whole if self.rank == 0 else None
-        if canonical in ("q_norm", "k_norm") and self.config.qk_norm != "width":
-            # Separate weights of the heads: in one tensor, or in a tensor of each head.
-            return TensorSlice(0, tuple(self._spans(canonical))) if len(shape) == 2 else whole
-        spans = tuple(self._spans(canonical))
-        if len(shape) == 1 or canonical.endswith("_bias"):
-            return TensorSlice(len(shape) - 1, spans)
-        transposed = canonical in ARCHITECTURES[self.config.architecture].transposed
-        by_last = (canonical in _BY_COLUMNS) != transposed
-        return TensorSlice(len(shape) - (1 if by_last else 2), spans)
-
-    def _spans(self, canonical: str) -> Sequence[Span]:
-        config = self.config
-        queries, keys = (_times(heads, config.head_dim) for heads in (self.heads, self.kv_heads))
-        match canonical.removesuffix("_bias"):
-            case "embed" | "lm_head":
-                return [self.vocab]
-            case "q_norm" | "k_norm" if config.qk_norm == "heads":
-                return [self.heads if canonical == "q_norm" else self.kv_heads]
-            case "q" | "q_b" | "q_norm" | "attn_gate":
-                return [queries]
-            case "o":
-                return [_times(self.heads, config.value_dim)]
-            case "kv_b" if config.latent is not None:
-                return [_times(self.heads, config.latent.nope_dim + config.latent.value_dim)]
-            case "k" | "k_norm" | "v":
-                return [keys]
-            case "qkv":
-                return self._merged_qkv(queries, keys)
-            case "sinks":
-                return [self.heads]
-            case "gate" | "up" | "down":
-                return [self._span_of(config.intermediate_size)]
-            case "gate_up":
-                return self._merged_gate_up(config.intermediate_size)
-            case "expert_gate" | "expert_up" | "expert_down" | "experts_down":
-                return [self._span_of(config.expert_size)]
-            case "experts_gate_up":
-                return self._merged_gate_up(config.expert_size)
-            case "shared_gate_up":
-                return self._merged_gate_up(config.shared_expert_size)
-            case "shared_gate" | "shared_up" | "shared_down":
-                return [self._span_of(config.shared_expert_size)]
-        raise UsageError(
-            f"tensor parallelism is not supported for {config.architecture}: "
-            f"no rule for the tensor {canonical}"
-        )
-
-    def _merged_gate_up(self, width: int) -> Sequence[Span]:
-        first, end = self._span_of(width)
-        if self.config.interleaved_gate:
-            return [(2 * first, 2 * end)]
-        return [(first, end), (width + first, width + end)]
-
-    def _merged_qkv(self, queries: Span, keys: Span) -> Sequence[Span]:
-        """Return the rows of queries, keys and values in the merged tensor, in file order."""
-        config, size = self.config, self.config.head_dim
-        if ARCHITECTURES[config.architecture].qkv_in_quarters:
-            raise UsageError(f"tensor parallelism is not supported for {config.architecture}")
-        if not ARCHITECTURES[config.architecture].qkv_in_groups:
-            k_start = config.num_heads * size
-            v_start = k_start + config.num_kv_heads * size
-            return [queries, _shifted(keys, k_start), _shifted(keys, v_start)]
-        per_group = config.num_heads // config.num_kv_heads
-        first, end = self.kv_heads
-        start, group_rows = first * (per_group + 2) * size, (per_group + 2) * size
-        if config.num_kv_heads >= self.size:
-            return [(start, start + (end - first) * group_rows)]
-        # Some query heads of one group, and the group's key and value head.
-        inside = _shifted(queries, start - first * per_group * size)
-        return [inside, (start + per_group * size, start + group_rows)]
 
 
 def shard_of(
@@ -389,15 +270,3 @@ def _canonical_names(config: ModelConfig) -> list[str]:
         name: None for layer in range(config.num_layers) for name in layer_tensors(config, layer)
     }
     return [*tensors_before_layers(config), *in_layers, *tensors_after_layers(config)]
-
-
-def _length(span: Span) -> int:
-    return span[1] - span[0]
-
-
-def _times(span: Span, size: int) -> Span:
-    return (span[0] * size, span[1] * size)
-
-
-def _shifted(span: Span, by: int) -> Span:
-    return (span[0] + by, span[1] + by)

@@ -22,7 +22,8 @@ from swiftchat.weights.architectures.tensors import (
 from swiftchat.weights.convert.convert import convert, estimate_conversion
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
-from swiftchat.weights.parallel.tensor_parallel import Shard, TensorSlice, shard_of, tp_choices
+from swiftchat.weights.parallel.division import TensorSlice
+from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of, tp_choices
 from tests.support import tiny
 
 ONE_OF_EACH_LAYOUT = (

@@ -1,0 +1,67 @@
+"""From a request to a sequence: checks, grammars, adapters."""
+
+from collections.abc import Mapping
+
+from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.api.tuning import Tuning
+from swiftchat.engine.api.vocabulary import ConstraintSpec
+from swiftchat.engine.generation.beams import Beams
+from swiftchat.engine.generation.check import check_request, check_tuned
+from swiftchat.engine.generation.generation import Generation
+from swiftchat.engine.generation.parts import EngineParts
+from swiftchat.engine.schedule.constraint import Constraint
+from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.tuning import SequenceTuning
+from swiftchat.weights.architectures.parts.prefix_lm import CAUSAL
+
+
+class Admission:
+    """Checks requests and makes their sequences; `generations` are those that are not over."""
+
+    def __init__(
+        self, parts: EngineParts, beams: Beams, generations: Mapping[int, Generation]
+    ) -> None:
+        self._config, self._ctx_size_tokens = parts.decoder.config, parts.info.ctx_size_tokens
+        self._beams, self._generations = beams, generations
+        self._grammars, self._tunings = parts.grammars, parts.tunings
+
+    def check(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        spec: ConstraintSpec | None,
+        tuning: Tuning | None,
+    ) -> tuple[SamplingParams, Constraint | None, SequenceTuning | None]:
+        """Raise `UsageError` or `ContextOverflow` for a prompt that cannot be answered.
+
+        Returns the parameters and the constraint of the answer, and what the sequence adds to the
+        base model, loaded. Also raises `UsageError` for an invalid grammar, and as `tune` does.
+        """
+        check_request(prompt, params, self._config, self._ctx_size_tokens)
+        self._beams.check(params, spec)
+        constraint = None if spec is None else self._grammars.constraint(spec)
+        tuned = self.tune(tuning)
+        if tuned is not None:
+            params = check_tuned(prompt, params, tuned, self._ctx_size_tokens)
+        return params, constraint, tuned
+
+    def tune(self, tuning: Tuning | None) -> SequenceTuning | None:
+        """Load adapters and a soft prompt; raises as `Tunings.load` does."""
+        sequences = [generation.sequence for generation in self._generations.values()]
+        in_use = {each.tuning.set_index for each in sequences if each.tuning is not None}
+        return self._tunings.load(tuning, in_use)
+
+    def sequence(
+        self,
+        generation_id: int,
+        prompt: list[int],
+        params: SamplingParams,
+        spec: ConstraintSpec | None,
+        tuning: Tuning | None,
+    ) -> Sequence:
+        """Return the sequence of a request; raises as `check` does."""
+        params, constraint, tuned = self.check(prompt, params, spec, tuning)
+        prefix_lm = self._config.prefix_lm
+        prefix = CAUSAL if prefix_lm is None else prefix_lm.prefix_of(prompt)
+        tokens = list(prompt) if tuned is None else tuned.placeholders(prompt) + prompt
+        return Sequence(generation_id, tokens, params, prefix, constraint, tuned)
