@@ -23,9 +23,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa"])
 def test_trained_heads(
-    model: Path, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    kind: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "heads"
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))  # as when Python runs the file
     main = runpy.run_path(str(SCRIPT))["main"]
     sizes = ("--tokens", "60", "--max-tokens", "16", "--rows", "4", "--draft-vocab", "64")
     options = ("--kind", kind, "--max-steps", "3", "--threads", "1")

@@ -1,16 +1,21 @@
-"""Files of random prediction heads for the tiny models."""
+"""Files of random prediction heads for the tiny models, and what tests of all kinds check."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.errors import BadModelFile
+from tests.support import tiny
 from tests.support.tiny_models import VOCAB_SIZE
 
 WIDTH = 48  # the hidden size of the tiny models
@@ -30,6 +35,13 @@ EAGLE3_CONFIG: Mapping[str, Any] = {
     "draft_vocab_size": 40,
     "max_position_embeddings": 256,
 }
+
+OFF = SamplingParams(temperature=0, max_tokens=24, speculate="off")
+DRAFT = replace(OFF, speculate="draft")
+on_some_models = pytest.mark.parametrize(
+    ("name", "native"),
+    [("falcon-7b", False), *((name, True) for name in ("llama", "gemma2", "bloom", "qwen2-moe"))],
+)
 
 Proposal = tuple[list[int], list[int]]
 
@@ -120,3 +132,36 @@ def propose_always(engine: Engine) -> list[Proposal]:
     proposer.propose = recorded  # type: ignore[method-assign]
     speculation._num_drafted = number  # type: ignore[method-assign]
     return found
+
+
+def changed(
+    tensors: Mapping[str, Tensor], name: str, tensor: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return the tensors with another one of this name, or without it."""
+    others = {each: value for each, value in tensors.items() if each != name}
+    return others if tensor is None else {**others, name: tensor}
+
+
+def assert_plain_ids(
+    name: str, native: bool, draft: Path, prompts: Mapping[int, list[int]], folder: Path
+) -> None:
+    """Assert that a tiny model made in `folder` gives the same ids with and without the heads."""
+    tiny.make(name, folder)
+    sampled = replace(OFF, temperature=0.8, seed=3, max_tokens=12)
+    engine = tiny.engine(folder, draft=str(draft), kernels=native, num_threads=1)
+    propose_always(engine)
+    plain = tiny.engine(folder, kernels=native, num_threads=1)
+    for params in (replace(OFF, max_tokens=12), sampled):
+        expected, _ = tiny.run(plain, dict(prompts), params)
+        ids, ends = tiny.run(engine, dict(prompts), replace(params, speculate="draft"))
+        assert ids == expected
+        assert ends[1].speculated.num_proposed > 0
+    assert engine.allocator.num_used == 0
+
+
+def assert_refused(folder: Path, draft: Path, message: str) -> None:
+    """Assert that the model of `folder` refuses heads with one line and a hint."""
+    with pytest.raises(BadModelFile, match=message) as caught:
+        tiny.engine(folder, draft=str(draft))
+    assert caught.value.exit_code == 7 and "\n" not in caught.value.message
+    assert caught.value.hint

@@ -10,24 +10,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.speculation import chain
 from swiftchat.engine.speculation.chain import ChainHead
-from swiftchat.errors import BadModelFile
 from tests.support import heads, tiny
 from tests.support.reference import make_reference
 
-OFF = SamplingParams(temperature=0, max_tokens=24, speculate="off")
-DRAFT = replace(OFF, speculate="draft")
 PROMPTS = {1: tiny.random_ids(90, seed=4), 2: tiny.random_ids(11, seed=5)}
 Q, FC = "midlayer.self_attn.q_proj.weight", "fc.weight"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    tiny.make("llama", path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +29,13 @@ class Reference:
 
     def __init__(
         self,
-        folder: Path,
+        llama: Path,
         tensors: Mapping[str, Tensor],
         layers: tuple[int, ...] = (2, 1, 0),
         theta: float = 5000.0,
         adds_normed: bool = False,
     ) -> None:
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float64)
         self.weights = {n: t.double() for n, t in tensors.items() if t.is_floating_point()}
         self.token_ids = torch.arange(40) + tensors["d2t"]
         self.layers, self.theta, self.adds_normed = layers, theta, adds_normed
@@ -117,16 +106,16 @@ def check_some(reference: Reference, proposals: list[heads.Proposal]) -> None:
 
 @tiny.each_backend
 def test_proposals_are_those_of_the_reference(
-    folder: Path, eagle3: Path, native: bool, monkeypatch: pytest.MonkeyPatch
+    llama: Path, eagle3: Path, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two sequences, of which one prompt is computed in chunks; nearly all tokens are rejected."""
     monkeypatch.setattr(chain, "_MAX_PENDING", 24)
     monkeypatch.setattr(chain, "_CHUNK_TOKENS", 19)
-    engine = tiny.engine(folder, draft=str(eagle3), kernels=native, num_threads=1, chunk_tokens=16)
+    engine = tiny.engine(llama, draft=str(eagle3), kernels=native, num_threads=1, chunk_tokens=16)
     proposals = heads.propose_always(engine)
-    _, ends = tiny.run(engine, PROMPTS, replace(DRAFT, speculate_tokens=3))
+    _, ends = tiny.run(engine, PROMPTS, replace(heads.DRAFT, speculate_tokens=3))
     assert ends[1].speculated.proposer == "eagle3"
-    check_some(Reference(folder, heads.eagle3_tensors()), proposals)
+    check_some(Reference(llama, heads.eagle3_tensors()), proposals)
 
 
 NEW_ROPE = {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}
@@ -144,38 +133,25 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("config", "expected"), VARIANTS.values(), ids=VARIANTS)
 def test_what_the_config_says(
-    folder: Path, tmp_path: Path, config: dict[str, Any], expected: dict[str, Any]
+    llama: Path, tmp_path: Path, config: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     tensors = heads.eagle3_tensors()
     if not config:
         tensors["embed_tokens.weight"] = torch.randn(97, 48)
     heads.write_eagle3(tmp_path, tensors, **config)
-    engine = tiny.engine(folder, draft=str(tmp_path))
+    engine = tiny.engine(llama, draft=str(tmp_path))
     proposals = heads.propose_always(engine)
-    tiny.run(engine, {2: PROMPTS[2]}, replace(DRAFT, max_tokens=10))
-    reference = Reference(folder, tensors, **expected)
+    tiny.run(engine, {2: PROMPTS[2]}, replace(heads.DRAFT, max_tokens=10))
+    reference = Reference(llama, tensors, **expected)
     for tokens, proposed in proposals[::4]:
         reference.check(tokens, proposed)
 
 
-@pytest.mark.parametrize(
-    ("name", "native"),
-    [("falcon-7b", False), *((name, True) for name in ("llama", "gemma2", "bloom", "qwen2-moe"))],
-)
+@heads.on_some_models
 def test_ids_are_those_of_plain_decoding(
     name: str, native: bool, eagle3: Path, tmp_path: Path
 ) -> None:
-    tiny.make(name, tmp_path)
-    sampled = replace(OFF, temperature=0.8, seed=3, max_tokens=12)
-    engine = tiny.engine(tmp_path, draft=str(eagle3), kernels=native, num_threads=1)
-    heads.propose_always(engine)
-    plain = tiny.engine(tmp_path, kernels=native, num_threads=1)
-    for params in (replace(OFF, max_tokens=12), sampled):
-        expected, _ = tiny.run(plain, PROMPTS, params)
-        ids, ends = tiny.run(engine, PROMPTS, replace(params, speculate="draft"))
-        assert ids == expected
-        assert ends[1].speculated.num_proposed > 0
-    assert engine.allocator.num_used == 0
+    heads.assert_plain_ids(name, native, eagle3, PROMPTS, tmp_path)
 
 
 def test_latent_attention(eagle3: Path, tmp_path: Path) -> None:
@@ -186,37 +162,35 @@ def test_latent_attention(eagle3: Path, tmp_path: Path) -> None:
     draft = heads.write_eagle3(tmp_path / "draft", tensors)
     engine = tiny.engine(tmp_path, draft=str(draft), num_threads=1)
     heads.propose_always(engine)
-    expected, _ = tiny.run(tiny.engine(tmp_path, num_threads=1), PROMPTS, OFF)
-    ids, ends = tiny.run(engine, PROMPTS, DRAFT)
+    expected, _ = tiny.run(tiny.engine(tmp_path, num_threads=1), PROMPTS, heads.OFF)
+    ids, ends = tiny.run(engine, PROMPTS, heads.DRAFT)
     assert ids == expected and ends[1].speculated.num_proposed > 0
 
 
-def test_a_second_turn_and_several_answers_know_the_first_tokens(
-    folder: Path, eagle3: Path
-) -> None:
+def test_a_second_turn_and_several_answers_know_the_first_tokens(llama: Path, eagle3: Path) -> None:
     """Their tokens come from the prefix cache, which has no hidden states."""
-    engine = tiny.engine(folder, draft=str(eagle3))
+    engine = tiny.engine(llama, draft=str(eagle3))
     proposals = heads.propose_always(engine)
-    first, _ = tiny.run(engine, {2: PROMPTS[2]}, DRAFT)
+    first, _ = tiny.run(engine, {2: PROMPTS[2]}, heads.DRAFT)
     second = PROMPTS[2] + first[2] + tiny.random_ids(6, seed=8)
     proposals.clear()
-    tiny.run(engine, {3: second, 4: second}, replace(DRAFT, max_tokens=5))
+    tiny.run(engine, {3: second, 4: second}, replace(heads.DRAFT, max_tokens=5))
     assert engine.stats()["reused_tokens"] > 20
-    reference = Reference(folder, heads.eagle3_tensors())
+    reference = Reference(llama, heads.eagle3_tensors())
     whole = [each for each in proposals if each[1]]
     assert len(whole) > 5
     for tokens, proposed in whole:
         reference.check(tokens, proposed)
 
 
-def test_preempted_and_canceled_answers(folder: Path, eagle3: Path) -> None:
+def test_preempted_and_canceled_answers(llama: Path, eagle3: Path) -> None:
     sizes = {"ctx_size_tokens": 64, "cache_tokens": 80, "chunk_tokens": 16}
     prompts = {i: tiny.random_ids(9 + 5 * i, seed=i) for i in (1, 2, 3)}
-    expected, _ = tiny.run(tiny.engine(folder), prompts, OFF)
-    engine = tiny.engine(folder, draft=str(eagle3), **sizes)
+    expected, _ = tiny.run(tiny.engine(llama), prompts, heads.OFF)
+    engine = tiny.engine(llama, draft=str(eagle3), **sizes)
     heads.propose_always(engine)
-    assert tiny.run(engine, prompts, DRAFT)[0] == expected
-    engine.add(9, PROMPTS[2], DRAFT)
+    assert tiny.run(engine, prompts, heads.DRAFT)[0] == expected
+    engine.add(9, PROMPTS[2], heads.DRAFT)
     for _ in range(5):
         engine.step()
     engine.cancel(9)
@@ -226,24 +200,18 @@ def test_preempted_and_canceled_answers(folder: Path, eagle3: Path) -> None:
     assert not proposer._followed and len(proposer._ended) <= 4
 
 
-def test_a_sliding_context(folder: Path, eagle3: Path) -> None:
-    params = replace(OFF, max_tokens=60, overflow="sliding", overflow_keep=4)
-    expected, _ = tiny.run(tiny.engine(folder, ctx_size_tokens=40), {2: PROMPTS[2]}, params)
-    engine = tiny.engine(folder, ctx_size_tokens=40, draft=str(eagle3))
+def test_a_sliding_context(llama: Path, eagle3: Path) -> None:
+    params = replace(heads.OFF, max_tokens=60, overflow="sliding", overflow_keep=4)
+    expected, _ = tiny.run(tiny.engine(llama, ctx_size_tokens=40), {2: PROMPTS[2]}, params)
+    engine = tiny.engine(llama, ctx_size_tokens=40, draft=str(eagle3))
     proposals = heads.propose_always(engine)
     ids, _ = tiny.run(engine, {2: PROMPTS[2]}, replace(params, speculate="draft"))
     assert ids == expected
-    reference = Reference(folder, heads.eagle3_tensors())
+    reference = Reference(llama, heads.eagle3_tensors())
     reference.check(*proposals[-1])
 
 
-def changed(name: str, tensor: Tensor | None) -> dict[str, Tensor]:
-    tensors = heads.eagle3_tensors()
-    if tensor is None:
-        del tensors[name]
-    else:
-        tensors[name] = tensor
-    return tensors
+TENSORS = heads.eagle3_tensors()
 
 
 def d2t(index: int, offset: int) -> dict[str, Tensor]:
@@ -252,24 +220,47 @@ def d2t(index: int, offset: int) -> dict[str, Tensor]:
     return tensors
 
 
-TENSORS = heads.eagle3_tensors()
 DAMAGED: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
-    "missing": (changed(Q, None), {}, f"no tensor {Q}"),
-    "no d2t": (changed("d2t", None), {}, "no tensor d2t"),
+    "missing": (heads.changed(TENSORS, Q, None), {}, f"no tensor {Q}"),
+    "no d2t": (heads.changed(TENSORS, "d2t", None), {}, "no tensor d2t"),
     "deeper model": (
-        changed(FC, torch.zeros(48, 192)),
+        heads.changed(TENSORS, FC, torch.zeros(48, 192)),
         {},
         r"expected \[48, 144\], found \[48, 192",
     ),
-    "narrow": (changed(Q, torch.zeros(48, 48)), {}, r"expected \[48, 96\], found \[48, 48\]"),
-    "t2d": (changed("t2d", torch.zeros(96)), {}, r"tensor t2d: expected \[97\], found \[96\]"),
-    "short d2t": (changed("d2t", TENSORS["d2t"][:39]), {}, r"expected \[40\], found \[39\]"),
-    "float d2t": (changed("d2t", torch.zeros(40)), {}, "tensor d2t: expected one of I64, I32"),
+    "narrow": (
+        heads.changed(TENSORS, Q, torch.zeros(48, 48)),
+        {},
+        r"expected \[48, 96\], found \[48, 48\]",
+    ),
+    "t2d": (
+        heads.changed(TENSORS, "t2d", torch.zeros(96)),
+        {},
+        r"tensor t2d: expected \[97\], found \[96\]",
+    ),
+    "short d2t": (
+        heads.changed(TENSORS, "d2t", TENSORS["d2t"][:39]),
+        {},
+        r"expected \[40\], found \[39\]",
+    ),
+    "float d2t": (
+        heads.changed(TENSORS, "d2t", torch.zeros(40)),
+        {},
+        "tensor d2t: expected one of I64, I32",
+    ),
     "below": (d2t(3, -4), {}, "d2t: expected an offset from -3 to 93 of token 3, found -4"),
     "above": (d2t(0, 97), {}, "d2t: expected an offset from 0 to 96 of token 0, found 97"),
     "overflow": (d2t(9, 2**63 - 1), {}, "of token 9, found 9223372036854775807"),
-    "nan": (changed("norm.weight", torch.full((48,), float("nan"))), {}, "finite numbers"),
-    "bias": (changed(f"{Q[:-6]}bias", torch.zeros(48)), {}, "is not one of an EAGLE-3 head"),
+    "nan": (
+        heads.changed(TENSORS, "norm.weight", torch.full((48,), float("nan"))),
+        {},
+        "finite numbers",
+    ),
+    "bias": (
+        heads.changed(TENSORS, f"{Q[:-6]}bias", torch.zeros(48)),
+        {},
+        "is not one of an EAGLE-3 head",
+    ),
     "vocabulary": (TENSORS, {"vocab_size": 100}, "vocab_size is 100, but the model's is 97"),
     "draft vocabulary": (TENSORS, {"draft_vocab_size": 98}, "draft_vocab_size must be"),
     "layers": (TENSORS, {"eagle_aux_hidden_state_layer_ids": [0, 1, 4]}, "but the model has 3"),
@@ -283,20 +274,17 @@ DAMAGED: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("tensors", "config", "message"), DAMAGED.values(), ids=DAMAGED)
 def test_damaged_files(
-    folder: Path, tmp_path: Path, tensors: dict[str, Tensor], config: dict[str, Any], message: str
+    llama: Path, tmp_path: Path, tensors: dict[str, Tensor], config: dict[str, Any], message: str
 ) -> None:
     heads.write_eagle3(tmp_path, tensors, **config)
-    with pytest.raises(BadModelFile, match=message) as caught:
-        tiny.engine(folder, draft=str(tmp_path))
-    assert caught.value.exit_code == 7 and "\n" not in caught.value.message
-    assert caught.value.hint
+    heads.assert_refused(llama, tmp_path, message)
 
 
-def test_a_head_with_all_ids_needs_no_offsets(folder: Path, tmp_path: Path) -> None:
-    tensors = changed("lm_head.weight", torch.randn(97, 48))
+def test_a_head_with_all_ids_needs_no_offsets(llama: Path, tmp_path: Path) -> None:
+    tensors = heads.changed(TENSORS, "lm_head.weight", torch.randn(97, 48))
     del tensors["d2t"], tensors["t2d"]
     draft = heads.write_eagle3(tmp_path, tensors, draft_vocab_size=97)
-    engine = tiny.engine(folder, draft=str(draft))
+    engine = tiny.engine(llama, draft=str(draft))
     proposals = heads.propose_always(engine)
-    tiny.run(engine, {2: PROMPTS[2]}, DRAFT)
+    tiny.run(engine, {2: PROMPTS[2]}, heads.DRAFT)
     assert any(token % 2 for _, proposed in proposals for token in proposed)
