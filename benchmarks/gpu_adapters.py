@@ -2,7 +2,8 @@
 
     python benchmarks/gpu_adapters.py [--shape llama-3.1-8b[:int4]] [--rank 16] [--rows 1 8]
 
-Every row has an adapter of its own. Steps are replayed graphs, timed by device events.
+Every row has an adapter of its own. Steps are replayed graphs, timed by device events. With
+`--separate`, also those whose changes are computed by kernels of their own.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from gpu_timing import median_us
 
 from swiftchat.engine.adapters.tunings import MAX_SETS
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.decode.fused_deltas import FusedDeltas
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.linear.adapted import AdapterSet, Delta, LowRankPart
@@ -54,6 +56,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--separate", action="store_true")
     args = parser.parse_args()
     config = EngineConfig(device="cuda", dummy=args.shape, ctx_size_tokens=16384)
     engine = build_engine(Path(tempfile.gettempdir()), config, cubins=CUBINS)
@@ -61,18 +64,25 @@ def main() -> None:
     for number in range(max(args.rows)):
         runner.put_adapters(number, random_set(engine, args.rank), MAX_SETS)
     for num_rows in args.rows:
-        us = []
-        for adapted in (False, True):
-            runner.graph(num_rows, adapted=adapted)
-            load_rows(engine, num_rows, args.context, SamplingParams(temperature=0))
-            tunings = [SequenceTuning(b"", number) for number in range(num_rows)]
-            rows = [Sequence(0, [5], SamplingParams(), tuning=each) for each in tunings]
-            runner.load_adapters(rows)
-            us.append(median_us(lambda n=num_rows, a=adapted: runner.replay(n, adapted=a)))
-        print(
-            f"{args.shape} {num_rows} rows: plain {us[0]:.0f} us, rank {args.rank} {us[1]:.0f} us, "
-            f"{us[1] / us[0]:.3f}x"
-        )
+        plain_us = measure(engine, num_rows, args.context, adapted=False)
+        print(f"{args.shape} {num_rows} rows: plain {plain_us:.0f} us")
+        for in_linear in (True, False) if args.separate else (True,):
+            FusedDeltas.in_linear = in_linear
+            us = measure(engine, num_rows, args.context, adapted=True)
+            name = "in the matmuls" if in_linear else "separate kernels"
+            print(f"  rank {args.rank} {name}: {us:.0f} us, {us / plain_us:.3f}x", flush=True)
+
+
+def measure(engine: Engine, num_rows: int, context: int, *, adapted: bool) -> float:
+    """Return the microseconds of a step whose rows have an adapter each."""
+    runner = engine.graph_decode.runner
+    runner.discard_adapted_graphs()
+    runner.graph(num_rows, adapted=adapted)
+    load_rows(engine, num_rows, context, SamplingParams(temperature=0))
+    tunings = [SequenceTuning(b"", number) for number in range(num_rows)]
+    rows = [Sequence(0, [5], SamplingParams(), tuning=each) for each in tunings]
+    runner.load_adapters(rows)
+    return median_us(lambda: runner.replay(num_rows, adapted=adapted))
 
 
 with torch.inference_mode():

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu
+from swiftchat.cuda.ops import row_changes
 from swiftchat.cuda.ops.linear_layout import (
     M_TILE,
     MAX_GEMV_ROWS,
@@ -17,18 +18,12 @@ from swiftchat.cuda.ops.linear_layout import (
     compiled_rows,
     linear_fits,
 )
-from swiftchat.cuda.packed_layout import GROUP_SIZES
+from swiftchat.cuda.ops.linear_variants import linear_spec
+from swiftchat.cuda.ops.row_changes import RowChanges, narrow_elements
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 from swiftchat.cuda.peer_memory import PeerBuffer
 
 _SPLITTABLE = ("RESIDUAL", "SEND")
-_ARGUMENTS = (
-    "pointer weight, pointer bias, pointer x, pointer norm_weight, pointer out, float eps, "
-    "float weight_offset, int n, int m, int k, int pair_span, int num_splits, int num_stages, "
-    "pointer partial_sums, pointer counters, pointer cos_sin, pointer positions, "
-    "pointer slot_mapping, pointer cache, int num_heads, int num_kv_heads, int head_dim, "
-    "int log2_block_size, int world_size, pointer row_scale, pointer x_scale, int bias_stride"
-)
 # The rotary arguments of the kernels without rotary embedding.
 _NO_ROPE: dict[str, Any] = {
     "cos_sin": None,
@@ -92,73 +87,6 @@ class Workspace:
         return self.counters.numel() * M_TILE >= m
 
 
-def _spec(
-    dtype: str,
-    n: int,
-    epilogue: str,
-    *,
-    norm: bool = False,
-    fp32_out: bool = False,
-    activation: str = "none",
-    scheme: str = "PLAIN",
-    group_size: int = 0,
-    row_bias: bool = False,
-) -> KernelSpec:
-    defines = {
-        "DTYPE": dtype,
-        "EPILOGUE": epilogue,
-        "NORM": str(int(norm)),
-        "FP32_OUT": str(int(fp32_out)),
-        "ACTIVATION": activation.upper(),
-        "MAX_N": str(compiled_rows(n)),
-        "SCHEME": scheme,
-        "GROUP_SIZE": str(group_size),
-        "ROW_BIAS": str(int(row_bias)),
-    }
-    return KernelSpec("linear", _ARGUMENTS, defines)
-
-
-_EPILOGUES: list[dict[str, Any]] = [
-    {"epilogue": "STORE"},
-    {"epilogue": "STORE", "norm": True},
-    {"epilogue": "STORE", "norm": True, "fp32_out": True},
-    {"epilogue": "RESIDUAL"},
-    {"epilogue": "SEND"},
-    {"epilogue": "SEND", "norm": True},
-    {"epilogue": "ACT_AND_MUL", "norm": True, "activation": "silu"},
-    {"epilogue": "ACT_AND_MUL", "norm": True, "activation": "gelu"},
-    {"epilogue": "ACT_AND_MUL", "norm": True, "activation": "gelu_tanh"},
-    {"epilogue": "ROPE_CACHE", "norm": True},
-]
-_SHAPES: list[dict[str, Any]] = [
-    {"dtype": dtype, "n": n} for dtype in DTYPE_NAMES.values() for n in (1, 8, 16)
-]
-_PACKED: list[dict[str, Any]] = [
-    {"scheme": "INT8"},
-    {"scheme": "FP8"},
-    *({"scheme": s, "group_size": size} for s in GROUP_SIZES for size in GROUP_SIZES[s]),
-]
-# Two variants for each packing, with varying dtypes, sizes and epilogues: the packing does not
-# change the epilogue's code.
-VARIANTS = (
-    [_spec(**shape, **epilogue) for epilogue in _EPILOGUES for shape in _SHAPES]
-    + [
-        _spec(
-            **_SHAPES[(2 * i + 5 * j) % len(_SHAPES)],
-            **_EPILOGUES[(2 * i + j) % len(_EPILOGUES)],
-            **packing,
-        )
-        for i, packing in enumerate(_PACKED)
-        for j in (0, 1)
-    ]
-    + [
-        # One bias for each row, in every epilogue.
-        _spec(**_SHAPES[i % len(_SHAPES)], **epilogue, row_bias=True)
-        for i, epilogue in enumerate(_EPILOGUES)
-    ]
-)
-
-
 def linear(
     gpu: Gpu,
     x: Tensor,
@@ -169,17 +97,29 @@ def linear(
     bias: Tensor | None = None,
     norm: Norm | None = None,
     x_scale: Tensor | None = None,
+    changes: RowChanges | None = None,
 ) -> None:
     """Write x [n, k] · weightᵀ [k, m] + bias to out [n, m].
 
-    `out` has the weight's dtype or is fp32. bias is [m], or [n, m] with one for each row; so in all
-    functions here. x has the weight's dtype, or with `norm` is fp32. With
-    a packed weight, the rows of x may be multiplied by `x_scale` fp32 [n].
+    `out` has the weight's dtype or is fp32. bias is [m], or [n, m] with one for each row, and
+    `changes` are added to the results; so in all functions here. x has the weight's dtype, or with
+    `norm` is fp32. With a packed weight, the rows of x may be multiplied by `x_scale` fp32 [n].
     """
     fp32_out = out.dtype == torch.float32 and weight.dtype != torch.float32
     check_tensor("out", out, (len(x), len(weight)), out.dtype, gpu)
     options = {"epilogue": "STORE", "fp32_out": fp32_out}
-    _launch(gpu, x, weight, out, workspace, options, bias=bias, norm=norm, x_scale=x_scale)
+    _launch(
+        gpu,
+        x,
+        weight,
+        out,
+        workspace,
+        options,
+        bias=bias,
+        norm=norm,
+        x_scale=x_scale,
+        changes=changes,
+    )
 
 
 def linear_residual(
@@ -191,6 +131,7 @@ def linear_residual(
     *,
     bias: Tensor | None = None,
     x_scale: Tensor | None = None,
+    changes: RowChanges | None = None,
 ) -> None:
     """Add x [n, k] · weightᵀ + bias to the fp32 residual stream [n, m] in place.
 
@@ -198,7 +139,9 @@ def linear_residual(
     """
     check_tensor("residual", residual, (len(x), len(weight)), torch.float32, gpu)
     options = {"epilogue": "RESIDUAL"}
-    _launch(gpu, x, weight, residual, workspace, options, bias=bias, x_scale=x_scale)
+    _launch(
+        gpu, x, weight, residual, workspace, options, bias=bias, x_scale=x_scale, changes=changes
+    )
 
 
 def linear_send(
@@ -210,12 +153,24 @@ def linear_send(
     *,
     bias: Tensor | None = None,
     norm: Norm | None = None,
+    changes: RowChanges | None = None,
 ) -> None:
     """Write x [n, k] · weightᵀ + bias in fp32 to every rank's peer buffer, as this rank's part."""
     buffer.check_capacity(len(x) * len(weight), gpu)
     options, world_size = {"epilogue": "SEND"}, buffer.world_size
     out = buffer.addresses
-    _launch(gpu, x, weight, out, workspace, options, bias=bias, norm=norm, world_size=world_size)
+    _launch(
+        gpu,
+        x,
+        weight,
+        out,
+        workspace,
+        options,
+        bias=bias,
+        norm=norm,
+        world_size=world_size,
+        changes=changes,
+    )
 
 
 def linear_act_and_mul(
@@ -228,6 +183,7 @@ def linear_act_and_mul(
     norm: Norm,
     activation: str,
     bias: Tensor | None = None,
+    changes: RowChanges | None = None,
 ) -> None:
     """Write activation(gate) * up to out [n, m / 2]; the weight's rows are gate's, then up's."""
     m = len(weight)
@@ -235,7 +191,9 @@ def linear_act_and_mul(
         raise ValueError(f"gate and up must have the same number of rows, not {m} together")
     check_tensor("out", out, (len(x), m // 2), weight.dtype, gpu)
     options = {"epilogue": "ACT_AND_MUL", "activation": activation}
-    _launch(gpu, x, weight, out, workspace, options, bias=bias, norm=norm, pair_span=m)
+    _launch(
+        gpu, x, weight, out, workspace, options, bias=bias, norm=norm, pair_span=m, changes=changes
+    )
 
 
 def linear_rope_cache(
@@ -249,6 +207,7 @@ def linear_rope_cache(
     rope: RopeCache,
     bias: Tensor | None = None,
     first_head: int = 0,
+    changes: RowChanges | None = None,
 ) -> None:
     """Compute a merged q/k/v matmul with rotary embedding.
 
@@ -288,6 +247,7 @@ def linear_rope_cache(
         norm=norm,
         pair_span=head_dim,
         rope=relative,
+        changes=changes,
     )
 
 
@@ -305,18 +265,22 @@ def _launch(
     rope: RopeCache | None = None,
     world_size: int = 0,
     x_scale: Tensor | None = None,
+    changes: RowChanges | None = None,
 ) -> None:
-    """Launch the kernel of these options of `_spec`."""
+    """Launch the kernel of these options of `linear_spec`."""
     n, (m, k), dtype = len(x), weight.shape, weight.dtype
     splittable = options["epilogue"] in _SPLITTABLE
-    if not linear_fits(gpu, n, weight, splittable=splittable, pair_span=pair_span):
+    has_changes = changes is not None
+    if not linear_fits(
+        gpu, n, weight, splittable=splittable, pair_span=pair_span, has_changes=has_changes
+    ):
         raise ValueError(f"linear does not take {n} activation rows of {k} elements")
     _check_inputs(gpu, x, weight, bias, norm, x_scale)
     data, row_scale = weight, None
     if isinstance(weight, PackedMatrix):
         data, row_scale = weight.tiles, weight.row_scale
         options = {**options, "scheme": weight.scheme, "group_size": weight.group_size}
-    layout = Layout.of(gpu, n, weight)
+    layout = Layout.of(gpu, n, weight, has_changes=has_changes)
     if layout.num_splits > 1:
         partial_sums = layout.num_splits * n * m
         if workspace.partial_sums.numel() < partial_sums or not workspace.has_counters(m):
@@ -324,9 +288,19 @@ def _launch(
                 f"the workspace is too small for {m} rows in {layout.num_splits} splits"
             )
     row_bias = bias is not None and bias.dim() == 2
-    spec = _spec(DTYPE_NAMES[dtype], n, norm=norm is not None, row_bias=row_bias, **options)
+    num_blocks = gpu.num_sms // layout.num_splits * layout.num_splits
+    low_rank = row_changes.NONE
+    if changes is not None:
+        low_rank = changes.arguments(gpu, n, k, num_blocks, narrow_elements(compiled_rows(n)))
+    spec = linear_spec(
+        *(DTYPE_NAMES[dtype], n),
+        norm=norm is not None,
+        row_bias=row_bias,
+        low_rank=has_changes,
+        **options,
+    )
     gpu.kernel(spec)(
-        gpu.num_sms // layout.num_splits * layout.num_splits,
+        num_blocks,
         THREADS,
         shared_bytes=layout.shared_bytes,
         num_bytes=weight.nbytes,
@@ -350,6 +324,7 @@ def _launch(
         row_scale=row_scale,
         x_scale=x_scale,
         bias_stride=bias.stride(0) if bias is not None and row_bias else 0,
+        **low_rank,
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.row_changes import narrow_elements
 from swiftchat.cuda.packed_layout import TILE_COLUMNS, TILE_ROWS, padded_columns, tile_bytes
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 
@@ -28,11 +29,11 @@ class Layout:
     shared_bytes: int
 
     @classmethod
-    def of(cls, gpu: Gpu, n: int, weight: Matrix) -> "Layout":
-        """Return the layout for n activation rows, which must fit."""
-        num_splits = _num_splits(gpu, n, weight) or 1
+    def of(cls, gpu: Gpu, n: int, weight: Matrix, *, has_changes: bool = False) -> "Layout":
+        """Return the layout for n activation rows, which must fit, with or without `RowChanges`."""
+        num_splits = _num_splits(gpu, n, weight, has_changes=has_changes) or 1
         x_bytes, stage_bytes = n * _row_bytes(n, weight, num_splits), _stage_bytes(weight)
-        room = gpu.block_shared_bytes - _static_bytes(n) - x_bytes
+        room = gpu.block_shared_bytes - _static_bytes(n, has_changes=has_changes) - x_bytes
         num_stages = min(_RING_STAGES, room // stage_bytes)
         # More than a third of a multiprocessor's shared memory: two blocks share it, never three.
         # The blocks of a kernel replace those of the kernel before the last one by one, so every
@@ -48,9 +49,11 @@ def linear_fits(
     *,
     splittable: bool = False,
     pair_span: int = M_TILE,
+    has_changes: bool = False,
 ) -> bool:
     """Return whether `linear` takes n activation rows with this weight.
 
+    `has_changes`: with `RowChanges`.
     `splittable` allows k to be split. Weight rows that are finished in pairs are pair_span / 2
     apart: half the rows for gate and up, half a head for rotary embedding. Packed weights need
     whole tiles of 8 rows between them.
@@ -60,7 +63,7 @@ def linear_fits(
         return False
     if isinstance(weight, PackedMatrix) and pair_span % (2 * TILE_ROWS):
         return False
-    num_splits = _num_splits(gpu, n, weight)
+    num_splits = _num_splits(gpu, n, weight, has_changes=has_changes)
     return num_splits is not None and (num_splits == 1 or splittable)
 
 
@@ -69,10 +72,11 @@ def compiled_rows(n: int) -> int:
     return 1 if n == 1 else 8 if n <= 8 else 16
 
 
-def _static_bytes(n: int) -> int:
+def _static_bytes(n: int, *, has_changes: bool) -> int:
     """Return the most bytes of shared memory that do not depend on k."""
     block, row = _STATIC_BYTES
-    return block + compiled_rows(n) * row
+    narrow = 4 * narrow_elements(compiled_rows(n)) if has_changes else 0
+    return block + compiled_rows(n) * row + narrow
 
 
 def _stage_bytes(weight: Matrix) -> int:
@@ -82,13 +86,14 @@ def _stage_bytes(weight: Matrix) -> int:
     return tiles * tile_bytes(weight.scheme, weight.group_size)
 
 
-def _num_splits(gpu: Gpu, n: int, weight: Matrix) -> int | None:
+def _num_splits(gpu: Gpu, n: int, weight: Matrix, *, has_changes: bool) -> int | None:
     """Return the least number of splits of k with room for a few stages beside the activations.
 
     None if even `MAX_SPLITS` are too few.
     """
     min_stages = 2 if isinstance(weight, PackedMatrix) and weight.group_size else 3
-    room = gpu.block_shared_bytes - _static_bytes(n) - min_stages * _stage_bytes(weight)
+    static = _static_bytes(n, has_changes=has_changes)
+    room = gpu.block_shared_bytes - static - min_stages * _stage_bytes(weight)
     counts = range(1, MAX_SPLITS + 1)
     return next((s for s in counts if n * _row_bytes(n, weight, s) <= room), None)
 

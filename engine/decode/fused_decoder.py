@@ -1,5 +1,7 @@
 """A decode step of Llama-like models in five fused kernels a layer."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from swiftchat.cuda.ops.linear import (
 from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
 from swiftchat.cuda.ops.norm import add_norm
 from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
+from swiftchat.cuda.ops.row_changes import RowChanges
 from swiftchat.cuda.peer_memory import PeerBuffer
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator, PeerBuffers
 from swiftchat.engine.decode.decode_batch import DecodeBatch
@@ -55,6 +58,14 @@ def fused_kernels_cover(config: ModelConfig) -> bool:
         and config.embedding_size is None
         and (config.qk_norm is None or (config.qk_norm == "head" and head_norm_fits(size, size)))
     )
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """What a matmul adds to its results: a bias, and the changes by adapters."""
+
+    bias: Tensor | None
+    changes: RowChanges | None = None
 
 
 class FusedDecoder:
@@ -128,6 +139,8 @@ class FusedDecoder:
         adapters of the rows.
         """
         self._deltas = deltas
+        if deltas is not None:
+            deltas.begin(len(x))
         weights, stages = self._decoder.weights, self._decoder.stages
         if stages.is_first:
             self._embed(x)
@@ -167,7 +180,7 @@ class FusedDecoder:
             x,
             attention,
             layer.o,
-            self._bias(attention, ("o", i), layer.o, layer.o_bias),
+            self._tuned(attention, ("o", i), layer.o, layer.o_bias),
             layer.attn_out_norm,
             None if buffers is None else buffers.attention,
         )
@@ -176,7 +189,7 @@ class FusedDecoder:
             x,
             inner,
             layer.down,
-            self._bias(inner, ("down", i), layer.down, layer.down_bias),
+            self._tuned(inner, ("down", i), layer.down, layer.down_bias),
             layer.mlp_out_norm,
             None if buffers is None else buffers.mlp,
         )
@@ -206,7 +219,7 @@ class FusedDecoder:
         """Return rotated queries [n, num_heads, head_dim]; store keys and values in the cache."""
         n, ops, gpu, config = len(x), self._ops, self._ops.gpu, self._decoder.config
         norm, cos_sin = self._norm(layer.attn_norm), ops.cos_sin(i)
-        row_bias = self._bias(x, ("qkv", i), layer.qkv, layer.qkv_bias, norm)
+        tuned = self._tuned(x, ("qkv", i), layer.qkv, layer.qkv_bias, norm)
         positions, slot_mapping = self._batch.positions[:n], self._batch.slot_mapping[:n]
         cache, kv_scales = kernel_kv(kv)
         # `linear_rope_cache` computes a part of a head at a time; a quantized cache needs the
@@ -215,7 +228,7 @@ class FusedDecoder:
             queries = self._queries[:n]
             rope = RopeCache(cos_sin, positions, slot_mapping, cache, config.num_heads)
             parts, first = layer.qkv.kernel_matrices, 0
-            for part, bias in zip(parts, split_bias(row_bias, parts), strict=True):
+            for part, bias in zip(parts, split_bias(tuned.bias, parts), strict=True):
                 linear_rope_cache(
                     gpu,
                     x,
@@ -226,11 +239,12 @@ class FusedDecoder:
                     rope=rope,
                     bias=bias,
                     first_head=first,
+                    changes=tuned.changes,
                 )
                 first += len(part) // config.head_dim
             return queries
         heads = self._qkv[:n]
-        self._linear(x, layer.qkv, row_bias, heads.view(n, -1), norm)
+        self._linear(x, layer.qkv, tuned, heads.view(n, -1), norm)
         rotary(
             gpu,
             heads,
@@ -249,11 +263,11 @@ class FusedDecoder:
         """Return activation(gate) * up, [n, intermediate_size]."""
         gpu, activation = self._ops.gpu, self._decoder.config.activation
         inner, norm = self._mlp_inner[: len(x)], self._norm(layer.mlp_norm)
-        bias = self._bias(x, ("gate_up", i), layer.gate_up, layer.gate_up_bias, norm)
+        tuned = self._tuned(x, ("gate_up", i), layer.gate_up, layer.gate_up_bias, norm)
         parts = layer.gate_up.kernel_matrices
         if len(parts) > 1:
             gate_up = inner.new_empty(len(x), 2 * inner.shape[1])
-            self._linear(x, layer.gate_up, bias, gate_up, norm)
+            self._linear(x, layer.gate_up, tuned, gate_up, norm)
             act_and_mul(gpu, gate_up, inner, activation, gated=True)
         else:
             linear_act_and_mul(
@@ -264,31 +278,36 @@ class FusedDecoder:
                 self._ops.linear_workspace,
                 norm=norm,
                 activation=activation,
-                bias=bias,
+                bias=tuned.bias,
+                changes=tuned.changes,
             )
         return inner
 
-    def _bias(
+    def _tuned(
         self,
         x: Tensor,
         site: Site,
         weight: LinearWeight,
         bias: Tensor | None,
         norm: Norm | None = None,
-    ) -> Tensor | None:
-        """Return the bias of a matmul of x: with adapters one for each row."""
-        if self._deltas is None:
-            return bias
-        return self._deltas.bias(x, site, weight.shape[0], bias, norm)
+    ) -> _Tuned:
+        """Return what a matmul of x adds to its results, with the adapters of the rows."""
+        deltas = self._deltas
+        if deltas is None:
+            return _Tuned(bias)
+        changes = deltas.changes(site, len(x))
+        if changes is not None:
+            return _Tuned(bias, changes)
+        return _Tuned(deltas.bias(x, site, weight.shape[0], bias, norm))
 
     def _norm(self, weight: Tensor | None) -> Norm:
         assert weight is not None  # see `fused_kernels_cover`
         return Norm(weight, self._decoder.config.norm_eps, self._ops.norm_offset)
 
     def _linear(
-        self, x: Tensor, weight: LinearWeight, bias: Tensor | None, out: Tensor, norm: Norm
+        self, x: Tensor, weight: LinearWeight, tuned: _Tuned, out: Tensor, norm: Norm
     ) -> None:
-        """Write norm(x) · weightᵀ + bias to `out`, with one kernel for each part of the weight."""
+        """Write norm(x) · weightᵀ and what is added to it to `out`: a kernel for each part."""
         parts = weight.kernel_matrices
         sizes = [len(part) for part in parts]
         # The kernel writes a contiguous tensor; columns of `out` are contiguous for one row only.
@@ -298,8 +317,15 @@ class FusedDecoder:
         else:
             outs = list(torch.split(out, sizes, 1))
         gpu, workspace = self._ops.gpu, self._ops.linear_workspace
-        for part, part_out, part_bias in zip(parts, outs, split_bias(bias, parts), strict=True):
-            linear(gpu, x, part, part_out, workspace, bias=part_bias, norm=norm)
+        for part, part_out, part_bias in zip(
+            parts, outs, split_bias(tuned.bias, parts), strict=True
+        ):
+            linear(
+                *(gpu, x, part, part_out, workspace),
+                bias=part_bias,
+                norm=norm,
+                changes=tuned.changes,
+            )
         if needs_copy:
             torch.cat(outs, 1, out=out)
 
@@ -308,11 +334,11 @@ class FusedDecoder:
         x: Tensor,
         inner: Tensor,
         weight: LinearWeight,
-        bias: Tensor | None,
+        tuned: _Tuned,
         norm: Tensor | None,
         peer_buffer: PeerBuffer | None,
     ) -> None:
-        """Add the branch output inner · weightᵀ + bias, normed if `norm` is given, to x in place.
+        """Add the branch output inner · weightᵀ and more, normed if `norm` is given, to x in place.
 
         With a peer buffer, all-reduce the output over the ranks.
         """
@@ -321,9 +347,13 @@ class FusedDecoder:
         # `_branch_output` is zero here: `add_norm` clears it after each use.
         target = x if norm is None else self._branch_output[: len(x)]
         if peer_buffer is None:
-            linear_residual(gpu, inner, matrix, target, workspace, bias=bias)
+            linear_residual(
+                gpu, inner, matrix, target, workspace, bias=tuned.bias, changes=tuned.changes
+            )
         else:
-            linear_send(gpu, inner, matrix, peer_buffer, workspace, bias=bias)
+            linear_send(
+                gpu, inner, matrix, peer_buffer, workspace, bias=tuned.bias, changes=tuned.changes
+            )
             all_reduce(gpu, target, peer_buffer)
         if norm is not None:
             eps, offset = self._decoder.config.norm_eps, self._ops.norm_offset

@@ -1,8 +1,10 @@
-"""Adapters in the fused decode step: two small kernels before each matmul compute its bias.
+"""Adapters in the fused decode step: `linear` adds their low-rank changes to its results.
 
 The kernels read on the device which set a row has and where its matrices are, so a captured step
 serves all sets of adapters; loading one changes only these tables.
 """
+
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import Norm
+from swiftchat.cuda.ops.linear_layout import M_TILE, compiled_rows, linear_fits
 from swiftchat.cuda.ops.low_rank import (
     RANK_STEP,
     Part,
@@ -17,6 +20,7 @@ from swiftchat.cuda.ops.low_rank import (
     low_rank_shrink,
     table_entry,
 )
+from swiftchat.cuda.ops.row_changes import RowChanges, narrow_buffer, narrow_elements
 from swiftchat.engine.linear.adapted import AdapterSet, Delta, Site
 from swiftchat.engine.model.weights import DecoderWeights
 
@@ -27,36 +31,81 @@ _MAX_PARTS = 12  # of a matrix: q, k and v of four adapters
 class FusedDeltas:
     """The sets of adapters of decode rows on one GPU.
 
-    `sets` int32 [max_rows] are the numbers of the rows' sets, -1 for none. `max_rank` is the
-    largest sum of ranks that a matrix may have. The tables of `older` are taken over.
+    `sets` int32 [max_rows] are the numbers of the rows' sets, -1 for none. `ranks` has, for each
+    kind of matrix, the largest sum of ranks that one may have. The tables of `older` are taken
+    over.
+
+    The changes of a matrix are part of its matmul, `RowChanges`, if they fit its shared memory and
+    the matrix is a single one. Else two small kernels before the matmul compute them as a bias of
+    each row.
     """
+
+    in_linear = False  # not measured yet
 
     def __init__(
         self,
         gpu: Gpu,
         weights: DecoderWeights,
+        head_dim: int,
         num_sets: int,
         max_rows: int,
-        max_rank: int,
+        ranks: Mapping[str, int],
         *,
         older: "FusedDeltas | None" = None,
     ) -> None:
-        self._gpu, self.max_rank = gpu, max_rank
-        sites: list[Site] = [(name, i) for i in range(len(weights.layers)) for name in _FIELDS]
+        self._gpu, self._weights, self.ranks = gpu, weights, dict(ranks)
+        self._head_dim = head_dim
+        self._sites: list[Site] = [
+            (name, i) for i in range(len(weights.layers)) for name in _FIELDS
+        ]  # in the order of a step
         empty = table_entry(None, (), _MAX_PARTS)
-        size = (len(sites), num_sets, len(empty))
+        size = (len(self._sites), num_sets, len(empty))
         self._tables = torch.zeros(size, dtype=torch.int64, device=gpu.device)
         if older is not None:
             self._tables.copy_(older._tables)
-        self._index = {site: i for i, site in enumerate(sites)}
+        self._index = {site: i for i, site in enumerate(self._sites)}
         self._references: list[list[Tensor]] = [[] for _ in range(num_sets)]
         if older is not None:
             self._references = older._references
         self.sets = torch.full((max_rows,), -1, dtype=torch.int32, device=gpu.device)
         self._host_sets = self.sets.cpu().pin_memory()
+        max_rank = max(RANK_STEP, *self.ranks.values())
         self._narrow = torch.zeros(max_rows, max_rank, device=gpu.device)
         widest = max(getattr(layer, name).shape[0] for layer in weights.layers for name in _FIELDS)
         self._biases = torch.empty(max_rows, widest, dtype=weights.dtype, device=gpu.device)
+        # Launches of a step take turns to use these.
+        self._buffers = narrow_buffer(gpu), narrow_buffer(gpu)
+        self._turns: dict[Site, int] = {}
+
+    def has_room(self, ranks: Mapping[str, int]) -> bool:
+        return all(rank <= self.ranks[name] for name, rank in ranks.items())
+
+    def begin(self, num_rows: int) -> None:
+        """Choose the matmuls of the next step that compute the changes themselves.
+
+        Their number is even, so that each step begins with the same buffer.
+        """
+        sites = [site for site in self._sites if self._fits(site, num_rows)]
+        self._turns = {site: turn % 2 for turn, site in enumerate(sites[: len(sites) // 2 * 2])}
+
+    def _fits(self, site: Site, n: int) -> bool:
+        name, layer = site
+        assert layer is not None
+        matrices = getattr(self._weights.layers[layer], name).kernel_matrices
+        rank = self.ranks[name]
+        is_small = 0 < n * rank <= narrow_elements(compiled_rows(n))
+        if not (self.in_linear and is_small and len(matrices) == 1):
+            return False
+        (matrix,) = matrices
+        spans = {"qkv": self._head_dim, "gate_up": len(matrix)}
+        return linear_fits(
+            self._gpu,
+            n,
+            matrix,
+            splittable=name in ("o", "down"),
+            pair_span=spans.get(name, M_TILE),
+            has_changes=True,
+        )
 
     def put(self, number: int, adapters: AdapterSet | None) -> None:
         """Fill or, with None, empty the tables of a set; the device must be idle."""
@@ -76,13 +125,28 @@ class FusedDeltas:
         self._host_sets[: len(numbers)] = torch.tensor(numbers, dtype=torch.int32)
         self.sets.copy_(self._host_sets, non_blocking=True)
 
+    def changes(self, site: Site, n: int) -> RowChanges | None:
+        """Return what the matmul of a site with n rows adds; None: `bias` returns it."""
+        turn = self._turns.get(site)
+        if turn is None:
+            return None
+        return RowChanges(
+            self._tables[self._index[site]],
+            self.sets[:n],
+            self._buffers[turn],
+            self._buffers[1 - turn],
+            self.ranks[site[0]],
+        )
+
     def bias(
         self, x: Tensor, site: Site, num_outputs: int, bias: Tensor | None, norm: Norm | None = None
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Launch the kernels for x [n, columns]; return the bias of each row, [n, num_outputs].
 
-        It is valid until the next call.
+        It is valid until the next call. Without any change of this kind of matrix, return `bias`.
         """
+        if self.ranks[site[0]] == 0:
+            return bias
         n, gpu, table = len(x), self._gpu, self._tables[self._index[site]]
         narrow, sets = self._narrow[:n], self.sets[:n]
         out = self._biases.view(-1)[: n * num_outputs].view(n, num_outputs)
@@ -91,21 +155,21 @@ class FusedDeltas:
         return out
 
 
-def needed_rank(adapters: AdapterSet) -> int | None:
-    """Return the largest sum of padded ranks of a matrix; None: not for these kernels.
+def needed_ranks(adapters: AdapterSet) -> dict[str, int] | None:
+    """Return the largest sum of padded ranks for each kind of matrix; None: not for these kernels.
 
     They compute no gains, offsets or replaced matrices, and nothing outside the layers.
     """
     if adapters.embed is not None:
         return None
-    largest = 0
-    for site, delta in adapters.deltas.items():
+    largest = dict.fromkeys(_FIELDS, 0)
+    for (name, layer), delta in adapters.deltas.items():
         is_low_rank = all(part.a is not None for part in delta.parts)
         has_others = delta.gain is not None or delta.offset is not None
-        if site[1] is None or has_others or not is_low_rank or len(delta.parts) > _MAX_PARTS:
+        if layer is None or has_others or not is_low_rank or len(delta.parts) > _MAX_PARTS:
             return None
         ranks = [_padded_rank(part.b.shape[1]) for part in delta.parts]
-        largest = max(largest, sum(ranks))
+        largest[name] = max(largest[name], sum(ranks))
     return largest
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS
-from swiftchat.cuda.ops.low_rank import RANK_STEP
 from swiftchat.cuda.ops.sampling import (
     advance,
     argmax,
@@ -20,7 +19,7 @@ from swiftchat.cuda.ops.sampling import (
 )
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.decode.fused_decoder import FusedDecoder
-from swiftchat.engine.decode.fused_deltas import FusedDeltas, needed_rank
+from swiftchat.engine.decode.fused_deltas import FusedDeltas, needed_ranks
 from swiftchat.engine.device.capture import capture
 from swiftchat.engine.linear.adapted import AdapterSet
 from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan, DecodeRows
@@ -118,20 +117,31 @@ class GraphRunner:
         """
         torch.cuda.synchronize(self._ops.gpu.device)
         self._computable.discard(number)
-        rank = None if adapters is None else needed_rank(adapters)
-        if rank is None and self._deltas is None:
+        ranks = None if adapters is None else needed_ranks(adapters)
+        older = self._deltas
+        if ranks is None and older is None:
             return
-        if self._deltas is None or (rank or 0) > self._deltas.max_rank:
-            weights, max_rows = self._decoder.weights, min(self.batch.max_rows, MAX_GEMV_ROWS)
-            older = self._deltas
-            max_rank = max(rank or 0, RANK_STEP)
-            self._deltas = FusedDeltas(
-                self._ops.gpu, weights, num_sets, max_rows, max_rank, older=older
-            )
-            self._graphs = {key: graph for key, graph in self._graphs.items() if not key[2]}
-        self._deltas.put(number, adapters if rank is not None else None)
-        if rank is not None:
+        if older is None or not older.has_room(ranks or {}):
+            assert ranks is not None
+            self._deltas = self._new_deltas(ranks, num_sets, older)
+            self.discard_adapted_graphs()
+        assert self._deltas is not None
+        self._deltas.put(number, adapters if ranks is not None else None)
+        if ranks is not None:
             self._computable.add(number)
+
+    def discard_adapted_graphs(self) -> None:
+        self._graphs = {key: graph for key, graph in self._graphs.items() if not key[2]}
+
+    def _new_deltas(
+        self, ranks: dict[str, int], num_sets: int, older: FusedDeltas | None
+    ) -> FusedDeltas:
+        """Return deltas for these ranks and those of the older ones."""
+        if older is not None:
+            ranks = {name: max(rank, older.ranks[name]) for name, rank in ranks.items()}
+        weights, max_rows = self._decoder.weights, min(self.batch.max_rows, MAX_GEMV_ROWS)
+        head_dim = self._decoder.config.head_dim
+        return FusedDeltas(self._ops.gpu, weights, head_dim, num_sets, max_rows, ranks, older=older)
 
     def can_adapt(self, sequences: Seq[Sequence]) -> bool:
         """Return whether steps with `adapted` compute the adapters of these sequences."""

@@ -16,6 +16,8 @@
 //     ROPE_CACHE   the weight rows are the query, key and value heads: T [n, num_heads * head_dim] =
 //                  rotated queries; rotated keys and the values go to `cache` at `slot_mapping`
 //
+//   table … num_narrow  with LOW_RANK: changes by adapters, see low_rank.cuh
+//
 // Algorithm: one persistent block a multiprocessor streams the weights. A producer warp fills a ring of
 // stages in shared memory, 16 weight rows × 1 KiB each, by bulk copies; it starts before the upstream
 // kernel ends, because weights do not depend on it. Eight consumer warps divide the columns of a stage
@@ -76,7 +78,8 @@ linear_kernel(const WeightElement* weight, const T* bias, const void* x, const T
               int num_stages, float* partial_sums, u32* counters, const float* cos_sin,
               const int* positions, const int* slot_mapping, T* cache, int num_heads, int num_kv_heads,
               int head_dim, int log2_block_size, int world_size, const float* row_scale,
-              const float* x_scale, int bias_stride) {
+              const float* x_scale, int bias_stride, const i64* table, const int* sets, float* narrow,
+              float* next_narrow, int max_rank, int entry, int num_slices, int num_narrow) {
     extern __shared__ __align__(128) u8 dynamic[];
     __shared__ Shared shared;
     Arguments a = {weight,       bias,      x,            norm_weight, out,          eps,
@@ -84,6 +87,7 @@ linear_kernel(const WeightElement* weight, const T* bias, const void* x, const T
                    num_stages,   partial_sums, counters,  cos_sin,     positions,    slot_mapping,
                    cache,        num_heads, num_kv_heads, head_dim,    log2_block_size,
                    world_size,   row_scale, x_scale,     bias_stride};
+    LowRank low_rank = {table, sets, narrow, next_narrow, max_rank, entry, num_slices, num_narrow};
     Work work(a);
     u8* ring = dynamic;
     u8* activations = dynamic + num_stages * STAGE_BYTES;
@@ -113,7 +117,12 @@ linear_kernel(const WeightElement* weight, const T* bias, const void* x, const T
         sum_groups(work, activations, stride, a.n);
         consume(a, work, shared, ring, activations, stride);
     } else {
+        int buffer = warp - CONSUMERS - 1;
+#if LOW_RANK
+        prefetch_shrink(a, low_rank, buffer);
+        prefetch_expand(a, low_rank, work.first + buffer * work.step);
+#endif
         wait_for_upstream();
-        epilogue(a, work, shared, warp - CONSUMERS - 1);
+        epilogue(a, work, shared, buffer, low_rank);
     }
 }

@@ -29,6 +29,9 @@ constexpr int STEPS = CHUNK / STEP / CONSUMERS;  // of a warp in a full stage
 constexpr int THREADS = (CONSUMERS + 1 + EPILOGUES) * WARP;
 constexpr bool IS_HALF = Same<T, half>::value;
 
+// LOW_RANK: the most ranks of all activation rows together.
+constexpr int NARROW_ELEMENTS = MAX_N > 8 ? 1536 : 768;
+
 using WeightElement = Choose<SCHEME == PLAIN, T, u8>::type;
 
 struct Arguments {
@@ -56,6 +59,9 @@ struct Shared {
     u64 full[MAX_STAGES], empty[MAX_STAGES], sums_full[EPILOGUES], sums_empty[EPILOGUES];
     float squares[CONSUMERS][MAX_N];
     float sums[EPILOGUES][CONSUMERS][MAX_N][SUMS_STRIDE];
+#if LOW_RANK
+    alignas(16) float narrow[NARROW_ELEMENTS];  // [n, max_rank]: A · x of the adapters
+#endif
 #if EPILOGUE == ROPE_CACHE
     float angles[MAX_N][256];  // rows of cos_sin; head_dim is at most 256
 #endif

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from swiftchat.engine.api.tuning import Tuning
+from swiftchat.engine.decode.fused_deltas import FusedDeltas
 from tests.support import adapters, tiny
 
 pytestmark = pytest.mark.gpu
@@ -24,9 +25,16 @@ def made(folder: Path, family: str, settings: list[dict[str, Any]]) -> list[Tuni
     return found
 
 
+@pytest.mark.parametrize("in_linear", [True, False])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "gemma2", "gpt2"])
-def test_captured_steps_equal_the_cpu(family: str, tmp_path: Path) -> None:
-    """Rows without an adapter, and with two of different ranks, the larger one loaded last."""
+def test_captured_steps_equal_the_cpu(
+    family: str, in_linear: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows without an adapter, and with two of different ranks, the larger one loaded last.
+
+    The changes are computed in the matmuls, or by kernels of their own, as for large ranks.
+    """
+    monkeypatch.setattr(FusedDeltas, "in_linear", in_linear)
     low, high = made(tmp_path, family, [{"r": 3}, {"r": 17}])
     requests = [(ids, tuning) for ids in PROMPTS for tuning in (None, low, high)]
     expected = adapters.greedy(tiny.engine(tmp_path), requests)
