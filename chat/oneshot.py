@@ -43,11 +43,11 @@ from swiftchat.chat.tools.reported_calls import ReportedCalls
 from swiftchat.chat.tools.rounds import ToolRounds
 from swiftchat.chat.tools.toolbox import Toolbox
 from swiftchat.engine.api.params import SAMPLING_RANGES, SamplingParams
-from swiftchat.engine.api.protocol import EngineInfo, Prefill
+from swiftchat.engine.api.protocol import EngineInfo, Prefill, Searching, Wait
 from swiftchat.errors import ContextOverflow, SwiftchatError, UsageError
 
 SCHEMA = 1
-StartAnswer = Callable[[Conversation, Callable[[int], None], Callable[[Prefill], None]], Answer]
+StartAnswer = Callable[[Conversation, Callable[[int], None], Callable[[Wait], None]], Answer]
 _MAIN_PARAMS = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -162,7 +162,7 @@ class OneShot:
     ) -> tuple[Answer, int]:
         """Show and save one answer; return it and the exit code."""
         with self._status.waiting("encoding the prompt"):
-            answer = self._start_answer(conversation, self._warn_dropped, self._show_prefill)
+            answer = self._start_answer(conversation, self._warn_dropped, self._show_wait)
         self._age_s = process_age_s()
         saver = AnswerSaver(self.autosave, conversation, answer)
         if not (self._prints_events or self.config.extract or self._is_json):
@@ -254,10 +254,14 @@ class OneShot:
                 text = as_terminal_text(answer, self.chat_model.tokenizer, self._style)
                 print(text, end="", file=sys.stderr)
 
-    def _show_prefill(self, progress: Prefill) -> None:
+    def _show_wait(self, wait: Wait) -> None:
         if not self.config.stream_json:
-            self._status.show("computing the prompt", progress.done, progress.total)
-        self._print_event({"event": "prefill", "done": progress.done, "total": progress.total})
+            self._status.show_wait(wait)
+        match wait:
+            case Prefill(done, total):
+                self._print_event({"event": "prefill", "done": done, "total": total})
+            case Searching(num_tokens):
+                self._print_event({"event": "search", "tokens": num_tokens})
 
     def _warn_dropped(self, num_messages: int) -> None:
         self._warn(f"the context is full: the oldest {num_messages} messages were left out")

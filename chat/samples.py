@@ -13,7 +13,7 @@ from swiftchat.chat.oneshot import OneShot
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.several_answers import Answerer, PrintJson, SeveralAnswers
 from swiftchat.chat.terminal.echo import hide_typing
-from swiftchat.engine.api.protocol import Prefill
+from swiftchat.engine.api.protocol import Wait
 from swiftchat.errors import DeviceError
 
 
@@ -59,14 +59,14 @@ class Samples:
         chat_model: ChatModel,
         conversation: Conversation,
         on_dropped: Callable[[int], None],
-        on_prefill: Callable[[Prefill], None],
+        on_wait: Callable[[Wait], None],
     ) -> Answer:
         """Return the next answer; the first call starts all of them."""
         if self._started is None:
             self._started = iter(
                 AnswerGroup(
                     lambda params: chat_model.answer(
-                        conversation, on_dropped, on_prefill, seed=params.seed
+                        conversation, on_dropped, on_wait, seed=params.seed
                     ),
                     chat_model.params,
                     self._config.samples,

@@ -24,7 +24,9 @@ from swiftchat.engine.api.protocol import (
     Logprob,
     Prefill,
     PromptLogprobs,
+    Searching,
     Tokens,
+    Wait,
 )
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
@@ -57,7 +59,7 @@ class Answer:
         prompt: "Prompt",
         params: SamplingParams,
         stops: Sequence[str] = (),
-        on_prefill: Callable[[Prefill], None] | None = None,
+        on_wait: Callable[[Wait], None] | None = None,
         reasoning: ReasoningFormat | None = None,
         tool_format: ToolFormat | None = None,
         constraint: ConstraintSpec | None = None,
@@ -95,7 +97,7 @@ class Answer:
         control = tokenizer.special_tokens
         self._markers = marker_tokens(reasoning.markers, control) if reasoning else {}
         self._call_markers = marker_tokens(tool_format.markers, control) if tool_format else {}
-        self._on_prefill = on_prefill
+        self._on_wait = on_wait
         self._known: Callable[[KnownAnswer], Answer] = lambda known: Answer(
             *(known, tokenizer, prompt, params, stops, None),
             *(reasoning, tool_format, constraint, tuning),
@@ -123,8 +125,8 @@ class Answer:
                     self.num_slid += num_tokens
                 case PromptLogprobs(logprobs):
                     self.prompt_logprobs += logprobs
-                case Prefill() if self._on_prefill is not None:
-                    self._on_prefill(event)
+                case Prefill() | Searching() if self._on_wait is not None:
+                    self._on_wait(event)
             if self._stops.stopped and self.finish_reason is None:
                 # With async decode the engine may send another token, which is ignored.
                 self._generation.cancel()

@@ -28,7 +28,7 @@ from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.tools.formats import ToolFormat
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import EngineInfo, Prefill, Progress
+from swiftchat.engine.api.protocol import EngineInfo, Progress, Wait
 from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.errors import SwiftchatError, UsageError
 
@@ -236,7 +236,7 @@ class ChatModel:
         self,
         conversation: Conversation,
         on_dropped: Callable[[int], None],
-        on_prefill: Callable[[Prefill], None] | None = None,
+        on_wait: Callable[[Wait], None] | None = None,
         new_seed: bool = False,
         prefix: str = "",
         seed: int | None = None,
@@ -263,7 +263,7 @@ class ChatModel:
             on_dropped(fitted.num_messages)
         tool_format = self.require_tools().tool_format if self.tools else None
         answer = self.start_answer(
-            fitted.prompt, params, self.stops, on_prefill, tool_format, self.output_format
+            fitted.prompt, params, self.stops, on_wait, tool_format, self.output_format
         )
         answer.num_left_out = fitted.num_tokens
         conversation.last_turn = EncodedTurn(fitted.prompt, answer.ids)
@@ -285,7 +285,7 @@ class ChatModel:
         prompt: "Prompt",
         params: SamplingParams,
         stops: Sequence[str],
-        on_prefill: Callable[[Prefill], None] | None = None,
+        on_wait: Callable[[Wait], None] | None = None,
         tool_format: ToolFormat | None = None,
         output_format: OutputFormat | None = None,
     ) -> Answer:
@@ -300,7 +300,7 @@ class ChatModel:
         if output_format is not None:
             constraint = self._constraints.of(output_format, prompt, params, self.think)
         return Answer(
-            *(self.engine, self.tokenizer, prompt, params, [*stops, *text_ends], on_prefill),
+            *(self.engine, self.tokenizer, prompt, params, [*stops, *text_ends], on_wait),
             *(self._reasoning_format(), tool_format, constraint, self.adapters.tuning),
         )
 

@@ -16,7 +16,6 @@ from swiftchat.chat.repl.message import message_of
 from swiftchat.chat.repl.tool_view import ToolView
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.tools.rounds import ToolRounds
-from swiftchat.engine.api.protocol import Prefill
 from swiftchat.errors import UsageError
 
 _DOUBLE_INTERRUPT_S = 2.0
@@ -131,7 +130,7 @@ class TurnRunner:
         state, chat_model = self._state, self._state.chat_model
         with state.status.waiting("encoding the prompt"):
             answer = chat_model.answer(
-                state.conversation, self._warn_dropped, self._show_prefill, new_seed, prefix
+                state.conversation, self._warn_dropped, state.status.show_wait, new_seed, prefix
             )
         state.last_answer = answer
         saver = AnswerSaver(state.autosave, state.conversation, answer, prefix)
@@ -223,9 +222,6 @@ class TurnRunner:
                 print_notice("the engine connection was lost and restored")
             else:
                 print_notice("the engine process had ended and was restarted")
-
-    def _show_prefill(self, progress: Prefill) -> None:
-        self._state.status.show("computing the prompt", progress.done, progress.total)
 
     def _warn_dropped(self, num_messages: int) -> None:
         self._state.status.clear()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.engine.api.protocol import Prefill, Searching, Wait
 
 _FRAMES = "|/-\\"
 _FIRST_S, _INTERVAL_S = 0.3, 0.15  # a short wait shows nothing
@@ -38,6 +39,14 @@ class StatusLine:
                 target=draw, args=(self._stop,), name="status", daemon=True
             )
             self._thread.start()
+
+    def show_wait(self, wait: Wait) -> None:
+        """Show what a generation without text reports, until `clear`."""
+        match wait:
+            case Prefill(done, total):
+                self.show("computing the prompt", done, total)
+            case Searching(num_tokens):
+                self.show(f"searching the best answer, {num_tokens} tokens")
 
     def clear(self) -> None:
         """Erase the line. Call it before other output."""

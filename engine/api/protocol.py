@@ -181,6 +181,23 @@ class Prefill:
     done: int
     total: int
 
+    def to_wire(self, generation_id: int) -> Message:
+        return {"type": "prefill", "id": generation_id, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Searching:
+    """All running beams of a search have `num_tokens` tokens."""
+
+    num_tokens: int
+
+    def to_wire(self, generation_id: int) -> Message:
+        return {"type": "searching", "id": generation_id, "num_tokens": self.num_tokens}
+
+
+# What a generation reports while it has no tokens.
+Wait = Prefill | Searching
+
 
 @dataclass(frozen=True)
 class Logprob:
@@ -321,7 +338,7 @@ class Finished:
         return {"type": "finished", "id": generation_id, "result": asdict(self)}
 
 
-Event = Prefill | PromptLogprobs | Embedding | Tokens | Beam | Dropped | Finished
+Event = Wait | PromptLogprobs | Embedding | Tokens | Beam | Dropped | Finished
 
 
 def event_from(message: Message) -> Event | SwiftchatError:
@@ -329,6 +346,8 @@ def event_from(message: Message) -> Event | SwiftchatError:
     match message["type"]:
         case "prefill":
             return decode(message, Prefill)
+        case "searching":
+            return decode(message, Searching)
         case "tokens":
             ids = decode(message.get("ids"), list[int], "ids")
             return Tokens(ids, _logprobs_of(message))

@@ -16,6 +16,7 @@ from swiftchat.engine.api.protocol import (
     Finished,
     Logprob,
     Prefill,
+    Searching,
     Tokens,
 )
 from swiftchat.engine.api.tuning import Tuning
@@ -39,6 +40,8 @@ from swiftchat.engine.schedule.twins import find_twins, fork
 from swiftchat.errors import SwiftchatError, UsageError
 
 Outcome = tuple[int, Event | SwiftchatError]
+
+_REPORTED_TOKENS = 16  # a beam search reports its length so often
 
 
 class Engine:
@@ -248,7 +251,8 @@ class Engine:
         if step.error is not None:
             return [self._fail(generation, step.error)]
         if not step.answers:
-            return []
+            num_tokens = len(sequence.tokens) - sequence.num_prompt
+            return [(step.id, Searching(num_tokens))] if num_tokens % _REPORTED_TOKENS == 0 else []
         self.scheduler.remove(sequence)
         sequence.tokens[sequence.num_prompt :] = step.answers[0].ids
         finished = self._finish(generation, step.answers[0].reason)

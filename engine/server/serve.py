@@ -14,7 +14,6 @@ from swiftchat.engine.api.protocol import (
     Event,
     Finished,
     Message,
-    Prefill,
     PromptLogprobs,
 )
 from swiftchat.engine.api.tuning import Tuning
@@ -209,10 +208,6 @@ class EngineServer:
 
 
 def _event_message(id_: int, event: Event | SwiftchatError) -> Message:
-    match event:
-        case Prefill(done, total):
-            return {"type": "prefill", "id": id_, "done": done, "total": total}
-        case SwiftchatError():
-            return protocol.error_message(event, id_)
-        case other:
-            return other.to_wire(id_)
+    if isinstance(event, SwiftchatError):
+        return protocol.error_message(event, id_)
+    return event.to_wire(id_)

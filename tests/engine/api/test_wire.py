@@ -22,6 +22,7 @@ from swiftchat.engine.api.protocol import (
     Logprob,
     Prefill,
     PromptLogprobs,
+    Searching,
     Speculated,
     Tokens,
     event_from,
@@ -34,7 +35,8 @@ FINISHED = Finished("stop", 3, 0, 2, 0.1, 0.2, 7, Speculated("ngram", 1, 2, 1, 1
 MESSAGES: list[dict[str, Any]] = [
     {"type": "progress", "label": "loading weights", "done": 1, "total": 2},
     INFO.to_wire(),
-    {"type": "prefill", "id": 1, "done": 1, "total": 3},
+    Prefill(1, 3).to_wire(1),
+    Searching(16).to_wire(1),
     PromptLogprobs([Logprob(-1.0, [(3, -1.0)])]).to_wire(1),
     Tokens([5], [Logprob(-0.5, [(5, -0.5), (6, -1.5)])]).to_wire(1),
     Beam([5], -0.5, "length").to_wire(1),
@@ -77,10 +79,9 @@ def test_other_values_raise_an_error_with_the_field(change: dict[str, Any], mess
 
 def test_events_return_as_they_were_sent() -> None:
     events = [Tokens([1, 2]), Dropped(3), FINISHED, PromptLogprobs([Logprob(-1.0, [(2, -1.0)])])]
-    events.append(Beam([4, 5], -0.5, "stop"))
+    events += [Beam([4, 5], -0.5, "stop"), Searching(16), Prefill(1, 2)]
     for event in events:
         assert event_from(msgpack.unpackb(msgpack.packb(event.to_wire(1)))) == event
-    assert event_from({"type": "prefill", "id": 1, "done": 1, "total": 2}) == Prefill(1, 2)
 
 
 class PipeEngine:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import Beam, Finished, Tokens
+from swiftchat.engine.api.protocol import Beam, Finished, Searching, Tokens
 from swiftchat.engine.api.vocabulary import ConstraintSpec, Vocabulary
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.errors import OutOfMemory, SwiftchatError, UsageError
@@ -109,6 +109,14 @@ def test_full_blocks_are_shared(folder: Path) -> None:
     # The prompt once, and for each beam the blocks of the answer.
     assert most <= 10 + 4 * 3
     assert engine.stats()["computed_tokens"] <= len(prompt) + 4 * 8
+
+
+def test_a_search_reports_its_length(folder: Path) -> None:
+    engine = tiny.engine(folder)
+    params = SamplingParams(temperature=0, beams=2, max_tokens=40, stop_ids=())
+    engine.add(0, tiny.random_ids(9), params)
+    events = [event for _ in iter(lambda: engine.has_work, False) for _, event in engine.step()]
+    assert [e.num_tokens for e in events if isinstance(e, Searching)] == [16, 32]
 
 
 def test_the_context_ends_a_search(folder: Path) -> None:
