@@ -2,7 +2,15 @@
 
 import numpy as np
 
-from tests.support.gguf_converter import Converter, Fields, Tensors, common_keys, experts
+from tests.support.gguf_converter import (
+    Converter,
+    Fields,
+    Tensors,
+    common_keys,
+    experts,
+    qwen3moe,
+    rotated,
+)
 from tests.support.gguf_recent import granite_keys, granite_moe
 
 
@@ -132,6 +140,69 @@ def _granite_hybrid(config: Fields, tensors: Fields) -> Tensors:
             yield here.format(kind), half
 
 
+def _delta_keys(config: Fields) -> Fields:
+    """Qwen3NextModel.set_gguf_parameters."""
+    heads = config["linear_num_value_heads"]
+    return {
+        **common_keys(config),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": heads,
+        "ssm.inner_size": heads * config["linear_value_head_dim"],
+        "full_attention_interval": 4,
+        "rope.dimension_count": rotated(config, 0.25),
+    }
+
+
+def _delta(config: Fields, tensors: Fields) -> Tensors:
+    """Qwen3NextModel.modify_tensors: decays, norms with 1 added, projections by kind."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key_dim, each = config["linear_key_head_dim"], config["linear_value_head_dim"]
+    each = each * values // keys
+    for name, array in qwen3moe(config, tensors):
+        if name.endswith("A_log"):
+            array = -np.exp(array)
+        if name.endswith("conv1d.weight"):
+            array = array.squeeze(1)
+        if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            array = array + np.float32(1)
+        if not name.endswith("in_proj_qkvz.weight"):
+            yield name.replace("dt_bias", "dt_proj.bias"), array
+            continue
+        by_head = array.reshape(keys, -1, array.shape[1])
+        kinds = np.split(by_head, [key_dim, 2 * key_dim, 2 * key_dim + each], axis=1)
+        rows = [kind.reshape(-1, array.shape[1]) for kind in kinds]
+        layer = name.split(".")[2]
+        yield f"blk.{layer}.attn_qkv.weight", np.concatenate(rows[:3])
+        yield f"blk.{layer}.attn_gate.weight", rows[3]
+
+
+def _delta_in_turns(config: Fields, tensors: Fields) -> Tensors:
+    """_LinearAttentionVReorderBase.modify_tensors: the value heads of all key heads in turns."""
+    keys, width = config["linear_num_key_heads"], config["linear_value_head_dim"]
+    start = 2 * keys * config["linear_key_head_dim"]
+
+    def in_turns(array: np.ndarray, size: int) -> np.ndarray:
+        by_head = array.reshape(keys, -1, size, *array.shape[1:])
+        return by_head.swapaxes(0, 1).reshape(array.shape)
+
+    changed = {}
+    for name, array in tensors.items():
+        if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+            array = np.concatenate([array[:start], in_turns(array[start:], width)])
+        elif name.endswith("in_proj_z.weight"):
+            array = in_turns(array, width)
+        elif name.endswith(("in_proj_b.weight", "in_proj_a.weight", "A_log", "dt_bias")):
+            array = in_turns(array, 1)
+        elif name.endswith("linear_attn.out_proj.weight"):
+            array = in_turns(array.T, width).T
+        changed[name] = array
+    yield from _delta(config, changed)
+
+
 MIXER_ARCHS: dict[str, Converter] = {
     "granitehybrid": (_granite_hybrid_keys, _granite_hybrid),
     "lfm2": (_lfm2_keys, _lfm2),
@@ -139,6 +210,9 @@ MIXER_ARCHS: dict[str, Converter] = {
     "nemotron_h": (_nemotron_h_keys, _ssm),
     "nemotron_h_moe": (_nemotron_h_keys, _ssm),
     "falcon-h1": (_ssm_keys, _ssm),
+    "qwen3next": (_delta_keys, _delta),
+    "qwen35": (_delta_keys, _delta_in_turns),
+    "qwen35moe": (_delta_keys, _delta_in_turns),
     "mamba": (_only_ssm_keys, _ssm),
     "mamba2": (_only_ssm_keys, _ssm),
 }

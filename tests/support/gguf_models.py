@@ -97,6 +97,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ernie4_5-moe": ("ernie4_5_moe", "ernie4_5-moe", {}),
     "hunyuan-dense": ("hunyuan_v1_dense", "hunyuan-dense", {}),
     "qwen2moe": ("qwen2_moe", "qwen2moe", {}),
+    "qwen2vl": ("qwen2", "qwen2vl", {}),
+    "qwen3vl": ("qwen3", "qwen3vl", {}),
+    "qwen3vlmoe": ("qwen3-moe-normalized", "qwen3vlmoe", {}),
+    "qwen3next": ("qwen3_next", "qwen3next", {}),
+    "qwen35": ("qwen3_5_text", "qwen35", {}),
+    "qwen35moe": ("qwen3_5_moe_text", "qwen35moe", {}),
     "glm4moe": ("glm4_moe", "glm4moe", {}),
     "dots1": ("dots1", "dots1", {}),
     "minimax-m2": ("minimax_m2", "minimax-m2", {}),
@@ -138,8 +144,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "falcon-40b": ("falcon-40b", "falcon", {"max_position_embeddings": 2048}),
     "falcon-11b": ("falcon-11b", "falcon", {"max_position_embeddings": 2048}),
 }
+# Three value heads for a key head: with two, an order would be its own inverse.
+_VALUE_HEADS = {"linear_num_value_heads": 6}
 _MADE_WITH: dict[str, Fields] = {
-    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}
+    "qwen3next": _VALUE_HEADS,
+    "qwen35": _VALUE_HEADS,
+    "qwen35moe": _VALUE_HEADS,
+    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
 }
 # Keys that llama.cpp's loader reads but its converter does not write.
 _THIRD = {"attention.sliding_window_pattern": 3}

@@ -46,7 +46,8 @@ compares variants of every key of `config.json` with transformers.
 GGUF files can have the architectures in `weights/gguf/architectures.py`; llama.cpp's converter
 does not support GPT-J and OPT. `tests/weights/gguf/test_architectures.py` writes each of them as
 llama.cpp does and compares config, tensors and logits after the conversion. In GGUF files, Mistral
-and InternLM2 are Llama, ChatGLM2 and ChatGLM3 are GLM, and Mixtral is `llama` with experts.
+and InternLM2 are Llama, ChatGLM2 and ChatGLM3 are GLM, Mixtral is `llama` with experts, and the
+language models of Qwen-VL are Qwen2 and Qwen3.
 
 """
 _LAYOUTS = """
@@ -67,6 +68,9 @@ Differences from other programs:
   bias of each key to bf16.
 - **GPT-OSS** is published with experts in MXFP4. They are dequantized when they are read, also from
   GGUF files, so they take the memory of 16-bit weights.
+- **Qwen3.5** has the columns of one matrix of a linear layer in another order in GGUF files. That
+  matrix is dequantized when it is read, so it takes the memory of 16-bit weights; so do the
+  projections of linear layers of Qwen3-Next.
 - **GGUF** lacks some fields of `config.json`: the windows of StarCoder2 and Mistral, the context
   of Falcon (2048), chunks and temperature of Llama 4, and the scale of Gemma's attention scores
   (recognized by the number of layers). The conversion uses llama.cpp's values for them.

@@ -69,6 +69,12 @@ TENSORS = tensor_names(
         "expert_in": "ffn_latent_down.weight",
         "expert_out": "ffn_latent_up.weight",
         "mixer_in": "ssm_in.weight",
+        "mixer_qkvz": "ssm_in.weight",
+        "mixer_ba": "ssm_ba.weight",
+        "mixer_qkv": "attn_qkv.weight",
+        "mixer_z": "attn_gate.weight",
+        "mixer_b": "ssm_beta.weight",
+        "mixer_a": "ssm_alpha.weight",
         "mixer_in_bias": "ssm_in.bias",
         "mixer_conv": "ssm_conv1d.weight",
         "mixer_conv_bias": "ssm_conv1d.bias",
@@ -136,7 +142,8 @@ class GgufArchitecture:
 
     `permuted` tensors store the rows of each head in the order for interleaved rotary
     embeddings. `separate_norm_tensors` are the names that differ where attention and MLP read
-    the same residual stream through a norm each; `tensors` are other names that differ. In
+    the same residual stream through a norm each; `tensors` are other names that differ. With
+    `value_heads_in_turns`, gated DeltaNet has the order of `value_heads.py`. In
     every GGUF file norms with a unit offset are stored with 1 added, matrices are [out, in],
     and merged q/k/v are stored as all queries, all keys, all values.
     """
@@ -148,6 +155,7 @@ class GgufArchitecture:
     renamed: Mapping[str, str] | None = None
     separate_norm_tensors: Mapping[str, str] = field(default_factory=frozen)
     tensors: Mapping[str, str] = field(default_factory=frozen)
+    value_heads_in_turns: bool = False
 
     @property
     def target(self) -> Architecture:
@@ -249,6 +257,26 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "mamba2": GgufArchitecture(
             "Mamba2ForCausalLM", mixer_fields.mamba2, absent_keys=_NO_HEADS | _WITHOUT_ROPE
         ),
+        "qwen3next": GgufArchitecture(
+            "Qwen3NextForCausalLM", mixer_fields.qwen3_next, tensors=_POST_NORM
+        ),
+        "qwen35": GgufArchitecture(
+            "Qwen3_5ForCausalLM",
+            mixer_fields.gated_delta,
+            tensors=_POST_NORM,
+            value_heads_in_turns=True,
+        ),
+        "qwen35moe": GgufArchitecture(
+            "Qwen3_5MoeForCausalLM",
+            mixer_fields.qwen35_moe,
+            absent_keys=frozenset({"intermediate_size"}),
+            tensors=_POST_NORM,
+            value_heads_in_turns=True,
+        ),
+        # Without images, Qwen-VL computes what its language model does.
+        "qwen2vl": GgufArchitecture("Qwen2ForCausalLM"),
+        "qwen3vl": GgufArchitecture("Qwen3ForCausalLM"),
+        "qwen3vlmoe": GgufArchitecture("Qwen3MoeForCausalLM", model_fields.qwen3moe),
         "minimax-m2": GgufArchitecture("MiniMaxM2ForCausalLM", model_fields.minimax_m2),
         # With separate q, k and v it is a Llama, whose class is part of transformers.
         "internlm2": GgufArchitecture("LlamaForCausalLM", permuted=_PERMUTED),

@@ -12,7 +12,8 @@ from swiftchat.weights.gguf.metadata import Metadata, is_size
 
 def _layers_with(metadata: Metadata, *names: str) -> list[bool]:
     count, tensors = metadata.get("block_count"), metadata.file.tensors
-    layers = range(min(count, MAX_LAYERS) if is_size(count) else 0)
+    count = count - metadata.num_nextn_layers if is_size(count) else 0
+    layers = range(min(count, MAX_LAYERS))
     return [any(f"blk.{i}.{name}" in tensors for name in names) for i in layers]
 
 
@@ -121,6 +122,34 @@ def granite_hybrid(metadata: Metadata) -> Mapping[str, Any]:
         "mamba_conv_bias": any(_layers_with(metadata, "ssm_conv1d.bias")),
         "mamba_proj_bias": any(_layers_with(metadata, "ssm_in.bias")),
     }
+
+
+def gated_delta(metadata: Metadata) -> dict[str, Any]:
+    mixers = _layers_with(metadata, "ssm_conv1d.weight")
+    return {
+        "layer_types": ["linear_attention" if each else "full_attention" for each in mixers],
+        "attention_bias": any(_layers_with(metadata, "attn_q.bias")),
+        "linear_conv_kernel_dim": metadata.require("ssm.conv_kernel"),
+        "linear_key_head_dim": metadata.require("ssm.state_size"),
+        "linear_num_key_heads": metadata.require("ssm.group_count"),
+        "linear_num_value_heads": metadata.require("ssm.time_step_rank"),
+        "linear_value_head_dim": _head_dim(metadata),
+    }
+
+
+def qwen35_moe(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        **gated_delta(metadata),
+        "num_experts": metadata.require("expert_count"),
+        "num_experts_per_tok": metadata.require("expert_used_count"),
+        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata.require("expert_shared_feed_forward_length"),
+    }
+
+
+def qwen3_next(metadata: Metadata) -> Mapping[str, Any]:
+    # llama.cpp always normalizes; there is no key.
+    return {**qwen35_moe(metadata), "norm_topk_prob": True}
 
 
 def _only(metadata: Metadata) -> dict[str, Any]:

@@ -19,16 +19,19 @@ Bytes = npt.NDArray[np.uint8]
 class MixerTensor:
     """One tensor with other dimensions in the file: it becomes `shape`.
 
-    With `is_decay` the file has −exp(x) of its elements x.
+    With `is_decay` the file has −exp(x) of its elements x. `order` are the places in the file of
+    what the first axis has; None: they keep their order.
     """
 
     tensors: tuple[GgufTensor]
     shape: tuple[int, ...]
     is_decay: bool
+    order: npt.NDArray[np.intp] | None = None
 
     def part(self, stored: Sequence[Bytes], start: int, stop: int) -> Floats:
         """Return a range of the first axis; `stored` are the bytes, uint8 [rows, row bytes]."""
-        found = dequantize(stored[0], self.tensors[0].type_name).reshape(self.shape)[start:stop]
+        found = dequantize(stored[0], self.tensors[0].type_name).reshape(self.shape)
+        found = found[start:stop] if self.order is None else found[self.order[start:stop]]
         return np.log(-found) if self.is_decay else found
 
     def chunks(self, rows: Callable[[GgufTensor], Bytes]) -> Iterator[Floats]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.architecture import frozen
+from swiftchat.weights.architectures.parts.mixers import GatedDelta
 from swiftchat.weights.architectures.tensors import canonical_shapes, canonical_tensors, tensor_name
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
@@ -17,8 +18,10 @@ from swiftchat.weights.gguf.architectures import GgufArchitecture, gguf_architec
 from swiftchat.weights.gguf.key_value_matrix import KeyValueMatrix
 from swiftchat.weights.gguf.merged_rows import MergedRows
 from swiftchat.weights.gguf.mixer_tensor import MixerTensor
+from swiftchat.weights.gguf.ordered_columns import OrderedColumns
 from swiftchat.weights.gguf.rope import ROPE_TENSORS
 from swiftchat.weights.gguf.stacked_experts import StackedExperts
+from swiftchat.weights.gguf.value_heads import grouped_rows, value_columns, value_rows
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
 from swiftchat.weights.quantization.quantize import QUANTIZABLE
 
@@ -35,6 +38,7 @@ _CHUNK_ELEMENTS = 1 << 20
 _KEYS, _VALUES = "attn_k_b.weight", "attn_v_b.weight"
 # Gates of files that have them apart from up, by the canonical name of the merged matrix.
 _GATES = frozen(gate_up="ffn_gate.weight", shared_gate_up="ffn_gate_shexp.weight")
+_DELTA_QUERIES, _DELTA_GATES = "attn_qkv.weight", "attn_gate.weight"
 _RESHAPED = frozenset({"mixer_conv", "mixer_decay", "mixer_skip", "mixer_norm"})
 _KEPT = QUANTIZABLE | {"embed", "lm_head"}
 
@@ -60,7 +64,7 @@ class TensorSource:
         return (self.tensor,)
 
 
-MergedSource = StackedExperts | KeyValueMatrix | MergedRows | MixerTensor
+MergedSource = StackedExperts | KeyValueMatrix | MergedRows | MixerTensor | OrderedColumns
 Source = TensorSource | MergedSource
 
 
@@ -101,8 +105,9 @@ def tensor_sources(
             halves = [_checked(file, each, (num_rows // 2, columns)) for each in pair]
             sources[name] = MergedRows((halves[0], halves[1]))
             continue
-        if canonical in _RESHAPED:
-            sources[name] = _mixer_tensor(file, architecture, config, canonical, layer)
+        mixed = _mixer_source(file, architecture, config, canonical, layer)
+        if mixed is not None:
+            sources[name] = mixed
             continue
         if canonical == "kv_b" and f"blk.{layer}.{_KEYS}" in file.tensors:
             sources[name] = _keys_and_values(file, config, layer)
@@ -155,20 +160,46 @@ def _stacked(
     return StackedExperts(tuple(tensors), config.interleaved_gate, is_transposed)
 
 
-def _mixer_tensor(
+def _mixer_source(
     file: GgufFile,
     architecture: GgufArchitecture,
     config: ModelConfig,
     canonical: str,
     layer: int | None,
-) -> MixerTensor:
-    """Return a tensor of a mixer, whose dimensions of size 1 and groups differ in the file."""
-    shape = canonical_shapes(config)[canonical]
+) -> MergedSource | None:
+    """Return a tensor of a mixer that is stored in another form; None for any other tensor."""
+    in_turns = architecture.value_heads_in_turns
     name = architecture.tensor_name(config, canonical).format(i=layer)
-    tensor = file.tensors.get(name)
-    if tensor is None or math.prod(tensor.shape) != math.prod(shape):
-        tensor = _checked(file, name, shape)
-    return MixerTensor((tensor,), shape, canonical == "mixer_decay")
+    if canonical in _RESHAPED:
+        shape = canonical_shapes(config)[canonical]
+        # Dimensions of size 1 and groups differ in the file.
+        tensor = file.tensors.get(name)
+        if tensor is None or math.prod(tensor.shape) != math.prod(shape):
+            tensor = _checked(file, name, shape)
+        order = value_rows(_gated_delta(config), canonical) if in_turns else None
+        return MixerTensor((tensor,), shape, canonical == "mixer_decay", order)
+    if canonical == "mixer_qkvz" and f"blk.{layer}.{_DELTA_GATES}" in file.tensors:
+        return _queries_and_gates(file, config, layer)
+    if canonical == "mixer_out" and in_turns:
+        columns = value_columns(_gated_delta(config))
+        if columns is not None:
+            shape = canonical_shapes(config)[canonical]
+            return OrderedColumns((_checked(file, name, shape),), columns)
+    return None
+
+
+def _gated_delta(config: ModelConfig) -> GatedDelta:
+    assert isinstance(config.mixer, GatedDelta)
+    return config.mixer
+
+
+def _queries_and_gates(file: GgufFile, config: ModelConfig, layer: int | None) -> MergedRows:
+    """Return the projections of gated DeltaNet, which newer files have apart and by kind."""
+    mixer = _gated_delta(config)
+    shapes = mixer.shapes(config.hidden_size)
+    queries = _checked(file, f"blk.{layer}.{_DELTA_QUERIES}", shapes["mixer_qkv"])
+    gates = _checked(file, f"blk.{layer}.{_DELTA_GATES}", shapes["mixer_z"])
+    return MergedRows((queries, gates), grouped_rows(mixer))
 
 
 def _keys_and_values(file: GgufFile, config: ModelConfig, layer: int | None) -> KeyValueMatrix:
@@ -304,6 +335,9 @@ def row_order(
         heads = config.num_heads if canonical.startswith("q") else config.num_kv_heads
         # Row 2j + h of a head in GGUF is row h·(head_dim / 2) + j in Hugging Face's order.
         return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    if architecture.value_heads_in_turns and canonical.startswith("mixer_"):
+        order = value_rows(_gated_delta(config), canonical)
+        return range(count) if order is None else order
     if architecture.target.qkv_in_groups and canonical in ("qkv", "qkv_bias"):
         groups, kv_rows = config.num_kv_heads, config.num_kv_heads * config.head_dim
         ends = np.array([count - 2 * kv_rows, count - kv_rows])

@@ -65,7 +65,8 @@ def test_config_tensors_and_logits_survive_conversion(name: str, tmp_path: Path)
         tensors = load_file(tmp_path / "theirs" / "model.safetensors")
     for key, tensor in found.items():
         wanted = tensors[key]
-        if ours.norm_unit_offset and key.endswith("norm.weight"):
+        is_norm = key.endswith("norm.weight") and not key.endswith("linear_attn.norm.weight")
+        if ours.norm_unit_offset and is_norm:
             wanted = (wanted + 1) - 1
         if key.endswith("A_log"):  # its negative exponential is in the file
             torch.testing.assert_close(tensor, wanted, rtol=1e-5, atol=1e-6)
@@ -99,6 +100,37 @@ def test_gemma4_runs_from_the_file(tmp_path: Path) -> None:
         write_case("gemma4", path, tmp_path / "theirs", tensors=bad)
         with pytest.raises(BadModelFile, match=r"rope_freqs.weight matches no known rope scaling"):
             model_config_json(open_gguf(path), "float32")
+
+
+@pytest.mark.parametrize("name", ["qwen3next", "qwen35", "qwen35moe"])
+def test_gated_deltanet_runs_from_the_file(name: str, tmp_path: Path) -> None:
+    """Also with a layer at the end that predicts further tokens."""
+    reference = made(name, tmp_path / "theirs")
+    more = {"blk.4.nextn.eh_proj.weight": np.ones((48, 96), np.float32)}
+    keys = {"block_count": 5, "nextn_predict_layers": 1}
+    path = tmp_path / "model.gguf"
+    write_case(name, path, tmp_path / "theirs", tensors=more, metadata=keys)
+    folder = gguf_directory.of_file(path, tmp_path / "ours")
+    ours, theirs = tiny.Bench(folder).last_logits(tiny.random_ids(12)), logits(reference)[-1]
+    assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+def test_older_files_of_qwen3_next(tmp_path: Path) -> None:
+    """The first ones have the projections in one tensor, as Hugging Face's files."""
+    made("qwen3next", tmp_path / "theirs")
+    stored = load_file(tmp_path / "theirs" / "model.safetensors")
+    names = {i: f"model.layers.{i}.linear_attn.in_proj_qkvz.weight" for i in (0, 1, 3)}
+    write_case(
+        "qwen3next",
+        tmp_path / "model.gguf",
+        tmp_path / "theirs",
+        tensors={f"blk.{i}.ssm_in.weight": stored[name].numpy() for i, name in names.items()},
+        without=tuple(f"blk.{i}.attn_{kind}.weight" for i in names for kind in ("qkv", "gate")),
+    )
+    convert(tmp_path / "model.gguf", tmp_path / "ours")
+    found = load_file(tmp_path / "ours" / "model.safetensors")
+    for name in names.values():
+        assert torch.equal(found[name], stored[name])
 
 
 @pytest.mark.parametrize("is_old", [False, True])

@@ -1,0 +1,51 @@
+"""The order of rows and columns of gated DeltaNet in GGUF files.
+
+llama.cpp's kernels want the first value head of every key head, then the second of each, and so
+on; Hugging Face's files have the value heads of a key head together. Queries and keys keep their
+order.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from swiftchat.weights.architectures.parts.mixers import GatedDelta
+
+__all__ = ["Order", "grouped_rows", "value_columns", "value_rows"]
+
+Order = npt.NDArray[np.intp]
+_BY_HEAD = frozenset({"mixer_b", "mixer_a", "mixer_decay", "mixer_step_bias"})
+
+
+def value_rows(mixer: GatedDelta, canonical: str) -> Order | None:
+    """Return where a file has each row of a tensor in Hugging Face's order; None: the same."""
+    if mixer.num_key_heads == mixer.num_value_heads:
+        return None
+    if canonical in _BY_HEAD:
+        return _taken_in_turns(mixer, 1)
+    if canonical == "mixer_z":
+        return _taken_in_turns(mixer, mixer.value_dim)
+    if canonical in ("mixer_qkv", "mixer_conv"):
+        start = 2 * mixer.num_key_heads * mixer.key_dim
+        return np.concatenate([np.arange(start), start + _taken_in_turns(mixer, mixer.value_dim)])
+    return None
+
+
+def value_columns(mixer: GatedDelta) -> Order | None:
+    """Return where a file has each column of `mixer_out`; None: in Hugging Face's order."""
+    if mixer.num_key_heads == mixer.num_value_heads:
+        return None
+    return _taken_in_turns(mixer, mixer.value_dim)
+
+
+def grouped_rows(mixer: GatedDelta) -> Order:
+    """Return where each row of `mixer_qkvz` is in the file's queries, keys, values and gates."""
+    rows = mixer.input_rows
+    assert rows is not None
+    return np.argsort(rows[: mixer.shapes(1)["mixer_qkvz"][0]])
+
+
+def _taken_in_turns(mixer: GatedDelta, width: int) -> Order:
+    """Return where each of `width` elements of every value head is."""
+    keys = mixer.num_key_heads
+    elements = np.arange(mixer.num_value_heads * width).reshape(-1, keys, width)
+    return elements.swapaxes(0, 1).reshape(-1)
