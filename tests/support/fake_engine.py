@@ -193,7 +193,8 @@ class FakeGeneration:
         if "dropped" in self.answer:
             yield Dropped(self.answer["dropped"])
         if "error" in self.answer:
-            raise DeviceError(self.answer["error"], "send it again")
+            error = self.answer["error"]  # in Python also an exception
+            raise error if isinstance(error, Exception) else DeviceError(error, "send it again")
         yield Finished(reason, len(self.prompt), self.cached_tokens, num_tokens, 0.5, 0.25, 7)
 
     def _logprobs(self, token: int) -> list[Logprob]:

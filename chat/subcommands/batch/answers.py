@@ -12,7 +12,13 @@ from swiftchat.chat.options.parameters import BEAM_PARAMETERS
 from swiftchat.chat.render.logprobs import as_json, cumulative_logprob
 from swiftchat.chat.subcommands.batch.lines import Line, parse_request
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.errors import ContextOverflow, OutOfMemory, SwiftchatError, UsageError
+from swiftchat.errors import (
+    BadModelFile,
+    ContextOverflow,
+    OutOfMemory,
+    SwiftchatError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.answer import Answer
@@ -20,8 +26,8 @@ if TYPE_CHECKING:
 
 # The engine has the next prompts before an answer ends.
 _NUM_WAITING = 4
-# Errors of one line; any other one ends the batch.
-_LINE_ERRORS = (UsageError, ContextOverflow, OutOfMemory)
+# Errors of one line; any other one ends the batch. Logits may be NaN (BadModelFile) for one prompt.
+_LINE_ERRORS = (UsageError, ContextOverflow, OutOfMemory, BadModelFile)
 
 Record = dict[str, Any]
 

@@ -15,6 +15,7 @@ from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.subcommands.batch.answers import answer_lines
 from swiftchat.chat.subcommands.batch.lines import Line, parse_request, split_lines
 from swiftchat.chat.subcommands.batch.output import AnswerFile, Stdout
+from swiftchat.engine.sampling.sampler import NOT_FINITE, sampling_error
 from swiftchat.errors import DeviceError, UsageError
 from tests.support.fake_engine import FakeEngine, make_folder
 from tests.support.worker_processes import wait_until
@@ -250,6 +251,16 @@ def test_an_error_of_one_answer_is_that_of_the_line(fake: tuple[FakeEngine, Chat
     engine.answers = [{"text": "One."}, {"error": "the GPU is gone"}]
     with pytest.raises(DeviceError, match="the GPU is gone"):
         answered(chat_model, {"prompt": "a", "samples": 2})
+
+
+def test_logits_that_are_not_finite_are_an_error_of_their_line(
+    fake: tuple[FakeEngine, ChatModel],
+) -> None:
+    engine, chat_model = fake
+    engine.answers = [{"error": sampling_error(NOT_FINITE)}, {"text": "fine"}]
+    failed, other = answered(chat_model, {"prompt": "a"}, {"prompt": "b"})
+    assert "not finite numbers" in failed["error"]["message"] and failed["error"]["exit_code"] == 7
+    assert other["content"] == "fine"
 
 
 def test_choices_may_be_json_booleans() -> None:
