@@ -18,11 +18,13 @@ def engine_key(path: Path, config: EngineConfig, environ: Mapping[str, str]) -> 
     """Return 16 hexadecimal digits for a model directory or file, options and environment.
 
     Files count with name, size and modification time, not with their content: reading a model
-    takes too long. So a replaced file gives another key.
+    takes too long. So a replaced file gives another key, also one of the draft model or heads.
     """
+    draft = Path(config.draft) if config.draft else None
     identity = {
         "program": [VERSION, str(Path(__file__).resolve())],
         "files": list(_files(path.resolve())),
+        "draft": list(_files(draft.resolve())) if draft and draft.exists() else None,
         "config": config.to_wire(),
         "environ": {name: environ.get(name) for name in _VARIABLES},
     }

@@ -51,6 +51,17 @@ def test_a_replaced_file_changes_the_key(folder: Path, name: str) -> None:
     assert engine_key(folder, CONFIG, {}) != key
 
 
+def test_a_replaced_file_of_the_draft_changes_the_key(folder: Path, tmp_path: Path) -> None:
+    heads = tmp_path / "heads.safetensors"
+    heads.write_text("heads")
+    config = EngineConfig(draft=str(heads))
+    key = engine_key(folder, config, {})
+    assert engine_key(folder, config, {}) == key
+    heads.write_text("others")
+    assert engine_key(folder, config, {}) != key
+    assert engine_key(folder, EngineConfig(draft="mtp"), {}) != key
+
+
 def test_a_single_file_and_a_broken_link_have_keys(folder: Path) -> None:
     (folder / "broken").symlink_to("nowhere")
     keys = {engine_key(path, CONFIG, {}) for path in (folder, folder / "config.json")}
