@@ -1,12 +1,13 @@
 """Async decode: each step is launched before the tokens of the previous one are read."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from swiftchat.engine.decode.graph_runner import GraphRunner, Part
+from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.schedule.scheduler import Scheduler, Sequence, Step
 from swiftchat.errors import OutOfMemory
 
@@ -15,12 +16,14 @@ from swiftchat.errors import OutOfMemory
 class _InFlight:
     """A step that was launched but not collected: its sequences and the end of its launched part.
 
-    `number` is that of the step, None while only its forward pass is launched.
+    `number` is that of the step, None while only its forward pass is launched. `hidden` are its
+    hidden states, if prediction heads read them.
     """
 
     sequences: list[Sequence]
     number: int | None
     done: torch.cuda.Event
+    hidden: HiddenStates | None
 
 
 def is_decode_step(step: Step, max_rows: int) -> bool:
@@ -72,6 +75,7 @@ class AsyncDecode:
         self._scheduler = scheduler
         self._ctx_size_tokens = ctx_size_tokens
         self._in_flight: _InFlight | None = None
+        self.collected_hidden: HiddenStates | None = None  # of the sequences of the last `collect`
 
     @property
     def is_in_flight(self) -> bool:
@@ -101,17 +105,22 @@ class AsyncDecode:
         self._start(sequences)
         return True
 
-    def forward(self, step: Step) -> Tensor | None:
+    def forward(self, step: Step, hidden: HiddenStates | None = None) -> Tensor | None:
         """Return the logits of a decode step that the host samples, fp32 [rows, vocab_size].
 
-        None if it cannot be replayed. They are valid until the next step.
+        None if it cannot be replayed. They are valid until the next step. `hidden` receives hidden
+        states.
         """
         self.drop()
         sequences = [row.sequence for row in step.rows]
         if not is_decode_step(step, self.runner.batch.max_rows) or _use_adapters(sequences):
             return None
         try:
-            return self.runner.forward(sequences)
+            logits = self.runner.forward(sequences)
+            found = self.runner.copy_hidden(len(sequences)) if hidden is not None else None
+            if hidden is not None and found is not None:
+                hidden.found.update(found.found)
+            return logits
         except (OutOfMemory, torch.OutOfMemoryError):
             return None  # the step needs less memory without a graph
 
@@ -126,7 +135,7 @@ class AsyncDecode:
         assert step is not None
         if step.number is None:
             self.runner.batch.load_masks(step.sequences)
-            step = self._replay(step.sequences, "sampling")
+            step = replace(self._replay(step.sequences, "sampling"), hidden=step.hidden)
         self._in_flight = None
         if continues and self._can_continue(step.sequences):
             self.runner.batch.update_block_tables(step.sequences)
@@ -135,11 +144,11 @@ class AsyncDecode:
         ring = self.runner.batch.ring
         assert step.number is not None
         tokens = ring[step.number % len(ring), : len(step.sequences)].tolist()
-        return [
-            (sequence, token)
-            for sequence, token in zip(step.sequences, tokens, strict=True)
-            if self._is_current(sequence)
-        ]
+        rows = [row for row, sequence in enumerate(step.sequences) if self._is_current(sequence)]
+        self.collected_hidden = step.hidden
+        if step.hidden is not None and len(rows) < len(step.sequences):
+            self.collected_hidden = step.hidden.selected(rows)
+        return [(step.sequences[row], tokens[row]) for row in rows]
 
     def drop(self) -> None:
         """Wait for the step in flight and discard its tokens."""
@@ -154,9 +163,10 @@ class AsyncDecode:
     def _replay(self, sequences: list[Sequence], part: Part) -> _InFlight:
         number = None if part == "forward" else self.runner.batch.num_steps
         self.runner.replay(len(sequences), part, adapted=_use_adapters(sequences))
+        hidden = None if part == "sampling" else self.runner.copy_hidden(len(sequences))
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stubs
         done.record()
-        return _InFlight(sequences, number, done)
+        return _InFlight(sequences, number, done, hidden)
 
     def _is_current(self, sequence: Sequence) -> bool:
         """Return whether the step in flight computes the newest token of a running sequence."""

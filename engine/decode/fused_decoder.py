@@ -31,6 +31,7 @@ from swiftchat.engine.linear.merged import split_bias
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.cuda_ops import CudaOps, kernel_kv
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.weights.architectures.config import ModelConfig
@@ -131,12 +132,18 @@ class FusedDecoder:
             and all(linear_fits(gpu, n, matrix, splittable=True) for matrix in output)
         )
 
-    def launch(self, x: Tensor, logits: Tensor, deltas: FusedDeltas | None = None) -> None:
+    def launch(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        deltas: FusedDeltas | None = None,
+        hidden: HiddenStates | None = None,
+    ) -> None:
         """Launch the kernels of this stage for the first rows of the decode batch.
 
         `x` fp32 [n, hidden_size] is the residual stream: read unless this is the first stage, and
         modified in place. The last stage writes `logits` fp32 [n, vocab_size]. `deltas` are the
-        adapters of the rows.
+        adapters of the rows; `hidden` receives hidden states, on one rank and stage.
         """
         self._deltas = deltas
         if deltas is not None:
@@ -145,10 +152,22 @@ class FusedDecoder:
         if stages.is_first:
             self._embed(x)
         for i, (layer, kv) in enumerate(zip(weights.layers, self._cache.layers, strict=True)):
+            if hidden is not None:
+                self._decoder.keep(hidden, i, x)
             self._layer(x, i, layer, kv)
+        if hidden is not None:
+            self._keep_last(hidden, x)
         if stages.is_last:
             self._lm_head(x, self._norm(weights.final_norm), logits)
             self._decoder.softcap_(logits)
+
+    def _keep_last(self, hidden: HiddenStates, x: Tensor) -> None:
+        """Store what the last layer leaves, and the norm of it that the LM head computes itself."""
+        decoder, norm = self._decoder, self._decoder.weights.final_norm
+        decoder.keep(hidden, len(decoder.weights.layers), x)
+        if LAST_NORM in hidden.layers:
+            assert norm is not None  # see `fused_kernels_cover`
+            decoder.keep(hidden, LAST_NORM, self._ops.norm_(x, None, norm, None))
 
     def _embed(self, x: Tensor) -> None:
         gpu, decoder, n = self._ops.gpu, self._decoder, len(x)

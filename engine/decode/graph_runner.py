@@ -1,6 +1,6 @@
 """Decode steps as CUDA graphs: captured once for a number of rows, replayed for each token."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Literal
@@ -24,6 +24,7 @@ from swiftchat.engine.device.capture import capture
 from swiftchat.engine.linear.adapted import AdapterSet
 from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan, DecodeRows
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.scheduler import Sequence
 
@@ -43,6 +44,8 @@ class GraphRunner:
     write it there. The last stage writes the tokens to `sampled`, int32 [max_rows], and
     `append_tokens` prepares the next step. With one stage the graph does that itself.
 
+    Graphs keep the hidden states of `hidden_layers`, as `HiddenStates`; `copy_hidden` returns them.
+
     There are graphs for the numbers of rows in `sizes`; other steps are padded. Rows may have
     blocks in common only with `shares_blocks`.
 
@@ -59,7 +62,11 @@ class GraphRunner:
         sizes: Seq[int] = GRAPH_SIZES,
         *,
         shares_blocks: bool = False,
+        hidden_layers: Collection[int] = (),
     ) -> None:
+        self._hidden_layers = hidden_layers
+        self._hidden: dict[tuple[Part, int, bool], HiddenStates] = {}
+        self._last_hidden: HiddenStates | None = None
         self._decoder, self._ops, self._cache, self.batch = decoder, ops, cache, batch
         self._sizes = sizes
         self._fused = FusedDecoder(decoder, ops, cache, batch, shares_blocks=shares_blocks)
@@ -86,6 +93,8 @@ class GraphRunner:
     def replay(self, num_rows: int, part: Part = "step", *, adapted: bool = False) -> None:
         """Start a decode step of the first rows, or a part, without waiting for the device."""
         self.graph(num_rows, part, adapted=adapted).replay()
+        if part != "sampling":
+            self._last_hidden = self._hidden.get(self._key(num_rows, part, adapted))
         self.batch.num_steps += part != "forward"
 
     def forward(self, sequences: Seq[Sequence]) -> Tensor:
@@ -97,7 +106,16 @@ class GraphRunner:
         graph = self.graph(num_rows, "forward")
         self.batch.load(sequences, [0] * num_rows)
         graph.replay()
+        self._last_hidden = self._hidden.get(self._key(num_rows, "forward", adapted=False))
         return self._logits[:num_rows]
+
+    def copy_hidden(self, num_rows: int) -> HiddenStates | None:
+        """Return the hidden states of the last step's first rows, if its graph keeps them.
+
+        Launches copies of them, so that the next step may overwrite them.
+        """
+        hidden = self._last_hidden
+        return None if hidden is None else hidden.copied(num_rows, num_rows)
 
     def append_tokens(self, sequences: Seq[Sequence]) -> None:
         """Make each sequence's newest token the input of its row.
@@ -132,6 +150,7 @@ class GraphRunner:
 
     def discard_adapted_graphs(self) -> None:
         self._graphs = {key: graph for key, graph in self._graphs.items() if not key[2]}
+        self._hidden = {key: states for key, states in self._hidden.items() if not key[2]}
 
     def _new_deltas(
         self, ranks: dict[str, int], num_sets: int, older: FusedDeltas | None
@@ -158,18 +177,24 @@ class GraphRunner:
         self, num_rows: int, part: Part = "step", *, adapted: bool = False
     ) -> torch.cuda.CUDAGraph:
         """Return the graph for a number of rows; capture it on first use."""
-        adapted = adapted and part != "sampling"
-        size = next(size for size in self._sizes if size >= num_rows)
-        if (part, size, adapted) not in self._graphs:
+        key = self._key(num_rows, part, adapted)
+        if key not in self._graphs:
+            _, size, adapted = key
+            hidden = HiddenStates(self._hidden_layers) if self._hidden_layers else None
             launches: dict[Part, Callable[[int], None]] = {
-                "step": partial(self.launch_kernels, adapted=adapted),
-                "forward": partial(self._launch_forward, adapted=adapted),
+                "step": partial(self.launch_kernels, adapted=adapted, hidden=hidden),
+                "forward": partial(self._launch_forward, adapted=adapted, hidden=hidden),
                 "sampling": self._launch_sampling,
             }
             launch = launches[part]
-            captured = self._capture(min(size, self.batch.max_rows), launch)
-            self._graphs[part, size, adapted] = captured
-        return self._graphs[part, size, adapted]
+            self._graphs[key] = self._capture(min(size, self.batch.max_rows), launch)
+            if hidden is not None:
+                self._hidden[key] = hidden
+        return self._graphs[key]
+
+    def _key(self, num_rows: int, part: Part, adapted: bool) -> tuple[Part, int, bool]:
+        size = next(size for size in self._sizes if size >= num_rows)
+        return part, size, adapted and part != "sampling"
 
     def _capture(self, n: int, launch: Callable[[int], None]) -> torch.cuda.CUDAGraph:
         """Compile the kernels that `launch` uses for n rows, run them once, and capture them.
@@ -199,19 +224,24 @@ class GraphRunner:
         torch.cuda.synchronize(self._ops.gpu.device)
         return capture(lambda: launch(n))[0]
 
-    def launch_kernels(self, n: int, *, adapted: bool = False) -> None:
+    def launch_kernels(
+        self, n: int, *, adapted: bool = False, hidden: HiddenStates | None = None
+    ) -> None:
         """Launch the kernels of a step of n rows one by one."""
-        self._launch_forward(n, adapted=adapted)
+        self._launch_forward(n, adapted=adapted, hidden=hidden)
         if self._decoder.stages.is_last:
             self._launch_sampling(n)
 
-    def _launch_forward(self, n: int, *, adapted: bool = False) -> None:
+    def _launch_forward(
+        self, n: int, *, adapted: bool = False, hidden: HiddenStates | None = None
+    ) -> None:
         """Launch the kernels from the embeddings to the logits."""
         logits = self._logits[:n]
         if self._fused.supports(n):
-            self._fused.launch(self.residual[:n], logits, self._deltas if adapted else None)
+            deltas = self._deltas if adapted else None
+            self._fused.launch(self.residual[:n], logits, deltas, hidden)
         else:
-            self._forward(n, logits)
+            self._forward(n, logits, hidden)
 
     def _launch_sampling(self, n: int) -> None:
         """Launch the kernels from the logits to the next step's inputs, on the last stage."""
@@ -219,7 +249,7 @@ class GraphRunner:
         if self._decoder.stages.size == 1:
             self._advance(n)
 
-    def _forward(self, n: int, logits: Tensor) -> None:
+    def _forward(self, n: int, logits: Tensor, hidden: HiddenStates | None) -> None:
         """Compute n rows with the decoder's own operations."""
         decoder, batch, residual = self._decoder, self.batch, self.residual[:n]
         plan = CudaPlan(
@@ -229,9 +259,9 @@ class GraphRunner:
             DecodeRows(batch.block_tables[:n], batch.context_lens[:n]),
         )
         x = decoder.embed(plan) if decoder.stages.is_first else residual
-        normed = decoder.forward_layers(plan, x, self._cache)
+        normed = decoder.forward_layers(plan, x, self._cache, hidden)
         if decoder.stages.is_last:
-            local_logits = decoder.logits(plan, normed)
+            local_logits = decoder.logits(plan, normed, hidden)
             logits.copy_(decoder.ranks.all_gather(local_logits, logits.shape[1]))
         elif decoder.stages.is_first:
             residual.copy_(x)

@@ -7,6 +7,7 @@ import torch
 from swiftchat.engine.comm.pipeline import Pipeline
 from swiftchat.engine.decode.async_decode import can_replay
 from swiftchat.engine.decode.graph_runner import GraphRunner
+from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.schedule.scheduler import Sequence, Step
 from swiftchat.errors import OutOfMemory
 
@@ -22,6 +23,7 @@ class PipelineDecode:
     def __init__(self, runner: GraphRunner, stages: Pipeline) -> None:
         self.runner, self._stages = runner, stages
         self._in_flight: list[Sequence] = []
+        self.collected_hidden: HiddenStates | None = None  # stages keep none
         # For each row of the last step: sequence, block table and number of computed tokens.
         self._loaded: list[tuple[Sequence, list[int], int]] = []
 

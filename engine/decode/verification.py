@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from swiftchat.engine.decode.graph_runner import GraphRunner
+from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.sampling.distributed import verified
 from swiftchat.engine.schedule.scheduler import Sequence, Step
 from swiftchat.errors import OutOfMemory
@@ -23,6 +24,7 @@ class Verification:
 
     def __init__(self, runner: GraphRunner) -> None:
         self.runner = runner
+        self.hidden: HiddenStates | None = None  # of all rows of the last step
 
     def sample(self, step: Step, seeds: Seq[int]) -> list[list[int]] | None:
         """Return the next tokens of each row, as `DistributedSampler.sample_batch`.
@@ -46,6 +48,7 @@ class Verification:
         batch.load_rows(rows, seeds)
         number = batch.num_steps
         self.runner.replay(num_rows)
+        self.hidden = self.runner.copy_hidden(num_rows)
         torch.cuda.current_stream().synchronize()
         sampled = iter(batch.ring[number % len(batch.ring), :num_rows].tolist())
         return [

@@ -101,7 +101,8 @@ def build_engine(
         proposer = draft_proposer(draft, decoder.config.vocab_size)
     graphs = Graphs()
     if isinstance(decoder.ops, CudaOps):
-        graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress)
+        layers = () if proposer is None else proposer.hidden_layers
+        graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress, layers)
     store = BlockStore(allocator)
     if ranks.size * stages.size == 1 and not plan.num_states:
         device = DeviceCache(cache, allocator, setup.gpu)

@@ -30,6 +30,7 @@ from swiftchat.engine.generation.graphs import GraphDecode
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.generation.pooling import Pooler
 from swiftchat.engine.kv_store.block_store import BlockStore
+from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.sampling.distributed import DistributedSampler
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sampling_error
 from swiftchat.engine.schedule.batch import Batch
@@ -37,6 +38,7 @@ from swiftchat.engine.schedule.scheduler import Row, Sequence, Step
 from swiftchat.engine.schedule.sliding import drop_middle
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.engine.schedule.twins import find_twins, fork
+from swiftchat.engine.speculation.proposer import observed_decode_rows, observed_rows
 from swiftchat.errors import SwiftchatError, UsageError
 
 Outcome = tuple[int, Event | SwiftchatError]
@@ -196,7 +198,7 @@ class Engine:
             return [(step.restoring.id, self.store.progress(step.restoring))]
         verification, seeds = self.verification, self._seeds(step.rows)
         if verification is not None and (tokens := verification.sample(step, seeds)) is not None:
-            return self._append_rows(step.rows, tokens)
+            return self._append_rows(step.rows, tokens, verification.hidden)
         if self.graph_decode is not None and self.graph_decode.launch(step, seeds):
             return self._collect(self.graph_decode)
         return self._forward(step)
@@ -287,16 +289,15 @@ class Engine:
         if self.tunings.are_used_by(batch):
             return self.tunings.forward(batch)
         # With several ranks, the graph's logits are those of all ranks, which the sampler gathers.
+        hidden, logits = self.speculation.hidden_states(step.rows), None
         if isinstance(self.graph_decode, AsyncDecode) and self.decoder.ranks.size == 1:
-            logits = self.graph_decode.forward(step)
-            if logits is not None:
-                return logits
-        if self.prefill_graphs is not None:
-            return self.prefill_graphs.forward(batch)
-        hidden = self.speculation.hidden_states(step.rows)
-        logits = self.decoder.forward(batch, self.cache, hidden)
+            logits = self.graph_decode.forward(step, hidden)
+        if logits is None and self.prefill_graphs is not None:
+            logits = self.prefill_graphs.forward(batch, hidden)
+        elif logits is None:
+            logits = self.decoder.forward(batch, self.cache, hidden)
         if hidden is not None:
-            self.speculation.observe(step.rows, batch, hidden)
+            self.speculation.observe(observed_rows(step.rows, batch, hidden))
         return logits
 
     def _seeds(self, rows: list[Row]) -> list[int]:
@@ -308,11 +309,16 @@ class Engine:
         """Add the tokens of the step in flight to their sequences."""
         is_next_verified = self.speculation.would_propose(self.scheduler.running)
         collected = graph_decode.collect(continues=not is_next_verified)
-        return self._append_rows([Row(s, 1) for s, _ in collected], [[t] for _, t in collected])
+        rows, tokens = [Row(s, 1) for s, _ in collected], [[token] for _, token in collected]
+        return self._append_rows(rows, tokens, graph_decode.collected_hidden)
 
-    def _append_rows(self, rows: list[Row], tokens: list[list[int]]) -> list[Outcome]:
+    def _append_rows(
+        self, rows: list[Row], tokens: list[list[int]], hidden: HiddenStates | None = None
+    ) -> list[Outcome]:
         """Add the tokens of a replayed step to their sequences."""
-        outcomes: list[Outcome] = []
+        if hidden is not None:
+            self.speculation.observe(observed_decode_rows(rows, hidden))
+        outcomes = list[Outcome]()
         self._num_computed += sum(1 + len(row.proposed) for row in rows)
         self._gpu_counters.num_replayed += 1
         self.speculation.computed(rows)
@@ -372,8 +378,8 @@ class Engine:
             except UsageError as error:
                 return [self._fail(generation, error)]
         outcomes: list[Outcome] = [(sequence.id, Tokens(tokens, logprobs))]
-        is_full = len(sequence.tokens) >= self.ctx_size_tokens
-        is_longest, num_kept = sequence.num_generated == params.max_tokens, params.sliding_keep
+        is_full, num_kept = len(sequence.tokens) >= self.ctx_size_tokens, params.sliding_keep
+        is_longest = sequence.num_generated == params.max_tokens
         if is_longest or (is_full and num_kept is None):
             self.scheduler.remove(sequence)
             outcomes.append((sequence.id, self._finish(generation, "length")))

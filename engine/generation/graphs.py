@@ -1,5 +1,6 @@
 """The CUDA graphs of an engine: compile its kernels and capture its decode step."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -42,17 +43,20 @@ def build_graphs(
     scheduler: Scheduler,
     plan: CachePlan,
     on_progress: OnProgress,
+    hidden_layers: Collection[int] = (),
 ) -> Graphs:
     """Compile the kernels of a single conversation on all cores and capture its decode step.
 
-    The cache must not be in use yet.
+    The cache must not be in use yet. Graphs keep the hidden states of `hidden_layers`.
     """
     max_blocks = -(-plan.ctx_size_tokens // cache.block_size)
-    runner = _graph_runner(decoder, ops, cache, scheduler.max_num_seqs, max_blocks)
-    verifier = _verifier(decoder, ops, cache, max_blocks)
+    max_num_seqs = scheduler.max_num_seqs
+    runner = _graph_runner(decoder, ops, cache, max_num_seqs, max_blocks, hidden_layers)
+    verifier = _verifier(decoder, ops, cache, max_blocks, hidden_layers)
     prefill: PrefillGraphs | None = None
     if PrefillGraphs.supports(decoder):
-        prefill = PrefillGraphs(decoder, ops, cache, scheduler.chunk_tokens, max_blocks)
+        chunk_tokens = scheduler.chunk_tokens
+        prefill = PrefillGraphs(decoder, ops, cache, chunk_tokens, max_blocks, hidden_layers)
     with ops.gpu.collecting() as specs:
         if runner is None:
             decoder.forward(_prompt(1, cache.block_size), cache)
@@ -75,7 +79,12 @@ def build_graphs(
 
 
 def _graph_runner(
-    decoder: Decoder, ops: CudaOps, cache: KVCache, max_num_seqs: int, max_blocks: int
+    decoder: Decoder,
+    ops: CudaOps,
+    cache: KVCache,
+    max_num_seqs: int,
+    max_blocks: int,
+    hidden_layers: Collection[int],
 ) -> GraphRunner | None:
     """Return the runner of decode steps, None if they cannot be captured on some rank."""
     max_rows = ops.max_graph_rows(decoder.weights.layers)
@@ -85,11 +94,15 @@ def _graph_runner(
         return None
     vocab_size = decoder.config.vocab_size
     batch = DecodeBatch(ops.gpu, max_rows, max_blocks, cache.block_size, vocab_size)
-    return GraphRunner(decoder, ops, cache, batch)
+    return GraphRunner(decoder, ops, cache, batch, hidden_layers=hidden_layers)
 
 
 def _verifier(
-    decoder: Decoder, ops: CudaOps, cache: KVCache, max_blocks: int
+    decoder: Decoder,
+    ops: CudaOps,
+    cache: KVCache,
+    max_blocks: int,
+    hidden_layers: Collection[int],
 ) -> GraphRunner | None:
     """Return the runner of verification steps, None if there are several ranks or no graphs."""
     most = VERIFIED_ROWS[-1]
@@ -98,7 +111,11 @@ def _verifier(
         return None
     vocab_size = decoder.config.vocab_size
     batch = DecodeBatch(ops.gpu, most, max_blocks, cache.block_size, vocab_size)
-    return GraphRunner(decoder, ops, cache, batch, VERIFIED_ROWS, shares_blocks=True)
+    return GraphRunner(
+        *(decoder, ops, cache, batch, VERIFIED_ROWS),
+        shares_blocks=True,
+        hidden_layers=hidden_layers,
+    )
 
 
 def _prompt(num_tokens: int, block_size: int) -> Batch:

@@ -1,14 +1,17 @@
 """The prediction heads of `--draft`: what an engine must have for them, and their weights."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from swiftchat.cuda.ops.embedding import embed
 from swiftchat.engine.generation.setup import EngineSetup
 from swiftchat.engine.linear.factory import WeightFactory
+from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
@@ -20,6 +23,7 @@ from swiftchat.engine.speculation.eagle3 import Eagle3Layer
 from swiftchat.engine.speculation.medusa import MedusaHead, MedusaHeads
 from swiftchat.engine.speculation.mtp import MtpLayer
 from swiftchat.engine.speculation.proposer import Proposer
+from swiftchat.engine.speculation.step_costs import gpu_step_s
 from swiftchat.errors import UsageError
 from swiftchat.weights.heads.eagle3 import EMBEDDINGS, LAYER, Eagle3Files
 from swiftchat.weights.heads.medusa import MedusaFiles
@@ -27,6 +31,8 @@ from swiftchat.weights.heads.mtp import EMBEDDING_NORM, HIDDEN_NORM, MTP, PROJEC
 from swiftchat.weights.heads.open import HeadFiles, open_heads
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.tensor_file import TensorFile
+
+_LAUNCH_S = 0.5e-3  # the host's part of a layer's kernels on a GPU, or of those of all Medusa heads
 
 
 @dataclass(frozen=True)
@@ -36,13 +42,14 @@ class Heads:
     files: HeadFiles | MtpFiles
     factory: WeightFactory
     dtype: torch.dtype
+    device: torch.device
 
     @classmethod
     def open(cls, setup: EngineSetup) -> Self:
         """Open the heads in `setup.config.draft`.
 
-        Raises `UsageError` for a model or a device that does not give hidden states, `BadModelFile`
-        and `UsageError` as `open_heads` and `MtpFiles.open` do.
+        Raises `UsageError` for a model that does not give hidden states, `BadModelFile` and
+        `UsageError` as `open_heads` and `MtpFiles.open` do.
         """
         path, config = setup.config.draft, setup.shard.config
         assert path is not None
@@ -51,12 +58,6 @@ class Heads:
                 f"{path} cannot propose tokens: {config.architecture} has states, "
                 "which cannot forget rejected tokens",
                 "leave out --draft",
-            )
-        if setup.device.type != "cpu":
-            raise UsageError(
-                f"prediction heads ({path}) need hidden states, "
-                "which captured steps on a GPU do not give",
-                "choose a draft model, or add --device cpu",
             )
         files: HeadFiles | MtpFiles
         if path != MTP:
@@ -68,7 +69,7 @@ class Heads:
         else:
             settings = Model.open(setup.checkpoint.path).quantization_config
             files = MtpFiles.open(setup.checkpoint, config, settings)
-        return cls(files, setup.factory, setup.dtype)
+        return cls(files, setup.factory, setup.dtype, setup.device)
 
     @property
     def num_bytes(self) -> int:
@@ -82,31 +83,42 @@ class Heads:
         """
         match self.files:
             case MedusaFiles():
-                return _medusa(self.files, self._reader(self.files.file))
+                heads = _medusa(self.files, self._reader(self.files.file))
+                return MedusaHeads(heads, self._step_s(len(heads)))
             case Eagle3Files():
                 reader = self._reader(self.files.file)
-                return ChainHead(_eagle3(self.files, reader, model.embed, ctx_size_tokens))
+                eagle3 = _eagle3(self.files, reader, model.embed, ctx_size_tokens)
+                return ChainHead(eagle3, self._step_s())
             case MtpFiles():
-                return ChainHead(self._mtp(self.files, model, ctx_size_tokens))
+                return ChainHead(self._mtp(self.files, model, ctx_size_tokens), self._step_s())
 
     def _reader(self, file: TensorFile) -> "_Reader":
-        return _Reader(file, self.factory, self.dtype)
+        return _Reader(file, self.factory, self.dtype, self.device)
+
+    def _step_s(self, num_heads: int = 1) -> float | None:
+        """Estimate the duration of proposing a token on a GPU in seconds; None: it is measured."""
+        if self.device.type == "cpu":
+            return None
+        return gpu_step_s(self.num_bytes // num_heads, 1) + _LAUNCH_S / num_heads
 
     def _mtp(self, files: MtpFiles, model: DecoderWeights, ctx_size_tokens: int) -> MtpLayer:
-        config, cpu = files.config, torch.device("cpu")
+        config, device = files.config, self.device
         weights = load_weights(
-            *(config, files.checkpoint, self.dtype, cpu, lambda done, total: None),
+            *(config, files.checkpoint, self.dtype, device, lambda done, total: None),
             factory=self.factory,
         )
         assert model.final_norm is not None
         return MtpLayer(
-            Decoder(config, weights, TorchOps(config, ctx_size_tokens, cpu)),
+            Decoder(config, weights, TorchOps(config, ctx_size_tokens, device)),
             len(model.layers),
             model.final_norm,
-            torch.from_numpy(files.read(EMBEDDING_NORM)),
-            torch.from_numpy(files.read(HIDDEN_NORM)),
-            self.factory.plain(torch.from_numpy(files.read(PROJECTION)).to(self.dtype)),
+            self._read(files, EMBEDDING_NORM),
+            self._read(files, HIDDEN_NORM),
+            self.factory.plain(self._read(files, PROJECTION).to(self.dtype)),
         )
+
+    def _read(self, files: MtpFiles, name: str) -> Tensor:
+        return torch.from_numpy(files.read(name)).to(self.device)
 
 
 @dataclass(frozen=True)
@@ -116,9 +128,10 @@ class _Reader:
     file: TensorFile
     factory: WeightFactory
     dtype: torch.dtype
+    device: torch.device
 
     def tensor(self, name: str) -> Tensor:
-        return torch.from_numpy(self.file.reader(name)()).to(self.dtype)
+        return torch.from_numpy(self.file.reader(name)()).to(self.device, self.dtype)
 
     def norm(self, name: str) -> Tensor:
         return self.tensor(f"{name}.weight").float()
@@ -128,25 +141,35 @@ class _Reader:
         return self.factory.plain(torch.cat([self.tensor(f"{name}.weight") for name in names]))
 
 
-def _medusa(files: MedusaFiles, reader: _Reader) -> MedusaHeads:
+def _medusa(files: MedusaFiles, reader: _Reader) -> list[MedusaHead]:
     heads = []
     for head in range(files.num_heads):
         names = [files.block(head, block) for block in range(files.num_blocks)]
         blocks = [(reader.matrix(name), reader.tensor(f"{name}.bias")) for name in names]
         heads.append(MedusaHead(blocks, reader.matrix(files.lm_head(head))))
-    return MedusaHeads(heads)
+    return heads
+
+
+def _embeddings(table: LinearWeight, ids: Tensor) -> Tensor:
+    """Return the rows `ids` of a table in fp32; torch cannot look them up in a packed one."""
+    if not isinstance(table, GpuQuantizedWeight):
+        return table.rows(ids).float()
+    out = torch.empty(len(ids), table.shape[1], device=ids.device)
+    (matrix,) = table.kernel_matrices
+    embed(table.kernels.gpu, ids.int(), matrix, out)
+    return out
 
 
 def _eagle3(
     files: Eagle3Files, reader: _Reader, embeddings: LinearWeight, ctx_size_tokens: int
 ) -> Eagle3Layer:
-    config, cpu = files.config, torch.device("cpu")
+    config, device = files.config, reader.device
     table = reader.matrix(EMBEDDINGS) if files.has_embeddings else embeddings
     return Eagle3Layer(
         config=config,
-        token_ids=torch.from_numpy(files.token_ids),
-        cos_sin=cos_sin_table(config.rope, config.head_dim, ctx_size_tokens, cpu),
-        embed=lambda ids: table.rows(ids).float(),
+        token_ids=torch.from_numpy(files.token_ids).to(device),
+        cos_sin=cos_sin_table(config.rope, config.head_dim, ctx_size_tokens, device),
+        embed=partial(_embeddings, table),
         fc=reader.matrix("fc"),
         input_norm=reader.norm(f"{LAYER}input_layernorm"),
         hidden_norm=reader.norm(f"{LAYER}hidden_norm"),

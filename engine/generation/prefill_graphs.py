@@ -1,11 +1,14 @@
 """Short prefill chunks as CUDA graphs: captured while the engine is idle, replayed for prompts."""
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
 from swiftchat.engine.device.capture import capture
 from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan, PrefillRows
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.errors import KernelCompileError, OutOfMemory
@@ -26,9 +29,20 @@ class PrefillGraphs:
     """
 
     def __init__(
-        self, decoder: Decoder, ops: CudaOps, cache: KVCache, max_tokens: int, max_blocks: int
+        self,
+        decoder: Decoder,
+        ops: CudaOps,
+        cache: KVCache,
+        max_tokens: int,
+        max_blocks: int,
+        hidden_layers: Collection[int] = (),
     ) -> None:
-        """Prepare for chunks of at most `max_tokens` and contexts of at most `max_blocks`."""
+        """Prepare for chunks of at most `max_tokens` and contexts of at most `max_blocks`.
+
+        Graphs keep the hidden states of `hidden_layers`, as `HiddenStates`.
+        """
+        self._hidden_layers = hidden_layers
+        self._hidden: dict[int, HiddenStates] = {}
         self._decoder, self._ops, self._cache = decoder, ops, cache
         self._sizes = [size for size in GRAPH_TOKENS if size <= max_tokens]
         # Stages exchange the residual stream outside graphs.
@@ -74,33 +88,45 @@ class PrefillGraphs:
         else:
             self._to_capture = []
 
-    def forward(self, batch: Batch) -> Tensor | None:
+    def forward(self, batch: Batch, hidden: HiddenStates | None = None) -> Tensor | None:
         """As `Decoder.forward`; from a graph, logits are valid until the next call."""
         num_tokens = len(batch.ids)
         size = next((size for size in self._sizes if size >= num_tokens), None)
         has_last_logits = batch.logits_indices == [num_tokens - 1]
         is_chunk = len(batch.spans) == 1 and has_last_logits and num_tokens > 1
         if not is_chunk or size is None:
-            return self._decoder.forward(batch, self._cache)
+            return self._decoder.forward(batch, self._cache, hidden)
         self._load(batch, size)
         graph = self._graphs.get(size)
         if graph is None:
-            return self._decoder.forward_plan(self._plan(size), self._cache)
-        graph.replay()
-        return self._logits[size]
+            padded = None if hidden is None else HiddenStates(hidden.layers)
+            logits = self._decoder.forward_plan(self._plan(size), self._cache, padded)
+        else:
+            graph.replay()
+            logits, padded = self._logits[size], self._hidden.get(size)
+        if hidden is not None and padded is not None:
+            hidden.found.update(padded.copied(num_tokens, 1).found)
+        return logits
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         """Compile the kernels of a chunk, compute padding once to load them, and capture it."""
         self._load(None, size)
         plan = self._plan(size)
+        hidden = HiddenStates(self._hidden_layers) if self._hidden_layers else None
+
+        def launch() -> Tensor | None:
+            return self._decoder.forward_plan(plan, self._cache, hidden)
+
         with self._ops.gpu.collecting() as specs:
-            self._decoder.forward_plan(plan, self._cache)
+            launch()
         self._ops.gpu.compile(specs)
-        self._decoder.forward_plan(plan, self._cache)
+        launch()
         torch.cuda.synchronize(self._ops.gpu.device)
-        graph, logits = capture(lambda: self._decoder.forward_plan(plan, self._cache), self._pool)
+        graph, logits = capture(launch, self._pool)
         assert logits is not None  # there is one stage
         self._logits[size] = logits
+        if hidden is not None:
+            self._hidden[size] = hidden
         return graph
 
     def _plan(self, size: int) -> CudaPlan:

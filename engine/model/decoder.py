@@ -113,7 +113,7 @@ class Decoder:
                 continue
             normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias)
             if hidden is not None:
-                self._keep(hidden, i, x)
+                self.keep(hidden, i, x)
             if self.config.parallel_residual:
                 mlp_input = normed
                 if not self.config.shared_norm:
@@ -137,7 +137,7 @@ class Decoder:
             x.copy_(altup.collapse(streams, weights.streams))
         normed = self._norm(x, delta, weights.final_norm, weights.final_norm_bias)
         if hidden is not None:
-            self._keep(hidden, len(weights.layers), x)
+            self.keep(hidden, len(weights.layers), x)
         return normed
 
     def _stream_layer(
@@ -165,7 +165,8 @@ class Decoder:
         streams[1:] += ops.per_layer_branch(x, own, layer.per_layer)
         return streams
 
-    def _keep(self, hidden: HiddenStates, layer: int, x: Tensor) -> None:
+    def keep(self, hidden: HiddenStates, layer: int, x: Tensor) -> None:
+        """Store hidden states of a layer, if they are wanted."""
         if layer in hidden.layers:
             scale = 1.0 if layer == LAST_NORM else self.config.residual_scale
             hidden.found[layer] = self.ops.copy(x, scale)
@@ -298,7 +299,7 @@ class Decoder:
         """Return the result of `forward`, given the last norm; only for the last stage."""
         weights, rows = self.weights, self._hidden(plan, normed)
         if hidden is not None:
-            self._keep(hidden, LAST_NORM, rows)
+            self.keep(hidden, LAST_NORM, rows)
         return self.softcap_(self.ops.logits(rows, weights.lm_head, weights.lm_head_bias))
 
     def _hidden(self, plan: Any, normed: Tensor) -> Tensor:

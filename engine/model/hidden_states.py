@@ -1,6 +1,6 @@
 """Hidden states that a forward pass leaves for a proposer of tokens."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -20,3 +20,16 @@ class HiddenStates:
 
     layers: Collection[int]
     found: dict[int, Tensor] = field(default_factory=dict)
+
+    def copied(self, num_tokens: int, num_logits: int) -> "HiddenStates":
+        """Return copies of the states of the first tokens, and of the first computed logits."""
+        rows = {
+            layer: states[: num_logits if layer == LAST_NORM else num_tokens].clone()
+            for layer, states in self.found.items()
+        }
+        return HiddenStates(self.layers, rows)
+
+    def selected(self, rows: Sequence[int]) -> "HiddenStates":
+        """Return the states of some rows of a decode step."""
+        found = {layer: states[list(rows)] for layer, states in self.found.items()}
+        return HiddenStates(self.layers, found)

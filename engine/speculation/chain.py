@@ -93,8 +93,9 @@ class ChainHead:
     kept, and a sequence begins with the one of the longest common beginning.
     """
 
-    def __init__(self, layer: ChainLayer) -> None:
-        self._layer, self._stopwatch = layer, Stopwatch()
+    def __init__(self, layer: ChainLayer, step_s: float | None = None) -> None:
+        """Use `step_s` as the duration of proposing a token in seconds, or measure it."""
+        self._layer, self._stopwatch = layer, Stopwatch(step_s)
         self._followed: dict[int, _Followed] = {}
         self._ended: deque[_Followed] = deque(maxlen=_MAX_ENDED)
 

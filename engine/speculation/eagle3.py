@@ -19,9 +19,9 @@ _FIRST_CAPACITY = 256
 class HeadCache:
     """A `ChainCache`, fp32 [2, tokens, num_kv_heads, head_dim]."""
 
-    def __init__(self, num_kv_heads: int, head_dim: int) -> None:
+    def __init__(self, num_kv_heads: int, head_dim: int, device: torch.device) -> None:
         self.positions: list[int] = []
-        self._memory = torch.empty(2, 0, num_kv_heads, head_dim)
+        self._memory = torch.empty(2, 0, num_kv_heads, head_dim, device=device)
 
     def append(self, positions: Seq[int], keys_values: Tensor) -> Tensor:
         """Add those of new tokens, [2, n, …]; return all of them."""
@@ -40,7 +40,8 @@ class HeadCache:
         del self.positions[bisect_left(self.positions, position) :]
 
     def before(self, position: int) -> Self:
-        copy = type(self)(*self._memory.shape[2:])
+        num_kv_heads, head_dim = self._memory.shape[2:]
+        copy = type(self)(num_kv_heads, head_dim, self._memory.device)
         end = bisect_left(self.positions, position)
         copy.append(self.positions[:end], self._memory[:, :end])
         return copy
@@ -50,8 +51,8 @@ class HeadCache:
 class Eagle3Layer:
     """A `ChainLayer`: the weights of a head, matrices [out, in], and what it computes with them.
 
-    `cos_sin` are the angles of all positions as `cos_sin_table` returns them; `embed` returns the
-    embeddings of ids, fp32 [n, hidden_size].
+    All tensors are on one device. `cos_sin` are the angles of all positions as `cos_sin_table`
+    returns them; `embed` returns the embeddings of ids, fp32 [n, hidden_size].
     """
 
     config: Eagle3Config
@@ -78,7 +79,11 @@ class Eagle3Layer:
         return self.config.hidden_layers
 
     def new_cache(self) -> HeadCache:
-        return HeadCache(self.config.num_kv_heads, self.config.head_dim)
+        return HeadCache(self.config.num_kv_heads, self.config.head_dim, self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.cos_sin.device
 
     def join(self, hidden: Mapping[int, Tensor]) -> Tensor:
         return torch.cat([hidden[layer] for layer in self.config.hidden_layers], 1)
@@ -89,7 +94,7 @@ class Eagle3Layer:
     def forward(self, x: Tensor, ids: Seq[int], positions: Seq[int], cache: HeadCache) -> Tensor:
         normed = self._norm(x, self.hidden_norm)
         residual = normed if self.config.norm_before_residual else x
-        embeddings = self._norm(self.embed(torch.tensor(ids)), self.input_norm)
+        embeddings = self._norm(self.embed(torch.tensor(ids, device=self._device)), self.input_norm)
         x = residual + self._attention(torch.cat([embeddings, normed], 1), positions, cache)
         gate, up = _linear(self.gate_up, self._norm(x, self.mlp_norm)).chunk(2, 1)
         return x + _linear(self.down, F.silu(gate) * up)
@@ -107,7 +112,9 @@ class Eagle3Layer:
         num_known = len(cache.positions)
         keys, values = cache.append(positions, torch.stack([keys, heads[:, end:]]))
         # Query i sees the tokens that were known before, and the new ones up to its own.
-        mask = None if n == 1 else torch.ones(n, len(keys), dtype=torch.bool).tril_(num_known)
+        mask: Tensor | None = None
+        if n > 1:
+            mask = torch.ones(n, len(keys), dtype=torch.bool, device=self._device).tril_(num_known)
         out = F.scaled_dot_product_attention(
             queries.transpose(0, 1),
             keys.transpose(0, 1),
@@ -119,7 +126,8 @@ class Eagle3Layer:
 
     def _rotate(self, x: Tensor, positions: Seq[int]) -> Tensor:
         """Rotate the pairs of elements j and j + head_dim / 2 of x [n, heads, head_dim]."""
-        cos, sin = self.cos_sin[list(positions)].unsqueeze(1).chunk(2, -1)
+        rows = torch.tensor(positions, device=self._device)
+        cos, sin = self.cos_sin[rows].unsqueeze(1).chunk(2, -1)
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 

@@ -35,8 +35,9 @@ class MedusaHeads:
     name = "medusa"
     hidden_layers = (LAST_NORM,)
 
-    def __init__(self, heads: Seq[MedusaHead]) -> None:
-        self._heads, self._stopwatch = heads, Stopwatch()
+    def __init__(self, heads: Seq[MedusaHead], step_s: float | None = None) -> None:
+        """Use `step_s` as the duration of proposing a token in seconds, or measure it."""
+        self._heads, self._stopwatch = heads, Stopwatch(step_s)
         self._last: dict[int, ObservedRow] = {}
 
     @property

@@ -22,9 +22,9 @@ _FIRST_BLOCKS = 4
 class MtpCache:
     """A `ChainCache` whose blocks belong to one sequence."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.positions: list[int] = []
-        self._config, self._dtype = config, dtype
+        self._config, self._dtype, self._device = config, dtype, device
         self.blocks = self._allocated(_FIRST_BLOCKS)
 
     def append(self, ids: Seq[int], positions: Seq[int]) -> Batch:
@@ -44,7 +44,7 @@ class MtpCache:
         del self.positions[bisect_left(self.positions, position) :]
 
     def before(self, position: int) -> Self:
-        copy = type(self)(self._config, self._dtype)
+        copy = type(self)(self._config, self._dtype, self._device)
         copy.positions = self.positions[: bisect_left(self.positions, position)]
         copy.blocks = copy._allocated(self._num_blocks)
         copy.blocks.tensors[0].copy_(self.blocks.tensors[0])
@@ -55,8 +55,7 @@ class MtpCache:
         return self.blocks.tensors[0].shape[1]
 
     def _allocated(self, num_blocks: int) -> KVCache:
-        cpu = torch.device("cpu")
-        return KVCache(self._config, num_blocks, _BLOCK_TOKENS, self._dtype, cpu)
+        return KVCache(self._config, num_blocks, _BLOCK_TOKENS, self._dtype, self._device)
 
 
 class MtpLayer:
@@ -86,7 +85,8 @@ class MtpLayer:
         return (self._num_layers,)
 
     def new_cache(self) -> MtpCache:
-        return MtpCache(self._decoder.config, self._decoder.weights.dtype)
+        device = self._model_norm.device
+        return MtpCache(self._decoder.config, self._decoder.weights.dtype, device)
 
     def join(self, hidden: Mapping[int, Tensor]) -> Tensor:
         return hidden[self._num_layers]

@@ -55,16 +55,32 @@ class Proposer(Protocol):
 
 
 class Stopwatch:
-    """Measures `step_s` of a proposer, in seconds for one token."""
+    """Measures `step_s` of a proposer, in seconds for one token.
 
-    def __init__(self) -> None:
-        self.step_s: float | None = None
+    With a `fixed_s` it does not: decisions on a GPU follow no clock, so that one seed gives one
+    text.
+    """
+
+    def __init__(self, fixed_s: float | None = None) -> None:
+        self.step_s, self._is_fixed = fixed_s, fixed_s is not None
 
     @contextmanager
     def measured(self, num_tokens: int) -> Iterator[None]:
         started = time.perf_counter()
         yield
+        if self._is_fixed:
+            return
         self.step_s = smoothed(self.step_s, (time.perf_counter() - started) / num_tokens)
+
+
+def observed_decode_rows(rows: Seq[Row], hidden: HiddenStates) -> Iterator[ObservedRow]:
+    """Divide the hidden states of a replayed decode or verification step among its sequences."""
+    start = 0
+    for row in rows:
+        end, position = start + 1 + len(row.proposed), row.sequence.num_computed
+        found = {layer: states[start:end] for layer, states in hidden.found.items()}
+        yield ObservedRow(row.sequence, position, position, found)
+        start = end
 
 
 def observed_rows(rows: Seq[Row], batch: Batch, hidden: HiddenStates) -> Iterator[ObservedRow]:

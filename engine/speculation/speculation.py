@@ -1,17 +1,16 @@
 """Speculation: proposes tokens for the running sequences and keeps account of the acceptance."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Speculated
 from swiftchat.engine.model.hidden_states import HiddenStates
-from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Row, Sequence
 from swiftchat.engine.speculation.acceptance import AcceptanceRate
 from swiftchat.engine.speculation.lookup import PromptLookup
-from swiftchat.engine.speculation.proposer import Proposer, observed_rows
+from swiftchat.engine.speculation.proposer import ObservedRow, Proposer
 from swiftchat.engine.speculation.step_costs import StepCosts
 from swiftchat.errors import UsageError
 
@@ -95,9 +94,9 @@ class Speculation:
             return None
         return HiddenStates(self._draft.hidden_layers)
 
-    def observe(self, rows: Seq[Row], batch: Batch, hidden: HiddenStates) -> None:
-        """Receive the hidden states of a computed step, before its tokens are sampled."""
-        for row in observed_rows(rows, batch, hidden):
+    def observe(self, rows: Iterable[ObservedRow]) -> None:
+        """Receive the hidden states of a computed step, before its tokens are added."""
+        for row in rows:
             if self._draft is not None and self._may_draft(row.sequence):
                 self._draft.observe(row)
 

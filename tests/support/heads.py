@@ -42,6 +42,7 @@ on_some_models = pytest.mark.parametrize(
     ("name", "native"),
     [("falcon-7b", False), *((name, True) for name in ("llama", "gemma2", "bloom", "qwen2-moe"))],
 )
+on_a_gpu = pytest.mark.parametrize("name", ["llama", "gemma2", "bloom", "qwen2-moe"])
 
 Proposal = tuple[list[int], list[int]]
 
@@ -143,14 +144,20 @@ def changed(
 
 
 def assert_plain_ids(
-    name: str, native: bool, draft: Path, prompts: Mapping[int, list[int]], folder: Path
+    name: str,
+    native: bool,
+    draft: Path,
+    prompts: Mapping[int, list[int]],
+    folder: Path,
+    device: str = "cpu",
 ) -> None:
     """Assert that a tiny model made in `folder` gives the same ids with and without the heads."""
     tiny.make(name, folder)
     sampled = replace(OFF, temperature=0.8, seed=3, max_tokens=12)
-    engine = tiny.engine(folder, draft=str(draft), kernels=native, num_threads=1)
+    options: dict[str, Any] = {"kernels": native, "num_threads": 1, "device": device}
+    engine = tiny.engine(folder, draft=str(draft), **options)
     propose_always(engine)
-    plain = tiny.engine(folder, kernels=native, num_threads=1)
+    plain = tiny.engine(folder, **options)
     for params in (replace(OFF, max_tokens=12), sampled):
         expected, _ = tiny.run(plain, dict(prompts), params)
         ids, ends = tiny.run(engine, dict(prompts), replace(params, speculate="draft"))

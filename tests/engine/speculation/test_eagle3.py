@@ -154,6 +154,31 @@ def test_ids_are_those_of_plain_decoding(
     heads.assert_plain_ids(name, native, eagle3, PROMPTS, tmp_path)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("captured", [False, True])
+def test_captured_steps_give_hidden_states(llama: Path, eagle3: Path, captured: bool) -> None:
+    """Prompts in graphs and without them, decode steps and verification steps."""
+    expected, _ = tiny.run(tiny.engine(llama, device="cuda"), PROMPTS, heads.OFF)
+    engine = tiny.engine(llama, draft=str(eagle3), device="cuda")
+    while captured and engine.can_prepare:
+        engine.prepare()
+    proposals = heads.propose_always(engine)
+    ids, ends = tiny.run(engine, PROMPTS, replace(heads.DRAFT, speculate_tokens=3))
+    assert ids == expected
+    assert ends[1].speculated.proposer == "eagle3"
+    assert engine.stats()["graph_steps"] > 15
+    check_some(Reference(llama, heads.eagle3_tensors()), proposals)
+    assert tiny.run(engine, PROMPTS, heads.OFF)[0] == expected
+    host = replace(heads.DRAFT, logprobs=2)  # the host samples from the logits of a graph
+    assert tiny.run(engine, PROMPTS, host)[0] == expected
+
+
+@pytest.mark.gpu
+@heads.on_a_gpu
+def test_ids_on_a_gpu(name: str, eagle3: Path, tmp_path: Path) -> None:
+    heads.assert_plain_ids(name, True, eagle3, PROMPTS, tmp_path, device="cuda")
+
+
 def test_latent_attention(eagle3: Path, tmp_path: Path) -> None:
     make_reference("deepseek_v3", tmp_path)
     width = transformers.AutoConfig.from_pretrained(tmp_path).hidden_size

@@ -9,11 +9,6 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.comm.communicator import SingleRank
-from swiftchat.engine.comm.pipeline import SingleStage
-from swiftchat.engine.generation.heads import Heads
-from swiftchat.engine.generation.setup import set_up
 from swiftchat.errors import BadModelFile, UsageError
 from tests.support import heads, tiny
 from tests.support.reference import make_reference
@@ -147,11 +142,22 @@ def test_missing_files(llama: Path, tmp_path: Path) -> None:
         tiny.engine(llama, draft=str(tmp_path))
 
 
-def test_a_gpu_is_refused(llama: Path, medusa: Path) -> None:
-    config = EngineConfig(device="cpu", dtype="float32", draft=str(medusa))
-    setup = set_up(llama, config, None, SingleRank(), SingleStage())
-    with pytest.raises(UsageError, match="need hidden states, which captured steps on a GPU do no"):
-        Heads.open(replace(setup, device=torch.device("cuda")))
+@pytest.mark.gpu
+def test_proposals_on_a_gpu(llama: Path, medusa: Path) -> None:
+    """They are those on the CPU, after the same tokens."""
+    found = []
+    for device in ("cpu", "cuda"):
+        engine = tiny.engine(llama, draft=str(medusa), device=device)
+        proposals = heads.propose_always(engine)
+        params = replace(heads.DRAFT, speculate_tokens=2)
+        found.append((tiny.run(engine, PROMPTS, params)[0], proposals))
+    assert found[0] == found[1]
+
+
+@pytest.mark.gpu
+@heads.on_a_gpu
+def test_ids_on_a_gpu(name: str, medusa: Path, tmp_path: Path) -> None:
+    heads.assert_plain_ids(name, True, medusa, PROMPTS, tmp_path, device="cuda")
 
 
 def test_a_model_with_states_is_refused(medusa: Path, tmp_path: Path) -> None:

@@ -87,6 +87,20 @@ def test_proposals_and_ids(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tiny.run(engine, PROMPTS, replace(sampled, speculate="draft"))[0] == expected
 
 
+@pytest.mark.gpu
+def test_on_a_gpu(made: Made) -> None:
+    expected, _ = tiny.run(tiny.engine(made[0], device="cuda"), PROMPTS, OFF)
+    engine = tiny.engine(made[0], draft="mtp", device="cuda")
+    proposals = heads.propose_always(engine)
+    ids, ends = tiny.run(engine, PROMPTS, replace(DRAFT, speculate_tokens=3))
+    assert ids == expected
+    assert ends[1].speculated.proposer == "mtp"
+    assert len(proposals) > 20 and all(proposed for _, proposed in proposals)
+    reference = Reference(made)
+    for tokens, proposed in (*proposals[1::12], proposals[-1]):
+        reference.check(tokens, proposed)
+
+
 def changed(folder: Path, name: str, tensor: Tensor | None, to: Path) -> Path:
     to.mkdir()
     tensors = load_file(folder / "model.safetensors")
