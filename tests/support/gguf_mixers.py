@@ -11,7 +11,8 @@ from tests.support.gguf_converter import (
     qwen3moe,
     rotated,
 )
-from tests.support.gguf_recent import granite_keys, granite_moe
+from tests.support.gguf_experts import granite_moe
+from tests.support.gguf_recent import granite_keys
 
 
 def _ssm_keys(config: Fields) -> Fields:
@@ -140,6 +141,32 @@ def _granite_hybrid(config: Fields, tensors: Fields) -> Tensors:
             yield here.format(kind), half
 
 
+def _jamba_keys(config: Fields) -> Fields:
+    """JambaModel.set_gguf_parameters: no rotation."""
+    count, period = config["num_hidden_layers"], config["attn_layer_period"]
+    attends = [i % period == config["attn_layer_offset"] for i in range(count)]
+    return {
+        **common_keys(config),
+        "attention.head_count_kv": [config["num_key_value_heads"] * each for each in attends],
+        "rope.freq_base": None,
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.time_step_rank": config["mamba_dt_rank"],
+    }
+
+
+def _jamba(config: Fields, tensors: Fields) -> Tensors:
+    """JambaModel.modify_tensors: merges experts, decays, conv without a dimension."""
+    kinds = ("gate_proj", "up_proj", "down_proj")
+    for name, array in experts(tensors, "feed_forward.experts", kinds):
+        if name.endswith("A_log"):
+            array = -np.exp(array)
+        if name.endswith("conv1d.weight"):
+            array = array.squeeze(1)
+        yield name.replace("feed_forward.experts", "mlp.experts"), array
+
+
 def _delta_keys(config: Fields) -> Fields:
     """Qwen3NextModel.set_gguf_parameters."""
     heads = config["linear_num_value_heads"]
@@ -210,6 +237,7 @@ MIXER_ARCHS: dict[str, Converter] = {
     "nemotron_h": (_nemotron_h_keys, _ssm),
     "nemotron_h_moe": (_nemotron_h_keys, _ssm),
     "falcon-h1": (_ssm_keys, _ssm),
+    "jamba": (_jamba_keys, _jamba),
     "qwen3next": (_delta_keys, _delta),
     "qwen35": (_delta_keys, _delta_in_turns),
     "qwen35moe": (_delta_keys, _delta_in_turns),

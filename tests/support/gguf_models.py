@@ -15,10 +15,12 @@ from safetensors.numpy import load_file
 
 from tests.support import tiny, tiny_gguf
 from tests.support.gguf_converter import ARCHS, Fields, extra_tensors, rope_scaling
+from tests.support.gguf_experts import EXPERT_ARCHS
 from tests.support.gguf_mixers import MIXER_ARCHS
 from tests.support.gguf_recent import RECENT_ARCHS
 from tests.support.reference import make_reference
 
+CONVERTERS = ARCHS | RECENT_ARCHS | EXPERT_ARCHS | MIXER_ARCHS
 VOCABULARY: Fields = {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "gpt-2",
@@ -51,6 +53,15 @@ _LATENT_YARN = {
     "original_max_position_embeddings": 32,
     "mscale": 0.7,
     "mscale_all_dim": 0.7,
+}
+_GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 8,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
 }
 _LLAMA4 = {
     "attention_chunk_size": 8192,
@@ -97,6 +108,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ernie4_5-moe": ("ernie4_5_moe", "ernie4_5-moe", {}),
     "hunyuan-dense": ("hunyuan_v1_dense", "hunyuan-dense", {}),
     "qwen2moe": ("qwen2_moe", "qwen2moe", {}),
+    "mistral3": ("ministral3", "mistral3", {"rope_parameters": _GROWING}),
+    "hunyuan-moe": ("hunyuan_v1_moe", "hunyuan-moe", {}),
+    "exaone-moe": ("exaone_moe", "exaone-moe", {}),
+    "jamba": ("jamba", "jamba", {}),
+    "gemma3n": ("gemma3n_text", "gemma3n", {}),
     "qwen2vl": ("qwen2", "qwen2vl", {}),
     "qwen3vl": ("qwen3", "qwen3vl", {}),
     "qwen3vlmoe": ("qwen3-moe-normalized", "qwen3vlmoe", {}),
@@ -147,6 +163,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 # Three value heads for a key head: with two, an order would be its own inverse.
 _VALUE_HEADS = {"linear_num_value_heads": 6}
 _MADE_WITH: dict[str, Fields] = {
+    "gemma3n": {"altup_num_inputs": 4, "vocab_size_per_layer_input": 97},
     "qwen3next": _VALUE_HEADS,
     "qwen35": _VALUE_HEADS,
     "qwen35moe": _VALUE_HEADS,
@@ -201,7 +218,7 @@ def write(
     """
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, arch)
-    keys, change = (ARCHS | RECENT_ARCHS | MIXER_ARCHS)[arch]
+    keys, change = CONVERTERS[arch]
     own = {**keys(config), **rope_scaling(config), **(metadata or {})}
     named = {k if k.startswith("tokenizer.") else f"{arch}.{k}": v for k, v in own.items()}
     for key, value in (VOCABULARY | named).items():

@@ -1,6 +1,9 @@
 """The part of `gguf_converter` for recent architectures; llama.cpp has not read these files."""
 
+import re
+
 import numpy as np
+import torch
 
 from tests.support.gguf_converter import (
     Converter,
@@ -8,11 +11,8 @@ from tests.support.gguf_converter import (
     Tensors,
     as_they_are,
     common_keys,
-    experts,
     llama,
     llama_keys,
-    qwen3moe,
-    qwen3moe_keys,
     rotated,
 )
 
@@ -38,7 +38,7 @@ def _cohere_keys(config: Fields) -> Fields:
     }
 
 
-def _window_keys(config: Fields) -> Fields:
+def window_keys(config: Fields) -> Fields:
     """Exaone4Model and Olmo2Model.set_gguf_parameters."""
     kinds = config.get("layer_types")
     return {
@@ -71,171 +71,6 @@ def _nemotron(config: Fields, tensors: Fields) -> Tensors:
     """NemotronModel.modify_tensors: norms with 1 added."""
     for name, array in tensors.items():
         yield name, array + np.float32(1) if name.endswith("norm.weight") else array
-
-
-def _qwen2moe_keys(config: Fields) -> Fields:
-    """Qwen2MoeModel.set_gguf_parameters."""
-    shared = config["shared_expert_intermediate_size"]
-    return {**qwen3moe_keys(config), "expert_shared_feed_forward_length": shared}
-
-
-def _glm4moe_keys(config: Fields) -> Fields:
-    """Glm4MoeModel and Dots1Model.set_gguf_parameters."""
-    return {
-        **common_keys(config),
-        "rope.dimension_count": rotated(config),
-        "expert_count": config["n_routed_experts"],
-        "expert_feed_forward_length": config["moe_intermediate_size"],
-        "expert_shared_count": config["n_shared_experts"],
-        "leading_dense_block_count": config["first_k_dense_replace"],
-        "expert_weights_scale": config["routed_scaling_factor"],
-        "expert_weights_norm": config["norm_topk_prob"],
-        "expert_group_count": config["n_group"],
-        "expert_group_used_count": config["topk_group"],
-        "expert_gating_func": 2,
-    }
-
-
-def _corrected(config: Fields, tensors: Fields) -> Tensors:
-    """Glm4MoeModel.modify_tensors and those like it: a suffix for the bias of the choice."""
-    for name, array in qwen3moe(config, tensors):
-        ends = name.endswith("e_score_correction_bias")
-        yield name.replace("_correction_bias", "_correction.bias") if ends else name, array
-
-
-def _ernie_moe_keys(config: Fields) -> Fields:
-    """Ernie4_5MoeModel.set_gguf_parameters."""
-    return {
-        **common_keys(config),
-        "expert_count": config["moe_num_experts"],
-        "expert_used_count": config["moe_k"],
-        "expert_feed_forward_length": config["moe_intermediate_size"],
-        "expert_shared_count": config["moe_num_shared_experts"],
-        "leading_dense_block_count": config["moe_layer_start_index"],
-        "interleave_moe_layer_step": config["moe_layer_interval"],
-    }
-
-
-def _ernie_moe(config: Fields, tensors: Fields) -> Tensors:
-    """Ernie4_5MoeModel.modify_tensors: a suffix for the bias of the choice, in one dimension."""
-    for name, array in qwen3moe(config, tensors):
-        ends = name.endswith("e_score_correction_bias")
-        name = name.replace("_correction_bias", "_correction.bias") if ends else name
-        yield name, array.reshape(-1) if ends else array
-
-
-def _minimax_keys(config: Fields) -> Fields:
-    """MiniMaxM2Model.set_gguf_parameters."""
-    return {
-        **common_keys(config),
-        "expert_feed_forward_length": config["intermediate_size"],
-        "rope.dimension_count": rotated(config),
-        "expert_gating_func": 2,
-    }
-
-
-def _minimax(config: Fields, tensors: Fields) -> Tensors:
-    """MiniMaxM2Model.modify_tensors: merges experts, a suffix for the bias of the choice."""
-    for name, array in experts(tensors, "block_sparse_moe.experts", ("w1", "w2", "w3")):
-        ends = name.endswith("e_score_correction_bias")
-        yield name.replace("_correction_bias", "_correction.bias") if ends else name, array
-
-
-def _gpt_oss_keys(config: Fields) -> Fields:
-    """GptOssModel.set_gguf_parameters."""
-    return {
-        **common_keys(config),
-        "attention.sliding_window": config["sliding_window"],
-        "expert_feed_forward_length": config["intermediate_size"],
-    }
-
-
-def _gpt_oss(config: Fields, tensors: Fields) -> Tensors:
-    """GptOssModel.modify_tensors: separates gate and up, turns matrices, adds suffixes."""
-    for name, array in tensors.items():
-        if name.endswith("sinks"):
-            yield f"{name}.weight", array
-        elif ".experts." not in name:
-            yield name, array
-        else:
-            name, suffix = name.removesuffix("_bias"), "bias" if "bias" in name else "weight"
-            array = array if suffix == "bias" else array.swapaxes(1, 2)
-            if "gate_up" not in name:
-                yield f"{name}.{suffix}", array
-                continue
-            for i, kind in enumerate(("gate", "up")):
-                yield f"{name.replace('gate_up', kind)}.{suffix}", array[:, i::2]
-
-
-def granite_moe(config: Fields, tensors: Fields) -> Tensors:
-    """GraniteMoeModel.modify_tensors: separates gate and up, permutes queries and keys."""
-    for name, array in llama(config, tensors):
-        if not name.endswith("block_sparse_moe.input_linear.weight"):
-            yield name, array
-            continue
-        here = name.removesuffix("block_sparse_moe.input_linear.weight")
-        for kind, half in zip(("gate", "up"), np.split(array, 2, axis=1), strict=True):
-            yield f"{here}mlp.experts.{kind}_proj.weight", half
-
-
-def _phimoe_keys(config: Fields) -> Fields:
-    """PhiMoeModel.set_gguf_parameters, with those of Phi3MiniModel: no head size."""
-    return {
-        **common_keys(config),
-        "rope.dimension_count": rotated(config),
-        "rope.scaling.original_context_length": config.get("original_max_position_embeddings"),
-        "attention.sliding_window": config.get("sliding_window") or 0,
-        "attention.key_length": None,
-        "attention.value_length": None,
-    }
-
-
-def _phimoe(config: Fields, tensors: Fields) -> Tensors:
-    """PhiMoeModel.modify_tensors: merges experts."""
-    return experts(tensors, "block_sparse_moe.experts", ("w1", "w2", "w3"))
-
-
-def _deepseek_keys(config: Fields) -> Fields:
-    """DeepseekV2Model.set_gguf_parameters: one key and value head, of latents."""
-    rank, rotated_dim = config["kv_lora_rank"], config["qk_rope_head_dim"]
-    multiplier = config["rope_parameters"].get("mscale_all_dim")
-    return {
-        **common_keys(config),
-        "attention.head_count_kv": 1,
-        "expert_count": config.get("n_routed_experts"),
-        "expert_used_count": config.get("num_experts_per_tok"),
-        "expert_feed_forward_length": config.get(
-            "moe_intermediate_size", config["intermediate_size"]
-        ),
-        "expert_shared_count": config.get("n_shared_experts", 0),
-        "expert_weights_scale": config.get("routed_scaling_factor"),
-        "expert_weights_norm": config["model_type"] != "deepseek_v2"
-        and config.get("norm_topk_prob"),
-        "expert_group_count": config.get("n_group"),
-        "expert_group_used_count": config.get("topk_group"),
-        "expert_gating_func": 1 if config["model_type"] == "deepseek_v2" else 2,
-        "leading_dense_block_count": config.get("first_k_dense_replace", 1),
-        "attention.q_lora_rank": config["q_lora_rank"],
-        "attention.kv_lora_rank": rank,
-        "attention.key_length": rank + rotated_dim,
-        "attention.value_length": rank,
-        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated_dim,
-        "attention.value_length_mla": config["v_head_dim"],
-        "rope.dimension_count": rotated_dim,
-        "rope.scaling.yarn_log_multiplier": multiplier and 0.1 * multiplier,
-    }
-
-
-def _deepseek(config: Fields, tensors: Fields) -> Tensors:
-    """DeepseekV2Model.modify_tensors: merges experts, divides and turns kv_b."""
-    heads, nope = config["num_attention_heads"], config["qk_nope_head_dim"]
-    for name, array in _corrected(config, tensors):
-        if "kv_b_proj" not in name:
-            yield name, array
-            continue
-        by_head = array.reshape(heads, -1, array.shape[1])
-        yield name.replace("kv_b_proj", "k_b_proj"), by_head[:, :nope].swapaxes(1, 2)
-        yield name.replace("kv_b_proj", "v_b_proj"), by_head[:, nope:]
 
 
 def _minicpm3_keys(config: Fields) -> Fields:
@@ -289,26 +124,42 @@ def _gemma4(config: Fields, tensors: Fields) -> Tensors:
             yield f"{name}.weight" if needs_suffix else name, array
 
 
-def _llama4_keys(config: Fields) -> Fields:
-    """Llama4Model.set_gguf_parameters."""
+def _gemma3n_keys(config: Fields) -> Fields:
+    """Gemma3NModel.set_gguf_parameters."""
+    shares = config["activation_sparsity_pattern"]
     return {
-        **llama_keys(config),
-        "feed_forward_length": config["intermediate_size_mlp"],
-        "expert_feed_forward_length": config["intermediate_size"],
-        "interleave_moe_layer_step": config["interleave_moe_layer_step"],
+        **common_keys(config),
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [kind[0] == "s" for kind in config["layer_types"]],
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "altup.active_idx": config["altup_active_idx"],
+        "altup.num_inputs": config["altup_num_inputs"],
+        "activation_sparsity_scale": [
+            float(torch.distributions.Normal(0, 1).icdf(torch.tensor(share))) for share in shares
+        ],
     }
 
 
-def _llama4(config: Fields, tensors: Fields) -> Tensors:
-    """Llama4Model.modify_tensors: separates gate and up, turns the experts, permutes nothing."""
+def _gemma3n(config: Fields, tensors: Fields) -> Tensors:
+    """Gemma3NModel.modify_tensors: stacks the projections of streams, adds a suffix."""
     for name, array in tensors.items():
-        if name.endswith("experts.gate_up_proj"):
-            for kind, half in zip(("gate", "up"), np.split(array, 2, axis=2), strict=True):
-                yield f"{name.replace('gate_up', kind)}.weight", half.swapaxes(1, 2)
-        elif name.endswith("experts.down_proj"):
-            yield f"{name}.weight", array.swapaxes(1, 2)
-        else:
-            yield name, array
+        if not re.search(r"altup_(unembed_)?projections\.\d", name):
+            yield f"{name}.weight" if name.endswith("_scale") else name, array
+        elif ".0." in name:
+            parts = [tensors[name.replace(".0.", f".{i}.")] for i in range(3)]
+            yield name.replace(".0.", "."), np.stack(parts)
+
+
+def _mistral3_keys(config: Fields) -> Fields:
+    """Mistral3Model.set_gguf_parameters."""
+    rope = config["rope_parameters"]
+    return {
+        **llama_keys(config),
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+    }
 
 
 RECENT_ARCHS: dict[str, Converter] = {
@@ -316,27 +167,17 @@ RECENT_ARCHS: dict[str, Converter] = {
     "arcee": (llama_keys, llama),
     "command-r": (_cohere_keys, as_they_are),
     "cohere2": (_cohere_keys, as_they_are),
-    "exaone4": (_window_keys, as_they_are),
+    "exaone4": (window_keys, as_they_are),
     "olmo": (_olmo_keys, llama),
-    "olmoe": (common_keys, qwen3moe),
     "nemotron": (_nemotron_keys, _nemotron),
     "seed_oss": (common_keys, as_they_are),
     "ernie4_5": (common_keys, as_they_are),
-    "ernie4_5-moe": (_ernie_moe_keys, _ernie_moe),
     "hunyuan-dense": (common_keys, as_they_are),
-    "qwen2moe": (_qwen2moe_keys, qwen3moe),
     "qwen2vl": (common_keys, as_they_are),
     "qwen3vl": (common_keys, as_they_are),
-    "qwen3vlmoe": (qwen3moe_keys, qwen3moe),
-    "glm4moe": (_glm4moe_keys, _corrected),
-    "dots1": (_glm4moe_keys, _corrected),
-    "minimax-m2": (_minimax_keys, _minimax),
-    "gpt-oss": (_gpt_oss_keys, _gpt_oss),
-    "granitemoe": (granite_keys, granite_moe),
-    "phimoe": (_phimoe_keys, _phimoe),
-    "deepseek2": (_deepseek_keys, _deepseek),
     "minicpm3": (_minicpm3_keys, as_they_are),
     "gemma4": (_gemma4_keys, _gemma4),
-    "llama4": (_llama4_keys, _llama4),
-    "olmo2": (_window_keys, as_they_are),  # OLMo 3 too
+    "gemma3n": (_gemma3n_keys, _gemma3n),
+    "mistral3": (_mistral3_keys, llama),
+    "olmo2": (window_keys, as_they_are),  # OLMo 3 too
 }

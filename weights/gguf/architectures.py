@@ -1,6 +1,6 @@
 """The architectures of GGUF files: which model each becomes, and the config fields it stores.
 
-Source: llama.cpp's converter and loader, and the tensor names of its `gguf` package.
+Source: llama.cpp's converter and loader.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,104 +10,15 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, tensor_names
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen
 from swiftchat.weights.architectures.registry import ARCHITECTURES, unknown_name
 from swiftchat.weights.formats.gguf import GgufFile
-from swiftchat.weights.gguf import mixer_fields, model_fields
+from swiftchat.weights.gguf import gemma_fields, mixer_fields, model_fields
 from swiftchat.weights.gguf.metadata import Metadata
+from swiftchat.weights.gguf.tensor_names import TENSORS
 
-__all__ = ["GGUF_ARCHITECTURES", "TENSORS", "GgufArchitecture", "gguf_architecture"]
+__all__ = ["GGUF_ARCHITECTURES", "GgufArchitecture", "gguf_architecture"]
 
-TENSORS = tensor_names(
-    {
-        "q": "attn_q.weight",
-        "k": "attn_k.weight",
-        "v": "attn_v.weight",
-        "qkv": "attn_qkv.weight",
-        "o": "attn_output.weight",
-        "gate": "ffn_gate.weight",
-        "up": "ffn_up.weight",
-        "gate_up": "ffn_up.weight",
-        "down": "ffn_down.weight",
-        "router": "ffn_gate_inp.weight",
-        "expert_gate": "ffn_gate_exps.weight",
-        "expert_up": "ffn_up_exps.weight",
-        "expert_down": "ffn_down_exps.weight",
-        "expert_gate_up": "ffn_gate_up_exps.weight",
-        "router_bias": "ffn_gate_inp.bias",
-        "router_correction": "exp_probs_b.bias",
-        "shared_router": "ffn_gate_inp_shexp.weight",
-        "shared_gate": "ffn_gate_shexp.weight",
-        "shared_up": "ffn_up_shexp.weight",
-        "shared_down": "ffn_down_shexp.weight",
-        "attn_norm": "attn_norm.weight",
-        "mlp_norm": "ffn_norm.weight",
-        "attn_norm_bias": "attn_norm.bias",
-        "mlp_norm_bias": "ffn_norm.bias",
-        "attn_out_norm": "post_attention_norm.weight",
-        "mlp_out_norm": "post_ffw_norm.weight",
-        "q_a": "attn_q_a.weight",
-        "q_a_bias": "attn_q_a.bias",
-        "q_a_norm": "attn_q_a_norm.weight",
-        "q_b": "attn_q_b.weight",
-        "kv_a": "attn_kv_a_mqa.weight",
-        "kv_a_bias": "attn_kv_a_mqa.bias",
-        "kv_a_norm": "attn_kv_a_norm.weight",
-        "kv_b": "attn_kv_b.weight",
-        "q_norm": "attn_q_norm.weight",
-        "k_norm": "attn_k_norm.weight",
-        "sinks": "attn_sinks.weight",
-        "layer_scale": "layer_output_scale.weight",
-        "dense_out_norm": "post_ffw_norm_1.weight",
-        "experts_norm": "pre_ffw_norm_2.weight",
-        "experts_out_norm": "post_ffw_norm_2.weight",
-        "router_scale": "ffn_gate_inp.scale",
-        "expert_scales": "ffn_down_exps.scale",
-        "ple_gate": "inp_gate.weight",
-        "ple_out": "proj.weight",
-        "ple_out_norm": "post_norm.weight",
-        "expert_in": "ffn_latent_down.weight",
-        "expert_out": "ffn_latent_up.weight",
-        "mixer_in": "ssm_in.weight",
-        "mixer_qkvz": "ssm_in.weight",
-        "mixer_ba": "ssm_ba.weight",
-        "mixer_qkv": "attn_qkv.weight",
-        "mixer_z": "attn_gate.weight",
-        "mixer_b": "ssm_beta.weight",
-        "mixer_a": "ssm_alpha.weight",
-        "mixer_in_bias": "ssm_in.bias",
-        "mixer_conv": "ssm_conv1d.weight",
-        "mixer_conv_bias": "ssm_conv1d.bias",
-        "mixer_x": "ssm_x.weight",
-        "mixer_step": "ssm_dt.weight",
-        "mixer_step_bias": "ssm_dt.bias",
-        "mixer_decay": "ssm_a",
-        "mixer_skip": "ssm_d",
-        "mixer_norm": "ssm_norm.weight",
-        "mixer_out": "ssm_out.weight",
-        "mixer_out_bias": "ssm_out.bias",
-        "q_bias": "attn_q.bias",
-        "k_bias": "attn_k.bias",
-        "v_bias": "attn_v.bias",
-        "qkv_bias": "attn_qkv.bias",
-        "o_bias": "attn_output.bias",
-        "gate_bias": "ffn_gate.bias",
-        "up_bias": "ffn_up.bias",
-        "down_bias": "ffn_down.bias",
-    },
-    embed="token_embd.weight",
-    embed_norm="token_embd_norm.weight",
-    embed_norm_bias="token_embd_norm.bias",
-    positions="position_embd.weight",
-    ple_embed="per_layer_token_embd.weight",
-    ple_project="per_layer_model_proj.weight",
-    ple_project_norm="per_layer_proj_norm.weight",
-    final_norm="output_norm.weight",
-    final_norm_bias="output_norm.bias",
-    lm_head="output.weight",
-    lm_head_bias="output.bias",
-    layer="blk.{i}.",
-)
 # The norm before the MLP has the name of one after the attention.
 _POST_NORM = frozen(mlp_norm="blk.{i}.post_attention_norm.weight")
 _SHORT_CONV = frozen(
@@ -277,6 +188,15 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "qwen2vl": GgufArchitecture("Qwen2ForCausalLM"),
         "qwen3vl": GgufArchitecture("Qwen3ForCausalLM"),
         "qwen3vlmoe": GgufArchitecture("Qwen3MoeForCausalLM", model_fields.qwen3moe),
+        # With queries that grow; others see `gguf_architecture`.
+        "mistral3": GgufArchitecture(
+            "Ministral3ForCausalLM", model_fields.no_fields, permuted=_PERMUTED
+        ),
+        "hunyuan-moe": GgufArchitecture("HunYuanMoEV1ForCausalLM", model_fields.hunyuan_moe),
+        "exaone-moe": GgufArchitecture("ExaoneMoeForCausalLM", model_fields.exaone_moe),
+        "jamba": GgufArchitecture(
+            "JambaForCausalLM", mixer_fields.jamba, absent_keys=_WITHOUT_ROPE | _ONE_HEAD_SIZE
+        ),
         "minimax-m2": GgufArchitecture("MiniMaxM2ForCausalLM", model_fields.minimax_m2),
         # With separate q, k and v it is a Llama, whose class is part of transformers.
         "internlm2": GgufArchitecture("LlamaForCausalLM", permuted=_PERMUTED),
@@ -287,11 +207,12 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "chatglm": GgufArchitecture("GlmForCausalLM", model_fields.glm),
         "glm4": GgufArchitecture("Glm4ForCausalLM", model_fields.glm),
         "gemma": GgufArchitecture("GemmaForCausalLM", model_fields.no_fields),
-        "gemma2": GgufArchitecture("Gemma2ForCausalLM", model_fields.gemma2),
-        "gemma3": GgufArchitecture("Gemma3ForCausalLM", model_fields.gemma3),
+        "gemma2": GgufArchitecture("Gemma2ForCausalLM", gemma_fields.gemma2),
+        "gemma3": GgufArchitecture("Gemma3ForCausalLM", gemma_fields.gemma3),
+        "gemma3n": GgufArchitecture("Gemma3nForCausalLM", gemma_fields.gemma3n),
         "gemma4": GgufArchitecture(
             "Gemma4ForCausalLM",
-            model_fields.gemma4,
+            gemma_fields.gemma4,
             absent_keys=_WITHOUT_ROPE | _ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
         ),
         "gpt2": GgufArchitecture(
@@ -377,6 +298,8 @@ def gguf_architecture(file: GgufFile) -> tuple[GgufArchitecture, Metadata]:
     metadata = Metadata(file, name)
     if name == "llama" and metadata.get("expert_count"):
         return _MIXTRAL, metadata
+    if name == "mistral3" and not metadata.get("attention.temperature_scale"):
+        return GGUF_ARCHITECTURES["llama"], metadata
     if name == "olmo2" and metadata.get("attention.sliding_window"):
         return _OLMO3, metadata
     if name == "mamba" and metadata.get("ssm.dt_b_c_rms"):

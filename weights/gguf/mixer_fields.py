@@ -6,6 +6,7 @@ Source: llama.cpp's converter and loader. Which layer is of which kind follows f
 from collections.abc import Mapping
 from typing import Any
 
+from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.parts.fields import MAX_LAYERS
 from swiftchat.weights.gguf.metadata import Metadata, is_size
 
@@ -122,6 +123,40 @@ def granite_hybrid(metadata: Metadata) -> Mapping[str, Any]:
         "mamba_conv_bias": any(_layers_with(metadata, "ssm_conv1d.bias")),
         "mamba_proj_bias": any(_layers_with(metadata, "ssm_in.bias")),
     }
+
+
+def jamba(metadata: Metadata) -> Mapping[str, Any]:
+    width, hidden = metadata.require("ssm.inner_size"), metadata.get("embedding_length")
+    attention = _layers_with(metadata, "attn_q.weight")
+    experts = _layers_with(metadata, "ffn_gate_inp.weight")
+    period, offset = _every(metadata, attention)
+    expert_period, expert_offset = _every(metadata, experts) if any(experts) else (1, 0)
+    return {
+        "attn_layer_period": period,
+        "attn_layer_offset": offset,
+        "expert_layer_period": expert_period,
+        "expert_layer_offset": expert_offset,
+        "num_experts": metadata.get("expert_count", 1) if any(experts) else 1,
+        "num_experts_per_tok": metadata.get("expert_used_count", 1),
+        "mamba_expand": width // hidden if is_size(width) and is_size(hidden) else None,
+        "mamba_d_state": metadata.require("ssm.state_size"),
+        "mamba_d_conv": metadata.require("ssm.conv_kernel"),
+        "mamba_dt_rank": metadata.require("ssm.time_step_rank"),
+        "mamba_conv_bias": any(_layers_with(metadata, "ssm_conv1d.bias")),
+        "mamba_proj_bias": any(_layers_with(metadata, "ssm_in.bias")),
+    }
+
+
+def _every(metadata: Metadata, layers: list[bool]) -> tuple[int, int]:
+    """Return period and first of layers of one kind; raise if they are not evenly spaced."""
+    found = [i for i, each in enumerate(layers) if each]
+    offset = found[0] if found else 0
+    period = found[1] - offset if len(found) > 1 else len(layers) - offset
+    if not found or offset >= period or found != list(range(offset, len(layers), period)):
+        raise BadModelFile(
+            f"{metadata.file.path}: layers of one kind must be evenly spaced, found {found[:9]}"
+        )
+    return period, offset
 
 
 def gated_delta(metadata: Metadata) -> dict[str, Any]:

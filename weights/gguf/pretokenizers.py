@@ -30,6 +30,14 @@ _GPT4O_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_SEED_CODER_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_EXAONE_MOE_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CJK = "[一-龥ࠀ-一가-퟿]+"
 _DEEPSEEK_LLM_PATTERNS = (
@@ -92,24 +100,29 @@ _FALCON = _sequence(
     byte_level(use_regex=False),
 )
 
-LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")
+LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0")
 # By `tokenizer.ggml.pre`. Files older than that key use GPT-2's.
 PRE_TOKENIZERS: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
-        **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo"), _GPT2),
+        **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "jais"), _GPT2),
+        **dict.fromkeys(("exaone4", "gigachat", "trillion", "granite-docling", "mellum"), _GPT2),
         **dict.fromkeys(
             ("smollm", "starcoder", "refact", "command-r", "codeshell"), _GPT2_AND_DIGITS
         ),
+        **dict.fromkeys(("exaone", "minerva-7b", "mellum2"), _GPT2_AND_DIGITS),
         **dict.fromkeys(
             (*LLAMA3, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _split(_LLAMA3_PATTERN)
         ),
         **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), _split(_QWEN2_PATTERN)),
+        **dict.fromkeys(("hunyuan", "solar-open", "megrez", "grok-2"), _split(_QWEN2_PATTERN)),
         "qwen35": _split(_QWEN35_PATTERN),
-        **dict.fromkeys(("gpt-4o", "llama4"), _split(_GPT4O_PATTERN)),
+        "seed-coder": _split(_SEED_CODER_PATTERN),
+        "exaone-moe": _split(_EXAONE_MOE_PATTERN),
+        **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2", "kanana2"), _split(_GPT4O_PATTERN)),
         "tekken": _split(_TEKKEN_PATTERN),
         "deepseek-llm": _split(*_DEEPSEEK_LLM_PATTERNS),
         "deepseek-coder": _split(*_DEEPSEEK_CODER_PATTERNS),
-        "deepseek-v3": _split(*_DEEPSEEK3_PATTERNS),
+        **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _split(*_DEEPSEEK3_PATTERNS)),
         "falcon": _FALCON,
         **dict.fromkeys(("bloom", "gpt3-finnish", "poro-chat"), _split(_BLOOM_PATTERN)),
     }

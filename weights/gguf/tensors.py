@@ -319,6 +319,10 @@ def _candidates(
         both = (config.num_experts, 2 * shape[0], shape[1])
         first = (2 * expert + (canonical == "expert_up")) * shape[0]
         return [stacked, single, candidate("expert_gate_up", both, first)]
+    if canonical in ("stream_in", "stream_out"):
+        assert config.streams is not None
+        all_streams = (config.streams.count - 1, *shape)
+        return [candidate(canonical, all_streams, expert * shape[0])]
     kind, *bias = canonical.split("_")
     if kind in ("q", "k", "v") and bias in ([], ["bias"]):
         q, kv = shapes["q"][0], shapes["k"][0]

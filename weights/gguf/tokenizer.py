@@ -16,7 +16,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 # The kind of vocabulary of Gemma 4: SentencePiece's pieces with merges.
 _GEMMA4 = "gemma4"
 # Pre-tokenizers with an NFC normalizer, with `ignore_merges`, and with a leading BOS token.
-_NFC = ("qwen2", "deepseek-r1-qwen", "stablelm2", "mpt", "olmo", "command-r")
+_NFC = ("qwen2", "qwen35", "deepseek-r1-qwen", "stablelm2", "mpt", "olmo", "command-r")
 _IGNORE_MERGES = (*LLAMA3, "tekken")
 _BOS_BY_DEFAULT = (*LLAMA3, "tekken")
 

@@ -24,9 +24,7 @@ from swiftchat.weights.model.directory import Model
 from tests.support import (
     gguf_converter,
     gguf_directory,
-    gguf_mixers,
     gguf_models,
-    gguf_recent,
     sentencepiece_models,
     tiny,
     tiny_gguf,
@@ -82,7 +80,7 @@ def test_every_architecture_is_tested() -> None:
     assert (
         {arch for _, arch, _ in CASES.values()}
         == set(GGUF_ARCHITECTURES)
-        == set(gguf_converter.ARCHS | gguf_recent.RECENT_ARCHS | gguf_mixers.MIXER_ARCHS)
+        == set(gguf_models.CONVERTERS)
     )
 
 
@@ -100,6 +98,32 @@ def test_gemma4_runs_from_the_file(tmp_path: Path) -> None:
         write_case("gemma4", path, tmp_path / "theirs", tensors=bad)
         with pytest.raises(BadModelFile, match=r"rope_freqs.weight matches no known rope scaling"):
             model_config_json(open_gguf(path), "float32")
+
+
+def test_mistral3_without_growing_queries_is_llama(tmp_path: Path) -> None:
+    made("mistral", tmp_path / "theirs")
+    path = tmp_path / "model.gguf"
+    without = {"rope.scaling.yarn_log_multiplier": None, "attention.temperature_scale": None}
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    rope = {**config["rope_parameters"], "mscale_all_dim": 1, "llama_4_scaling_beta": 0}
+    changed = {**config, "rope_parameters": rope}
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(changed))
+    gguf_models.write(path, tmp_path / "theirs", "mistral3", metadata=without)
+    convert(path, tmp_path / "ours")
+    ours = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert ours["architectures"] == ["LlamaForCausalLM"]
+    found = load_file(tmp_path / "ours" / "model.safetensors")
+    for key, tensor in load_file(tmp_path / "theirs" / "model.safetensors").items():
+        assert torch.equal(found[key], tensor), key
+
+
+def test_layers_of_jamba_must_be_evenly_spaced(tmp_path: Path) -> None:
+    made("jamba", tmp_path / "theirs")
+    path, router = tmp_path / "model.gguf", np.ones((5, 48), np.float32)
+    more = {"blk.2.ffn_gate_inp.weight": router}
+    write_case("jamba", path, tmp_path / "theirs", tensors=more)
+    with pytest.raises(BadModelFile, match=r"evenly spaced, found \[1, 2, 3\]"):
+        model_config_json(open_gguf(path), "float32")
 
 
 @pytest.mark.parametrize("name", ["qwen3next", "qwen35", "qwen35moe"])
