@@ -5,7 +5,7 @@ from torch import Tensor
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 
-KINDS = ("relu", "silu", "gelu", "gelu_tanh")
+KINDS = ("relu", "silu", "gelu", "gelu_tanh", "relu2")
 _THREADS = 128
 
 

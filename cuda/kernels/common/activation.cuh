@@ -6,9 +6,11 @@
 #define SILU 2
 #define GELU 3
 #define GELU_TANH 4
+#define RELU2 5
 
 template <int KIND> __device__ __forceinline__ float activate(float x) {
     if constexpr (KIND == RELU) return x > 0 ? x : 0;
+    if constexpr (KIND == RELU2) return x > 0 ? x * x : 0;
     if constexpr (KIND == SILU) return x / (1 + __expf(-x));
     if constexpr (KIND == GELU) return 0.5f * x * (1 + erff(x * 0.70710678f));
     if constexpr (KIND == GELU_TANH)

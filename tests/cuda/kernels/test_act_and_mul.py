@@ -17,6 +17,8 @@ def reference(x: Tensor, kind: str, bias: Tensor | None, gated: bool) -> Tensor:
     gate, up = x.chunk(2, -1) if gated else (x, torch.ones(1, device=x.device))
     if kind == "gelu_tanh":
         return F.gelu(gate, approximate="tanh") * up
+    if kind == "relu2":
+        return F.relu(gate).square() * up
     return getattr(F, kind)(gate) * up
 
 

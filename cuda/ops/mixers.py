@@ -1,0 +1,368 @@
+"""Decode steps of token mixers with a state: `kernels/mixers/`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.checks import check_tensor
+from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.ops.act_and_mul import KINDS
+
+MAX_TAPS = 4  # of a convolution
+_DELTA_THREADS, _DELTA_ROWS = 512, 8
+_MAMBA_THREADS, _MAMBA_ROWS = 256, 32  # threads and rows of a head's state in a block
+_MAMBA_STATE = 128  # elements of a row of the state in a warp's registers, for each vector
+_NORM_THREADS, _CONV_THREADS = 512, 128
+_NORM_VECTORS = (2, 4, 8)
+
+_STATE = (
+    "pointer conv_states, pointer states, pointer slots, pointer step, pointer positions, "
+    "pointer out, "
+)
+
+
+def _delta_spec(dtype: str, activation: str) -> KernelSpec:
+    arguments = (
+        f"pointer projected, pointer conv, pointer decay, pointer step_bias, pointer norm, {_STATE}"
+        "int num_key_heads, int num_heads, int key_dim, int value_dim, int taps, "
+        "int slots_stride, int early_reads, float norm_eps"
+    )
+    defines = {"DTYPE": dtype, "ACTIVATION": activation.upper()}
+    return KernelSpec("gated_delta_step", arguments, defines)
+
+
+def _mamba2_spec(dtype: str, activation: str, fp32_out: bool, vectors: int) -> KernelSpec:
+    arguments = (
+        "pointer projected, pointer conv, pointer conv_bias, pointer decay, pointer step_bias, "
+        f"pointer skip, {_STATE}int num_heads, int head_dim, int num_groups, int state_size, "
+        "int taps, int slots_stride, int gated, int early_reads, float min_step, float z_scale, "
+        "float x_scale, float b_scale, float c_scale, float step_scale"
+    )
+    defines = {
+        "DTYPE": dtype,
+        "ACTIVATION": activation.upper(),
+        "FP32_OUT": str(int(fp32_out)),
+        "VECTORS": str(vectors),
+    }
+    return KernelSpec("mamba2_step", arguments, defines)
+
+
+def _norm_spec(dtype: str, vectors: int) -> KernelSpec:
+    arguments = (
+        "pointer x, pointer weight, pointer gates, pointer out, int width, int group_size, "
+        "int64 gates_stride, float gate_scale, float eps"
+    )
+    return KernelSpec("gated_norm", arguments, {"DTYPE": dtype, "VECTORS": str(vectors)})
+
+
+def _conv_spec(dtype: str) -> KernelSpec:
+    arguments = (
+        "pointer projected, pointer conv, pointer conv_bias, pointer conv_states, pointer slots, "
+        "pointer step, pointer positions, pointer out, int width, int taps, int slots_stride, "
+        "int early_reads"
+    )
+    return KernelSpec("short_conv_step", arguments, {"DTYPE": dtype})
+
+
+VARIANTS = [
+    *(_delta_spec(dtype, kind) for dtype in DTYPE_NAMES.values() for kind in KINDS),
+    *(
+        _mamba2_spec(dtype, kind, fp32_out, vectors)
+        for dtype in DTYPE_NAMES.values()
+        for kind in KINDS
+        for fp32_out in (False, True)
+        for vectors in (1, 2)
+    ),
+    *(_norm_spec(dtype, v) for dtype in DTYPE_NAMES.values() for v in _NORM_VECTORS),
+    *(_conv_spec(dtype) for dtype in DTYPE_NAMES.values()),
+]
+
+
+@dataclass(frozen=True)
+class StepSlots:
+    """The slots that a decode step reads the states of its rows from, and writes them to.
+
+    `slots` int32 [2, max_rows] are exchanged in every step that `step` int64 [1] counts; None means
+    step 0: `slots[0]` is read. Both slots of a row must differ, and may be below 0 in an unused row.
+    A row at position 0 of `positions` int32 [n] begins with a state of zeros. `early_reads` promises
+    that everything but the mixer's input was written before the current graph began.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    step: Tensor | None = None
+    early_reads: bool = False
+
+    def arguments(self, gpu: Gpu) -> dict[str, Any]:
+        """Check the tensors; return the arguments of a kernel."""
+        max_rows = self.slots.shape[1]
+        check_tensor("slots", self.slots, (2, max_rows), "int32", gpu)
+        check_tensor("step", self.step, (1,), "int64", gpu)
+        check_tensor("positions", self.positions, (len(self.positions),), "int32", gpu)
+        if len(self.positions) > max_rows:
+            raise ValueError(f"{len(self.positions)} rows, but slots for {max_rows}")
+        return {
+            "slots": self.slots,
+            "step": self.step,
+            "positions": self.positions,
+            "slots_stride": max_rows,
+            "early_reads": int(self.early_reads),
+        }
+
+
+def gated_delta_step_fits(key_dim: int, value_dim: int, taps: int) -> bool:
+    """Return whether the kernel computes heads of these sizes."""
+    return (
+        taps <= MAX_TAPS
+        and value_dim % 4 == 0
+        and 2 * key_dim + value_dim <= _DELTA_THREADS
+        and key_dim <= _DELTA_ROWS * (_DELTA_THREADS // (value_dim // 4))
+    )
+
+
+def gated_delta_step(
+    gpu: Gpu,
+    projected: Tensor,
+    out: Tensor,
+    *,
+    conv: Tensor,
+    decay: Tensor,
+    step_bias: Tensor,
+    norm: Tensor,
+    conv_states: Tensor,
+    states: Tensor,
+    rows: StepSlots,
+    num_key_heads: int,
+    activation: str,
+    norm_eps: float,
+) -> None:
+    """Compute a token of gated DeltaNet for each row, from its projections to its gated output.
+
+    `projected` T [n, …] has queries, keys, values, output gates, β and steps side by side, `out` is
+    T [n, num_heads * value_dim]. `states` fp32 [num_slots, num_heads, key_dim, value_dim] and
+    `conv_states` fp32 [num_slots, channels, taps - 1] are read and written by slot. `conv` is T
+    [channels, taps]; `decay` and `step_bias` fp32 [num_heads] and `norm` fp32 [value_dim].
+    """
+    num_slots, num_heads, key_dim, value_dim = states.shape
+    channels, taps = conv.shape
+    n, values = len(projected), num_heads * value_dim
+    if not gated_delta_step_fits(key_dim, value_dim, taps) or num_heads % num_key_heads:
+        raise ValueError(f"the kernel does not take heads of {key_dim} by {value_dim}, {taps} taps")
+    if channels != 2 * num_key_heads * key_dim + values:
+        raise ValueError(f"{channels} channels do not fit {num_key_heads} key heads")
+    check_tensor("projected", projected, (n, channels + values + 2 * num_heads), out.dtype, gpu)
+    check_tensor("out", out, (n, values), out.dtype, gpu)
+    check_tensor("conv", conv, (channels, taps), out.dtype, gpu)
+    check_tensor("decay", decay, (num_heads,), "float32", gpu)
+    check_tensor("step_bias", step_bias, (num_heads,), "float32", gpu)
+    check_tensor("norm", norm, (value_dim,), "float32", gpu)
+    check_tensor("conv_states", conv_states, (num_slots, channels, taps - 1), "float32", gpu)
+    check_tensor("states", states, (num_slots, num_heads, key_dim, value_dim), "float32", gpu)
+    arguments = rows.arguments(gpu)
+    if n == 0:
+        return
+    gpu.kernel(_delta_spec(DTYPE_NAMES[out.dtype], activation))(
+        (num_heads, n),
+        _DELTA_THREADS,
+        num_bytes=2 * n * states[0].nbytes,
+        projected=projected,
+        conv=conv,
+        decay=decay,
+        step_bias=step_bias,
+        norm=norm,
+        conv_states=conv_states,
+        states=states,
+        out=out,
+        num_key_heads=num_key_heads,
+        num_heads=num_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        taps=taps,
+        norm_eps=norm_eps,
+        **arguments,
+    )
+
+
+def mamba2_step_fits(state_size: int, taps: int) -> bool:
+    """Return whether the kernel computes states of this size."""
+    return taps <= MAX_TAPS and state_size % 4 == 0 and state_size <= 2 * _MAMBA_STATE
+
+
+def mamba2_step(
+    gpu: Gpu,
+    projected: Tensor,
+    out: Tensor,
+    *,
+    conv: Tensor,
+    conv_bias: Tensor | None,
+    decay: Tensor,
+    step_bias: Tensor,
+    skip: Tensor,
+    conv_states: Tensor,
+    states: Tensor,
+    rows: StepSlots,
+    num_groups: int,
+    activation: str,
+    gated: bool,
+    min_step: float = 0.0,
+    scales: tuple[float, float, float, float, float] = (1.0,) * 5,
+) -> None:
+    """Compute a token of Mamba-2 for each row, from its projections to its output.
+
+    `projected` T [n, …] has output gates z, x, b, c and steps side by side, each multiplied by its
+    scale of `scales`; `out` is T or fp32 [n, num_heads * head_dim], multiplied by silu(z) if
+    `gated`. `states` fp32 [num_slots, num_heads, head_dim, state_size] and `conv_states` fp32
+    [num_slots, channels, taps - 1] are read and written by slot. `conv` T [channels, taps] has a
+    bias T [channels] or none; `decay`, `step_bias` and `skip` are fp32 [num_heads].
+    """
+    num_slots, num_heads, head_dim, state_size = states.shape
+    (channels, taps), n, width = conv.shape, len(projected), num_heads * head_dim
+    dtype = projected.dtype
+    if not mamba2_step_fits(state_size, taps) or num_heads % num_groups:
+        raise ValueError(f"the kernel does not take states of {state_size}, {taps} taps")
+    if channels != width + 2 * num_groups * state_size:
+        raise ValueError(f"{channels} channels do not fit {num_groups} groups")
+    check_tensor("projected", projected, (n, width + channels + num_heads), dtype, gpu)
+    check_tensor("out", out, (n, width), out.dtype, gpu)
+    check_tensor("conv", conv, (channels, taps), dtype, gpu)
+    check_tensor("conv_bias", conv_bias, (channels,), dtype, gpu)
+    check_tensor("decay", decay, (num_heads,), "float32", gpu)
+    check_tensor("step_bias", step_bias, (num_heads,), "float32", gpu)
+    check_tensor("skip", skip, (num_heads,), "float32", gpu)
+    check_tensor("conv_states", conv_states, (num_slots, channels, taps - 1), "float32", gpu)
+    check_tensor("states", states, (num_slots, num_heads, head_dim, state_size), "float32", gpu)
+    if out.dtype not in (dtype, torch.float32):
+        raise ValueError(f"out must be {dtype} or fp32, not {out.dtype}")
+    arguments = rows.arguments(gpu)
+    if n == 0:
+        return
+    vectors = -(-state_size // _MAMBA_STATE)
+    fp32_out = out.dtype == torch.float32
+    z_scale, x_scale, b_scale, c_scale, step_scale = scales
+    gpu.kernel(_mamba2_spec(DTYPE_NAMES[dtype], activation, fp32_out, vectors))(
+        (num_heads * -(-head_dim // _MAMBA_ROWS), n),
+        _MAMBA_THREADS,
+        num_bytes=2 * n * states[0].nbytes,
+        projected=projected,
+        conv=conv,
+        conv_bias=conv_bias,
+        decay=decay,
+        step_bias=step_bias,
+        skip=skip,
+        conv_states=conv_states,
+        states=states,
+        out=out,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        num_groups=num_groups,
+        state_size=state_size,
+        taps=taps,
+        gated=int(gated),
+        min_step=min_step,
+        z_scale=z_scale,
+        x_scale=x_scale,
+        b_scale=b_scale,
+        c_scale=c_scale,
+        step_scale=step_scale,
+        **arguments,
+    )
+
+
+def gated_norm_fits(group_size: int) -> bool:
+    """Return whether the kernel normalizes groups of this size."""
+    return group_size % 4 == 0 and group_size <= 4 * _NORM_VECTORS[-1] * _NORM_THREADS
+
+
+def gated_norm(
+    gpu: Gpu,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    num_groups: int,
+    eps: float,
+    gates: Tensor | None = None,
+    gate_scale: float = 1.0,
+) -> None:
+    """Write the RMSNorm of each group of x fp32 [n, width] to `out` T [n, width].
+
+    `weight` is fp32 [width]. With `gates` T [n, at least width] the result is multiplied by
+    silu(gate_scale · gates) of the first columns; their rows need not be adjacent.
+    """
+    n, width = x.shape
+    group_size = width // num_groups
+    if width % num_groups or not gated_norm_fits(group_size):
+        raise ValueError(f"the kernel does not take {num_groups} groups of {width} elements")
+    check_tensor("x", x, (n, width), "float32", gpu)
+    check_tensor("weight", weight, (width,), "float32", gpu)
+    check_tensor("out", out, (n, width), out.dtype, gpu)
+    if gates is not None and (
+        gates.dtype != out.dtype
+        or gates.device != gpu.device
+        or len(gates) != n
+        or gates.shape[1] < width
+        or gates.stride(1) != 1
+    ):
+        raise ValueError(f"gates must be {out.dtype} rows of {width}, not {list(gates.shape)}")
+    if n == 0:
+        return
+    needed = -(-group_size // (4 * _NORM_THREADS))
+    vectors = next(vectors for vectors in _NORM_VECTORS if vectors >= needed)
+    gpu.kernel(_norm_spec(DTYPE_NAMES[out.dtype], vectors))(
+        (num_groups, n),
+        _NORM_THREADS,
+        num_bytes=x.nbytes + out.nbytes,
+        x=x,
+        weight=weight,
+        gates=gates,
+        out=out,
+        width=width,
+        group_size=group_size,
+        gates_stride=0 if gates is None else gates.stride(0),
+        gate_scale=gate_scale,
+        eps=eps,
+    )
+
+
+def short_conv_step(
+    gpu: Gpu,
+    projected: Tensor,
+    out: Tensor,
+    *,
+    conv: Tensor,
+    conv_bias: Tensor | None,
+    conv_states: Tensor,
+    rows: StepSlots,
+) -> None:
+    """Compute a token of LFM2's gated short convolution for each row: c · conv(b · x).
+
+    `projected` T [n, 3 * width] has b, c and x side by side, `out` is T [n, width], `conv` T
+    [width, taps] with a bias T [width] or none. `conv_states` fp32 [num_slots, width, taps - 1] are
+    read and written by slot.
+    """
+    (width, taps), n = conv.shape, len(projected)
+    if taps > MAX_TAPS:
+        raise ValueError(f"the kernel takes at most {MAX_TAPS} taps, not {taps}")
+    check_tensor("projected", projected, (n, 3 * width), out.dtype, gpu)
+    check_tensor("out", out, (n, width), out.dtype, gpu)
+    check_tensor("conv", conv, (width, taps), out.dtype, gpu)
+    check_tensor("conv_bias", conv_bias, (width,), out.dtype, gpu)
+    check_tensor("conv_states", conv_states, (len(conv_states), width, taps - 1), "float32", gpu)
+    arguments = rows.arguments(gpu)
+    if n == 0:
+        return
+    gpu.kernel(_conv_spec(DTYPE_NAMES[out.dtype]))(
+        (-(-width // _CONV_THREADS), n),
+        _CONV_THREADS,
+        num_bytes=projected.nbytes + out.nbytes + 2 * n * conv_states[0].nbytes,
+        projected=projected,
+        conv=conv,
+        conv_bias=conv_bias,
+        conv_states=conv_states,
+        out=out,
+        width=width,
+        taps=taps,
+        **arguments,
+    )

@@ -1,0 +1,101 @@
+"""gated_delta_step against the recurrence in fp64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.mixers import gated_delta_step
+from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.mixer_steps import FP32_TOLERANCE, Steps, convolve, make_steps
+
+pytestmark = pytest.mark.gpu
+EPS = 1e-6
+
+# key heads, value heads, key_dim, value_dim, taps; the first are Qwen3-Next's.
+SHAPES = [(16, 32, 128, 128, 4), (2, 6, 24, 40, 3), (3, 3, 5, 4, 2), (1, 2, 12, 100, 4)]
+
+
+class Case:
+    """A step of `n` rows with random inputs."""
+
+    def __init__(self, n: int, shape: tuple[int, ...], dtype: torch.dtype, *, odd: bool) -> None:
+        key_heads, heads, key_dim, value_dim, taps = shape
+        self.shape, make = shape, Inputs(n * heads, dtype)
+        self.steps: Steps = make_steps(n, make, odd=odd, early_reads=odd)
+        channels = 2 * key_heads * key_dim + heads * value_dim
+        self.projected = make.normal(n, channels + heads * (value_dim + 2))
+        self.conv = make.normal(channels, taps)
+        self.conv_states = self.steps.states(make, channels, taps - 1)
+        self.states = self.steps.states(make, heads, key_dim, value_dim)
+        self.decay, self.step_bias = (make.normal(heads, dtype=torch.float32) for _ in range(2))
+        self.norm = make.normal(value_dim, dtype=torch.float32)
+        self.out = poisoned(n, heads * value_dim, dtype=dtype)
+
+    def reference(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output, the states and the inputs of the convolution after the step."""
+        key_heads, heads, key_dim, value_dim, _ = self.shape
+        keys, values, n = key_heads * key_dim, heads * value_dim, len(self.out)
+        sizes = [2 * keys + values, values, heads, heads]
+        qkv, z, beta, step = torch.split(self.projected.double(), sizes, 1)
+        before = self.steps.read(self.conv_states)
+        mixed, conv_after = convolve(qkv, before, self.conv, None)
+        q, k, v = torch.split(F.silu(mixed), [keys, keys, values], 1)
+        q, k = (x.reshape(n, key_heads, key_dim) for x in (q, k))
+        q, k = (x / (x.square().sum(2, keepdim=True) + EPS).sqrt() for x in (q, k))
+        q, k = (x.repeat_interleave(heads // key_heads, 1) for x in (q, k))
+        g = -self.decay.double().exp() * F.softplus(step + self.step_bias.double())
+        state = self.steps.read(self.states) * g.exp()[..., None, None]
+        error = v.view(n, heads, value_dim) - torch.einsum("nhkv,nhk->nhv", state, k)
+        update = error * beta.sigmoid().unsqueeze(2)
+        state = state + k.unsqueeze(3) * update.unsqueeze(2)
+        out = torch.einsum("nhkv,nhk->nhv", state, q) * key_dim**-0.5
+        out = F.rms_norm(out, (value_dim,), self.norm.double(), EPS).reshape(n, -1) * F.silu(z)
+        return out, state, conv_after
+
+    def run(self, gpu: Gpu) -> None:
+        gated_delta_step(
+            gpu,
+            self.projected,
+            self.out,
+            conv=self.conv,
+            decay=self.decay,
+            step_bias=self.step_bias,
+            norm=self.norm,
+            conv_states=self.conv_states,
+            states=self.states,
+            rows=self.steps.rows,
+            num_key_heads=self.shape[0],
+            activation="silu",
+            norm_eps=EPS,
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("n", "odd"), [(1, False), (5, True), (5, False)])
+def test_equals_the_recurrence(gpu: Gpu, dtype, shape: tuple[int, ...], n: int, odd: bool) -> None:
+    case = Case(n, shape, dtype, odd=odd)
+    out, state, conv_after = case.reference()
+    states, conv_states = case.states.clone(), case.conv_states.clone()
+    case.run(gpu)
+    used, written = case.steps.used, [case.steps.after[row] for row in case.steps.used]
+    assert_close(case.out[used], out[used], max(ROUNDING[dtype], FP32_TOLERANCE))
+    assert_close(case.states[written], state[used], FP32_TOLERANCE)
+    assert_close(case.conv_states[written], conv_after[used], FP32_TOLERANCE)
+    case.steps.assert_only_after_written(states, case.states)
+    case.steps.assert_only_after_written(conv_states, case.conv_states)
+    if case.steps.unused >= 0:
+        assert not case.out[case.steps.unused].any()
+
+
+def test_wrong_tensors_raise(gpu: Gpu) -> None:
+    case = Case(2, SHAPES[1], torch.bfloat16, odd=False)
+    case.projected = case.projected[:, :-8].contiguous()
+    with pytest.raises(ValueError, match="projected must be"):
+        case.run(gpu)
+    case = Case(2, SHAPES[1], torch.bfloat16, odd=False)
+    case.states = case.states[..., :39].contiguous()
+    with pytest.raises(ValueError, match="heads of 24 by 39"):
+        case.run(gpu)

@@ -1,0 +1,52 @@
+"""short_conv_step against fp64."""
+
+import pytest
+import torch
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.mixers import short_conv_step
+from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.mixer_steps import FP32_TOLERANCE, convolve, make_steps
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "width", "taps"), [(1, 2048, 3), (5, 300, 4), (2, 7, 2)])
+@pytest.mark.parametrize("odd", [False, True])
+def test_equals_fp64(gpu: Gpu, dtype, n: int, width: int, taps: int, odd: bool) -> None:
+    make = Inputs(n * width, dtype)
+    steps = make_steps(n, make, odd=odd, early_reads=odd)
+    projected, conv = make.normal(n, 3 * width), make.normal(width, taps)
+    bias = make.normal(width) if odd else None
+    states = steps.states(make, width, taps - 1)
+    before, out = states.clone(), poisoned(n, width, dtype=dtype)
+    b, c, x = projected.double().chunk(3, 1)
+    mixed, after = convolve(b * x, steps.read(states), conv, bias)
+    short_conv_step(
+        gpu, projected, out, conv=conv, conv_bias=bias, conv_states=states, rows=steps.rows
+    )
+    used = steps.used
+    assert_close(out[used], (c * mixed)[used], max(ROUNDING[dtype], FP32_TOLERANCE))
+    assert_close(states[[steps.after[row] for row in used]], after[used], FP32_TOLERANCE)
+    steps.assert_only_after_written(before, states)
+    if steps.unused >= 0:
+        assert not out[steps.unused].any()
+
+
+def test_wrong_tensors_raise(gpu: Gpu) -> None:
+    make = Inputs(1)
+    rows = make_steps(2, make, odd=False).rows
+    states, out = make.normal(7, 8, 2), make.normal(2, 8)
+    with pytest.raises(ValueError, match="projected must be"):
+        short_conv_step(
+            gpu,
+            make.normal(2, 23),
+            out,
+            conv=make.normal(8, 3),
+            conv_bias=None,
+            conv_states=states,
+            rows=rows,
+        )
+    with pytest.raises(ValueError, match="2 rows, but slots for 1"):
+        type(rows)(rows.slots[:, :1].contiguous(), rows.positions).arguments(gpu)
