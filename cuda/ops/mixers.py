@@ -84,9 +84,9 @@ VARIANTS = [
 class StepSlots:
     """The slots that a decode step reads the states of its rows from, and writes them to.
 
-    `slots` int32 [2, max_rows] are exchanged in every step that `step` int64 [1] counts; None means
-    step 0: `slots[0]` is read. Both slots of a row must differ, and may be below 0 in an unused row.
-    A row at position 0 of `positions` int32 [n] begins with a state of zeros. `early_reads` promises
+    Each step that `step` int64 [1] counts exchanges `slots` int32 [2, max_rows]; None means step 0,
+    which reads `slots[0]`. Both slots of a row must differ; those of an unused row are below 0. A
+    row at position 0 of `positions` int32 [n] begins with a state of zeros. `early_reads` promises
     that everything but the mixer's input was written before the current graph began.
     """
 

@@ -1,7 +1,6 @@
 """short_conv_step against fp64."""
 
 import pytest
-import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.mixers import short_conv_step
