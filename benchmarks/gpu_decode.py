@@ -20,6 +20,7 @@ from swiftchat.cuda.gpu import Launch
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.mixers.states import bytes_per_sequence
 from swiftchat.engine.schedule.scheduler import Sequence
 
 CUBINS = Path(tempfile.gettempdir(), "swiftchat-bench-cubins")
@@ -35,8 +36,27 @@ def load_rows(engine: Engine, num_rows: int, context: int, params: SamplingParam
         blocks = -(-min(context + 200, engine.ctx_size_tokens) // size)
         sequence.block_table = list(range(row * blocks, (row + 1) * blocks))
         assert (row + 1) * blocks <= engine.allocator.num_blocks
+        sequence.state_slot, sequence.spare_slot = 2 * row, 2 * row + 1
         sequences.append(sequence)
     engine.graph_decode.runner.batch.load(sequences, [7] * num_rows)
+
+
+def step_bytes(engine: Engine, num_rows: int, context: int) -> int:
+    """Return the bytes that a step has to read, and those of states that it reads and writes.
+
+    Of the experts, as many as rows choose that agree no more than by chance.
+    """
+    weights = engine.info.weights_bytes - engine.info.table_bytes
+    config = engine.decoder.config
+    for layer in engine.decoder.weights.layers:
+        if layer.experts is not None:
+            all_bytes = sum(t.nbytes for expert in layer.experts.each for t in expert.tensors)
+            idle = (1 - config.experts_per_token / config.num_experts) ** num_rows
+            weights -= int(idle * all_bytes)
+    kv_bytes = sum(tensor.nbytes for tensor in engine.cache.tensors)
+    num_tokens = engine.allocator.num_blocks * engine.config.block_size
+    states = 2 * num_rows * bytes_per_sequence(config)
+    return weights + num_rows * context * kv_bytes // num_tokens + states
 
 
 def breakdown(engine: Engine, num_rows: int, ceiling: float) -> None:
@@ -106,15 +126,14 @@ def main() -> None:
     else:
         elements.normal_()
     params = SamplingParams(temperature=args.temperature)
-    weights = engine.info.weights_bytes - engine.info.table_bytes
+    for tensor in engine.cache.states.tensors:
+        tensor.normal_()
     for num_rows in args.rows:
         for context in args.context:
             load_rows(engine, num_rows, context, params)
             graph = engine.graph_decode.runner.graph(num_rows)
             us = median_us(graph.replay)
-            moved = weights + num_rows * context * engine.cache.num_bytes // (
-                engine.allocator.num_blocks * config.block_size
-            )
+            moved = step_bytes(engine, num_rows, context)
             print(
                 f"  rows {num_rows:2} context {context:6}: {us:7.0f} us a step, "
                 f"{num_rows * 1e6 / us:7.1f} tok/s, {moved / us / 1e6:.2f} TB/s "

@@ -23,6 +23,8 @@ _INT_FIELDS = (
     "has_bias",
     "min_context_lens",
     "has_mask",
+    "state_slots_even",
+    "state_slots_odd",
 )
 _FLOAT_FIELDS = (
     "temperature",
@@ -45,6 +47,8 @@ class DecodeBatch:
     `seeds`; int32 `block_tables` [max_rows, max_blocks] and `counts` [max_rows, vocab_size]; fp32
     `bias` [max_rows, vocab_size], for rows with `has_bias`; int32 `masks`
     [max_rows, ceil(vocab_size / 32)] of the ids that grammars allow, for rows with `has_mask`.
+    `state_slots` int32 [2, max_rows] are the slots of states that steps with an even number read,
+    and write, and the others the other way round; -1 for an unused row.
     `ring` [steps, max_rows] is pinned host memory that receives each step's tokens.
     """
 
@@ -71,7 +75,11 @@ class DecodeBatch:
             self.has_bias,
             self.min_context_lens,
             self.has_mask,
+            _,
+            _,
         ) = ints
+        first = self._index["state_slots_even"]
+        self.state_slots = self._fields[first : first + 2]
         floats = (self._fields[self._index[name]].view(torch.float32) for name in _FLOAT_FIELDS)
         (
             self.temperature,
@@ -96,6 +104,7 @@ class DecodeBatch:
         self.num_steps = 0  # the value of `step` after all launched steps
         self._num_blocks = [0] * max_rows  # blocks of each row that are on the device
         self.slot_mapping.fill_(-1)
+        self.state_slots.fill_(-1)
 
     def load(self, sequences: Seq[Sequence], seeds: Seq[int]) -> None:
         """Assign a row to each sequence; all its tokens but the last must be computed.
@@ -110,7 +119,8 @@ class DecodeBatch:
         A sequence with proposed tokens must not have penalties or a number of `min_tokens`.
         """
         self._host_ints.fill(0)
-        self._host_ints[self._index["slot_mapping"]] = -1
+        for name in ("slot_mapping", "state_slots_even", "state_slots_odd"):
+            self._host_ints[self._index[name]] = -1
         tokens = [(row.sequence, i) for row in rows for i in range(1 + len(row.proposed))]
         proposed = [token for row in rows for token in (row.sequence.tokens[-1], *row.proposed)]
         for row, (sequence, offset) in enumerate(tokens):
@@ -134,6 +144,8 @@ class DecodeBatch:
         bias = device_bias(params)
         shortest = sequence.num_prompt + params.min_tokens if params.min_tokens else 0
         block = sequence.block_table[position // self.block_size]
+        slots = (sequence.state_slot, sequence.spare_slot)
+        even, odd = reversed(slots) if self.num_steps % 2 else slots
         values = {
             "tokens": token,
             "positions": position,
@@ -143,6 +155,8 @@ class DecodeBatch:
             "has_bias": int(bool(bias)),
             "min_context_lens": shortest,
             "has_mask": int(sequence.constraint is not None),
+            "state_slots_even": even,
+            "state_slots_odd": odd,
         }
         for name, value in values.items():
             self._host_ints[self._index[name], row] = value

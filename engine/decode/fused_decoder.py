@@ -56,6 +56,7 @@ def fused_kernels_cover(config: ModelConfig) -> bool:
         and not config.lm_head_bias
         and not config.alibi
         and config.num_experts == 0
+        and config.mixer is None
         and config.embedding_size is None
         and (config.qk_norm is None or (config.qk_norm == "head" and head_norm_fits(size, size)))
     )

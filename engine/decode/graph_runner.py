@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS
+from swiftchat.cuda.ops.mixers import StepSlots
 from swiftchat.cuda.ops.sampling import (
     advance,
     argmax,
@@ -22,6 +23,7 @@ from swiftchat.engine.decode.fused_decoder import FusedDecoder
 from swiftchat.engine.decode.fused_deltas import FusedDeltas, needed_ranks
 from swiftchat.engine.device.capture import capture
 from swiftchat.engine.linear.adapted import AdapterSet
+from swiftchat.engine.model.cuda_mixers import StatePlan
 from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan, DecodeRows
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import HiddenStates
@@ -208,12 +210,14 @@ class GraphRunner:
             batch.positions,
             batch.context_lens,
             batch.slot_mapping,
+            batch.state_slots,
             batch.step,
             batch.counts,
         ]
         saved = [tensor.clone() for tensor in state]
         batch.context_lens.zero_()
         batch.slot_mapping.fill_(-1)
+        batch.state_slots.fill_(-1)
         with self._ops.gpu.collecting() as specs:
             launch(n)
             self._advance(n)
@@ -257,6 +261,7 @@ class GraphRunner:
             batch.positions[:n],
             batch.slot_mapping[:n],
             DecodeRows(batch.block_tables[:n], batch.context_lens[:n]),
+            states=self._states(n),
         )
         x = decoder.embed(plan) if decoder.stages.is_first else residual
         normed = decoder.forward_layers(plan, x, self._cache, hidden)
@@ -265,6 +270,14 @@ class GraphRunner:
             logits.copy_(decoder.ranks.all_gather(local_logits, logits.shape[1]))
         elif decoder.stages.is_first:
             residual.copy_(x)
+
+    def _states(self, n: int) -> StatePlan | None:
+        """Return the slots of the states of n rows, for a model with states."""
+        if self._decoder.config.mixer is None:
+            return None
+        batch = self.batch
+        rows = StepSlots(batch.state_slots, batch.positions[:n], batch.step, early_reads=True)
+        return StatePlan(self._cache.states.layers, rows)
 
     def _sample(self, n: int, logits: Tensor) -> None:
         """Apply bias, penalties, bans and masks to the logits in place, and sample n tokens."""

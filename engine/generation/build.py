@@ -89,7 +89,9 @@ def build_engine(
     allocator = BlockAllocator(plan.num_blocks, config.block_size)
     scheduler = Scheduler(allocator, setup.chunk_tokens, config.max_num_seqs)
     if plan.num_states:
-        scheduler.use_states(StateSlots(plan.num_states, config.block_size))
+        has_spares = isinstance(decoder.ops, CudaOps)
+        states = StateSlots(plan.num_states, config.block_size, has_spares=has_spares)
+        scheduler.use_states(states)
     if config.chunk_tokens is None and setup.device.type == "cuda":
         scheduler.limit = gpu_chunk_limit(setup.chunk_tokens)
     elif config.chunk_tokens is None and isinstance(decoder, NativeDecoder):
@@ -158,6 +160,7 @@ def _plan_cache(
         setup.workspace_bytes,
         setup.available_bytes,
         weights_bytes,
+        has_spares=isinstance(setup.kernels, LinearKernels),
     )
     return CachePlan(
         _min_across_ranks(plan.num_blocks, ranks, stages),

@@ -196,6 +196,7 @@ class Engine:
         if not step.rows:
             assert step.restoring is not None
             return [(step.restoring.id, self.store.progress(step.restoring))]
+        self.cache.states.copy(step.state_copies)
         verification, seeds = self.verification, self._seeds(step.rows)
         if verification is not None and (tokens := verification.sample(step, seeds)) is not None:
             return self._append_rows(step.rows, tokens, verification.hidden)
@@ -208,7 +209,6 @@ class Engine:
         outcomes: list[Outcome] = []
         self.tunings.store(step.stored)
         self.decoder.ops.copy_blocks(self.cache, step.copies)
-        self.cache.states.copy(step.state_copies)
         self.tunings.store(step.stored if step.copies else ())  # copies may have overwritten some
         self.store.prefill_started([row.sequence for row in step.rows])
         pooled = [row for row in step.rows if row.sequence.params.pooling is not None]

@@ -104,7 +104,12 @@ def _verifier(
     max_blocks: int,
     hidden_layers: Collection[int],
 ) -> GraphRunner | None:
-    """Return the runner of verification steps, None if there are several ranks or no graphs."""
+    """Return the runner of verification steps, None if there are several ranks or no graphs.
+
+    A model with states has none: a state that has advanced cannot go back to a rejected token.
+    """
+    if decoder.config.mixer is not None:
+        return None
     most = VERIFIED_ROWS[-1]
     max_rows = ops.max_graph_rows(decoder.weights.layers)
     if decoder.ranks.size * decoder.stages.size > 1 or (max_rows is not None and max_rows < most):
@@ -119,7 +124,8 @@ def _verifier(
 
 
 def _prompt(num_tokens: int, block_size: int) -> Batch:
-    """Return a prompt in the first blocks of the cache, which no sequence uses yet."""
+    """Return a prompt in the first blocks of the cache and slots of states, not used yet."""
     prompt = Sequence(0, [0] * num_tokens, SamplingParams())
+    prompt.state_slot, prompt.spare_slot = 0, 1
     prompt.block_table = [0] * -(-num_tokens // block_size)
     return Batch.pack([Row(prompt, num_tokens)], block_size)

@@ -59,8 +59,11 @@ class PrefillGraphs:
 
     @classmethod
     def supports(cls, decoder: Decoder) -> bool:
-        """Return whether a decoder's chunks can be padded; experts would compute the padding."""
-        return decoder.config.num_experts == 0
+        """Return whether a decoder's chunks can be padded.
+
+        Experts would compute the padding, and states advance with it.
+        """
+        return decoder.config.num_experts == 0 and decoder.config.mixer is None
 
     @property
     def can_capture(self) -> bool:

@@ -32,16 +32,29 @@ def mix(
     `activation` is the model's, of the convolution.
     """
     projected = weights.project_in.matmul(x, weights.project_in_bias)
-    out: Tensor | None = None
+    out = projected.new_empty(len(x), weights.project_out.shape[1])
+    scan_groups(projected, out, weights, mixer, groups, states, activation)
+    return weights.project_out.matmul(out, weights.project_out_bias)
+
+
+def scan_groups(
+    projected: Tensor,
+    out: Tensor,
+    weights: MixerWeights,
+    mixer: StateMixer,
+    groups: Sequence[StateRows],
+    states: LayerStates,
+    activation: Activation,
+) -> None:
+    """Mix the rows of the groups between the projections, and advance the states.
+
+    `projected` [n, …] are the projections of the input, `out` [n, width] receives these rows.
+    """
     for group in groups:
         inputs = projected.index_select(0, group.rows).view(group.num_seqs, -1, projected.shape[1])
         mixed, after = _scan(inputs, group.read(states), weights, mixer, activation)
         group.write(states, after)
-        mixed = mixed.reshape(len(group.rows), -1).to(x.dtype)
-        out = mixed.new_empty(len(x), mixed.shape[1]) if out is None else out
-        out.index_copy_(0, group.rows, mixed)
-    assert out is not None
-    return weights.project_out.matmul(out, weights.project_out_bias)
+        out.index_copy_(0, group.rows, mixed.reshape(len(group.rows), -1).to(out.dtype))
 
 
 def _scan(

@@ -49,13 +49,14 @@ def bytes_per_sequence(config: ModelConfig) -> int:
 class StateRows:
     """Equally many new tokens of `num_seqs` sequences: rows of a batch, one sequence after another.
 
-    `slots` [num_seqs] hold the states before these tokens, and receive those after them;
+    `slots` [num_seqs] hold the states before these tokens, `next_slots` receive those after them;
     `is_first`: the sequences begin with these tokens, so their states are zero.
     """
 
     rows: Tensor
     num_seqs: int
     slots: Tensor
+    next_slots: Tensor
     is_first: bool
 
     def read(self, states: LayerStates) -> LayerStates:
@@ -66,7 +67,7 @@ class StateRows:
 
     def write(self, states: LayerStates, after: LayerStates) -> None:
         for tensor, values in zip(states, after, strict=True):
-            tensor.index_copy_(0, self.slots, values)
+            tensor.index_copy_(0, self.next_slots, values)
 
 
 def plan_states(spans: Sequence[Span], device: torch.device) -> list[StateRows]:
@@ -80,9 +81,11 @@ def plan_states(spans: Sequence[Span], device: torch.device) -> list[StateRows]:
 def _rows(spans: Sequence[Span], device: torch.device) -> StateRows:
     rows = [row for span in spans for row in range(span.start, span.start + span.num_tokens)]
     slots = [span.state_slot for span in spans]
+    next_slots = [span.next_state_slot for span in spans]
     return StateRows(
         torch.tensor(rows, device=device),
         len(spans),
         torch.tensor(slots, device=device),
+        torch.tensor(next_slots, device=device),
         is_first=spans[0].num_tokens == spans[0].context_len,
     )

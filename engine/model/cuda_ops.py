@@ -21,6 +21,12 @@ from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.attention import alibi_slopes
+from swiftchat.engine.model.cuda_mixers import (
+    MixerKernels,
+    StatePlan,
+    mixer_kernels_cover,
+    plan_batch_states,
+)
 from swiftchat.engine.model.cuda_moe import ExpertKernels
 from swiftchat.engine.model.elementwise import Elementwise
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV, independent_copies
@@ -63,7 +69,7 @@ class CudaPlan:
 
     `ids`, `positions` and `slot_mapping` have an element for each token; a token with a slot below
     0 is not stored. The tokens of the `decode` rows come first, then those of the `prefill` rows.
-    `logits_indices` None means all tokens.
+    `logits_indices` None means all tokens. `states` are those of a model with mixers.
     """
 
     ids: Tensor
@@ -72,6 +78,7 @@ class CudaPlan:
     decode: DecodeRows | None = None
     prefill: PrefillRows | None = None
     logits_indices: Tensor | None = None
+    states: StatePlan | None = None
 
     @property
     def num_decode(self) -> int:
@@ -85,7 +92,7 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
     the order of the weights and of the table of angles.
     """
     return (
-        config.mixer is None
+        mixer_kernels_cover(config)
         and not config.expert_bias
         and config.activation in KINDS
         and not config.qk_norm_after_rope
@@ -147,6 +154,7 @@ class CudaOps(Elementwise):
         )
         self.linear_workspace = kernels.workspace
         self._experts = ExpertKernels(kernels, config)
+        self._mixers = MixerKernels(gpu, config)
         self.scale = config.attention_scale
         self.softcap = config.attention_softcap or 0.0
         self.norm_offset = float(config.norm_unit_offset and config.norm == "rms")
@@ -185,9 +193,11 @@ class CudaOps(Elementwise):
             most = max(span.num_tokens for span in rest)
             prefill = PrefillRows(rest_tables.view(len(rest), -1), rest_lens, starts, most)
         has_all_logits = len(batch.logits_indices) == len(batch.ids)
-        return CudaPlan(
-            ids, positions, slot_mapping, decode, prefill, None if has_all_logits else indices
-        )
+        logits_indices, states = None if has_all_logits else indices, None
+        if self._config.mixer is not None:
+            layers, device = cache.states.layers, self.gpu.device
+            states = plan_batch_states(spans, num_decode, positions[:num_decode], layers, device)
+        return CudaPlan(ids, positions, slot_mapping, decode, prefill, logits_indices, states)
 
     def embed(self, plan: CudaPlan, table: LinearWeight) -> Tensor:
         x = torch.empty(len(plan.ids), table.shape[1], device=self.gpu.device)
@@ -302,7 +312,10 @@ class CudaOps(Elementwise):
         return out.view(len(qkv), -1)
 
     def mix(self, plan: CudaPlan, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
-        raise AssertionError("no kernel computes mixers")  # see `kernels_cover`
+        assert plan.states is not None
+        projected = mixer.project_in.matmul(x, mixer.project_in_bias)
+        out = self._mixers.mix(plan.states, layer, projected, mixer)
+        return mixer.project_out.matmul(out, mixer.project_out_bias)
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
         gated = self._config.gated

@@ -39,6 +39,8 @@ def workspace_bytes(
     widest = 4 * config.hidden_size + max(
         _layer_elements(config.of_layer(layer)) for layer in range(config.num_layers)
     )
+    # Scans of prompts are computed in fp32, by torch.
+    widest += 6 * _mixer_inputs(config)
     if config.per_layer_embeddings is not None:
         widest += 3 * config.num_layers * config.per_layer_embeddings.width
     logits_bytes = max(64 * 8, num_rows * 20) * config.vocab_size
@@ -78,13 +80,16 @@ def plan_shard_cache(
     workspace_bytes: int,
     available_bytes: int,
     quantized_bytes: int | None = None,
+    *,
+    has_spares: bool = False,
 ) -> CachePlan:
     """`plan_cache` for one rank's shard of a model.
 
-    `quantized_bytes` is the size of all weights if some of them are quantized.
+    `quantized_bytes` is the size of all weights if some of them are quantized. With `has_spares`
+    every sequence has two slots for states.
     """
     local = shard.local_config
-    num_states, state_bytes = _plan_states(config, local, available_bytes)
+    num_states, state_bytes = _plan_states(config, local, available_bytes, 1 + has_spares)
     plain_bytes = sum(math.prod(shape) for shape in shard.shapes().values()) * dtype.itemsize
     plan = plan_cache(
         config,
@@ -99,17 +104,17 @@ def plan_shard_cache(
 
 
 def _plan_states(
-    engine: EngineConfig, config: ModelConfig, available_bytes: int
+    engine: EngineConfig, config: ModelConfig, available_bytes: int, per_sequence: int
 ) -> tuple[int, int]:
-    """Return the number of slots for states, at least 2, and the bytes of each.
+    """Return the number of slots for states, for one sequence at least, and the bytes of each.
 
-    All sequences and some snapshots have a slot, if a tenth of the free memory suffices for them.
+    All sequences and some snapshots have slots, if a tenth of the free memory suffices for them.
     """
     each = bytes_per_sequence(config)
     if not each:
         return 0, 0
-    wanted = engine.max_num_seqs + _NUM_SNAPSHOTS
-    return max(2, min(wanted, available_bytes // 10 // each)), each
+    wanted = per_sequence * engine.max_num_seqs + _NUM_SNAPSHOTS
+    return max(per_sequence + 1, min(wanted, available_bytes // 10 // each)), each
 
 
 def plan_cache(

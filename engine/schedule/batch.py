@@ -16,7 +16,8 @@ class Span:
 
     They are the last of `context_len` tokens in the blocks of `block_table` and attend to all of
     these, except that tokens before `bidirectional_prefix` ends also attend to later ones in it.
-    `state_slot` is the slot of the row's states, for models with states.
+    `state_slot` is the slot of the row's states, for models with states; `next_state_slot` receives
+    those after the row.
     """
 
     start: int
@@ -26,6 +27,7 @@ class Span:
     bidirectional_prefix: BidirectionalPrefix = CAUSAL
     tuning: SequenceTuning | None = None
     state_slot: int = -1
+    next_state_slot: int = -1
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,10 @@ class Batch:
             prefix, tuning = sequence.bidirectional_prefix, sequence.tuning
             num_proposed = len(row.proposed)
             last = end + num_proposed
-            slot = sequence.state_slot
-            spans.append(Span(len(ids), last - first, last, table, prefix, tuning, slot))
+            slot = next_slot = sequence.state_slot
+            if row.num_tokens == 1 and sequence.spare_slot >= 0:
+                next_slot = sequence.spare_slot
+            spans.append(Span(len(ids), last - first, last, table, prefix, tuning, slot, next_slot))
             ids += sequence.tokens[first:end]
             ids += row.proposed
             positions += range(first, last)

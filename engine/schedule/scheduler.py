@@ -51,7 +51,7 @@ class Scheduler:
     def use_states(self, states: StateSlots) -> None:
         """Manage the states of a model too; one slot is for snapshots, before any sequence."""
         self.states = states
-        self.max_num_seqs = min(self.max_num_seqs, states.num_slots - 1)
+        self.max_num_seqs = min(self.max_num_seqs, states.max_num_seqs)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, which must fit the cache when alone."""
@@ -117,7 +117,7 @@ class Scheduler:
         sequence.num_scored += len(row.scored_positions)
         sequence.num_pooled += len(row.pooled_positions)
         sequence.num_computed += row.num_tokens
-        self.states.computed(sequence)
+        self.states.computed(sequence, row.num_tokens)
         while (end := (sequence.num_published + 1) * size) <= sequence.num_computed:
             sequence.parent = self.allocator.publish(
                 sequence.block_table[sequence.num_published],

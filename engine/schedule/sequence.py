@@ -24,7 +24,8 @@ class Sequence:
     `num_dropped_generated` tokens are no longer in `tokens`, after `num_slides` full contexts
     (`sliding.py`). `num_restored` counts the tokens whose blocks came from a tier below the device,
     by its name. `tuning` is what the sequence adds to the base model. `state_slot` holds its states
-    while it is running, if the model has some. A sequence that `is_held` is one of several beams,
+    while it is running, if the model has some, and `spare_slot` is the slot that the next state is
+    written to (`states.py`). A sequence that `is_held` is one of several beams,
     which are preempted only together (`engine.generation.beams`); it is admitted when
     `num_further_blocks` are available for the others.
     """
@@ -48,6 +49,7 @@ class Sequence:
     num_slides: int = 0
     num_restored: dict[str, int] = field(default_factory=dict)
     state_slot: int = -1
+    spare_slot: int = -1
     is_held: bool = False
     num_further_blocks: int = 0
     parent: Digest = field(init=False)

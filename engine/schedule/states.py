@@ -32,13 +32,23 @@ class StateSlots:
     used snapshot is dropped for another one or for a running sequence, so there must be more slots
     than running sequences. States are copied between two forward passes: `take_copies` returns the
     copies (source, destination) to make before the next one, in their order.
+
+    With `has_spares` every running sequence has a second slot. A forward pass over one token reads
+    the state of one and writes that of the other; `computed` then exchanges them. So a step that is
+    computed ahead, and then discarded, leaves the state as it was.
     """
 
-    def __init__(self, num_slots: int, block_size: int) -> None:
+    def __init__(self, num_slots: int, block_size: int, *, has_spares: bool = False) -> None:
         self.num_slots, self._block_size = num_slots, block_size
+        self._has_spares = has_spares
         self._free = list(range(num_slots))
         self._snapshots: list[Snapshot] = []  # least recently used first
         self._copies: list[tuple[int, int]] = []
+
+    @property
+    def max_num_seqs(self) -> int:
+        """The most sequences that can run, with a slot left for a snapshot."""
+        return (self.num_slots - 1) // (2 if self._has_spares else 1)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Return the copies that have not been returned before."""
@@ -56,14 +66,14 @@ class StateSlots:
             return
         if snapshot is not None:
             self._use(snapshot)
-        sequence.state_slot = self._allocate()
+        self._allocate_for(sequence)
         if snapshot is not None:
             self._copies.append((snapshot.slot, sequence.state_slot))
 
     def fork(self, source: "Sequence", twin: "Sequence") -> None:
         """Give a sequence a slot with the state of another one, which is running."""
         if self.num_slots:
-            twin.state_slot = self._allocate()
+            self._allocate_for(twin)
             self._copies.append((source.state_slot, twin.state_slot))
 
     def row_end(self, sequence: "Sequence", start: int, end: int) -> int:
@@ -71,8 +81,14 @@ class StateSlots:
         boundary = self._boundary(sequence)
         return boundary if start < boundary < end else end
 
-    def computed(self, sequence: "Sequence") -> None:
-        """Keep a snapshot if a running sequence has been computed up to the place for one."""
+    def computed(self, sequence: "Sequence", num_tokens: int) -> None:
+        """Receive that a running sequence has been computed `num_tokens` further.
+
+        Keep a snapshot if that is the place for one.
+        """
+        if num_tokens == 1 and sequence.spare_slot >= 0:
+            slots = sequence.spare_slot, sequence.state_slot
+            sequence.state_slot, sequence.spare_slot = slots
         if not sequence.num_computed or sequence.num_computed != self._boundary(sequence):
             return
         if self._known(sequence) is None and (self._free or self._snapshots):
@@ -85,6 +101,9 @@ class StateSlots:
         if not self.num_slots:
             return
         slot, sequence.state_slot = sequence.state_slot, -1
+        if sequence.spare_slot >= 0:
+            self._free.append(sequence.spare_slot)
+            sequence.spare_slot = -1
         is_kept = sequence.num_computed > 0 and sequence.params.pooling is None
         if is_kept and self._known(sequence) is None:
             self._keep(sequence, slot)
@@ -100,6 +119,7 @@ class StateSlots:
         """Raise `AssertionError` unless each slot has one use."""
         if self.num_slots:
             used = [sequence.state_slot for sequence in running]
+            used += [sequence.spare_slot for sequence in running if self._has_spares]
             kept = [each.slot for each in self._snapshots]
             assert sorted([*used, *kept, *self._free]) == list(range(self.num_slots))
 
@@ -125,6 +145,11 @@ class StateSlots:
     def _use(self, snapshot: Snapshot) -> None:
         self._snapshots.remove(snapshot)
         self._snapshots.append(snapshot)
+
+    def _allocate_for(self, sequence: "Sequence") -> None:
+        sequence.state_slot = self._allocate()
+        if self._has_spares:
+            sequence.spare_slot = self._allocate()
 
     def _allocate(self) -> int:
         if not self._free:

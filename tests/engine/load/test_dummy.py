@@ -28,6 +28,20 @@ CPU = torch.device("cpu")
 NUM_TOKENS = 24
 
 
+_KINDS = {"layer_types": ["linear_attention", "full_attention"]}
+# What a small model needs if its layers have a state.
+_SMALL_HYBRIDS: dict[str, dict[str, object]] = {
+    "lfm2-1.2b": {"full_attn_idxs": [1], "block_ff_dim": 1536},
+    "qwen3.5-4b": _KINDS,
+    "qwen3-next-80b-a3b": {**_KINDS, "num_experts": 16},
+    "granite-4-h-tiny": {
+        "layer_types": ["mamba", "attention"],
+        "mamba_n_heads": 16,
+        "head_dim": 128,
+    },
+}
+
+
 def small(name: str, **changes: object) -> ModelConfig:
     """A model with two layers and a small width and vocabulary."""
     shrunk = {
@@ -38,7 +52,8 @@ def small(name: str, **changes: object) -> ModelConfig:
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
-    return ModelConfig.from_hf({**DUMMY_CONFIGS[name], **shrunk, **changes})
+    own = _SMALL_HYBRIDS.get(name, {})
+    return ModelConfig.from_hf({**DUMMY_CONFIGS[name], **shrunk, **own, **changes})
 
 
 def tensors(weights: DecoderWeights) -> Iterator[torch.Tensor]:
@@ -102,10 +117,11 @@ def test_engine_with_quantized_dummy_weights() -> None:
 @torch.inference_mode()
 def logits(config: ModelConfig, weights: DecoderWeights) -> torch.Tensor:
     """The logits after each of some random tokens: [NUM_TOKENS, vocab_size]."""
-    cache = KVCache(config, 1, 32, weights.embed.dtype, CPU)
+    cache = KVCache(config, 1, 32, weights.embed.dtype, CPU, num_states=1)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(config.vocab_size, (NUM_TOKENS,), generator=generator).tolist()
     places, span = list(range(NUM_TOKENS)), Span(0, NUM_TOKENS, NUM_TOKENS, [0])
+    span = replace(span, state_slot=0, next_state_slot=0)
     batch = Batch(ids, places, places, places, [span], [])
     return Decoder(config, weights, TorchOps(config, NUM_TOKENS, CPU)).forward(batch, cache)
 
@@ -117,6 +133,9 @@ def logits(config: ModelConfig, weights: DecoderWeights) -> torch.Tensor:
         ("llama-3.1-8b", 8_030_261_248),
         ("llama-3.1-70b", 70_553_706_496),
         ("smollm2-135m", 134_515_008),
+        ("lfm2-1.2b", 1_170_340_608),
+        ("qwen3-next-80b-a3b", 79_674_391_296),
+        ("granite-4-h-tiny", 6_939_037_248),
     ],
 )
 def test_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:

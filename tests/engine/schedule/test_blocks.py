@@ -118,7 +118,13 @@ class FakeCache:
         end = sequence.num_computed + row.num_tokens
         if sequence.num_computed:  # else the state is zero, whatever the slot holds
             assert self.states[sequence.state_slot] == sequence.tokens[: sequence.num_computed]
-        self.states[sequence.state_slot] = sequence.tokens[:end]
+        is_step = row.num_tokens == 1 and sequence.spare_slot >= 0
+        self.states[sequence.spare_slot if is_step else sequence.state_slot] = sequence.tokens[:end]
+
+    def run_ahead(self, sequence: Sequence) -> None:
+        """Compute a next token of a sequence, which is then discarded."""
+        if sequence.spare_slot >= 0:
+            self.states[sequence.spare_slot] = [-1]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -129,13 +135,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         size=st.integers(1, 4),
         chunk=st.integers(1, 9),
         max_seqs=st.integers(1, 4),
-        num_states=st.sampled_from([0, 2, 3, 5, 8]),
+        num_states=st.sampled_from([0, 3, 4, 5, 8, 13]),
+        has_spares=st.booleans(),
     )
-    def begin(self, num_blocks: int, size: int, chunk: int, max_seqs: int, num_states: int) -> None:
+    def begin(
+        self,
+        num_blocks: int,
+        size: int,
+        chunk: int,
+        max_seqs: int,
+        num_states: int,
+        has_spares: bool,
+    ) -> None:
         self.allocator = BlockAllocator(num_blocks, size)
         self.scheduler = Scheduler(self.allocator, chunk, max_seqs)
         if num_states:
-            self.scheduler.use_states(StateSlots(num_states, size))
+            self.scheduler.use_states(StateSlots(num_states, size, has_spares=has_spares))
         self.cache = FakeCache(num_blocks, size, num_states)
         self.capacity = num_blocks * size
         self.next_id = 0
@@ -157,6 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ends = row.reaches_end
             self.scheduler.advance(row)
             if ends:
+                self.cache.run_ahead(row.sequence)
                 self.twins(row)
                 row.sequence.tokens.append(token)
                 if len(row.sequence.tokens) >= self.capacity:
