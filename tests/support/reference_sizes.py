@@ -47,7 +47,7 @@ _HYBRID = ["linear_attention", "linear_attention", "full_attention", "linear_att
 _MAMBA: dict[str, Any] = {
     "mamba_n_heads": 8,
     "mamba_n_groups": 2,
-    "mamba_d_state": 6,
+    "mamba_d_state": 8,
     "mamba_expand": 2,
     "mamba_proj_bias": True,
 }
@@ -56,7 +56,7 @@ _DELTA: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
-    "linear_value_head_dim": 6,
+    "linear_value_head_dim": 12,
     "partial_rotary_factor": 0.5,
 }
 INDEX: dict[str, Any] = {"index_n_heads": 16, "index_head_dim": 12, "index_topk": 5}
@@ -197,7 +197,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "mamba_num_heads": 8,
         "mamba_head_dim": 6,
         "n_groups": 2,
-        "ssm_state_size": 10,
+        "ssm_state_size": 12,
         "num_local_experts": 6,
         "n_group": 2,
         "moe_shared_expert_intermediate_size": 40,
@@ -238,7 +238,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "jamba": {
         "attn_layer_period": 3,
         "attn_layer_offset": 1,
-        "mamba_d_state": 6,
+        "mamba_d_state": 8,
         "mamba_proj_bias": True,
     },
     "ministral": {"head_dim": 8},
