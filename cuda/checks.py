@@ -16,11 +16,12 @@ def check_tensor(
     gpu: Gpu,
     *,
     may_be_pinned: bool = False,
+    alignment_bytes: int = 16,
 ) -> None:
     """Raise `ValueError` unless the tensor has this shape and dtype; None passes.
 
     It must also be contiguous, on the GPU (or in pinned host memory, if it `may_be_pinned`) and
-    aligned to 16 bytes, as vector loads require.
+    aligned; vector loads require 16 bytes.
     `dtype` is a `torch.dtype` or its name.
     """
     if tensor is None:
@@ -35,5 +36,5 @@ def check_tensor(
         raise ValueError(f"{name} must be on {gpu.device}, not {tensor.device}")
     if not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous, not with strides {tensor.stride()}")
-    if tensor.data_ptr() % 16 and tensor.numel():
-        raise ValueError(f"{name} must be aligned to 16 bytes")
+    if tensor.data_ptr() % alignment_bytes and tensor.numel():
+        raise ValueError(f"{name} must be aligned to {alignment_bytes} bytes")

@@ -25,7 +25,8 @@ def top_logprobs(gpu: Gpu, logits: Tensor, num_top: int) -> tuple[Tensor, Tensor
     gets NaN and ids of 0. Raises `ValueError` unless 1 <= num_top <= vocab_size <= 2^20.
     """
     n, vocab_size = logits.shape
-    check_tensor("logits", logits, (n, vocab_size), "float32", gpu)
+    # Rows of a larger matrix are aligned to 4 bytes only, if the vocabulary is odd.
+    check_tensor("logits", logits, (n, vocab_size), "float32", gpu, alignment_bytes=4)
     if n > MAX_GRID_Y or not 0 < num_top <= vocab_size <= _MAX_VOCAB_SIZE:
         raise ValueError(f"{num_top} of {vocab_size} logits in {n} rows")
     ids = torch.empty(n, num_top, dtype=torch.int32, device=logits.device)

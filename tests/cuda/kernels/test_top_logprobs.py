@@ -56,6 +56,13 @@ def test_rows_with_nan_or_infinity(gpu: Gpu, bad: float) -> None:
     check(gpu, logits[[0, 3]], 7)
 
 
+def test_rows_of_a_larger_matrix(gpu: Gpu) -> None:
+    """They begin at any multiple of 4 bytes."""
+    logits = Inputs(4).normal(5, 50_257)
+    for row in range(5):
+        check(gpu, logits[row : row + 1], 5)
+
+
 def test_wrong_numbers_raise(gpu: Gpu) -> None:
     logits = torch.zeros(2, 10, device="cuda")
     for num_top in (0, 11):
