@@ -26,9 +26,9 @@ _MAX_SPLITS = 256
 _MIN_SPLITS = 4
 _ARGUMENTS = (
     "tensor_map map, pointer q, pointer cache, pointer block_tables, pointer context_lens, "
-    "pointer alibi_slopes, pointer out, pointer workspace, int64 q_stride, int num_kv_heads, "
-    "int group_size, int head_dim, int log2_block_size, int max_blocks, int window, "
-    "int early_reads, int num_splits, int num_seqs, float scale, float softcap"
+    "pointer alibi_slopes, pointer sinks, pointer out, pointer workspace, int64 q_stride, "
+    "int num_kv_heads, int group_size, int head_dim, int log2_block_size, int max_blocks, "
+    "int window, int early_reads, int num_splits, int num_seqs, float scale, float softcap"
 )
 
 
@@ -138,6 +138,7 @@ def decode_attention(
     window: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     early_reads: bool = False,
     kv_scales: KVScales | None = None,
 ) -> None:
@@ -149,14 +150,15 @@ def decode_attention(
     the query's token; 0 gives zeros. Entries of `block_tables` int32 [num_seqs, max_blocks] without
     a visible token are not used. The last `window` tokens are visible (0: all); `softcap` caps the
     scores (0: off), and `alibi_slopes` fp32 [num_heads] times the distance to the last token is
-    added. `early_reads` promises that since the stream was idle, or since the current graph began,
-    no kernel has written anything that this one reads, except q and the last token's keys and
-    values.
+    added. `sinks` fp32 [num_heads] are the scores of one more key, whose value is 0. `early_reads`
+    promises that since the stream was idle, or since the current graph began, no kernel has written
+    anything that this one reads, except q and the last token's keys and values.
     """
     _check_sizes(cache, q.shape[1], window, softcap)
     _check_tensors(gpu, q, cache, block_tables, context_lens, alibi_slopes, out, kv_scales)
     if len(q) == 0:
         return
+    check_tensor("sinks", sinks, (q.shape[1],), "float32", gpu)
     plan = _Plan.of(gpu, q, cache, block_tables.shape[1], window, scheme_of(kv_scales))
     plan.check_workspace(workspace, q)
     gpu.kernel(plan.layout.spec)(
@@ -170,6 +172,7 @@ def decode_attention(
         block_tables=block_tables,
         context_lens=context_lens,
         alibi_slopes=alibi_slopes,
+        sinks=sinks,
         out=out,
         workspace=workspace,
         max_blocks=block_tables.shape[1],

@@ -14,9 +14,9 @@ from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales, cache_arguments, s
 
 _ARGUMENTS = (
     "pointer q, pointer cache, pointer block_tables, pointer query_starts, pointer context_lens, "
-    "pointer prefix_lens, pointer alibi_slopes, pointer out, int64 q_stride, int num_seqs, "
-    "int max_blocks, int num_heads, int num_kv_heads, int head_dim, int log2_block_size, "
-    "int window, int num_tiles, int heads_together, float scale, float softcap"
+    "pointer prefix_lens, pointer alibi_slopes, pointer sinks, pointer out, int64 q_stride, "
+    "int num_seqs, int max_blocks, int num_heads, int num_kv_heads, int head_dim, "
+    "int log2_block_size, int window, int num_tiles, int heads_together, float scale, float softcap"
 )
 _MAX_DIM = 256
 _DIMS = {"fma": (32, 64, 128, 256), "mma": (32, 64, 80, 96, 128, 256), "wgmma": (64, 128, 256)}
@@ -164,6 +164,7 @@ def prefill_attention(
     window: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     prefix_lens: Tensor | None = None,
     path: str = "auto",
     max_splits: int = MAX_SPLITS,
@@ -178,13 +179,15 @@ def prefill_attention(
 
     A query sees the keys up to its own position, and those before prefix_lens[i]; with a `window`
     of these only keys > position - window. Scores are scaled, then capped by `softcap` (0: off),
-    then reduced by alibi_slopes [num_heads] (fp32) for each position of distance. At most
-    `max_splits` thread blocks share the keys of the same queries.
+    then reduced by alibi_slopes [num_heads] (fp32) for each position of distance. `sinks`
+    [num_heads] (fp32) are the scores of one more key, whose value is 0. At most `max_splits` thread
+    blocks share the keys of the same queries.
     """
     dtype = cache.dtype if kv_scales is None else q.dtype
     _check_queries(gpu, q, out, dtype, alibi_slopes)
     _check_cache(gpu, cache, out.shape[1], out.shape[2], dtype, kv_scales)
     _check_sequences(gpu, block_tables, query_starts, context_lens, prefix_lens)
+    check_tensor("sinks", sinks, (out.shape[1],), "float32", gpu)
     if window < 0 or softcap < 0 or scale <= 0:
         raise ValueError(f"window {window}, softcap {softcap} and scale {scale} must be positive")
     biased = softcap > 0 or alibi_slopes is not None
@@ -218,6 +221,7 @@ def prefill_attention(
         context_lens=context_lens,
         prefix_lens=prefix_lens,
         alibi_slopes=alibi_slopes,
+        sinks=sinks,
         out=out,
         **_sizes(q, block_tables),
         window=window,

@@ -1,7 +1,7 @@
 """Memory of a model's weights and KV cache, known before any of them is allocated."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from swiftchat.cuda.packed_layout import packed_bytes, packing_fits
@@ -59,10 +59,18 @@ def packed_schemes(packed: Mapping[str, StoredTensor]) -> dict[str, Scheme]:
     return {name: matrix.scheme for name, matrix in matrices if matrix is not None}
 
 
-def gpu_weight_bytes(shard: Shard, schemes: Mapping[str, Scheme], item_bytes: int) -> int:
+def mxfp4_names(packed: Mapping[str, StoredTensor]) -> Collection[str]:
+    """Return the names of the tensors of MXFP4 experts."""
+    return {name for name, tensor in packed.items() if tensor.read_mxfp4 is not None}
+
+
+def gpu_weight_bytes(
+    shard: Shard, schemes: Mapping[str, Scheme], item_bytes: int, mxfp4: Collection[str] = ()
+) -> int:
     """Return the bytes of a rank's weights when our CUDA kernels run the model.
 
-    `schemes` is by Hugging Face tensor name. Matrices stay quantized if the kernels support their
+    `schemes` is by Hugging Face tensor name. Experts named in `mxfp4` stay packed for 16-bit
+    activations unless ranks divide them. Matrices stay quantized if the kernels support their
     scheme and size; all other weights take `item_bytes` an element.
     """
     shape_of, total = shape_by_place(shard.config), 0
@@ -72,7 +80,10 @@ def gpu_weight_bytes(shard: Shard, schemes: Mapping[str, Scheme], item_bytes: in
         kernel_scheme = None
         if scheme is not None and place[0] in _PACKED:
             kernel_scheme = _kernel_scheme(scheme, tensor_slice, shape)
-        if kernel_scheme is None:
+        stays_mxfp4 = shard.size == 1 and item_bytes == 2
+        if stays_mxfp4 and tensor_name(shard.config, *place) in mxfp4:
+            total += math.prod(shape) * 17 // 32
+        elif kernel_scheme is None:
             total += math.prod(shape) * item_bytes
         else:
             name, group_size = kernel_scheme

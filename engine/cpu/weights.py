@@ -113,6 +113,7 @@ class NativeWeights:
 
     keeps_quantized = True
     block_types: Collection[str] = BLOCK_TYPES
+    mxfp4 = None
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

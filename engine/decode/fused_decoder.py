@@ -230,6 +230,7 @@ class FusedDecoder:
             workspace=ops.attention_workspace,
             window=ops.window(i),
             softcap=ops.softcap,
+            sinks=layer.sinks,
             early_reads=self._early_reads,
             kv_scales=kv_scales,
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from swiftchat.engine.linear.grouped_cpu import Int4Weight, Int8GroupsWeight
 from swiftchat.engine.linear.merged import MergedWeight
+from swiftchat.engine.linear.mxfp4_gpu import Mxfp4Weight
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.plain_gpu import GpuMergedWeight, GpuPlainWeight, LinearKernels
 from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight, packed_matrix
@@ -58,6 +59,19 @@ class WeightFactory(Protocol):
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight: ...
 
+    @property
+    def mxfp4(self) -> "Mxfp4Factory | None":
+        """What makes weights of MXFP4 experts for 16-bit activations, or None."""
+
+
+class Mxfp4Factory(Protocol):
+    """Makes weights of MXFP4 matrices as they are in a file."""
+
+    def from_mxfp4(
+        self, blocks: Tensor, scales: Tensor, dtype: torch.dtype
+    ) -> Sequence[LinearWeight]:
+        """Return the matrices [experts, rows, groups, 16] with scales, uint8 on any device."""
+
 
 class BlockFactory(Protocol):
     """Makes weights of ggml blocks as they are in a file."""
@@ -78,6 +92,7 @@ class TorchWeights:
     """Weights for torch's operators; on the CPU it may keep quantized ones."""
 
     blocks = None
+    mxfp4 = None
 
     def __init__(self, *, keeps_quantized: bool) -> None:
         self.keeps_quantized = keeps_quantized
@@ -123,6 +138,17 @@ class KernelWeights:
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         return GpuMergedWeight(parts)
+
+    @property
+    def mxfp4(self) -> Mxfp4Factory:
+        return self
+
+    def from_mxfp4(
+        self, blocks: Tensor, scales: Tensor, dtype: torch.dtype
+    ) -> Sequence[LinearWeight]:
+        device = self._kernels.gpu.device
+        pairs = zip(blocks.to(device), scales.to(device), strict=True)
+        return [Mxfp4Weight(each, scale, dtype, self._kernels) for each, scale in pairs]
 
 
 def weight_factory(device: torch.device, kernels: LinearKernels | None = None) -> WeightFactory:

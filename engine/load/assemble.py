@@ -47,6 +47,12 @@ class Placement(Protocol):
         A table of embeddings must support `rows`.
         """
 
+    def experts(self, slices: NamedSlices) -> Sequence[LinearWeight]:
+        """Return the matrices of a tensor [experts, rows, columns], packed if the device can.
+
+        They are as in the file, which may have them transposed; packed ones are [outputs, inputs].
+        """
+
 
 def assemble(shard: Shard, placement: Placement, dtype: torch.dtype) -> DecoderWeights:
     """Return the weights of a shard for activations of `dtype`, in the layout of the checkpoint.
@@ -105,7 +111,7 @@ class _Assembler:
             down=self._matrix("down", layer=i),
             down_bias=self._optional("down_bias", layer=i),
             mlp_out_norm=self._optional("mlp_out_norm", layer=i),
-            sinks=self._optional("sinks", layer=i),
+            sinks=self._exact("sinks", layer=i),
             attn_inner_norm=self._optional("attn_inner_norm", layer=i),
             mlp_inner_norm=self._optional("mlp_inner_norm", layer=i),
             xielu=self._exact("xielu_positive", "xielu_negative", layer=i),
@@ -253,13 +259,12 @@ class _Assembler:
 
     def _fused_experts(self, i: int) -> Iterator[Expert]:
         """The experts of a checkpoint that has one tensor for all of them."""
-        gate_up = self._required("experts_gate_up", layer=i)
-        down = self._required("experts_down", layer=i)
+        names = ("experts_gate_up", "experts_down")
+        inputs, outputs = (self._placement.experts(self._slices((n,), i)) for n in names)
         biases = [self._optional(f"experts_{name}_bias", layer=i) for name in ("gate_up", "down")]
-        plain = self._placement.factory.plain
-        for e in range(self._config.num_experts):
+        for e, (gate_up, down) in enumerate(zip(inputs, outputs, strict=True)):
             own_biases = (None if bias is None else bias[e] for bias in biases)
-            yield Expert(plain(gate_up[e]), plain(down[e]), *own_biases)
+            yield Expert(gate_up, down, *own_biases)
 
     def _matrix(
         self, *canonical: str, layer: int | None = None, is_table: bool = False

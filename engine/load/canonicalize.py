@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swiftchat.engine.linear.mxfp4_gpu import Mxfp4Weight
+from swiftchat.engine.linear.plain import PlainWeight
+from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
@@ -135,16 +138,26 @@ def _mixer(config: ModelConfig, mixer: MixerWeights) -> MixerWeights:
 
 
 def _experts(config: ModelConfig, experts: Experts) -> Experts:
-    """Transpose experts as views: they are most of a model, and each is used rarely."""
+    """Transpose experts, as views on the CPU: they are most of a model, each is used rarely."""
     names = ARCHITECTURES[config.architecture].transposed & _EXPERT_FIELDS.keys()
     fields = [_EXPERT_FIELDS[name] for name in names]
-    each = [
-        dataclasses.replace(
-            expert, **{field: getattr(expert, field).transposed(copy=False) for field in fields}
-        )
-        for expert in experts.each
-    ]
+    each = []
+    for expert in experts.each:
+        changes: dict[str, Any] = {name: _transposed(getattr(expert, name)) for name in fields}
+        each.append(dataclasses.replace(expert, **changes))
     return dataclasses.replace(experts, each=each)
+
+
+def _transposed(weight: LinearWeight) -> LinearWeight:
+    """Return a matrix of an expert transposed; on a GPU in the same memory, as kernels need it."""
+    if isinstance(weight, Mxfp4Weight):
+        return weight
+    if not isinstance(weight, PlainWeight) or weight.tensor.device.type != "cuda":
+        return weight.transposed(copy=False)
+    tensor = weight.tensor
+    columns, rows = tensor.shape
+    tensor.view(-1).copy_(tensor.t().contiguous().view(-1))
+    return dataclasses.replace(weight, tensor=tensor.view(rows, columns))
 
 
 def qkv_rows(config: ModelConfig) -> Tensor | None:

@@ -1,5 +1,7 @@
 """Random weights, for benchmarks and tests without downloads."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -79,6 +81,7 @@ class _RandomPlacement:
         self._kinds = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
         self._shapes = expected_tensors(config)
         self._schemes = dummy_schemes(config, scheme)
+        self._scheme = scheme
         self._indices = {name: index for index, name in enumerate(self._shapes)}
         self._activations: ActivationQuantization | None = None
         if scheme is not None and scheme in W8A8 and factory.quantizes_activations(dtype):
@@ -95,6 +98,22 @@ class _RandomPlacement:
         if self._activations is not None and slices[0][0] in self._schemes:
             return W8A8Weight(weight, self._activations)
         return weight
+
+    def experts(self, slices: NamedSlices) -> Sequence[LinearWeight]:
+        factory = self.factory.mxfp4
+        if factory is None or self._scheme != "mxfp4" or self._num_ranks > 1:
+            return [self.factory.plain(each) for each in self.tensor(slices)]
+        ((name, _),) = slices
+        num_experts, columns, rows = self._shapes[name]
+        self._generator.manual_seed(self._indices[name])
+        shape = (num_experts, rows, columns // 32, 16)
+        blocks = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        blocks.random_(0, 256, generator=self._generator)
+        # The elements' standard deviation is 2.9.
+        _, std = _spread(self._config, self._kinds[name], self._shapes[name])
+        exponent = 127 + round(math.log2(std / 2.9))
+        scales = torch.full(shape[:-1], exponent, dtype=torch.uint8, device=self._device)
+        return factory.from_mxfp4(blocks, scales, self._dtype)
 
     def _random(self, slices: NamedSlices) -> Tensor:
         """Return the whole tensors of the names, one below the other."""

@@ -16,7 +16,7 @@ from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.assemble import NamedSlices, assemble
 from swiftchat.engine.load.canonicalize import canonicalize
 from swiftchat.engine.load.large_pages import LargePages
-from swiftchat.engine.load.quantized import dequantize, load_matrix
+from swiftchat.engine.load.quantized import dequantize, load_experts, load_matrix
 from swiftchat.engine.load.streaming import (
     STAGING_BYTES,
     Copy,
@@ -130,6 +130,9 @@ class _MappedPlacement:
             self._pages.move_in(tensor)
         return weight
 
+    def experts(self, slices: NamedSlices) -> Sequence[LinearWeight]:
+        return [self.factory.plain(each) for each in self.tensor(slices)]
+
     def _count(self, nbytes: int) -> None:
         self._done_bytes += nbytes
         self._on_progress(self._done_bytes, self._total_bytes)
@@ -204,6 +207,12 @@ class _StreamedPlacement:
         weight: LinearWeight = self._next_loaded(slices)
         return weight
 
+    def experts(self, slices: NamedSlices) -> Sequence[LinearWeight]:
+        if not _has_quantized(self._checkpoint, slices):
+            return [self.factory.plain(each) for each in self.tensor(slices)]
+        weights: Sequence[LinearWeight] = self._next_loaded(slices)
+        return weights
+
     def on_streamed(self, done_bytes: int) -> None:
         self._on_progress(self._done_bytes + done_bytes, self._total_bytes)
 
@@ -232,6 +241,9 @@ def _quantized_loads(
         if kind == "tensor":
             loads.append(partial(dequantize, checkpoint, slices, dtype, device))
             continue
+        if kind == "experts":
+            loads.append(partial(load_experts, checkpoint, slices, factory, dtype, device))
+            continue
         is_table = kind == "table"
         loads.append(
             partial(load_matrix, checkpoint, slices, factory, dtype, device, is_table=is_table)
@@ -254,6 +266,11 @@ class _RequestList:
     def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
         self.found.append((slices, "table" if is_table else "weight"))
         return self.factory.plain(torch.empty(self._shapes[slices[0][0]], device="meta"))
+
+    def experts(self, slices: NamedSlices) -> Sequence[LinearWeight]:
+        self.found.append((slices, "experts"))
+        whole = torch.empty(self._shapes[slices[0][0]], device="meta")
+        return [self.factory.plain(each) for each in whole]
 
 
 def _has_quantized(checkpoint: Checkpoint, slices: NamedSlices) -> bool:

@@ -1,14 +1,17 @@
 """Quantized tensors of a checkpoint: kept in their scheme if possible, else dequantized."""
 
 import math
+from collections.abc import Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from swiftchat.engine.api.memory_estimate import (
     cpu_weight_bytes,
     gpu_weight_bytes,
+    mxfp4_names,
     packed_schemes,
 )
 from swiftchat.engine.linear.factory import WeightFactory
@@ -45,7 +48,7 @@ def resident_estimate(
     """
     packed = checkpoint.quantized
     if device.type != "cpu":
-        return gpu_weight_bytes(shard, packed_schemes(packed), dtype.itemsize)
+        return gpu_weight_bytes(shard, packed_schemes(packed), dtype.itemsize, mxfp4_names(packed))
     if factory.blocks is not None:
         return cpu_weight_bytes(shard, packed, dtype.itemsize)
     whole_bytes = {
@@ -87,6 +90,24 @@ def load_matrix(
         return weight
     scheme = activation_scheme([checkpoint.quantized.get(name) for name, _ in slices])
     return weight if scheme is None else W8A8Weight(weight, scheme)
+
+
+def load_experts(
+    checkpoint: Checkpoint,
+    slices: NamedSlices,
+    factory: WeightFactory,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Sequence[LinearWeight]:
+    """Load a tensor of experts as one weight for each, MXFP4 ones packed if they are whole."""
+    ((name, part),) = slices
+    stored = checkpoint.quantized[name]
+    is_whole = part.spans == ((0, stored.shape[part.axis]),)
+    if factory.mxfp4 is None or stored.read_mxfp4 is None or not is_whole or dtype.itemsize != 2:
+        return [factory.plain(each) for each in dequantize(checkpoint, slices, dtype, device)]
+    # Copies: mapped files are read-only, and torch warns of tensors that cannot be written to.
+    blocks, scales = (torch.from_numpy(np.array(array)) for array in stored.read_mxfp4())
+    return factory.mxfp4.from_mxfp4(blocks, scales, dtype)
 
 
 def dequantize(

@@ -22,7 +22,7 @@ from swiftchat.cuda.ops.mixers import (
 from swiftchat.engine.mixers.mixer import scan_groups
 from swiftchat.engine.mixers.states import LayerStates, StateRows, plan_states
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.engine.model.torch_ops import ACTIVATIONS
+from swiftchat.engine.model.activations import ACTIVATIONS
 from swiftchat.engine.schedule.batch import Span
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.mixers import GatedDelta, Mamba2, ShortConv

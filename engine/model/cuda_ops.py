@@ -20,6 +20,7 @@ from swiftchat.cuda.quantized_kv import KVScales
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.model import activations
 from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.cuda_mixers import (
     MixerKernels,
@@ -93,11 +94,9 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
     """
     return (
         mixer_kernels_cover(config)
-        and not config.expert_bias
-        and config.activation in KINDS
+        and (config.activation in KINDS or config.expert_bias)
         and not config.qk_norm_after_rope
         and config.query_growth is None
-        and not config.attention_sinks
         and not config.inner_norms
         and config.latent is None
         and config.attention_chunk is None
@@ -258,7 +257,7 @@ class CudaOps(Elementwise):
         sinks: Tensor | None,
         latent: LatentWeights | None,
     ) -> Tensor:
-        assert sinks is None and latent is None  # see `kernels_cover`
+        assert latent is None  # see `kernels_cover`
         cache, kv_scales = kernel_kv(kv)
         config, head_norm = self._config, self.head_norm(norms)
         if norms is not None and head_norm is None:
@@ -291,6 +290,7 @@ class CudaOps(Elementwise):
                 window=self.window(layer),
                 softcap=self.softcap,
                 alibi_slopes=self.alibi_slopes,
+                sinks=sinks,
                 kv_scales=kv_scales,
             )
         if plan.prefill is not None:
@@ -307,6 +307,7 @@ class CudaOps(Elementwise):
                 window=self.window(layer),
                 softcap=self.softcap,
                 alibi_slopes=self.alibi_slopes,
+                sinks=sinks,
                 kv_scales=kv_scales,
             )
         return out.view(len(qkv), -1)
@@ -318,9 +319,12 @@ class CudaOps(Elementwise):
         return mixer.project_out.matmul(out, mixer.project_out_bias)
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
-        gated = self._config.gated
+        config, gated = self._config, self._config.gated
+        is_plain = config.gate_limit is None and config.gate_scale == 1.0
+        if config.interleaved_gate or not is_plain or config.activation not in KINDS:
+            return activations.act_and_mul(gate_up, config)
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // (2 if gated else 1))
-        act_and_mul(self.gpu, gate_up, out, self._config.activation, gated=gated)
+        act_and_mul(self.gpu, gate_up, out, config.activation, gated=gated)
         return out
 
     def per_layer_embeddings(

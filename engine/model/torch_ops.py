@@ -4,19 +4,17 @@ They are also the reference for the kernels. Activations are packed, one row per
 accumulate in fp32 for every dtype.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import MappingProxyType
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.mixer import mix
 from swiftchat.engine.mixers.states import LayerStates, StateRows, plan_states
 from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.model.activations import ACTIVATIONS, act_and_mul
 from swiftchat.engine.model.attention import AttentionPlan, alibi_slopes, attention, plan_attention
 from swiftchat.engine.model.elementwise import Elementwise
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
@@ -33,18 +31,6 @@ from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig, QueryGrowth, RopeConfig
 from swiftchat.weights.architectures.parts.latent import LatentAttention
 from swiftchat.weights.parallel.tensor_parallel import Shard
-
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {
-        "silu": F.silu,
-        "relu": F.relu,
-        "relu2": lambda x: F.relu(x).square_(),
-        "gelu": F.gelu,
-        "gelu_tanh": partial(F.gelu, approximate="tanh"),
-        # Another approximation of GELU (Hendrycks and Gimpel, 2016, arXiv:1606.08415).
-        "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -221,18 +207,7 @@ class TorchOps(Elementwise):
         return latent_attention(inputs, number, kv, plan.attention, scale, latent, weights.kv_b)
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
-        config = self._config
-        if not config.gated:
-            return ACTIVATIONS[config.activation](gate_up)
-        if config.interleaved_gate:
-            gate, up = gate_up[:, 0::2], gate_up[:, 1::2]
-        else:
-            gate, up = gate_up.chunk(2, dim=-1)
-        if config.gate_limit is not None:
-            gate, up = _clamp(gate, up, config.gate_limit)
-        if config.gate_scale != 1.0:
-            gate = gate * config.gate_scale
-        return ACTIVATIONS[config.activation](gate).mul_(up)
+        return act_and_mul(gate_up, self._config)
 
     def moe(
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
@@ -260,14 +235,6 @@ class TorchOps(Elementwise):
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
         cache.copy_blocks(copies)
-
-
-def _clamp(gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """Clamp the gate to at most `limit` and up to ±`limit`, and add one to up.
-
-    As in the SwiGLU of OpenAI's gpt-oss reference code.
-    """
-    return gate.clamp(max=limit), up.clamp(-limit, limit).add_(1)
 
 
 def _signed_cos_sin(

@@ -66,8 +66,9 @@ Differences from other programs:
   supported context.
 - **Falcon's ALiBi** (falcon-rw) is computed in fp32 from the distance. Transformers rounds the
   bias of each key to bf16.
-- **GPT-OSS** is published with experts in MXFP4. They are dequantized when they are read, also from
-  GGUF files, so they take the memory of 16-bit weights.
+- **GPT-OSS** is published with experts in MXFP4. On one GPU they stay packed with 16-bit
+  activations. Elsewhere, and from GGUF files, they are dequantized when they are read, so they take
+  the memory of 16-bit weights.
 - **Qwen3.5** has the columns of one matrix of a linear layer in another order in GGUF files. That
   matrix is dequantized when it is read, so it takes the memory of 16-bit weights; so do the
   projections of linear layers of Qwen3-Next.

@@ -185,7 +185,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 # Architectures that the CUDA kernels do not support.
-NOT_ON_KERNELS = ("gpt-oss", "chatglm-6b")
+NOT_ON_KERNELS = ("chatglm-6b",)
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 _MODELS = {"GPT2": "GPT2LMHeadModel"}
 

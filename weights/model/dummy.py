@@ -62,6 +62,76 @@ DUMMY_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "llama-3.2-1b": _llama3(2048, 8192, 16, 32, 64, rope_factor=32.0, tied=True),
         "llama-3.1-8b": _llama3(4096, 14_336, 32, 32, 128, rope_factor=8.0, tied=False),
         "llama-3.1-70b": _llama3(8192, 28_672, 80, 64, 128, rope_factor=8.0, tied=False),
+        "gpt-oss-20b": MappingProxyType(
+            {
+                "architectures": ["GptOssForCausalLM"],
+                "torch_dtype": "bfloat16",
+                "vocab_size": 201_088,
+                "hidden_size": 2880,
+                "intermediate_size": 2880,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 64,
+                "num_key_value_heads": 8,
+                "head_dim": 64,
+                "num_local_experts": 32,
+                "num_experts_per_tok": 4,
+                "sliding_window": 128,
+                "max_position_embeddings": 131_072,
+                "rope_theta": 150_000,
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 32.0,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                    "truncate": False,
+                    "original_max_position_embeddings": 4096,
+                },
+                "bos_token_id": 199_998,
+                "eos_token_id": 200_002,
+            }
+        ),
+        "deepseek-v2-lite": MappingProxyType(
+            {
+                "architectures": ["DeepseekV2ForCausalLM"],
+                "torch_dtype": "bfloat16",
+                "vocab_size": 102_400,
+                "hidden_size": 2048,
+                "intermediate_size": 10_944,
+                "moe_intermediate_size": 1408,
+                "num_hidden_layers": 27,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 16,
+                "kv_lora_rank": 512,
+                "q_lora_rank": None,
+                "qk_nope_head_dim": 128,
+                "qk_rope_head_dim": 64,
+                "v_head_dim": 128,
+                "n_routed_experts": 64,
+                "n_shared_experts": 2,
+                "num_experts_per_tok": 6,
+                "first_k_dense_replace": 1,
+                "topk_method": "greedy",
+                "n_group": 1,
+                "topk_group": 1,
+                "routed_scaling_factor": 1.0,
+                "norm_topk_prob": False,
+                "hidden_act": "silu",
+                "rms_norm_eps": 1e-6,
+                "max_position_embeddings": 163_840,
+                "rope_theta": 10_000,
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 40,
+                    "beta_fast": 32,
+                    "beta_slow": 1,
+                    "mscale": 0.707,
+                    "mscale_all_dim": 0.707,
+                    "original_max_position_embeddings": 4096,
+                },
+                "bos_token_id": 100_000,
+                "eos_token_id": 100_001,
+            }
+        ),
         "smollm2-135m": MappingProxyType(
             {
                 **_SHARED,
@@ -87,16 +157,17 @@ DUMMY_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 def parse_dummy_name(name: str) -> tuple[str, str | None]:
     """Split `CONFIG:SCHEME`, as in `llama-3.1-8b:int4`; None without a known scheme."""
     config, _, scheme = name.rpartition(":")
-    return (config, scheme) if scheme in (*WEIGHT_ONLY, *W8A8) else (name, None)
+    return (config, scheme) if scheme in (*WEIGHT_ONLY, *W8A8, "mxfp4") else (name, None)
 
 
 def dummy_schemes(config: ModelConfig, scheme: str | None) -> dict[str, Scheme]:
     """Return the schemes of the quantized random matrices by Hugging Face name.
 
     They are the matrices that `convert --quantize` quantizes, int4 in groups of 128; with int4
-    and int8 also the head in int8, or the embeddings that it is tied to.
+    and int8 also the head in int8, or the embeddings that it is tied to. None of them is MXFP4:
+    that is for experts only.
     """
-    if scheme is None:
+    if scheme in (None, "mxfp4"):
         return {}
     matrix_type, shapes = _MATRIX_TYPES[W8A8.get(scheme, scheme)], expected_tensors(config)
     head = "embed" if config.tied_embeddings else "lm_head"

@@ -52,4 +52,9 @@ def _tensor(source: CheckedTensors, name: str) -> StoredTensor:
                 by_group *= _e8m0(source.read(scales)[expert]).T[:, None]
         return result
 
-    return StoredTensor("mxfp4", shape, {"blocks": blocks, "scales": scales}, dequantize)
+    def packed() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        return source.read(blocks), source.read(scales)
+
+    return StoredTensor(
+        "mxfp4", shape, {"blocks": blocks, "scales": scales}, dequantize, read_mxfp4=packed
+    )

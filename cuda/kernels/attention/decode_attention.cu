@@ -9,6 +9,7 @@
 //   block_tables  int32 [num_seqs, max_blocks]; entries without a visible token may be anything
 //   context_lens  int32 [num_seqs]: tokens in the cache, the query's own included; 0 writes zeros
 //   alibi_slopes  fp32 [num_heads] or null: adds slope * (position - (context_len - 1)) (ALiBi; Press, 2021)
+//   sinks         fp32 [num_heads] or null: a head's score of one more key, whose value is 0 (Xiao et al., 2023)
 //   out           T [num_seqs, num_heads, head_dim]
 //   workspace     fp32 [num_seqs, num_heads, num_splits, head_dim / 4] × 4 sums, then × 2 statistics; all
 //                 elements are the sentinel before and after
@@ -213,7 +214,7 @@ __device__ __forceinline__ Sum combine_warps(const Statistics& statistics, int r
 // Combines the block's warps, and in the last split all splits. That block waits only for blocks with lower
 // numbers, which started before it and do not wait.
 __device__ void combine(const Statistics& statistics, const Heads& heads, int split, int splits,
-                        const Partials& partials, T* out) {
+                        const Partials& partials, const float* sinks, T* out) {
     int items = heads.count * partials.quads;
     bool is_last = split == splits - 1;
     // Whole warps; the last lanes may repeat item 0.
@@ -223,6 +224,8 @@ __device__ void combine(const Statistics& statistics, const Heads& heads, int sp
         Sum sum = combine_warps(statistics, row, quad);
         if (is_last) partials.collect(head, i < items ? splits - 1 : 0, quad, sum);
         if (i >= items) continue;
+        // A sink far above the maximum makes the total infinite and the result 0, as it should be.
+        if (is_last && sinks) sum.total += exp2f(sinks[heads.first + row] * LOG2_E - sum.row_max);
         if (is_last) store(out + (head * partials.quads + quad) * 4, 1 / sum.total, sum.values);
         else partials.store(partials.at(head, split, quad), sum);
     }
@@ -235,8 +238,8 @@ __device__ void write_zeros(const Heads& heads, int head_dim, T* out) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const Stored* cache,
-                        const int* block_tables, const int* context_lens, const float* alibi_slopes, T* out,
-                        float* workspace, i64 q_stride,
+                        const int* block_tables, const int* context_lens, const float* alibi_slopes,
+                        const float* sinks, T* out, float* workspace, i64 q_stride,
                         int num_kv_heads, int group_size, int head_dim, int log2_block_size, int max_blocks,
                         int window, int early_reads, int num_splits, int num_seqs, float scale,
                         float softcap
@@ -281,5 +284,5 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
     store_warp_sums(attention, statistics);
     __syncthreads();
     Partials partials(work, workspace, num_kv_heads * group_size, head_dim);
-    combine(statistics, heads, work.split, range.splits, partials, out);
+    combine(statistics, heads, work.split, range.splits, partials, sinks, out);
 }

@@ -9,6 +9,7 @@
 //   context_lens   int32 [num_seqs]: tokens in the cache; the queries are the last of them
 //   prefix_lens    int32 [num_seqs] or null: keys before it are visible to all queries
 //   alibi_slopes   fp32 [num_heads] or null: ALiBi
+//   sinks          fp32 [num_heads] or null: the score of one more key, whose value is 0 (Xiao et al., 2023)
 //   out            T [num_tokens, num_heads, head_dim]
 //   group_size     with SPLIT: heads in one tile, 1 or those of a KV head; 1 with ALiBi
 //
@@ -68,7 +69,8 @@ __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u
     int begin, end;
     w.span(0, ROWS, begin, end);
     int row_begin = w.key_begin(row), row_end = min(w.key_end(row), w.context);
-    float row_max = -infinity(), sum = 0, o[DIM / SHARERS] = {};
+    float sink = w.sink(a, row), row_max = sink, sum = part == 0 && sink > -infinity() ? 1 : 0;
+    float o[DIM / SHARERS] = {};
     for (int first = begin / KEYS * KEYS; first < end; first += KEYS) {
         __syncthreads();  // all threads have read the tile before
         for (int e = threadIdx.x; e < KEYS * DIM; e += THREADS) {
@@ -317,9 +319,9 @@ __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u
     take_split<KEYS>(a, w, begin, end);
 #endif
     int first = begin / KEYS * KEYS;
-    float o[ROW_TILES][DIM / 2] = {}, row_max[ROW_TILES][2], sum[ROW_TILES][2] = {};
+    float o[ROW_TILES][DIM / 2] = {}, row_max[ROW_TILES][2], sum[ROW_TILES][2];
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -infinity();
+    for (int m = 0; m < ROW_TILES; m++) begin_softmax(a, w, row + m * 16, row_max[m], sum[m]);
 
     find_key_rows(a, w, key_rows[0], first, begin);
     find_key_rows(a, w, key_rows[1], first + KEYS, begin);
@@ -376,7 +378,8 @@ __device__ __forceinline__ void attend(const Arguments&, const QueryTile&, u8*) 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 prefill_attention_kernel(const T* q, const Stored* cache, const int* block_tables,
                          const int* query_starts, const int* context_lens, const int* prefix_lens,
-                         const float* alibi_slopes, T* out, i64 q_stride, int num_seqs, int max_blocks,
+                         const float* alibi_slopes, const float* sinks, T* out, i64 q_stride, int num_seqs,
+                         int max_blocks,
                          int num_heads, int num_kv_heads, int head_dim, int log2_block_size, int window,
                          int num_tiles, int heads_together, float scale, float softcap
 #ifdef KV_SCHEME
@@ -390,7 +393,7 @@ prefill_attention_kernel(const T* q, const Stored* cache, const int* block_table
     start_dependents();
     wait_for_upstream();
     Arguments a = {q,          cache,        block_tables, query_starts, context_lens,
-                   prefix_lens, alibi_slopes,      out,          q_stride,     num_seqs,
+                   prefix_lens, alibi_slopes,      sinks,        out,          q_stride,     num_seqs,
                    max_blocks, num_heads,    num_kv_heads, head_dim,     log2_block_size,
                    window,     num_tiles,        heads_together, scale,      softcap,
 #ifdef KV_SCHEME

@@ -12,7 +12,7 @@ struct Arguments {
     const T* q;
     const Stored* cache;
     const int *block_tables, *query_starts, *context_lens, *prefix_lens;
-    const float* alibi_slopes;
+    const float *alibi_slopes, *sinks;
     T* out;
     i64 q_stride;
     int num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, log2_block_size, window, num_tiles;
@@ -39,13 +39,14 @@ struct QueryTile {
     int num_rows;       // remaining rows of the sequence; may exceed the tile
     int position;       // of the first row; with SPLIT of the sequence's first token
     int context, prefix, window;
+    int head;  // with SPLIT the first one
     float slope;
 #ifdef KV_SCHEME
     const float* scales;  // of the cache's block 0
     int value_rows;        // from a key's to its value's
 #endif
 #if SPLIT
-    int first, group_size, start, head;  // first row; first token's row of q; first head
+    int first, group_size, start;  // first row; first token's row of q
     int split;
 
     __device__ __forceinline__ int token(int row) const { return (first + row) / group_size; }
@@ -58,6 +59,15 @@ struct QueryTile {
         return row * a.q_stride;
     }
 #endif
+    // The score of a row's sink; -infinity: none. Of several splits the first one counts it.
+    __device__ __forceinline__ float sink(const Arguments& a, int row) const {
+        if (!a.sinks) return -infinity();
+#if SPLIT
+        return split == 0 ? a.sinks[head + (first + row) % group_size] : -infinity();
+#else
+        return a.sinks[head];
+#endif
+    }
 
     __device__ __forceinline__ int key_end(int row) const {
         return max(position + token(row) + 1, prefix);
@@ -121,7 +131,6 @@ __device__ __forceinline__ bool find_tile(const Arguments& a, QueryTile& w) {
             w.first = first;
             w.group_size = a.group_size;
             w.start = start;
-            w.head = head;
             w.split = blockIdx.x / (columns * a.num_tiles);
 #else
             w.q = a.q + (i64)(start + first) * a.q_stride + (i64)head * a.head_dim;
@@ -136,6 +145,7 @@ __device__ __forceinline__ bool find_tile(const Arguments& a, QueryTile& w) {
             w.position = w.context - count / rows_per_token + (SPLIT ? 0 : first);
             w.prefix = a.prefix_lens ? min(a.prefix_lens[seq], w.context) : 0;
             w.window = a.window;
+            w.head = head;
             w.slope = a.alibi_slopes ? a.alibi_slopes[head] : 0.f;
 #ifdef KV_SCHEME
             w.scales = a.kv_scales + kv_head * head_rows;
@@ -154,4 +164,16 @@ __device__ __forceinline__ int key_row(const Arguments& a, const QueryTile& w, i
     if (key < begin || key >= w.context) return -1;
     int within = key & ((1 << a.log2_block_size) - 1);
     return w.table[key >> a.log2_block_size] * w.block_rows + within;
+}
+
+// Begins the online softmax of 16 rows from `row` on: with their sinks, if there are some.
+__device__ __forceinline__ void begin_softmax(const Arguments& a, const QueryTile& w, int row,
+                                              float (&row_max)[2], float (&sum)[2]) {
+    int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sink = w.sink(a, row + lane / 4 + 8 * r);
+        row_max[r] = BIASED ? sink * LOG2_E : sink / a.scale;  // in units of the products
+        sum[r] = lane % 4 == 0 && sink > -infinity() ? 1.f : 0.f;  // of four threads that share a row
+    }
 }

@@ -97,7 +97,8 @@ __device__ __forceinline__ void consume(const Arguments& a, const QueryTile& w, 
 
     int stage = 0;
     u32 parity = 0;
-    float o[DIM / 2] = {}, sum[2] = {}, row_max[2] = {-infinity(), -infinity()};
+    float o[DIM / 2] = {}, sum[2], row_max[2];
+    begin_softmax(a, w, row, row_max, sum);
     for (int key = begin / KEYS * KEYS; key < end; key += KEYS) {
         u32 at = tiles + stage * TILE_BYTES;
         barrier_wait(&ring.full[KEY][stage], parity);

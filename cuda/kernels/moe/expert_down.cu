@@ -2,9 +2,10 @@
 //
 //   x          T [n, experts_per_token, expert_size]
 //   addresses  u64 [num_experts]: each expert's matrix T [hidden_size, expert_size]
+//   biases     u64 [num_experts] or null: each expert's bias T [hidden_size]
 //   ids        int32 [n, experts_per_token]
 //   weights    fp32 [n, experts_per_token]: routing weights
-//   out        fp32 [n, hidden_size] = sum over a token's experts of weight * (matrix · x)
+//   out        fp32 [n, hidden_size] = sum over a token's experts of weight * (matrix · x + bias)
 //
 // Algorithm: a block computes four rows of one token. Its warps divide the experts, and if there are
 // fewer experts than warps, the columns. Their sums are added in the order of the warps.
@@ -19,8 +20,8 @@
 constexpr int ROWS = 4;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-expert_down_kernel(const T* x, const u64* addresses, const int* ids, const float* weights, float* out,
-                   int hidden_size, int expert_size, int experts_per_token) {
+expert_down_kernel(const T* x, const u64* addresses, const u64* biases, const int* ids, const float* weights,
+                   float* out, int hidden_size, int expert_size, int experts_per_token) {
     extern __shared__ __align__(16) u8 dynamic[];
     __shared__ float sums[WARPS][ROWS];
     T* activations = (T*)dynamic;
@@ -41,6 +42,12 @@ expert_down_kernel(const T* x, const u64* addresses, const int* ids, const float
                      split * WARP + lane, splits * WARP);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) total[r] += weight * dots[r];
+        if (biases && split == 0 && lane < count) {
+            float bias = to_float(((const T*)biases[ids[token * experts_per_token + choice]])[row + lane]);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                if (lane == r) total[r] += weight * bias;
+        }
     }
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {

@@ -1,9 +1,12 @@
-// expert_gate_up: first half of the MLPs of each token's experts (MoE): activation(gate · x) * (up · x).
+// expert_gate_up: first half of the MLPs of each token's experts (MoE): activation(gate) * up.
 //
 //   x          T [n, hidden_size]
-//   addresses  u64 [num_experts]: each expert's matrix T [2 * expert_size, hidden_size], gate first
+//   addresses  u64 [num_experts]: each expert's matrix T [2 * expert_size, hidden_size]
+//   biases     u64 [num_experts] or null: each expert's bias T [2 * expert_size]
 //   ids        int32 [n, experts_per_token]
-//   out        T [n, experts_per_token, expert_size] = ACTIVATION(gate · x) * (up · x)
+//   out        T [n, experts_per_token, expert_size] = ACTIVATION(gate · x) * (up · x); with a `limit` > 0
+//              gate is at most that, up is clamped to ±limit, and 1 is added to up (OpenAI gpt-oss, 2025)
+//   gate_step  2: gate and up rows alternate; 1: all gate rows come first
 //
 // Algorithm: a warp computes two gate rows and the two up rows that belong to them; a lane has four
 // loads of 16 bytes of each row in flight. The expert ids come from upstream, so no weight can be
@@ -16,14 +19,14 @@
 // share experts that stay in L2.
 // Accuracy: fp32 sums, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 1e-5 (fp32).
 // Test: tests/cuda/kernels/test_expert_gate_up.py
-#include "common/activation.cuh"
 #include "moe/expert_dot.cuh"
+#include "moe/gated.cuh"
 
 constexpr int PAIRS = 2;  // of gate and up rows, a warp
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-expert_gate_up_kernel(const T* x, const u64* addresses, const int* ids, T* out, int hidden_size, int expert_size,
-                    int experts_per_token) {
+expert_gate_up_kernel(const T* x, const u64* addresses, const u64* biases, const int* ids, T* out,
+                      int hidden_size, int expert_size, int experts_per_token, int gate_step, float limit) {
     extern __shared__ __align__(16) u8 dynamic[];
     T* activation = (T*)dynamic;
     start_dependents();
@@ -36,12 +39,16 @@ expert_gate_up_kernel(const T* x, const u64* addresses, const int* ids, T* out, 
     __syncthreads();
     if (count <= 0) return;
     float gates[PAIRS] = {}, ups[PAIRS] = {};
-    add_dots(gates, gate + (i64)row * hidden_size, hidden_size, count, activation, hidden_size, lane, WARP);
-    add_dots(ups, gate + ((i64)expert_size + row) * hidden_size, hidden_size, count, activation, hidden_size, lane, WARP);
+    i64 first = row * gate_step, to_up = gate_step == 2 ? 1 : expert_size;  // in rows
+    i64 stride = (i64)gate_step * hidden_size;
+    add_dots(gates, gate + first * hidden_size, stride, count, activation, hidden_size, lane, WARP);
+    add_dots(ups, gate + (first + to_up) * hidden_size, stride, count, activation, hidden_size, lane, WARP);
+    const T* bias = biases ? (const T*)biases[ids[pair]] + first : nullptr;
 #pragma unroll
     for (int r = 0; r < PAIRS; r++) {
         float g = warp_reduce(gates[r], Sum()), u = warp_reduce(ups[r], Sum());
-        if (lane == 0 && r < count)
-            out[pair * expert_size + row + r] = from_float<T>(activate<ACTIVATION>(g) * u);
+        if (lane != 0 || r >= count) continue;
+        if (bias) g += to_float(bias[r * gate_step]), u += to_float(bias[r * gate_step + to_up]);
+        out[pair * expert_size + row + r] = from_float<T>(gated<ACTIVATION>(g, u, limit));
     }
 }

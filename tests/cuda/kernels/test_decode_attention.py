@@ -98,7 +98,10 @@ class Case:
             scores += slopes.double().view(kv_heads, -1, 1) * distance
         if window := self.options.get("window"):
             scores[..., distance <= -window] = -torch.inf
-        weights = scores.softmax(-1)
+        if (sinks := self.options.get("sinks")) is not None:
+            sinks = sinks.double().view(kv_heads, -1, 1)
+            scores = torch.cat([scores, sinks], -1)
+        weights = scores.softmax(-1)[..., :length]
         return torch.einsum("hgt,thd->hgd", weights, values.double()).reshape(q.shape)
 
 
@@ -172,6 +175,13 @@ def test_quantized_cache_block_sizes(gpu: Gpu, scheme: str, block_size: int) -> 
     for options in ({}, {"window": 5}, {"window": 130, "softcap": 2.0, "alibi_slopes": slopes}):
         case = quantized(make_case(torch.bfloat16, MIXED, 2, 4, 64, block_size, **options), scheme)
         assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
+def test_quantized_cache_with_sinks(gpu: Gpu, scheme: str) -> None:
+    case = make_case(torch.bfloat16, MIXED, 2, 8, 64, sinks=Inputs(7).normal(16), window=130)
+    case = quantized(case, scheme)
+    assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
 
 
 @pytest.mark.parametrize("scheme", KV_SCHEMES)
@@ -278,6 +288,22 @@ def test_softcap_and_alibi(gpu: Gpu, dtype, group: int) -> None:
         assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [4, 16])
+def test_sinks(gpu: Gpu, dtype, group: int) -> None:
+    sinks = Inputs(5).normal(2 * group, scale=2)
+    sinks[1], sinks[2] = 300.0, -300.0  # takes all the weight, and none
+    for options in ({}, {"window": 100}, {"softcap": 2.0, "window": 5}):
+        case = make_case(dtype, MIXED, 2, group, 64, sinks=sinks, **options)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("length", [1, 2113, 20_001])
+def test_sinks_of_a_split_sequence(gpu: Gpu, length: int) -> None:
+    case = make_case(torch.bfloat16, [length], 8, 8, 64, 64, sinks=Inputs(6).normal(64) + 3)
+    assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
 def test_large_scores(gpu: Gpu) -> None:
     case = make_case(torch.bfloat16, MIXED, 2, 4, 64)
     case.q *= 200  # one token takes all the weight: results are its values
@@ -373,6 +399,7 @@ def test_wrong_arguments_raise(gpu: Gpu) -> None:
         ("context_lens must be", {"context_lens": case.lengths.long()}),
         ("block_tables must be", {"block_tables": case.tables[:1]}),
         ("alibi_slopes must be", {"alibi_slopes": torch.zeros(3, device="cuda")}),
+        ("sinks must be", {"sinks": torch.zeros(3, device="cuda")}),
         ("0 or more", {"window": -1}),
         ("workspace", {"workspace": good["workspace"][:10]}),
     ):

@@ -32,9 +32,15 @@ def test_down_equals_fp64(
     weights = make.normal(n, chosen, dtype=torch.float32).abs()
     out = poisoned(n, rows, dtype=torch.float32)
     expert_down(gpu, x, addresses, ids, weights, out)
-    each = torch.stack(matrices).double()[ids.long()] @ x.double().unsqueeze(-1)
-    expected = (each[..., 0] * weights.double().unsqueeze(-1)).sum(1)
+    each = (torch.stack(matrices).double()[ids.long()] @ x.double().unsqueeze(-1))[..., 0]
+    expected = (each * weights.double().unsqueeze(-1)).sum(1)
     assert_close(out, expected, 1e-5)
+
+    biases = make.normal(experts, rows)
+    places = torch.tensor([bias.data_ptr() for bias in biases], device="cuda")
+    expert_down(gpu, x, addresses, ids, weights, out, places)
+    each += biases.double()[ids.long()]
+    assert_close(out, (each * weights.double().unsqueeze(-1)).sum(1), 1e-5)
 
 
 def test_unsupported_shapes_raise(gpu: Gpu) -> None:

@@ -34,6 +34,38 @@ def test_gate_up_equals_fp64(
     assert_close(out, act * up, max(ROUNDING[dtype], 1e-5))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gate_step", [1, 2])
+def test_biases_limit_and_alternating_rows(gpu: Gpu, dtype, gate_step: int) -> None:
+    n, experts, chosen, k, inner = 3, 6, 4, 72, 45
+    make = Inputs(gate_step, dtype)
+    x = make.normal(n, k)
+    matrices = make.normal(experts, 2 * inner, k, scale=2 * k**-0.5)
+    biases = make.normal(experts, 2 * inner + 6)  # rows are not aligned to 16 bytes
+    ids = torch.stack([make.permutation(experts)[:chosen] for _ in range(n)])
+    out = poisoned(n, chosen, inner, dtype=dtype)
+    expert_gate_up(
+        gpu,
+        x,
+        addresses_of(matrices),
+        ids,
+        out,
+        "gelu_sigmoid",
+        biases=addresses_of(biases),
+        gate_step=gate_step,
+        limit=1.5,
+    )
+    wide = (matrices.double()[ids.long()] @ x.double()[:, None, :, None])[..., 0]
+    wide += biases[:, : 2 * inner].double()[ids.long()]
+    gate, up = (wide[..., 0::2], wide[..., 1::2]) if gate_step == 2 else wide.chunk(2, -1)
+    gate, up = gate.clamp(max=1.5), up.clamp(-1.5, 1.5) + 1
+    assert_close(out, gate * torch.sigmoid(1.702 * gate) * up, max(ROUNDING[dtype], 1e-5))
+
+
+def addresses_of(tensors: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([tensor.data_ptr() for tensor in tensors], device="cuda")
+
+
 def test_unsupported_shapes_raise(gpu: Gpu) -> None:
     make = Inputs(1, torch.bfloat16)
     ids, addresses = make.integers(0, 1, 2, 1), make.integers(0, 1, 1, dtype=torch.int64)

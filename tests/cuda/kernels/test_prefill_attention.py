@@ -84,6 +84,7 @@ class Case:
         window: int = 0,
         softcap: float = 0.0,
         alibi: bool = False,
+        sinks: bool = False,
         prefixes: bool = False,
         seed: int = 0,
     ) -> None:
@@ -101,6 +102,9 @@ class Case:
         if not prefixes:
             self.prefixes = [0] * len(contexts)
         self.slopes = 2.0 ** -torch.arange(1, heads + 1, device="cuda").float() if alibi else None
+        self.sinks = make.normal(heads, dtype=torch.float32, scale=2) if sinks else None
+        if self.sinks is not None:
+            self.sinks[0] = 300.0  # takes all the weight
         # Scores of several units, so that the softmax is neither flat nor one key.
         self.q = make.normal(sum(counts), heads, head_dim, scale=2)
         self.out = poisoned(sum(counts), heads, head_dim, dtype=dtype)
@@ -135,6 +139,7 @@ class Case:
             scale=self.scale,
             out=self.out,
             alibi_slopes=self.slopes,
+            sinks=self.sinks,
             prefix_lens=self.prefix_lens,
             path=path.removesuffix(" split"),
             max_splits=MAX_SPLITS if path.endswith(" split") else 1,
@@ -163,7 +168,11 @@ class Case:
                 scores = cap * (scores / cap).tanh()
             if self.slopes is not None:
                 scores += self.slopes[head].double() * distance
-            out[:, head] = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ values
+            scores = scores.masked_fill(~visible, -torch.inf)
+            if self.sinks is not None:
+                sinks = self.sinks[head].double().expand(queries, 1)
+                scores = torch.cat([scores, sinks], 1)
+            out[:, head] = scores.softmax(-1)[:, : len(values)] @ values
         return out
 
     def quantized(self, scheme: str) -> "Case":
@@ -235,12 +244,19 @@ def test_head_dims(gpu: Gpu, path, head_dim: int) -> None:
         {"softcap": 50.0},
         {"alibi": True},
         {"prefixes": True},
-        {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True},
+        {"sinks": True},
+        {"window": 70, "sinks": True},
+        {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True, "sinks": True},
     ],
     ids=str,
 )
 def test_options(gpu: Gpu, path, head_dim: int, options: dict) -> None:
     Case(MIXED, path[1], head_dim=head_dim, **options).check(gpu, path[0])
+
+
+def test_sinks_of_groups(gpu: Gpu, path) -> None:
+    for head_dim in (64, 128, 256):
+        Case(FEW, path[1], heads=14, kv_heads=2, head_dim=head_dim, sinks=True).check(gpu, path[0])
 
 
 def test_more_sequences_than_warp_lanes(gpu: Gpu, path) -> None:
@@ -348,7 +364,7 @@ def test_quantized_cache(gpu: Gpu, scheme: str, dtype, head_dim: int) -> None:
         {"block_size": 256},
         {"window": 5},
         {"prefixes": True},
-        {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True},
+        {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True, "sinks": True},
     ],
     ids=str,
 )

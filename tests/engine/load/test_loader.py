@@ -99,7 +99,8 @@ def assert_streams_as_mapped(
         if tensor is None or other is None:
             assert tensor is other, name
             continue
-        assert (other.shape, other.dtype) == (tensor.shape, dtype), name
+        exact = torch.float32 if name.endswith("sinks") else dtype
+        assert (other.shape, other.dtype) == (tensor.shape, exact), name
         # Fused experts are transposed views.
         assert other.is_contiguous() or (".expert." in name and other.t().is_contiguous()), name
         ours_bits, bits = (t.contiguous().view(torch.uint8) for t in (other, tensor))

@@ -1,0 +1,46 @@
+"""Activation functions of MLPs by torch's operators."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.weights.architectures.config import ModelConfig
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "silu": F.silu,
+        "relu": F.relu,
+        "relu2": lambda x: F.relu(x).square_(),
+        "gelu": F.gelu,
+        "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        # Another approximation of GELU (Hendrycks and Gimpel, 2016, arXiv:1606.08415).
+        "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
+    }
+)
+
+
+def act_and_mul(gate_up: Tensor, config: ModelConfig) -> Tensor:
+    """Return the input of an MLP's last matrix, as `Ops.act_and_mul`."""
+    if not config.gated:
+        return ACTIVATIONS[config.activation](gate_up)
+    if config.interleaved_gate:
+        gate, up = gate_up[:, 0::2], gate_up[:, 1::2]
+    else:
+        gate, up = gate_up.chunk(2, dim=-1)
+    if config.gate_limit is not None:
+        gate, up = _clamp(gate, up, config.gate_limit)
+    if config.gate_scale != 1.0:
+        gate = gate * config.gate_scale
+    return ACTIVATIONS[config.activation](gate).mul_(up)
+
+
+def _clamp(gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """Clamp the gate to at most `limit` and up to ±`limit`, and add one to up.
+
+    As in the SwiGLU of OpenAI's gpt-oss reference code.
+    """
+    return gate.clamp(max=limit), up.clamp(-limit, limit).add_(1)

@@ -1,0 +1,91 @@
+"""GPT-OSS with MXFP4 experts on a GPU: they stay packed, and decode steps are captured."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.generation.build import build_engine
+from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.linear.mxfp4_gpu import Mxfp4Weight
+from tests.support import tiny
+
+pytestmark = pytest.mark.gpu
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mxfp4")
+    tiny.make("gpt-oss", path, hidden_size=64, intermediate_size=96, num_attention_heads=8)
+    tensors = load_file(path / "model.safetensors")
+    generator = torch.Generator().manual_seed(3)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        shape = (experts, rows, columns // 32)
+        blocks = torch.randint(256, (*shape, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(121, 125, shape, dtype=torch.uint8, generator=generator)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(tensors, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def gpu_engine(folder: Path, cubins: Path, **config: object) -> Engine:
+    settings = {"device": "cuda", "block_size": tiny.BLOCK_SIZE, **config}
+    return build_engine(folder, EngineConfig(**settings), cubins=cubins)
+
+
+def decode_logits(engine: Engine, ids: list[int]) -> torch.Tensor:
+    """The logits after the last id, which is a decode step, without a graph."""
+    found = []
+    forward = engine.decoder.forward_plan
+
+    def record(plan: object, cache: object, hidden: object = None) -> torch.Tensor | None:
+        found.append(forward(plan, cache, hidden))
+        return found[-1]
+
+    engine.decoder.forward_plan = record  # type: ignore[method-assign]
+    graphs, engine.graph_decode = engine.graph_decode, None
+    tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1))
+    engine.graph_decode = graphs
+    engine.decoder.forward_plan = forward  # type: ignore[method-assign]
+    return next(rows for rows in reversed(found) if len(rows))[0].double()
+
+
+def test_experts_stay_packed_and_steps_are_captured(folder: Path, tmp_path: Path) -> None:
+    engine = gpu_engine(folder, tmp_path, dtype="bfloat16")
+    for layer in engine.decoder.weights.layers:
+        assert layer.experts is not None
+        for expert in layer.experts.each:
+            assert isinstance(expert.gate_up, Mxfp4Weight) and isinstance(expert.down, Mxfp4Weight)
+    prompts = {i: tiny.random_ids(5 + 13 * i, seed=i) for i in range(3)}
+    tiny.run(engine, prompts, GREEDY)
+    assert engine.stats()["graph_steps"] > 0
+
+
+def test_fp32_ids_equal_the_cpu(folder: Path, tmp_path: Path) -> None:
+    """In fp32 the experts are dequantized."""
+    prompts = {i: tiny.random_ids(5 + 13 * i, seed=i) for i in range(3)}
+    engine = gpu_engine(folder, tmp_path, dtype="float32")
+    on_cpu, _ = tiny.run(tiny.engine(folder), prompts, GREEDY)
+    assert tiny.run(engine, prompts, GREEDY)[0] == on_cpu
+    assert engine.stats()["graph_steps"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("chunk_tokens", [None, 1])
+def test_half_precision_is_close_to_fp32(
+    folder: Path, tmp_path: Path, dtype: str, chunk_tokens: int | None
+) -> None:
+    """A prompt in one chunk, and token by token as decode steps: as in `test_engine_gpu`."""
+    ids = tiny.random_ids(40, seed=5)
+    exact = decode_logits(gpu_engine(folder, tmp_path, dtype="float32", kernels=False), ids)
+    engine = gpu_engine(folder, tmp_path, dtype=dtype, chunk_tokens=chunk_tokens)
+    rounded = decode_logits(engine, ids)
+    assert torch.linalg.norm(rounded - exact) <= 0.06 * torch.linalg.norm(exact)
