@@ -63,11 +63,13 @@ def rope_scaling(config: Fields) -> Fields:
 
 
 def extra_tensors(config: Fields) -> dict[str, np.ndarray]:
-    """Phi3MiniModel.generate_extra_tensors."""
+    """LlamaModel, Phi3MiniModel and Gemma4Model.generate_extra_tensors."""
     names = {"rope_factors_short.weight": "short_factor", "rope_factors_long.weight": "long_factor"}
     rope = _rope(config)
     full = rope.get("full_attention", {})
-    if full.get("rope_type") == "proportional":  # Gemma4Model.generate_extra_tensors
+    if rope.get("rope_type") == "llama3":
+        return {"rope_freqs.weight": _llama3_divisors(config)}
+    if full.get("rope_type") == "proportional":
         pairs = _wide_head_dim(config) // 2
         rotated_pairs = int(pairs * full["partial_rotary_factor"])
         divisors = [1.0] * rotated_pairs + [1e30] * (pairs - rotated_pairs)
@@ -75,6 +77,15 @@ def extra_tensors(config: Fields) -> dict[str, np.ndarray]:
     return {
         ours: np.array(rope[theirs], np.float32) for ours, theirs in names.items() if theirs in rope
     }
+
+
+def _llama3_divisors(config: Fields) -> np.ndarray:
+    rope, head_dim = _rope(config), _head_dim(config)
+    waves = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    share = (rope["original_max_position_embeddings"] / waves - low) / (high - low)
+    share = share.clip(0, 1)
+    return (1 / ((1 - share) / rope["factor"] + share)).astype(np.float32)
 
 
 def _wide_head_dim(config: Fields) -> int:

@@ -95,6 +95,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "olmo2": ("olmo2", "olmo2", {}),
     "internlm2": ("internlm2", "internlm2", {}),
     "granite": ("granite", "granite", {}),
+    "minicpm": ("granite", "minicpm", {"attention_multiplier": 8**-0.5}),
+    "exaone": ("llama", "exaone", {}),
+    "starcoder": ("gpt_bigcode", "starcoder", {}),
+    "apertus": ("apertus", "apertus", {}),
     "arcee": ("arcee", "arcee", {}),
     "command-r": ("cohere", "command-r", {}),
     "cohere2": ("cohere2", "cohere2", {}),
@@ -229,6 +233,10 @@ def write(
     found = {}
     for file in sorted(folder.glob("*.safetensors")):
         for name, array in change(config, load_file(file)):
+            if name.startswith(f"{arch}."):  # a list of numbers in the metadata
+                if name not in named:
+                    tiny_gguf.add(writer, name, array.tolist())
+                continue
             translated = names.get_name(name, try_suffixes=(".weight", ".bias"))
             translated = name if name.startswith("blk.") else translated
             assert translated, f"{name} is not a tensor name in llama.cpp"

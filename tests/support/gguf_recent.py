@@ -28,6 +28,45 @@ def granite_keys(config: Fields) -> Fields:
     }
 
 
+def _minicpm_keys(config: Fields) -> Fields:
+    """MiniCPMModel.set_gguf_parameters; here the config is Granite's."""
+    return {
+        **common_keys(config),
+        "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"],
+        "logit_scale": config["logits_scaling"],
+    }
+
+
+def _rotated_keys(config: Fields) -> Fields:
+    """ExaoneModel.set_gguf_parameters."""
+    return {**common_keys(config), "rope.dimension_count": rotated(config)}
+
+
+def _starcoder_keys(config: Fields) -> Fields:
+    """StarCoderModel.set_gguf_parameters: one key and value head."""
+    return {
+        "context_length": config["n_positions"],
+        "embedding_length": config["n_embd"],
+        "feed_forward_length": 4 * config["n_embd"],
+        "block_count": config["n_layer"],
+        "attention.head_count": config["n_head"],
+        "attention.head_count_kv": 1,
+        "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+    }
+
+
+def _apertus(config: Fields, tensors: Fields) -> Tensors:
+    """ApertusModel.modify_tensors: the numbers of the activation become metadata."""
+    for name, array in tensors.items():
+        if ".act_fn." not in name:
+            yield name, array
+    for kind in ("alpha_p", "alpha_n", "beta", "eps"):
+        layers = range(config["num_hidden_layers"])
+        numbers = [tensors[f"model.layers.{i}.mlp.act_fn.{kind}"].reshape(()) for i in layers]
+        yield f"apertus.xielu.{kind}", np.stack(numbers)
+
+
 def _cohere_keys(config: Fields) -> Fields:
     """CommandR2Model and Cohere2Model.set_gguf_parameters."""
     return {
@@ -164,6 +203,10 @@ def _mistral3_keys(config: Fields) -> Fields:
 
 RECENT_ARCHS: dict[str, Converter] = {
     "granite": (granite_keys, llama),
+    "minicpm": (_minicpm_keys, llama),
+    "exaone": (_rotated_keys, as_they_are),
+    "starcoder": (_starcoder_keys, as_they_are),
+    "apertus": (llama_keys, _apertus),
     "arcee": (llama_keys, llama),
     "command-r": (_cohere_keys, as_they_are),
     "cohere2": (_cohere_keys, as_they_are),

@@ -47,7 +47,7 @@ GGUF files can have the architectures in `weights/gguf/architectures.py`; llama.
 does not support GPT-J and OPT. `tests/weights/gguf/test_architectures.py` writes each of them as
 llama.cpp does and compares config, tensors and logits after the conversion. In GGUF files, Mistral
 and InternLM2 are Llama, ChatGLM2 and ChatGLM3 are GLM, Mixtral is `llama` with experts, and the
-language models of Qwen-VL are Qwen2 and Qwen3.
+language models of Qwen-VL are Qwen2 and Qwen3. EXAONE 3 becomes a Llama, MiniCPM a Granite.
 
 """
 _LAYOUTS = """

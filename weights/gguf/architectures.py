@@ -104,6 +104,11 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "phi3": GgufArchitecture("Phi3ForCausalLM"),
         "olmo2": GgufArchitecture("Olmo2ForCausalLM"),
         "granite": GgufArchitecture("GraniteForCausalLM", model_fields.granite, permuted=_PERMUTED),
+        # MiniCPM 1, 2 and 4 compute what Granite does.
+        "minicpm": GgufArchitecture("GraniteForCausalLM", model_fields.minicpm, permuted=_PERMUTED),
+        # EXAONE 3 is Llama with other names, in the order of Hugging Face.
+        "exaone": GgufArchitecture("LlamaForCausalLM"),
+        "apertus": GgufArchitecture("ApertusForCausalLM", model_fields.apertus),
         "granitemoe": GgufArchitecture(
             "GraniteMoeForCausalLM",
             model_fields.granite_moe,
@@ -227,6 +232,11 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         ),
         "phi2": GgufArchitecture(
             "PhiForCausalLM", model_fields.no_fields, absent_keys=_ONE_HEAD_SIZE
+        ),
+        "starcoder": GgufArchitecture(
+            "GPTBigCodeForCausalLM",
+            model_fields.starcoder,
+            absent_keys=_WITHOUT_ROPE | _ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
         ),
         "starcoder2": GgufArchitecture(
             "Starcoder2ForCausalLM", model_fields.starcoder2, absent_keys=_ONE_HEAD_SIZE

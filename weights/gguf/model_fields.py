@@ -3,12 +3,14 @@
 Source: llama.cpp's converter and loader.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.parts.fields import MAX_LAYERS
 from swiftchat.weights.gguf.metadata import Metadata, is_size
+from swiftchat.weights.gguf.rope import ROPE_TENSORS
 
 _LLAMA4_EXPERTS_WITHOUT_NORM = 128
 # The values of `expert_gating_func`: 1 is a softmax.
@@ -105,6 +107,13 @@ def gptneox(metadata: Metadata) -> Mapping[str, Any]:
     }
 
 
+def starcoder(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "multi_query": metadata.get("attention.head_count_kv") == 1,
+        "n_inner": metadata.get("feed_forward_length"),
+    }
+
+
 def starcoder2(metadata: Metadata) -> Mapping[str, Any]:
     return {"use_bias": attention_bias(metadata)}
 
@@ -130,6 +139,33 @@ def granite(metadata: Metadata) -> Mapping[str, Any]:
         "residual_multiplier": metadata.get("residual_scale"),
         "logits_scaling": metadata.get("logit_scale"),
     }
+
+
+def minicpm(metadata: Metadata) -> Mapping[str, Any]:
+    """Return Granite's fields; attention is scaled as usual."""
+    for key in ("embedding_scale", "residual_scale", "logit_scale"):
+        metadata.require(key)
+    head_dim = metadata.head_dim
+    return {
+        **granite(metadata),
+        "attention_multiplier": head_dim**-0.5 if is_size(head_dim) else None,
+    }
+
+
+def apertus(metadata: Metadata) -> Mapping[str, Any]:
+    for key, usual in (("xielu.beta", 0.5), ("xielu.eps", -1e-6)):
+        found = metadata.get(key)
+        if not isinstance(found, list) or any(
+            not isinstance(each, float) or not math.isclose(each, usual, rel_tol=1e-2)
+            for each in found
+        ):
+            raise BadModelFile(f"{metadata.file.path}: apertus.{key} must be {usual} in each layer")
+    fields = {"attention_bias": attention_bias(metadata), "hidden_act": "xielu"}
+    if not ROPE_TENSORS.isdisjoint(metadata.file.tensors):
+        return fields
+    # Without fields of the rotation its class would stretch it.
+    plain = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 10_000.0)}
+    return {**fields, "rope_parameters": plain}
 
 
 def granite_moe(metadata: Metadata) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
 from swiftchat.weights.gguf.architectures import GgufArchitecture, gguf_architecture
 from swiftchat.weights.gguf.key_value_matrix import KeyValueMatrix
 from swiftchat.weights.gguf.merged_rows import MergedRows
+from swiftchat.weights.gguf.metadata_number import MetadataNumber
 from swiftchat.weights.gguf.mixer_tensor import MixerTensor
 from swiftchat.weights.gguf.ordered_columns import OrderedColumns
 from swiftchat.weights.gguf.rope import ROPE_TENSORS
@@ -39,6 +40,7 @@ _KEYS, _VALUES = "attn_k_b.weight", "attn_v_b.weight"
 # Gates of files that have them apart from up, by the canonical name of the merged matrix.
 _GATES = frozen(gate_up="ffn_gate.weight", shared_gate_up="ffn_gate_shexp.weight")
 _DELTA_QUERIES, _DELTA_GATES = "attn_qkv.weight", "attn_gate.weight"
+_IN_METADATA = frozen(xielu_positive="xielu.alpha_p", xielu_negative="xielu.alpha_n")
 _RESHAPED = frozenset({"mixer_conv", "mixer_decay", "mixer_skip", "mixer_norm"})
 _KEPT = QUANTIZABLE | {"embed", "lm_head"}
 
@@ -64,7 +66,9 @@ class TensorSource:
         return (self.tensor,)
 
 
-MergedSource = StackedExperts | KeyValueMatrix | MergedRows | MixerTensor | OrderedColumns
+MergedSource = (
+    MetadataNumber | StackedExperts | KeyValueMatrix | MergedRows | MixerTensor | OrderedColumns
+)
 Source = TensorSource | MergedSource
 
 
@@ -105,6 +109,9 @@ def tensor_sources(
             halves = [_checked(file, each, (num_rows // 2, columns)) for each in pair]
             sources[name] = MergedRows((halves[0], halves[1]))
             continue
+        if canonical in _IN_METADATA:
+            sources[name] = MetadataNumber(_number(file, _IN_METADATA[canonical], layer or 0))
+            continue
         mixed = _mixer_source(file, architecture, config, canonical, layer)
         if mixed is not None:
             sources[name] = mixed
@@ -136,6 +143,17 @@ def tensor_sources(
     ]
     _reject_unknown_tensors(file, sources, tuple(later))
     return sources
+
+
+def _number(file: GgufFile, key: str, layer: int) -> float:
+    """Return a layer's number from a list of them."""
+    _, metadata = gguf_architecture(file)
+    found = metadata.get(key)
+    if not isinstance(found, list) or layer >= len(found) or type(found[layer]) is not float:
+        raise BadModelFile(
+            f"{file.path}: {metadata.name}.{key} must be a list with a number for each layer"
+        )
+    return float(found[layer])
 
 
 def _stacked(

@@ -104,7 +104,8 @@ class GgufCheckpoint(Checkpoint):
             stored = [self.read(part) for part in parts.values()]
             return self._finite(name, source.part(stored, start, stop))
 
-        return StoredTensor(source.tensors[0].type_name, shape, parts, dequantize_part)
+        kind = source.tensors[0].type_name if source.tensors else "F32"
+        return StoredTensor(kind, shape, parts, dequantize_part)
 
     def _finite(self, name: str, found: Floats) -> Floats:
         if not np.isfinite(found).all():

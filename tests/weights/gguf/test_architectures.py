@@ -38,6 +38,8 @@ _BECOMES = {
     "chatglm3": ("glm", "GlmForCausalLM"),
     "deepseek2-glm": ("deepseek_v3", "DeepseekV3ForCausalLM"),
 }
+# Transformers stores constants of the activation, and does not set them if they are missing.
+_CONSTANTS_IN_FILES = ("apertus",)
 # Their files have other names.
 _RENAMED = ("internlm2", "chatglm3")
 
@@ -70,10 +72,11 @@ def test_config_tensors_and_logits_survive_conversion(name: str, tmp_path: Path)
             torch.testing.assert_close(tensor, wanted, rtol=1e-5, atol=1e-6)
         else:
             assert torch.equal(tensor, wanted), key
+    converted = loaded(tmp_path / "ours")
+    if name in _CONSTANTS_IN_FILES:
+        converted.load_state_dict({**reference.state_dict(), **found}, strict=True)
     # Adding 1 to the norms and subtracting it again rounds the last bits.
-    torch.testing.assert_close(
-        logits(loaded(tmp_path / "ours")), logits(reference), rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(logits(converted), logits(reference), rtol=1e-5, atol=1e-5)
 
 
 def test_every_architecture_is_tested() -> None:
@@ -412,3 +415,18 @@ def test_explicit_longrope_magnitude_is_kept(tmp_path: Path) -> None:
     )
     convert(path, tmp_path / "ours")
     assert Model.open(tmp_path / "ours").config.rope.magnitude == 1.5
+
+
+def test_apertus_needs_the_numbers_of_its_activation(tmp_path: Path) -> None:
+    made("apertus", tmp_path / "theirs")
+    path = tmp_path / "model.gguf"
+    write_case("apertus", path, tmp_path / "theirs", without=("rope_freqs.weight",))
+    plain = model_config_json(open_gguf(path), "float32")["rope_parameters"]
+    assert plain == {"rope_type": "default", "rope_theta": 12e6}
+    for key, found, message in (
+        ("beta", [0.5, 0.5, 0.4, 0.5], "xielu.beta must be 0.5"),
+        ("alpha_p", [1.0], "xielu.alpha_p must be a list with a number for each layer"),
+    ):
+        with pytest.raises(BadModelFile, match=message):
+            write_case("apertus", path, tmp_path / "theirs", metadata={f"xielu.{key}": found})
+            convert(path, tmp_path / "ours")
