@@ -13,7 +13,13 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.architecture import Architecture, frozen
 from swiftchat.weights.architectures.registry import ARCHITECTURES, unknown_name
 from swiftchat.weights.formats.gguf import GgufFile
-from swiftchat.weights.gguf import gemma_fields, mixer_fields, model_fields
+from swiftchat.weights.gguf import (
+    expert_fields,
+    gemma_fields,
+    latent_fields,
+    mixer_fields,
+    model_fields,
+)
 from swiftchat.weights.gguf.metadata import Metadata
 from swiftchat.weights.gguf.tensor_names import TENSORS
 
@@ -96,10 +102,10 @@ _NEMOTRON_H = GgufArchitecture(
 GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     {
         "llama": GgufArchitecture("LlamaForCausalLM", permuted=_PERMUTED),
-        "llama4": GgufArchitecture("Llama4ForCausalLM", model_fields.llama4),
+        "llama4": GgufArchitecture("Llama4ForCausalLM", expert_fields.llama4),
         "qwen2": GgufArchitecture("Qwen2ForCausalLM"),
         "qwen3": GgufArchitecture("Qwen3ForCausalLM"),
-        "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", model_fields.qwen3moe),
+        "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", expert_fields.qwen3moe),
         "smollm3": GgufArchitecture("SmolLM3ForCausalLM", permuted=_PERMUTED),
         "phi3": GgufArchitecture("Phi3ForCausalLM"),
         "olmo2": GgufArchitecture("Olmo2ForCausalLM"),
@@ -111,12 +117,12 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "apertus": GgufArchitecture("ApertusForCausalLM", model_fields.apertus),
         "granitemoe": GgufArchitecture(
             "GraniteMoeForCausalLM",
-            model_fields.granite_moe,
+            expert_fields.granite_moe,
             permuted=_PERMUTED,
             absent_keys=_ONE_HEAD_SIZE,
         ),
         "phimoe": GgufArchitecture(
-            "PhimoeForCausalLM", model_fields.phimoe, absent_keys=_ONE_HEAD_SIZE
+            "PhimoeForCausalLM", expert_fields.phimoe, absent_keys=_ONE_HEAD_SIZE
         ),
         "arcee": GgufArchitecture("ArceeForCausalLM", permuted=_PERMUTED),
         "command-r": GgufArchitecture(
@@ -127,26 +133,28 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         ),
         "exaone4": GgufArchitecture("Exaone4ForCausalLM", model_fields.windows),
         "olmo": GgufArchitecture("OlmoForCausalLM", model_fields.olmo, permuted=_PERMUTED),
-        "olmoe": GgufArchitecture("OlmoeForCausalLM", model_fields.olmoe),
+        "olmoe": GgufArchitecture("OlmoeForCausalLM", expert_fields.olmoe),
         "nemotron": GgufArchitecture("NemotronForCausalLM"),
         "seed_oss": GgufArchitecture(
             "SeedOssForCausalLM", model_fields.seed_oss, tensors=_POST_NORM
         ),
         "ernie4_5": GgufArchitecture("Ernie4_5ForCausalLM", model_fields.starcoder2),
         "ernie4_5-moe": GgufArchitecture(
-            "Ernie4_5_MoeForCausalLM", model_fields.ernie_moe, absent_keys=_ONE_HEAD_SIZE
+            "Ernie4_5_MoeForCausalLM", expert_fields.ernie_moe, absent_keys=_ONE_HEAD_SIZE
         ),
         "hunyuan-dense": GgufArchitecture("HunYuanDenseV1ForCausalLM", model_fields.glm),
-        "qwen2moe": GgufArchitecture("Qwen2MoeForCausalLM", model_fields.qwen2moe),
-        "glm4moe": GgufArchitecture("Glm4MoeForCausalLM", model_fields.glm4moe, tensors=_POST_NORM),
-        "dots1": GgufArchitecture("Dots1ForCausalLM", model_fields.dots1),
-        "gpt-oss": GgufArchitecture("GptOssForCausalLM", model_fields.mixtral, tensors=_POST_NORM),
+        "qwen2moe": GgufArchitecture("Qwen2MoeForCausalLM", expert_fields.qwen2moe),
+        "glm4moe": GgufArchitecture(
+            "Glm4MoeForCausalLM", expert_fields.glm4moe, tensors=_POST_NORM
+        ),
+        "dots1": GgufArchitecture("Dots1ForCausalLM", expert_fields.dots1),
+        "gpt-oss": GgufArchitecture("GptOssForCausalLM", expert_fields.mixtral, tensors=_POST_NORM),
         # With DeepSeek-V2's router; others see `gguf_architecture`.
         "deepseek2": GgufArchitecture(
-            "DeepseekV2ForCausalLM", model_fields.deepseek_v2, absent_keys=_LATENT
+            "DeepseekV2ForCausalLM", latent_fields.deepseek_v2, absent_keys=_LATENT
         ),
         "minicpm3": GgufArchitecture(
-            "MiniCPM3ForCausalLM", model_fields.minicpm3, absent_keys=_LATENT
+            "MiniCPM3ForCausalLM", latent_fields.minicpm3, absent_keys=_LATENT
         ),
         "lfm2": GgufArchitecture("Lfm2ForCausalLM", mixer_fields.lfm2, tensors=_SHORT_CONV),
         "lfm2moe": GgufArchitecture(
@@ -192,17 +200,17 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         # Without images, Qwen-VL computes what its language model does.
         "qwen2vl": GgufArchitecture("Qwen2ForCausalLM"),
         "qwen3vl": GgufArchitecture("Qwen3ForCausalLM"),
-        "qwen3vlmoe": GgufArchitecture("Qwen3MoeForCausalLM", model_fields.qwen3moe),
+        "qwen3vlmoe": GgufArchitecture("Qwen3MoeForCausalLM", expert_fields.qwen3moe),
         # With queries that grow; others see `gguf_architecture`.
         "mistral3": GgufArchitecture(
             "Ministral3ForCausalLM", model_fields.no_fields, permuted=_PERMUTED
         ),
-        "hunyuan-moe": GgufArchitecture("HunYuanMoEV1ForCausalLM", model_fields.hunyuan_moe),
-        "exaone-moe": GgufArchitecture("ExaoneMoeForCausalLM", model_fields.exaone_moe),
+        "hunyuan-moe": GgufArchitecture("HunYuanMoEV1ForCausalLM", expert_fields.hunyuan_moe),
+        "exaone-moe": GgufArchitecture("ExaoneMoeForCausalLM", expert_fields.exaone_moe),
         "jamba": GgufArchitecture(
             "JambaForCausalLM", mixer_fields.jamba, absent_keys=_WITHOUT_ROPE | _ONE_HEAD_SIZE
         ),
-        "minimax-m2": GgufArchitecture("MiniMaxM2ForCausalLM", model_fields.minimax_m2),
+        "minimax-m2": GgufArchitecture("MiniMaxM2ForCausalLM", expert_fields.minimax_m2),
         # With separate q, k and v it is a Llama, whose class is part of transformers.
         "internlm2": GgufArchitecture("LlamaForCausalLM", permuted=_PERMUTED),
         "stablelm": GgufArchitecture(
@@ -277,15 +285,15 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     }
 )
 # Mixtral's files have the architecture llama and a number of experts.
-_MIXTRAL = GgufArchitecture("MixtralForCausalLM", model_fields.mixtral, permuted=_PERMUTED)
+_MIXTRAL = GgufArchitecture("MixtralForCausalLM", expert_fields.mixtral, permuted=_PERMUTED)
 
 
 # DeepSeek V3, Kimi K2 and GLM-4.7-Flash have the architecture deepseek2 and sigmoid routers, Youtu
 # has no experts.
 _DEEPSEEK_V3 = GgufArchitecture(
-    "DeepseekV3ForCausalLM", model_fields.deepseek_v3, absent_keys=_LATENT
+    "DeepseekV3ForCausalLM", latent_fields.deepseek_v3, absent_keys=_LATENT
 )
-_YOUTU = GgufArchitecture("YoutuForCausalLM", model_fields.youtu, absent_keys=_LATENT)
+_YOUTU = GgufArchitecture("YoutuForCausalLM", latent_fields.youtu, absent_keys=_LATENT)
 
 # Files of Falcon-Mamba have norms of steps and of what writes and reads the state.
 _FALCON_MAMBA = GgufArchitecture(
@@ -316,6 +324,6 @@ def gguf_architecture(file: GgufFile) -> tuple[GgufArchitecture, Metadata]:
         return _FALCON_MAMBA, metadata
     if name == "deepseek2" and not metadata.get("expert_count"):
         return _YOUTU, metadata
-    if name == "deepseek2" and model_fields.has_sigmoid_router(metadata):
+    if name == "deepseek2" and latent_fields.has_sigmoid_router(metadata):
         return _DEEPSEEK_V3, metadata
     return GGUF_ARCHITECTURES[name], metadata

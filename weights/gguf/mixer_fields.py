@@ -8,6 +8,7 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.parts.fields import MAX_LAYERS
+from swiftchat.weights.gguf.expert_fields import experts
 from swiftchat.weights.gguf.metadata import Metadata, is_size
 
 
@@ -38,9 +39,7 @@ def lfm2_moe(metadata: Metadata) -> Mapping[str, Any]:
     del fields["block_auto_adjust_ff_dim"]
     return {
         **fields,
-        "num_experts": metadata.require("expert_count"),
-        "num_experts_per_tok": metadata.require("expert_used_count"),
-        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
+        **experts(metadata),
         "num_dense_layers": metadata.get("leading_dense_block_count", 0),
         "use_expert_bias": any(_layers_with(metadata, "exp_probs_b.bias", "exp_probs_b.weight")),
         "routed_scaling_factor": metadata.get("expert_weights_scale"),
@@ -50,10 +49,10 @@ def lfm2_moe(metadata: Metadata) -> Mapping[str, Any]:
 def nemotron_h(metadata: Metadata) -> Mapping[str, Any]:
     mixers = _layers_with(metadata, "ssm_in.weight")
     attention = _layers_with(metadata, "attn_q.weight")
-    experts = _layers_with(metadata, "ffn_gate_inp.weight")
+    sparse = _layers_with(metadata, "ffn_gate_inp.weight")
     kinds = [
         "linear_attention" if mixer else "full_attention" if attends else "moe" if moe else "mlp"
-        for mixer, attends, moe in zip(mixers, attention, experts, strict=True)
+        for mixer, attends, moe in zip(mixers, attention, sparse, strict=True)
     ]
     latent = f"blk.{kinds.index('moe')}.ffn_latent_down.weight" if "moe" in kinds else ""
     found = metadata.file.tensors.get(latent)
@@ -128,15 +127,15 @@ def granite_hybrid(metadata: Metadata) -> Mapping[str, Any]:
 def jamba(metadata: Metadata) -> Mapping[str, Any]:
     width, hidden = metadata.require("ssm.inner_size"), metadata.get("embedding_length")
     attention = _layers_with(metadata, "attn_q.weight")
-    experts = _layers_with(metadata, "ffn_gate_inp.weight")
+    sparse = _layers_with(metadata, "ffn_gate_inp.weight")
     period, offset = _every(metadata, attention)
-    expert_period, expert_offset = _every(metadata, experts) if any(experts) else (1, 0)
+    expert_period, expert_offset = _every(metadata, sparse) if any(sparse) else (1, 0)
     return {
         "attn_layer_period": period,
         "attn_layer_offset": offset,
         "expert_layer_period": expert_period,
         "expert_layer_offset": expert_offset,
-        "num_experts": metadata.get("expert_count", 1) if any(experts) else 1,
+        "num_experts": metadata.get("expert_count", 1) if any(sparse) else 1,
         "num_experts_per_tok": metadata.get("expert_used_count", 1),
         "mamba_expand": width // hidden if is_size(width) and is_size(hidden) else None,
         "mamba_d_state": metadata.require("ssm.state_size"),
@@ -175,9 +174,7 @@ def gated_delta(metadata: Metadata) -> dict[str, Any]:
 def qwen35_moe(metadata: Metadata) -> Mapping[str, Any]:
     return {
         **gated_delta(metadata),
-        "num_experts": metadata.require("expert_count"),
-        "num_experts_per_tok": metadata.require("expert_used_count"),
-        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
+        **experts(metadata),
         "shared_expert_intermediate_size": metadata.require("expert_shared_feed_forward_length"),
     }
 
