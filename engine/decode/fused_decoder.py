@@ -1,7 +1,5 @@
 """A decode step of Llama-like models in five fused kernels a layer."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -21,14 +19,21 @@ from swiftchat.cuda.ops.linear import (
 from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
 from swiftchat.cuda.ops.norm import add_norm
 from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
-from swiftchat.cuda.ops.row_changes import RowChanges
 from swiftchat.cuda.peer_memory import PeerBuffer
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator, PeerBuffers
 from swiftchat.engine.decode.decode_batch import DecodeBatch
+from swiftchat.engine.decode.fused_branches import (
+    Tuned,
+    add_experts,
+    mix,
+    mixer_fits,
+    write_linear,
+)
 from swiftchat.engine.decode.fused_deltas import FusedDeltas
 from swiftchat.engine.linear.adapted import Site
 from swiftchat.engine.linear.merged import split_bias
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.model.cuda_mixers import StatePlan
 from swiftchat.engine.model.cuda_ops import CudaOps, kernel_kv
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
@@ -41,33 +46,26 @@ def fused_kernels_cover(config: ModelConfig) -> bool:
     """Return whether the fused kernels compute every operation of an architecture.
 
     They fuse RMSNorm, but not LayerNorm, into a matmul, and expect an attention and an MLP branch
-    in sequence.
+    in sequence. Gates of attention and experts are only for models with mixers.
     """
-    size = config.head_dim
+    size, has_mixer = config.head_dim, config.mixer is not None
     return (
         config.norm == "rms"
         and config.norm_order in ("pre", "sandwich")
         and config.gated
         and config.clip_qkv is None
-        and not config.attention_gate
+        and (has_mixer or not config.attention_gate)
+        and not config.single_branch
+        and not config.mixer_with_attention
         and not config.parallel_residual
         and not config.embedding_norm
         and not config.learned_positions
         and not config.lm_head_bias
         and not config.alibi
-        and config.num_experts == 0
-        and config.mixer is None
+        and (has_mixer or config.num_experts == 0)
         and config.embedding_size is None
         and (config.qk_norm is None or (config.qk_norm == "head" and head_norm_fits(size, size)))
     )
-
-
-@dataclass(frozen=True)
-class _Tuned:
-    """What a matmul adds to its results: a bias, and the changes by adapters."""
-
-    bias: Tensor | None
-    changes: RowChanges | None = None
 
 
 class FusedDecoder:
@@ -75,8 +73,9 @@ class FusedDecoder:
 
     A layer takes five kernels: normed q/k/v projection with rotation, attention, output projection
     added to the residual stream, normed gate and up projection with activation, down projection
-    added to the stream. Norms of heads and of branch outputs take one more each. With several
-    ranks, the output projections send their partial sums straight to the other ranks' peer buffers.
+    added to the stream. Norms of heads and of branch outputs take one more each. A mixer with a
+    state takes the place of attention, experts that of the MLP. With several ranks, the output
+    projections send their partial sums straight to the other ranks' peer buffers.
     """
 
     def __init__(
@@ -90,7 +89,8 @@ class FusedDecoder:
     ) -> None:
         # Rows that share blocks attend to keys and values of this step, so not only to older ones.
         self._early_reads = not shares_blocks
-        self._deltas: FusedDeltas | None = None  # of the present launch
+        self._deltas: FusedDeltas | None = None  # of the present launch, as the states
+        self._states: StatePlan | None = None
         self._decoder, self._ops, self._cache, self._batch = decoder, ops, cache, batch
         ranks, config = decoder.ranks, decoder.config
         self._peer_buffers: PeerBuffers | None = (
@@ -113,8 +113,10 @@ class FusedDecoder:
         """Return whether n rows of this model can be computed."""
         decoder, gpu, is_last = self._decoder, self._ops.gpu, self._decoder.stages.is_last
         weights, head = decoder.weights, decoder.weights.lm_head.kernel_matrices
+        most = self._ops.max_graph_rows(weights.layers)
         return (
             fused_kernels_cover(decoder.config)
+            and (most is None or n <= most)
             and (decoder.ranks.size == 1 or self._peer_buffers is not None)
             and (not is_last or (len(head) == 1 and linear_fits(gpu, n, head[0])))
             and all(self._supports_layer(n, layer) for layer in weights.layers)
@@ -122,16 +124,24 @@ class FusedDecoder:
 
     def _supports_layer(self, n: int, layer: LayerWeights) -> bool:
         gpu, head_dim = self._ops.gpu, self._decoder.config.head_dim
-        qkv, gate_up = layer.qkv.kernel_matrices, layer.gate_up.kernel_matrices
-        output = [*layer.o.kernel_matrices, *layer.down.kernel_matrices]
-        return (
-            len(qkv) > 0
-            and len(gate_up) > 0
-            and len(output) == 2
-            and all(linear_fits(gpu, n, matrix, pair_span=head_dim) for matrix in qkv)
+        qkv, o = layer.qkv.kernel_matrices, layer.o.kernel_matrices
+        gate_up, down = layer.gate_up.kernel_matrices, layer.down.kernel_matrices
+        if layer.mixer is not None:
+            attends = mixer_fits(self._ops, n, layer.mixer)
+        else:
+            attends = (
+                len(qkv) > 0
+                and len(o) == 1
+                and all(linear_fits(gpu, n, matrix, pair_span=head_dim) for matrix in qkv)
+                and linear_fits(gpu, n, o[0], splittable=True)
+            )
+        has_mlp = layer.experts is not None or (
+            len(gate_up) > 0
+            and len(down) == 1
             and all(linear_fits(gpu, n, matrix, pair_span=len(matrix)) for matrix in gate_up)
-            and all(linear_fits(gpu, n, matrix, splittable=True) for matrix in output)
+            and linear_fits(gpu, n, down[0], splittable=True)
         )
+        return attends and has_mlp
 
     def launch(
         self,
@@ -139,14 +149,16 @@ class FusedDecoder:
         logits: Tensor,
         deltas: FusedDeltas | None = None,
         hidden: HiddenStates | None = None,
+        states: StatePlan | None = None,
     ) -> None:
         """Launch the kernels of this stage for the first rows of the decode batch.
 
         `x` fp32 [n, hidden_size] is the residual stream: read unless this is the first stage, and
         modified in place. The last stage writes `logits` fp32 [n, vocab_size]. `deltas` are the
-        adapters of the rows; `hidden` receives hidden states, on one rank and stage.
+        adapters of the rows; `hidden` receives hidden states, on one rank and stage. `states` are
+        those of a model with mixers.
         """
-        self._deltas = deltas
+        self._deltas, self._states = deltas, states
         if deltas is not None:
             deltas.begin(len(x))
         weights, stages = self._decoder.weights, self._decoder.stages
@@ -195,15 +207,26 @@ class FusedDecoder:
 
     def _layer(self, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> None:
         buffers = self._peer_buffers
-        attention = self._attend(x, i, layer, kv)
-        self._add_branch(
-            x,
-            attention,
-            layer.o,
-            self._tuned(attention, ("o", i), layer.o, layer.o_bias),
-            layer.attn_out_norm,
-            None if buffers is None else buffers.attention,
-        )
+        if layer.mixer is not None:
+            assert self._states is not None
+            norm, tuned = self._norm(layer.attn_norm), Tuned(layer.mixer.project_out_bias)
+            mixed = mix(self._ops, self._states, i, x, layer.mixer, norm)
+            out_norm = layer.attn_out_norm
+            self._add_branch(x, mixed, layer.mixer.project_out, tuned, out_norm, None)
+        else:
+            attention = self._attend(x, i, layer, kv)
+            self._add_branch(
+                x,
+                attention,
+                layer.o,
+                self._tuned(attention, ("o", i), layer.o, layer.o_bias),
+                layer.attn_out_norm,
+                None if buffers is None else buffers.attention,
+            )
+        if layer.experts is not None:
+            activation = self._decoder.config.activation
+            add_experts(self._ops, i, x, layer, self._norm(layer.mlp_norm), activation)
+            return
         inner = self._gate_up(x, i, layer)
         self._add_branch(
             x,
@@ -219,9 +242,10 @@ class FusedDecoder:
         n, ops, batch = len(x), self._ops, self._batch
         output = self._attention_output[:n]
         cache, kv_scales = kernel_kv(kv)
+        queries, gates = self._rotated_queries(x, i, layer, kv)
         decode_attention(
             ops.gpu,
-            self._rotated_queries(x, i, layer, kv),
+            queries,
             cache,
             block_tables=batch.block_tables[:n],
             context_lens=batch.context_lens[:n],
@@ -234,10 +258,15 @@ class FusedDecoder:
             early_reads=self._early_reads,
             kv_scales=kv_scales,
         )
-        return output.view(n, -1)
+        return output.view(n, -1) if gates is None else ops.gate(output.view(n, -1), gates)
 
-    def _rotated_queries(self, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> Tensor:
-        """Return rotated queries [n, num_heads, head_dim]; store keys and values in the cache."""
+    def _rotated_queries(
+        self, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return rotated queries [n, num_heads, head_dim], and gates of the attention's output.
+
+        Stores keys and values in the cache.
+        """
         n, ops, gpu, config = len(x), self._ops, self._ops.gpu, self._decoder.config
         norm, cos_sin = self._norm(layer.attn_norm), ops.cos_sin(i)
         tuned = self._tuned(x, ("qkv", i), layer.qkv, layer.qkv_bias, norm)
@@ -245,7 +274,8 @@ class FusedDecoder:
         cache, kv_scales = kernel_kv(kv)
         # `linear_rope_cache` computes a part of a head at a time; a quantized cache needs the
         # maximum of the whole head.
-        if layer.head_norms is None and cos_sin is not None and kv_scales is None:
+        is_plain = layer.head_norms is None and not config.attention_gate
+        if is_plain and cos_sin is not None and kv_scales is None:
             queries = self._queries[:n]
             rope = RopeCache(cos_sin, positions, slot_mapping, cache, config.num_heads)
             parts, first = layer.qkv.kernel_matrices, 0
@@ -263,9 +293,15 @@ class FusedDecoder:
                     changes=tuned.changes,
                 )
                 first += len(part) // config.head_dim
-            return queries
-        heads = self._qkv[:n]
-        self._linear(x, layer.qkv, tuned, heads.view(n, -1), norm)
+            return queries, None
+        heads, gates = self._qkv[:n], None
+        if config.attention_gate:
+            both = heads.new_empty(n, layer.qkv.shape[0])
+            write_linear(ops, x, layer.qkv, tuned, both, norm)
+            qkv, gates = ops.split_gate(both, config.num_heads * config.head_dim)
+            heads = qkv.view(heads.shape)
+        else:
+            write_linear(ops, x, layer.qkv, tuned, heads.view(n, -1), norm)
         rotary(
             gpu,
             heads,
@@ -278,17 +314,17 @@ class FusedDecoder:
             norm=ops.head_norm(layer.head_norms),
             kv_scales=kv_scales,
         )
-        return heads[:, : config.num_heads]
+        return heads[:, : config.num_heads], gates
 
     def _gate_up(self, x: Tensor, i: int, layer: LayerWeights) -> Tensor:
         """Return activation(gate) * up, [n, intermediate_size]."""
-        gpu, activation = self._ops.gpu, self._decoder.config.activation
+        ops, gpu, activation = self._ops, self._ops.gpu, self._decoder.config.activation
         inner, norm = self._mlp_inner[: len(x)], self._norm(layer.mlp_norm)
         tuned = self._tuned(x, ("gate_up", i), layer.gate_up, layer.gate_up_bias, norm)
         parts = layer.gate_up.kernel_matrices
         if len(parts) > 1:
             gate_up = inner.new_empty(len(x), 2 * inner.shape[1])
-            self._linear(x, layer.gate_up, tuned, gate_up, norm)
+            write_linear(ops, x, layer.gate_up, tuned, gate_up, norm)
             act_and_mul(gpu, gate_up, inner, activation, gated=True)
         else:
             linear_act_and_mul(
@@ -311,51 +347,26 @@ class FusedDecoder:
         weight: LinearWeight,
         bias: Tensor | None,
         norm: Norm | None = None,
-    ) -> _Tuned:
+    ) -> Tuned:
         """Return what a matmul of x adds to its results, with the adapters of the rows."""
         deltas = self._deltas
         if deltas is None:
-            return _Tuned(bias)
+            return Tuned(bias)
         changes = deltas.changes(site, len(x))
         if changes is not None:
-            return _Tuned(bias, changes)
-        return _Tuned(deltas.bias(x, site, weight.shape[0], bias, norm))
+            return Tuned(bias, changes)
+        return Tuned(deltas.bias(x, site, weight.shape[0], bias, norm))
 
     def _norm(self, weight: Tensor | None) -> Norm:
         assert weight is not None  # see `fused_kernels_cover`
         return Norm(weight, self._decoder.config.norm_eps, self._ops.norm_offset)
-
-    def _linear(
-        self, x: Tensor, weight: LinearWeight, tuned: _Tuned, out: Tensor, norm: Norm
-    ) -> None:
-        """Write norm(x) · weightᵀ and what is added to it to `out`: a kernel for each part."""
-        parts = weight.kernel_matrices
-        sizes = [len(part) for part in parts]
-        # The kernel writes a contiguous tensor; columns of `out` are contiguous for one row only.
-        needs_copy = len(x) > 1 and len(parts) > 1
-        if needs_copy:
-            outs = [out.new_empty(len(x), size) for size in sizes]
-        else:
-            outs = list(torch.split(out, sizes, 1))
-        gpu, workspace = self._ops.gpu, self._ops.linear_workspace
-        for part, part_out, part_bias in zip(
-            parts, outs, split_bias(tuned.bias, parts), strict=True
-        ):
-            linear(
-                *(gpu, x, part, part_out, workspace),
-                bias=part_bias,
-                norm=norm,
-                changes=tuned.changes,
-            )
-        if needs_copy:
-            torch.cat(outs, 1, out=out)
 
     def _add_branch(
         self,
         x: Tensor,
         inner: Tensor,
         weight: LinearWeight,
-        tuned: _Tuned,
+        tuned: Tuned,
         norm: Tensor | None,
         peer_buffer: PeerBuffer | None,
     ) -> None:

@@ -243,7 +243,7 @@ class GraphRunner:
         logits = self._logits[:n]
         if self._fused.supports(n):
             deltas = self._deltas if adapted else None
-            self._fused.launch(self.residual[:n], logits, deltas, hidden)
+            self._fused.launch(self.residual[:n], logits, deltas, hidden, self._states(n))
         else:
             self._forward(n, logits, hidden)
 

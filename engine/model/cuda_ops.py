@@ -153,7 +153,7 @@ class CudaOps(Elementwise):
         )
         self.linear_workspace = kernels.workspace
         self._experts = ExpertKernels(kernels, config)
-        self._mixers = MixerKernels(gpu, config)
+        self.mixers = MixerKernels(gpu, config)
         self.scale = config.attention_scale
         self.softcap = config.attention_softcap or 0.0
         self.norm_offset = float(config.norm_unit_offset and config.norm == "rms")
@@ -315,7 +315,7 @@ class CudaOps(Elementwise):
     def mix(self, plan: CudaPlan, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
         assert plan.states is not None
         projected = mixer.project_in.matmul(x, mixer.project_in_bias)
-        out = self._mixers.mix(plan.states, layer, projected, mixer)
+        out = self.mixers.mix(plan.states, layer, projected, mixer)
         return mixer.project_out.matmul(out, mixer.project_out_bias)
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:

@@ -1,0 +1,105 @@
+"""Parts of a fused decode step: matmuls of several parts, mixers with a state, experts."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.ops.linear import Norm, linear, linear_act_and_mul, linear_residual
+from swiftchat.cuda.ops.linear_layout import linear_fits
+from swiftchat.cuda.ops.row_changes import RowChanges
+from swiftchat.engine.linear.merged import split_bias
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.model.cuda_mixers import StatePlan
+from swiftchat.engine.model.cuda_ops import CudaOps
+from swiftchat.engine.model.moe import Expert
+from swiftchat.engine.model.weights import LayerWeights
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a matmul adds to its results: a bias, and the changes by adapters."""
+
+    bias: Tensor | None
+    changes: RowChanges | None = None
+
+
+def write_linear(
+    ops: CudaOps, x: Tensor, weight: LinearWeight, tuned: Tuned, out: Tensor, norm: Norm
+) -> None:
+    """Write norm(x) · weightᵀ and what is added to it to `out`: a kernel for each part."""
+    parts = weight.kernel_matrices
+    sizes = [len(part) for part in parts]
+    # The kernel writes a contiguous tensor; columns of `out` are contiguous for one row only, and
+    # must begin at a multiple of 16 bytes.
+    is_aligned = all(size * out.itemsize % 16 == 0 for size in sizes[:-1])
+    needs_copy = len(parts) > 1 and (len(x) > 1 or not is_aligned)
+    if needs_copy:
+        outs = [out.new_empty(len(x), size) for size in sizes]
+    else:
+        outs = list(torch.split(out, sizes, 1))
+    for part, part_out, part_bias in zip(parts, outs, split_bias(tuned.bias, parts), strict=True):
+        linear(
+            *(ops.gpu, x, part, part_out, ops.linear_workspace),
+            bias=part_bias,
+            norm=norm,
+            changes=tuned.changes,
+        )
+    if needs_copy:
+        torch.cat(outs, 1, out=out)
+
+
+def mixer_fits(ops: CudaOps, n: int, weights: MixerWeights) -> bool:
+    """Return whether `mix` computes n rows, and `linear_residual` the projection after it."""
+    into, out = weights.project_in.kernel_matrices, weights.project_out.kernel_matrices
+    return (
+        len(into) > 0
+        and len(out) == 1
+        and all(linear_fits(ops.gpu, n, matrix) for matrix in into)
+        and linear_fits(ops.gpu, n, out[0], splittable=True)
+    )
+
+
+def mix(
+    ops: CudaOps, states: StatePlan, layer: int, x: Tensor, weights: MixerWeights, norm: Norm
+) -> Tensor:
+    """Return the mixed norm of the stream x fp32 [n, hidden_size], before its projection."""
+    project = weights.project_in
+    projected = torch.empty(len(x), project.shape[0], dtype=project.dtype, device=x.device)
+    write_linear(ops, x, project, Tuned(weights.project_in_bias), projected, norm)
+    return ops.mixers.mix(states, layer, projected, weights)
+
+
+def add_experts(
+    ops: CudaOps, i: int, x: Tensor, layer: LayerWeights, norm: Norm, activation: str
+) -> None:
+    """Add the weighted sum of the experts of layer i for the normed stream x to x in place."""
+    experts, weight = layer.experts, layer.mlp_norm
+    assert experts is not None and weight is not None
+    normed = ops.norm_(x, None, weight, None)
+    shared = experts.shared
+    if shared is None or experts.shared_router is not None or not _fits(ops, len(x), shared):
+        ops.add_(x, ops.moe(i, normed, experts))
+        return
+    # The shared expert reads the stream before anything is added to it.
+    inner = normed.new_empty(len(x), shared.down.shape[1])
+    (gate_up,), (down,) = shared.gate_up.kernel_matrices, shared.down.kernel_matrices
+    linear_act_and_mul(
+        *(ops.gpu, x, gate_up, inner, ops.linear_workspace),
+        norm=norm,
+        activation=activation,
+        bias=shared.gate_up_bias,
+    )
+    ops.add_(x, ops.moe(i, normed, replace(experts, shared=None)))
+    linear_residual(ops.gpu, inner, down, x, ops.linear_workspace, bias=shared.down_bias)
+
+
+def _fits(ops: CudaOps, n: int, expert: Expert) -> bool:
+    """Return whether the fused matmuls compute n rows of an MLP."""
+    gate_up, down = expert.gate_up.kernel_matrices, expert.down.kernel_matrices
+    return (
+        len(gate_up) == len(down) == 1
+        and linear_fits(ops.gpu, n, gate_up[0], pair_span=len(gate_up[0]))
+        and linear_fits(ops.gpu, n, down[0], splittable=True)
+    )
