@@ -14,7 +14,7 @@ VOCABS = [1, 97, 4096, 4097, 50_257, 128_256, 262_144]
 
 def check(gpu: Gpu, logits: Tensor, num_top: int) -> None:
     logprobs, ids, log_sums = top_logprobs(gpu, logits, num_top)
-    order = logits.sort(1, descending=True, stable=True).indices[:, :num_top]
+    order = torch.sort(logits, dim=1, descending=True, stable=True).indices[:, :num_top]
     assert torch.equal(ids.long(), order)
     expected = logits.double().log_softmax(1).gather(1, order)
     torch.testing.assert_close(logprobs.double(), expected, rtol=1e-6, atol=5e-6)
