@@ -21,6 +21,7 @@ from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.params import EngineConfig, ServeConfig
 from swiftchat.engine.api.protocol import RESTART_HINT, Message
+from swiftchat.engine.device.driver import open_early
 from swiftchat.engine.device.lazy_torch import import_torch
 from swiftchat.engine.ranks.auto_tp import require_gpus, resolve_tp
 from swiftchat.engine.ranks.spawn import start_ranks
@@ -91,6 +92,8 @@ class Worker:
         config, size = replace(config, tp=tp), tp * config.pp
         if size > 1:  # before this process imports torch: they import it at the same time
             supervisor = RankSupervisor(*start_ranks(size), self._exit, progress)
+        else:
+            open_early(config.device)
         # Imported here, not at the top: torch takes a second, and progress is already shown.
         progress("importing torch", 0, 1)
         import_torch()

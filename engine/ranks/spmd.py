@@ -70,7 +70,7 @@ def join_ranks(config: EngineConfig, store: Any, rank: int, placement: RankPlace
         start_driver()
     device = find_device(config.device, placement.local_rank)
     if device.type == "cuda":
-        open_gpu(device)
+        open_gpu(device.index or 0)
     stores: Any = dist
     stage, tp_rank = divmod(rank, config.tp)
     stage_store = stores.PrefixStore(f"stage {stage}", store)
