@@ -18,6 +18,7 @@ from swiftchat.chat.options.config import ChatConfig
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.errors import DeviceError
 from tests.support import fake_engine
+from tests.support.open_terminals import chats
 from tests.support.program import Program
 from tests.support.terminal import Terminal
 
@@ -32,17 +33,8 @@ def program(tmp_path: Path) -> Program:
 
 @pytest.fixture
 def chat(program: Program) -> Iterator[Callable[..., Terminal]]:
-    opened: list[Terminal] = []
-
-    def open_chat(*answers: object, options: tuple[str, ...] = (), **settings: object) -> Terminal:
-        executable, *args = program.command(*answers, options=options)
-        opened.append(Terminal(executable, args, **settings))  # type: ignore[arg-type]
-        opened[-1].wait_for(">>>")
-        return opened[-1]
-
-    yield open_chat
-    for terminal in opened:
-        terminal.process.close(force=True)
+    with chats(program) as open_chat:
+        yield open_chat
 
 
 def test_tokens_are_flushed_one_by_one_without_escapes(program: Program) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support import fake_engine
 from tests.support.fake_hub import MODEL, FakeHub, in_environment
+from tests.support.open_terminals import chats
 from tests.support.program import Program
 from tests.support.terminal import Terminal
 
@@ -19,17 +20,8 @@ def program(tmp_path: Path) -> Program:
 @pytest.fixture
 def chat(program: Program) -> Iterator[Callable[..., Terminal]]:
     """Opens chats in terminals: `chat(ANSWER, …, options=(OPTION, …), columns=80)`."""
-    opened: list[Terminal] = []
-
-    def open_chat(*answers: object, options: tuple[str, ...] = (), **settings: object) -> Terminal:
-        executable, *args = program.command(*answers, options=options)
-        opened.append(Terminal(executable, args, **settings))  # type: ignore[arg-type]
-        opened[-1].wait_for(">>>", 60)
-        return opened[-1]
-
-    yield open_chat
-    for terminal in opened:
-        terminal.kill()
+    with chats(program) as open_chat:
+        yield open_chat
 
 
 @pytest.fixture

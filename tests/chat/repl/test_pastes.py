@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import fake_engine
+from tests.support.open_terminals import chats
 from tests.support.program import Program
 from tests.support.terminal import Terminal
 
@@ -18,18 +19,8 @@ LONG = {"text": "x" * 3000, "delay_s": 0.01}
 
 @pytest.fixture
 def chat(tmp_path: Path) -> Iterator[Chat]:
-    program = Program(fake_engine.make_folder(tmp_path / "model"))
-    opened: list[Terminal] = []
-
-    def open_chat(*answers: object, columns: int = 80, **env: str) -> Terminal:
-        executable, *args = program.command(*answers)
-        opened.append(Terminal(executable, args, columns, **env))
-        opened[-1].wait_for(">>>")
-        return opened[-1]
-
-    yield open_chat
-    for terminal in opened:
-        terminal.process.close(force=True)
+    with chats(Program(fake_engine.make_folder(tmp_path / "model"))) as open_chat:
+        yield open_chat
 
 
 PASTE = "\x1b[200~" + "".join(f"line {i}\r" for i in range(300)) + "\x1b[201~"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import fake_engine
+from tests.support.open_terminals import chats
 from tests.support.program import Program
 from tests.support.terminal import Terminal
 
@@ -16,16 +17,8 @@ SLOW_PREFILL = {"text": "Answered.", "prefill_s": 6}
 @pytest.fixture
 def chat(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     program = Program(fake_engine.make_folder(tmp_path / "model"))
-    opened: list[Terminal] = []
-
-    def open_chat(*answers: object, options: tuple[str, ...] = ()) -> Terminal:
-        executable, *args = program.command(*answers, options=options)
-        opened.append(Terminal(executable, args))
-        return opened[-1]
-
-    yield open_chat
-    for terminal in opened:
-        terminal.process.close(force=True)
+    with chats(program, waits=False) as open_chat:
+        yield open_chat
 
 
 def test_loading_and_prefill_are_shown_and_erased(chat: Callable[..., Terminal]) -> None:

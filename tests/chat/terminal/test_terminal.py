@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import fake_engine
+from tests.support.open_terminals import terminals
 from tests.support.terminal import Terminal
 
 SCRIPT = Path(fake_engine.__file__)
@@ -21,18 +22,13 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def chat(folder: Path) -> Iterator[Callable[..., Terminal]]:
-    opened: list[Terminal] = []
+    with terminals() as open_terminal:
 
-    def open_chat(*answers: object, **settings: Any) -> Terminal:
-        args = [str(SCRIPT), str(folder), json.dumps(answers)]
-        terminal = Terminal(sys.executable, args, **settings)
-        opened.append(terminal)
-        terminal.wait_for(">>>")
-        return terminal
+        def open_chat(*answers: object, **settings: Any) -> Terminal:
+            command = [sys.executable, str(SCRIPT), str(folder), json.dumps(answers)]
+            return open_terminal(command, **settings)
 
-    yield open_chat
-    for terminal in opened:
-        terminal.process.close(force=True)
+        yield open_chat
 
 
 def test_two_turns_and_ctrl_d(chat: Callable[..., Terminal]) -> None:

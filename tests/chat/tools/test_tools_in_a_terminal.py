@@ -1,6 +1,5 @@
 """Tools of real MCP servers at the prompt, in a pty: questions, Ctrl-C, commands, processes."""
 
-import json
 import os
 import shlex
 import sys
@@ -13,6 +12,8 @@ import pytest
 
 from tests.support import fake_engine, mcp_server
 from tests.support.fake_engine import TOOL_TEMPLATE, tool_call
+from tests.support.open_terminals import terminals
+from tests.support.program import Program
 from tests.support.terminal import Terminal
 from tests.support.worker_processes import command_line
 
@@ -25,27 +26,17 @@ Chat = Callable[..., Terminal]
 @pytest.fixture
 def chat(tmp_path: Path) -> Iterator[Chat]:
     folder = fake_engine.make_folder(tmp_path / "model", TOOL_TEMPLATE)
-    opened: list[Terminal] = []
+    program = Program(folder)
+    with terminals() as open_terminal:
 
-    def open_chat(
-        *answers: object, options: tuple[str, ...] = (), server: str = SERVER, **env: str
-    ) -> Terminal:
-        script = [{"load_s": 0, "ctx_size_tokens": 20_000}, *answers]
-        args = [
-            str(Path(fake_engine.__file__)),
-            str(folder),
-            json.dumps(script),
-            "--mcp",
-            server,
-            *options,
-        ]
-        opened.append(Terminal(sys.executable, args, columns=100, **env))
-        opened[-1].wait_for(">>>", 60)
-        return opened[-1]
+        def open_chat(
+            *answers: object, options: tuple[str, ...] = (), server: str = SERVER, **env: str
+        ) -> Terminal:
+            script = ({"load_s": 0, "ctx_size_tokens": 20_000}, *answers)
+            command = program.command(*script, options=("--mcp", server, *options))
+            return open_terminal(command, columns=100, **env)
 
-    yield open_chat
-    for terminal in opened:
-        terminal.process.close(force=True)
+        yield open_chat
 
 
 def servers_of(terminal: Terminal) -> list[psutil.Process]:
