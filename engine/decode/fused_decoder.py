@@ -64,6 +64,7 @@ def fused_kernels_cover(config: ModelConfig) -> bool:
         and not config.alibi
         and (has_mixer or config.num_experts == 0)
         and config.embedding_size is None
+        and config.latent is None
         and (config.qk_norm is None or (config.qk_norm == "head" and head_norm_fits(size, size)))
     )
 

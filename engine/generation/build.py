@@ -212,7 +212,7 @@ def _build_decoder(
         gpu_ops = CudaOps(kernels, shard, ctx_size_tokens, setup.config.max_num_seqs)
         if isinstance(ranks, GpuCommunicator):
             ranks.allocate_peer_buffers(kernels.gpu, shard.config)
-        cache = setup.new_cache(plan, heads_first=True)
+        cache = setup.new_cache(plan, heads_first=gpu_ops.heads_first)
         return Decoder(config, weights, gpu_ops, ranks, stages), cache, ""
     computed_by = f"torch only: {kernels}"
     if isinstance(kernels, NativeKernels):

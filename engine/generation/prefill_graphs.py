@@ -61,9 +61,11 @@ class PrefillGraphs:
     def supports(cls, decoder: Decoder) -> bool:
         """Return whether a decoder's chunks can be padded.
 
-        Experts would compute the padding, and states advance with it.
+        Experts would compute the padding, and states advance with it. Latent attention of prompts
+        needs the host.
         """
-        return decoder.config.num_experts == 0 and decoder.config.mixer is None
+        config = decoder.config
+        return config.num_experts == 0 and config.mixer is None and config.latent is None
 
     @property
     def can_capture(self) -> bool:

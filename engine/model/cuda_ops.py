@@ -7,7 +7,6 @@ from itertools import accumulate, takewhile
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.gpu import DTYPE_NAMES
 from swiftchat.cuda.ops.act_and_mul import KINDS, act_and_mul
 from swiftchat.cuda.ops.copy_blocks import copy_blocks
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
@@ -22,10 +21,10 @@ from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model import activations
 from swiftchat.engine.model.attention import alibi_slopes
+from swiftchat.engine.model.cuda_latent import LatentKernels
 from swiftchat.engine.model.cuda_mixers import (
     MixerKernels,
     StatePlan,
-    mixer_kernels_cover,
     plan_batch_states,
 )
 from swiftchat.engine.model.cuda_moe import ExpertKernels
@@ -36,9 +35,9 @@ from swiftchat.engine.model.moe import Experts, moe, shared_expert
 from swiftchat.engine.model.norms import norm_heads_
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.rope import cos_sin_table
+from swiftchat.engine.model.torch_ops import TorchPlan
 from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.engine.schedule.batch import Batch, Span, padded_rows
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 
@@ -70,7 +69,8 @@ class CudaPlan:
 
     `ids`, `positions` and `slot_mapping` have an element for each token; a token with a slot below
     0 is not stored. The tokens of the `decode` rows come first, then those of the `prefill` rows.
-    `logits_indices` None means all tokens. `states` are those of a model with mixers.
+    `logits_indices` None means all tokens. `states` are those of a model with mixers, `latents` is
+    for latent attention of prompts.
     """
 
     ids: Tensor
@@ -80,45 +80,11 @@ class CudaPlan:
     prefill: PrefillRows | None = None
     logits_indices: Tensor | None = None
     states: StatePlan | None = None
+    latents: TorchPlan | None = None
 
     @property
     def num_decode(self) -> int:
         return 0 if self.decode is None else len(self.decode.context_lens)
-
-
-def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto") -> bool:
-    """Return whether the kernels compute every operation of a model; else `TorchOps` runs it.
-
-    Partial, interleaved and scaled rotary embeddings need no kernels of their own: they are part of
-    the order of the weights and of the table of angles.
-    """
-    return (
-        mixer_kernels_cover(config)
-        and (config.activation in KINDS or config.expert_bias)
-        and not config.qk_norm_after_rope
-        and config.query_growth is None
-        and not config.inner_norms
-        and config.latent is None
-        and config.attention_chunk is None
-        and not config.layer_sizes
-        and not config.kv_sources
-        and not config.value_norm
-        and not config.layer_scales
-        and not config.mlp_and_experts
-        and config.per_layer_embeddings is None
-        and config.streams is None
-        and not any(config.gate_sparsity)
-        and config.prefix_lm is None
-        and dtype in DTYPE_NAMES
-        and config.head_dim % 8 == 0
-        and config.head_dim <= 256
-        and (kv_dtype == "auto" or _supports_quantized_kv(config.head_dim, dtype))
-    )
-
-
-def _supports_quantized_kv(head_dim: int, dtype: torch.dtype) -> bool:
-    """Return whether the kernels write and read an 8-bit cache with heads of this size."""
-    return dtype != torch.float32 and head_dim % 16 == 0 and head_norm_fits(head_dim, head_dim)
 
 
 def kernel_kv(kv: LayerKV) -> tuple[Tensor, KVScales | None]:
@@ -129,8 +95,6 @@ def kernel_kv(kv: LayerKV) -> tuple[Tensor, KVScales | None]:
 class CudaOps(Elementwise):
     """The operations of a model, or of a rank's shard, on one GPU; see `Ops`."""
 
-    heads_first = True
-
     def __init__(
         self, kernels: LinearKernels, shard: Shard, ctx_size_tokens: int, max_num_seqs: int
     ) -> None:
@@ -139,8 +103,10 @@ class CudaOps(Elementwise):
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.gpu = gpu
+        self.heads_first = config.latent is None  # torch computes latent attention of prompts
+        width = config.head_dim if config.latent is None else config.latent.rope_dim
         self._cos_sin_tables = [
-            cos_sin_table(rope, config.head_dim, ctx_size_tokens, gpu.device)
+            cos_sin_table(rope, width, ctx_size_tokens, gpu.device)
             for rope in (config.rope, config.local_rope)
             if rope is not None
         ]
@@ -152,6 +118,9 @@ class CudaOps(Elementwise):
             gpu, padded_rows(max_num_seqs), config.num_heads, config.head_dim
         )
         self.linear_workspace = kernels.workspace
+        self._latent: LatentKernels | None = None
+        if config.latent is not None:
+            self._latent = LatentKernels(gpu, shard, ctx_size_tokens)
         self._experts = ExpertKernels(kernels, config)
         self.mixers = MixerKernels(gpu, config)
         self.scale = config.attention_scale
@@ -196,7 +165,10 @@ class CudaOps(Elementwise):
         if self._config.mixer is not None:
             layers, device = cache.states.layers, self.gpu.device
             states = plan_batch_states(spans, num_decode, positions[:num_decode], layers, device)
-        return CudaPlan(ids, positions, slot_mapping, decode, prefill, logits_indices, states)
+        latents = None if self._latent is None else self._latent.plan(batch, cache)
+        return CudaPlan(
+            ids, positions, slot_mapping, decode, prefill, logits_indices, states, latents
+        )
 
     def embed(self, plan: CudaPlan, table: LinearWeight) -> Tensor:
         x = torch.empty(len(plan.ids), table.shape[1], device=self.gpu.device)
@@ -257,7 +229,8 @@ class CudaOps(Elementwise):
         sinks: Tensor | None,
         latent: LatentWeights | None,
     ) -> Tensor:
-        assert latent is None  # see `kernels_cover`
+        if latent is not None:
+            return self._attend_to_latents(plan, layer, qkv, kv, latent)
         cache, kv_scales = kernel_kv(kv)
         config, head_norm = self._config, self.head_norm(norms)
         if norms is not None and head_norm is None:
@@ -312,6 +285,25 @@ class CudaOps(Elementwise):
             )
         return out.view(len(qkv), -1)
 
+    def _attend_to_latents(
+        self, plan: CudaPlan, layer: int, projected: Tensor, kv: LayerKV, weights: LatentWeights
+    ) -> Tensor:
+        cos_sin = self.cos_sin(layer)
+        assert self._latent is not None and isinstance(kv, Tensor) and cos_sin is not None
+        if plan.latents is not None:
+            return self._latent.attend_by_torch(plan.latents, layer, projected, kv, weights)
+        assert plan.decode is not None
+        return self._latent.decode(
+            projected,
+            kv,
+            weights,
+            cos_sin=cos_sin,
+            positions=plan.positions,
+            slot_mapping=plan.slot_mapping,
+            block_tables=plan.decode.block_tables,
+            context_lens=plan.decode.context_lens,
+        )
+
     def mix(self, plan: CudaPlan, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
         assert plan.states is not None
         projected = mixer.project_in.matmul(x, mixer.project_in_bias)
@@ -330,13 +322,13 @@ class CudaOps(Elementwise):
     def per_layer_embeddings(
         self, plan: CudaPlan, x: Tensor, table: PerLayerTable
     ) -> Sequence[Tensor]:
-        raise AssertionError("no kernel computes them")  # see `kernels_cover`
+        raise AssertionError("no kernel computes them")  # see `coverage`
 
     def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
-        raise AssertionError("no kernel computes them")  # see `kernels_cover`
+        raise AssertionError("no kernel computes them")  # see `coverage`
 
     def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
-        raise AssertionError("no kernel sets gates to 0")  # see `kernels_cover`
+        raise AssertionError("no kernel sets gates to 0")  # see `coverage`
 
     def moe(
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None

@@ -81,11 +81,11 @@ def project(projected: Tensor, config: LatentAttention, weights: LatentWeights) 
     q, row, index_weights = projected.tensor_split((ends - config.cached_dim, ends), 1)
     low_rank: Tensor | None = None
     if weights.q_b is not None and weights.q_norm is not None:
-        low_rank = _rms_norm(q, weights.q_norm, config.norm_eps)
+        low_rank = rms_norm(q, weights.q_norm, config.norm_eps)
         q = weights.q_b.matmul(low_rank)
     q = q.reshape(len(q), -1, config.head_dim)
     latent, shared, index_key = row.tensor_split((config.kv_rank, config.key_dim), 1)
-    latent = _rms_norm(latent, weights.kv_norm, config.norm_eps)
+    latent = rms_norm(latent, weights.kv_norm, config.norm_eps)
     if config.q_scale != 1.0:
         q = q * config.q_scale
     if config.kv_scale != 1.0:
@@ -223,7 +223,8 @@ def _bmm(x: Tensor, matrices: Tensor) -> Tensor:
     return torch.bmm(x.to(dtype), matrices.to(dtype)).to(x.dtype)
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the RMSNorm of the rows of x, in fp32, rounded to its dtype."""
     return (F.rms_norm(x.float(), weight.shape, eps=eps) * weight.float()).to(x.dtype)
 
 

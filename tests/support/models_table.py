@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from swiftchat.engine.cpu.recorder import CannotRecordError
-from swiftchat.engine.model.cuda_ops import kernels_cover
+from swiftchat.engine.model.coverage import kernels_cover
 from swiftchat.weights.architectures.multimodal import MULTIMODAL
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.model.directory import Model

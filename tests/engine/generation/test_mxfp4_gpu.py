@@ -7,11 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.generation.build import build_engine
-from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.linear.mxfp4_gpu import Mxfp4Weight
 from tests.support import tiny
+from tests.support.gpu_engines import decode_logits, gpu_engine
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -34,28 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config["quantization_config"] = {"quant_method": "mxfp4"}
     (path / "config.json").write_text(json.dumps(config))
     return path
-
-
-def gpu_engine(folder: Path, cubins: Path, **config: object) -> Engine:
-    settings = {"device": "cuda", "block_size": tiny.BLOCK_SIZE, **config}
-    return build_engine(folder, EngineConfig(**settings), cubins=cubins)
-
-
-def decode_logits(engine: Engine, ids: list[int]) -> torch.Tensor:
-    """The logits after the last id, which is a decode step, without a graph."""
-    found = []
-    forward = engine.decoder.forward_plan
-
-    def record(plan: object, cache: object, hidden: object = None) -> torch.Tensor | None:
-        found.append(forward(plan, cache, hidden))
-        return found[-1]
-
-    engine.decoder.forward_plan = record  # type: ignore[method-assign]
-    graphs, engine.graph_decode = engine.graph_decode, None
-    tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1))
-    engine.graph_decode = graphs
-    engine.decoder.forward_plan = forward  # type: ignore[method-assign]
-    return next(rows for rows in reversed(found) if len(rows))[0].double()
 
 
 def test_experts_stay_packed_and_steps_are_captured(folder: Path, tmp_path: Path) -> None:

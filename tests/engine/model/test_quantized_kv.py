@@ -17,7 +17,7 @@ from swiftchat.chat.render.stats import memory_line
 from swiftchat.engine.api.memory_estimate import kv_bytes_per_token
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.model import torch_ops
-from swiftchat.engine.model.cuda_ops import kernels_cover
+from swiftchat.engine.model.coverage import kernels_cover
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.quantized_kv import LARGEST, QuantizedKV, dequantize_kv, quantize_kv
 from swiftchat.engine.model.torch_ops import TorchPlan, store

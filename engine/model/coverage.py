@@ -1,0 +1,45 @@
+"""Which models the GPU kernels compute."""
+
+import torch
+
+from swiftchat.cuda.gpu import DTYPE_NAMES
+from swiftchat.cuda.ops.act_and_mul import KINDS
+from swiftchat.cuda.ops.rotary import head_norm_fits
+from swiftchat.engine.model.cuda_latent import latent_kernels_cover
+from swiftchat.engine.model.cuda_mixers import mixer_kernels_cover
+from swiftchat.weights.architectures.config import ModelConfig
+
+
+def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto") -> bool:
+    """Return whether the kernels compute every operation of a model; else `TorchOps` runs it.
+
+    Partial, interleaved and scaled rotary embeddings need no kernels of their own: they are part of
+    the order of the weights and of the table of angles.
+    """
+    return (
+        mixer_kernels_cover(config)
+        and (config.activation in KINDS or config.expert_bias)
+        and not config.qk_norm_after_rope
+        and config.query_growth is None
+        and not config.inner_norms
+        and latent_kernels_cover(config, dtype)
+        and config.attention_chunk is None
+        and not config.layer_sizes
+        and not config.kv_sources
+        and not config.value_norm
+        and not config.layer_scales
+        and not config.mlp_and_experts
+        and config.per_layer_embeddings is None
+        and config.streams is None
+        and not any(config.gate_sparsity)
+        and config.prefix_lm is None
+        and dtype in DTYPE_NAMES
+        and config.head_dim % 8 == 0
+        and (config.head_dim <= 256 or config.latent is not None)
+        and (kv_dtype == "auto" or _supports_quantized_kv(config.head_dim, dtype))
+    )
+
+
+def _supports_quantized_kv(head_dim: int, dtype: torch.dtype) -> bool:
+    """Return whether the kernels write and read an 8-bit cache with heads of this size."""
+    return dtype != torch.float32 and head_dim % 16 == 0 and head_norm_fits(head_dim, head_dim)

@@ -1,0 +1,61 @@
+"""Models with latent attention on a GPU: decode steps by kernels, captured."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swiftchat.engine.api.params import SamplingParams
+from tests.support import reference, tiny
+from tests.support.gpu_engines import decode_logits, gpu_engine
+
+pytestmark = pytest.mark.gpu
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+_SIZES = {
+    "num_attention_heads": 6,
+    "kv_lora_rank": 256,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "v2": ("deepseek_v2", {**_SIZES, "q_lora_rank": None}),
+    "v3": ("deepseek_v3", {**_SIZES, "kv_lora_rank": 512, "qk_rope_head_dim": 64}),
+    "dense": ("minicpm3", _SIZES),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp(request.param)
+    model_type, sizes = MODELS[request.param]
+    reference.make_reference(model_type, path, **sizes)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("chunk_tokens", [None, 1])
+def test_half_precision_is_close_to_fp32(
+    folder: Path, tmp_path: Path, dtype: str, chunk_tokens: int | None
+) -> None:
+    """A prompt in one chunk, and token by token as decode steps: as in `test_engine_gpu`."""
+    ids = tiny.random_ids(90, seed=5)
+    exact = decode_logits(gpu_engine(folder, tmp_path, dtype="float32", kernels=False), ids)
+    engine = gpu_engine(folder, tmp_path, dtype=dtype, chunk_tokens=chunk_tokens)
+    assert engine.gpu is not None
+    rounded = decode_logits(engine, ids)
+    assert torch.linalg.norm(rounded - exact) <= 0.06 * torch.linalg.norm(exact)
+
+
+def test_decode_steps_are_captured_and_do_not_depend_on_neighbors(
+    folder: Path, tmp_path: Path
+) -> None:
+    engine = gpu_engine(folder, tmp_path, dtype="bfloat16")
+    prompts = {i: tiny.random_ids(5 + 40 * i, seed=i) for i in range(3)}
+    together, _ = tiny.run(engine, prompts, GREEDY)
+    assert engine.stats()["graph_steps"] > 0
+    graphs, engine.graph_decode = engine.graph_decode, None
+    without_graphs, _ = tiny.run(engine, prompts, GREEDY)
+    engine.graph_decode = graphs
+    assert together == without_graphs
