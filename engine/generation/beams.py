@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import Beam
+from swiftchat.engine.api.protocol import Beam, Searching
 from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.sampling.beam_search import BeamSearch, Candidate
@@ -27,6 +27,8 @@ from swiftchat.engine.schedule.twins import fork
 from swiftchat.errors import OutOfMemory, SwiftchatError, UsageError
 
 NextTokens = list[tuple[int, float]]  # ids and their logprobs
+
+_REPORTED_TOKENS = 16  # a search reports its length so often
 
 
 @dataclass
@@ -56,7 +58,8 @@ class BeamStep:
     """What a step did to the beams of the generation `id`.
 
     `sequence` is one of the running beams. The block `copies` (from, to) must be made at once. The
-    search is over if there is an `error`, or if there are `answers`, best first.
+    search is over if there is an `error`, or if there are `answers`, best first. If it goes on, it
+    has a `report` now and then.
     """
 
     id: int
@@ -64,6 +67,7 @@ class BeamStep:
     copies: list[tuple[int, int]] = field(default_factory=list)
     answers: list[Beam] = field(default_factory=list)
     error: SwiftchatError | None = None
+    report: Searching | None = None
 
 
 class Beams:
@@ -198,7 +202,9 @@ class Beams:
             return BeamStep(id_, group.beams[0], answers=answers, error=error)
         copies = self._continue(group, chosen)
         error = self._no_room(group) if copies is None else None
-        return BeamStep(id_, group.beams[0], copies or [], error=error)
+        length = len(group.search.tokens[0])
+        report = Searching(length) if length % _REPORTED_TOKENS == 0 else None
+        return BeamStep(id_, group.beams[0], copies or [], error=error, report=report)
 
     def _continue(self, group: _Group, chosen: Seq[Candidate]) -> list[tuple[int, int]] | None:
         """Make the chosen candidates the running beams; return the copies of blocks.

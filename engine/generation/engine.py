@@ -16,7 +16,6 @@ from swiftchat.engine.api.protocol import (
     Finished,
     Logprob,
     Prefill,
-    Searching,
     Tokens,
 )
 from swiftchat.engine.api.tuning import Tuning
@@ -42,8 +41,6 @@ from swiftchat.engine.speculation.proposer import observed_decode_rows, observed
 from swiftchat.errors import SwiftchatError, UsageError
 
 Outcome = tuple[int, Event | SwiftchatError]
-
-_REPORTED_TOKENS = 16  # a beam search reports its length so often
 
 
 class Engine:
@@ -253,8 +250,7 @@ class Engine:
         if step.error is not None:
             return [self._fail(generation, step.error)]
         if not step.answers:
-            num_tokens = len(sequence.tokens) - sequence.num_prompt
-            return [(step.id, Searching(num_tokens))] if num_tokens % _REPORTED_TOKENS == 0 else []
+            return [] if step.report is None else [(step.id, step.report)]
         self.scheduler.remove(sequence)
         sequence.tokens[sequence.num_prompt :] = step.answers[0].ids
         finished = self._finish(generation, step.answers[0].reason)
