@@ -182,3 +182,7 @@ class Examples:
                 room[: len(values)] = values[: len(room)]
             is_answer[row, one.answer : one.answer + len(normed)] = True
         return cls(joined, following, labels, is_answer)
+
+    def to(self, device: str) -> "Examples":
+        tensors = (self.joined, self.following, self.labels, self.is_answer)
+        return Examples(*(tensor.to(device) for tensor in tensors))

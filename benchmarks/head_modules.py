@@ -42,7 +42,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         width, self._dim = config["hidden_size"], config["head_dim"]
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-        self._groups, self._cos_sin = heads // kv_heads, cos_sin
+        self._groups = heads // kv_heads
+        self._cos_sin = nn.Buffer(cos_sin, persistent=False)
         self.q_proj = nn.Linear(2 * width, heads * self._dim, bias=False)
         self.k_proj = nn.Linear(2 * width, kv_heads * self._dim, bias=False)
         self.v_proj = nn.Linear(2 * width, kv_heads * self._dim, bias=False)
@@ -59,7 +60,7 @@ class SelfAttention(nn.Module):
         k, v = (t.repeat_interleave(self._groups, 1) for t in (k, self._heads(self.v_proj(x))))
         passes.append((k, v))
         keys, values = passes[0]
-        mask = torch.ones(length, length, dtype=torch.bool).tril(-s)
+        mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril(-s)
         scores = [(q @ keys.transpose(2, 3)).masked_fill(~mask, -math.inf)]
         chain = [tuple(t.roll(s - r, 2) for t in passes[r]) for r in range(1, s + 1)]
         scores += [(q * own).sum(3, keepdim=True) for own, _ in chain]

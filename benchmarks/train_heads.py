@@ -2,9 +2,10 @@
 
     python benchmarks/train_heads.py MODEL OUT [--kind eagle3|medusa] [--tokens 30000] [--minutes 5]
 
-MODEL is a model directory or a GGUF file; the engine runs it on the CPU. OUT is a new folder for
-`--draft`. The model answers prompts of a fixed list; the heads learn the distributions that the LM
-head gave in these steps, over the most frequent ids, from the hidden states.
+MODEL is a model directory or a GGUF file; the engine runs it on the CPU, and `--device` trains the
+heads. OUT is a new folder for `--draft`. The model answers prompts of a fixed list; the heads learn
+the distributions that the LM head gave in these steps, over the most frequent ids, from the hidden
+states.
 """
 
 import argparse
@@ -43,11 +44,13 @@ def train(
 ) -> None:
     """Minimize the sum of the losses for `args.minutes`; print the agreement of each."""
     started, limit = time.monotonic(), 60 * args.minutes
+    module.to(args.device)
     optimizer = torch.optim.AdamW(module.parameters(), lr=args.rate, weight_decay=0.01)
     chance, reported = random.Random(args.seed), started
     agreements: list[list[float]] = []  # of each loss, for the steps since the last report
     for number in itertools.count():
         batch = Examples.of(chance.sample(recorded, min(args.batch, len(recorded))))
+        batch = batch.to(args.device)
         done = max((time.monotonic() - started) / limit, number / args.max_steps)
         if done >= 1:
             break
@@ -106,7 +109,7 @@ def save(folder: Path, name: str, config: dict[str, Any], tensors: dict[str, Ten
     specs = [(key, _DTYPES[tensor.dtype], tuple(tensor.shape)) for key, tensor in tensors.items()]
     with create_safetensors(folder / name, specs, {}) as writer:
         for key, tensor in tensors.items():
-            writer.write(key, tensor.detach().numpy())
+            writer.write(key, tensor.detach().cpu().numpy())
 
 
 def probabilities(lm_head: Tensor, scale: float) -> Callable[[Examples], Tensor]:
@@ -135,11 +138,13 @@ def train_eagle3(
     final_norm = engine.decoder.weights.final_norm
     if model.norm == "rms" and final_norm is not None:
         head.norm.weight.data.copy_(final_norm.float() + float(model.norm_unit_offset))
-    targets, table = probabilities(lm_head[ids], model.logit_scale), engine.decoder.weights.embed
+    targets = probabilities(lm_head[ids].to(args.device), model.logit_scale)
+    table = engine.decoder.weights.embed
 
     def losses(batch: Examples) -> list[Loss]:
-        embedded = table.rows(batch.following.flatten()).float().unflatten(0, batch.following.shape)
-        return head.losses(batch, embedded.clone(), targets(batch), args.passes)
+        embedded = table.rows(batch.following.flatten().cpu()).float().to(args.device, copy=True)
+        embedded = embedded.unflatten(0, batch.following.shape)
+        return head.losses(batch, embedded, targets(batch), args.passes)
 
     train(head, recorded, losses, args)
     is_used = torch.isin(torch.arange(model.vocab_size), ids)
@@ -153,8 +158,9 @@ def train_medusa(
     model = engine.decoder.config
     ids = frequent_ids(recorded, min(args.draft_vocab, model.vocab_size), model.vocab_size)
     heads = Medusa(args.heads, lm_head.shape[1])
-    targets = probabilities(lm_head[ids], model.logit_scale)
-    train(heads, recorded, lambda batch: heads.losses(batch, targets(batch), lm_head[ids]), args)
+    head = lm_head[ids].to(args.device)
+    targets = probabilities(head, model.logit_scale)
+    train(heads, recorded, lambda batch: heads.losses(batch, targets(batch), head), args)
     tensors = {}
     for h, block in enumerate(heads.blocks):
         tensors[f"{h}.0.linear.weight"], tensors[f"{h}.0.linear.bias"] = block.weight, block.bias
@@ -180,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--passes", type=int, default=3, help="of an EAGLE-3 head")
     parser.add_argument("--heads", type=int, default=3, help="number of Medusa heads")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--device", default="cpu", help="of the training")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     path = default_store().resolve(args.model)
