@@ -23,7 +23,21 @@ FOOTPRINT = 2**28  # minimum bytes read by all launches of a graph: five times t
 
 
 def token_bytes(kv_dtype: str) -> int:
+    if kv_dtype == "int4":
+        return KV_HEADS * (HEAD_DIM * 11 // 8 + 2 * 4)
     return 2 * KV_HEADS * (2 * HEAD_DIM if kv_dtype == "auto" else HEAD_DIM + 4)
+
+
+def kv_scales_of(kv_dtype: str, rows: tuple[int, int, int]) -> KVScales | None:
+    """Return equal scales and random upper bits for a quantized cache."""
+    if kv_dtype == "auto":
+        return None
+    bits = []
+    if kv_dtype == "int4":
+        for size in (HEAD_DIM // 4, HEAD_DIM // 8):
+            shape = (rows[0], rows[1] // 2, rows[2], size)
+            bits.append(torch.randint(-128, 128, shape, device="cuda", dtype=torch.int8))
+    return KVScales(kv_dtype, torch.full(rows, 0.02, device="cuda"), *bits)
 
 
 def launch_us(gpu: Gpu, context: int, group: int, kv_dtype: str) -> float:
@@ -31,10 +45,10 @@ def launch_us(gpu: Gpu, context: int, group: int, kv_dtype: str) -> float:
     layers = max(32, -(-FOOTPRINT // (context * token_bytes(kv_dtype))))
     blocks = -(-context // BLOCK_SIZE)
     rows = (layers * blocks, 2 * KV_HEADS, BLOCK_SIZE)
-    scales, dtype = None, torch.bfloat16
-    if kv_dtype != "auto":
-        scales, dtype = KVScales(kv_dtype, torch.full(rows, 0.02, device="cuda")), torch.int8
-    cache = torch.empty(*rows, HEAD_DIM, device="cuda", dtype=dtype)
+    scales = kv_scales_of(kv_dtype, rows)
+    dtype = torch.bfloat16 if scales is None else torch.int8
+    row_size = HEAD_DIM // 2 if kv_dtype == "int4" else HEAD_DIM
+    cache = torch.empty(*rows, row_size, device="cuda", dtype=dtype)
     for part in cache.split(1024):
         part.normal_() if scales is None else part.random_(0, 100)
     tables = torch.randperm(layers * blocks, device="cuda").int().view(layers, 1, blocks)

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales, cache_arguments, scheme_of
+from swiftchat.cuda.quantized_kv import (
+    KV_SCHEMES,
+    PACKED_HEAD_DIMS,
+    KVScales,
+    cache_arguments,
+    head_dim_of,
+    scheme_of,
+    scheme_parameters,
+)
 from swiftchat.cuda.tensor_map import tensor_map
 
 # The kernel is compiled for these head_dims; others are padded. fp32 is not optimized.
@@ -71,6 +79,8 @@ class Layout:
         rows = 16 if group_size > 8 and padded_dim < 256 and dtype != torch.float32 else 8
         step, itemsize = (_QUANTIZED_STEP, 1) if kv_scheme else (_STEP, dtype.itemsize)
         tile_bytes = -(-padded_dim * itemsize // _PANEL_ROW_BYTES) * _PANEL_ROW_BYTES * step
+        if kv_scheme == "int4":
+            tile_bytes = step * padded_dim * 3 // 4  # of keys
         warps = 8 if tile_bytes <= 4096 else 4 if tile_bytes <= 8192 else 2
         room_bytes = shared_bytes - _OTHER_SHARED_BYTES
         if kv_scheme:  # the scales are beside the ring
@@ -92,15 +102,15 @@ class Layout:
             "NUM_WARPS": str(self.warps),
             "NUM_STAGES": str(self.stages),
         }
+        arguments += scheme_parameters(self.kv_scheme)
         if self.kv_scheme:
-            arguments += ", pointer kv_scales"
             defines["KV_SCHEME"] = KV_SCHEMES[self.kv_scheme]
         return KernelSpec("decode_attention", arguments, defines)
 
 
 def _head_dims(dtype: torch.dtype, kv_scheme: str | None = None) -> tuple[int, ...]:
     if kv_scheme:
-        return _QUANTIZED_HEAD_DIMS
+        return PACKED_HEAD_DIMS if kv_scheme == "int4" else _QUANTIZED_HEAD_DIMS
     return _FP32_HEAD_DIMS if dtype == torch.float32 else _HEAD_DIMS
 
 
@@ -121,6 +131,11 @@ VARIANTS = [
         (torch.float16, 256, 4, _SMALL, "int8"),
         (torch.float16, 96, 4, _SMALL // 2, "fp8"),
         (torch.bfloat16, 128, 4, _LARGE, "fp8"),
+        (torch.bfloat16, 64, 4, _LARGE, "int4"),
+        (torch.float16, 64, 16, _SMALL, "int4"),
+        (torch.float16, 128, 4, _SMALL // 2, "int4"),
+        (torch.bfloat16, 128, 16, _SMALL, "int4"),
+        (torch.bfloat16, 128, 4, _LARGE, "int4"),
     )
 ]
 
@@ -146,7 +161,8 @@ def decode_attention(
 
     q has the shape of `out` and may be the first columns of wider rows. The cache is
     [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with `kv_scales` it is
-    int8, T is not fp32 and head_dim is a multiple of 16. `context_lens` int32 [num_seqs] include
+    int8, T is not fp32 and head_dim is a multiple of 16, or with int4 64 or 128; then q is rotated
+    as `rotary` leaves it, and `out` is not. `context_lens` int32 [num_seqs] include
     the query's token; 0 gives zeros. Entries of `block_tables` int32 [num_seqs, max_blocks] without
     a visible token are not used. The last `window` tokens are visible (0: all); `softcap` caps the
     scores (0: off), and `alibi_slopes` fp32 [num_heads] times the distance to the last token is
@@ -154,7 +170,7 @@ def decode_attention(
     promises that since the stream was idle, or since the current graph began, no kernel has written
     anything that this one reads, except q and the last token's keys and values.
     """
-    _check_sizes(cache, q.shape[1], window, softcap)
+    _check_sizes(cache, head_dim_of(cache, kv_scales), q.shape[1], window, softcap)
     _check_tensors(gpu, q, cache, block_tables, context_lens, alibi_slopes, out, kv_scales)
     if len(q) == 0:
         return
@@ -241,8 +257,8 @@ def _num_splits(gpu: Gpu, blocks: int, max_tokens: int, block_tokens: int) -> in
     return max(1, min(splits, _MAX_SPLITS, -(-max_tokens // block_tokens)))
 
 
-def _check_sizes(cache: Tensor, num_heads: int, window: int, softcap: float) -> None:
-    num_blocks, kv_rows, block_size, head_dim = cache.shape
+def _check_sizes(cache: Tensor, head_dim: int, num_heads: int, window: int, softcap: float) -> None:
+    num_blocks, kv_rows, block_size, _ = cache.shape
     if cache.dtype not in DTYPE_NAMES and cache.dtype != torch.int8:
         raise ValueError(f"the cache must be bf16, fp16, fp32 or int8, not {cache.dtype}")
     if head_dim % 8 or not 8 <= head_dim <= 256:
@@ -271,7 +287,8 @@ def _check_tensors(
     if kv_scales is not None:
         kv_scales.check(cache, q.dtype, gpu)
     cache_dtype = q.dtype if kv_scales is None else torch.int8
-    check_tensor("cache", cache, (*cache.shape[:-1], head_dim), cache_dtype, gpu)
+    row_size = head_dim // 2 if scheme_of(kv_scales) == "int4" else head_dim
+    check_tensor("cache", cache, (*cache.shape[:-1], row_size), cache_dtype, gpu)
     # Rows of q may be apart; each must be contiguous and aligned.
     if num_seqs:
         check_tensor("q", q[0], (num_heads, head_dim), q.dtype, gpu)

@@ -7,7 +7,13 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales, cache_arguments, scheme_of
+from swiftchat.cuda.quantized_kv import (
+    KV_SCHEMES,
+    KVScales,
+    cache_arguments,
+    scheme_of,
+    scheme_parameters,
+)
 
 _THREADS, _UNROLL = 128, 4
 
@@ -32,7 +38,7 @@ def _spec(dtype: str, normed: bool, width: int, kv_scheme: str | None = None) ->
     )
     if kv_scheme:
         defines["KV_SCHEME"] = KV_SCHEMES[kv_scheme]
-        arguments += ", pointer kv_scales"
+    arguments += scheme_parameters(kv_scheme)
     return KernelSpec("rotary", arguments, defines)
 
 
@@ -45,6 +51,8 @@ VARIANTS = [
     ),
     _spec("__nv_bfloat16", False, 8, "int8"),
     _spec("__half", True, 8, "fp8"),
+    _spec("__nv_bfloat16", True, 8, "int4"),
+    _spec("__half", False, 8, "int4"),
 ]
 
 
@@ -77,7 +85,8 @@ def rotary(
     `rotary_dim` elements pairs with i + rotary_dim / 2. With positions2, both halves of a head are
     rotated like this, the second by positions2. positions int32 [n] and slots must be valid; this
     is not checked. With `kv_scales` the cache is int8, the scales are written too, and qkv must not
-    be fp32.
+    be fp32. With int4, queries, keys and values are multiplied by a Hadamard matrix after that;
+    then all or none of a head is rotated, and positions2 is None.
     """
     n, heads, head_dim = qkv.shape
     rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
@@ -94,7 +103,8 @@ def rotary(
     width = _width(head_dim, rotary_dim)
     spec = _spec(DTYPE_NAMES[qkv.dtype], norm is not None, width, scheme_of(kv_scales))
     heads_per_pass = _THREADS // (head_dim // (2 * width))
-    heads_to_do = heads if rotary_dim or norm else 2 * num_kv_heads
+    changes_queries = rotary_dim or norm or scheme_of(kv_scales) == "int4"
+    heads_to_do = heads if changes_queries else 2 * num_kv_heads
     rotated = rotary_dim * (1 if positions2 is None else 2)
     qkv_bytes = 2 * (num_heads * rotated + 2 * num_kv_heads * head_dim) * qkv.element_size()
     gpu.kernel(spec)(
@@ -160,12 +170,14 @@ def _check_cache(
     dtype: torch.dtype,
 ) -> None:
     num_kv_heads, head_dim, rotary_dim = sizes
-    shape = (cache.shape[0], 2 * num_kv_heads, cache.shape[2], head_dim)
+    row_size = head_dim // 2 if scheme_of(kv_scales) == "int4" else head_dim
+    shape = (cache.shape[0], 2 * num_kv_heads, cache.shape[2], row_size)
     check_tensor("cache", cache, shape, dtype if kv_scales is None else torch.int8, gpu)
     if kv_scales is None:
         return
     kv_scales.check(cache, dtype, gpu)
-    if not head_norm_fits(head_dim, rotary_dim):
+    fits = head_norm_fits(head_dim, rotary_dim)
+    if not fits or (kv_scales.scheme == "int4" and rotary_dim not in (0, head_dim)):
         raise ValueError(f"heads of {head_dim} with rotary_dim {rotary_dim} cannot be quantized")
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from swiftchat.engine.load.canonicalize import head_order
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.quantized_kv import QuantizedKV, quantize_kv
+from swiftchat.engine.model.quantized_kv import QuantizedKV
 from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.engine.schedule.tuning import VirtualTokens
 from swiftchat.weights.adapters.soft_prompt import SoftPrompt
@@ -44,9 +44,8 @@ def store_virtual(cache: KVCache, stored: Iterable[Sequence], *, heads_first: bo
         places = (blocks.to(virtual.kv.device), (positions % size).to(virtual.kv.device))
         for layer, new in zip(cache.layers, virtual.kv, strict=True):
             if isinstance(layer, QuantizedKV):
-                rows, scales = quantize_kv(layer.scheme, new)
-                _write(layer.values, places, rows, heads_first=heads_first)
-                _write(layer.scales, places, scales, heads_first=heads_first)
+                for tensor, rows in zip(layer.tensors, layer.quantize(new), strict=True):
+                    _write(tensor, places, rows, heads_first=heads_first)
             else:
                 _write(layer, places, new, heads_first=heads_first)
 

@@ -37,8 +37,8 @@ def kv_bytes_per_token(config: ModelConfig, item_bytes: int, kv_dtype: str = "au
     """Return the bytes of one token's keys and values, or latents, in all layers.
 
     `item_bytes` is the element size of an unquantized cache (`kv_dtype` auto). A quantized one
-    has 8 bits an element and a fp32 scale per head. Raises `UsageError` if the model's cache
-    cannot be quantized.
+    has a fp32 scale per head, and 8 bits an element; with int4 a key has 6, a value 5. Raises
+    `UsageError` if the model's cache cannot be quantized so.
     """
     if config.latent is not None and kv_dtype != "auto":
         raise UsageError(
@@ -49,8 +49,22 @@ def kv_bytes_per_token(config: ModelConfig, item_bytes: int, kv_dtype: str = "au
     total = 0
     for layer in config.attention_layers:
         rows, width = config.of_layer(layer).cached_rows
-        total += rows * (width * item_bytes if kv_dtype == "auto" else width + 4)
+        total += _token_bytes(rows, width, item_bytes, kv_dtype)
     return total
+
+
+def _token_bytes(rows: int, width: int, item_bytes: int, kv_dtype: str) -> int:
+    if kv_dtype == "auto":
+        return rows * width * item_bytes
+    if kv_dtype != "int4":
+        return rows * (width + 4)
+    if width % 8:
+        raise UsageError(
+            f"--kv-dtype int4 does not apply to this model: {width} elements of a head are not a "
+            "multiple of 8",
+            "use --kv-dtype int8",
+        )
+    return rows * (width // 2 + 4) + rows // 2 * (width // 4 + width // 8)
 
 
 def packed_schemes(packed: Mapping[str, StoredTensor]) -> dict[str, Scheme]:

@@ -360,6 +360,8 @@ class Recorder(WithoutKernels):
         op.two_dimensional = config.rope is not None and config.rope.two_dimensional
 
     def _layer_cache(self, kv: LayerKV) -> native.LayerCache:
+        if not isinstance(kv, Tensor) and kv.scheme not in _KV_FORMATS:
+            raise CannotRecordError(f"no kernel computes attention with a KV cache in {kv.scheme}")
         values = kv if isinstance(kv, Tensor) else kv.values
         return native.LayerCache(
             format=_KV_FORMATS[kv.dtype if isinstance(kv, Tensor) else kv.scheme],

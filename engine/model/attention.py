@@ -9,7 +9,6 @@ from torch import Tensor
 
 from swiftchat.engine.linear.half_gemm import gemm_dtype
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
-from swiftchat.engine.model.quantized_kv import dequantize_kv
 from swiftchat.engine.schedule.batch import Span
 from swiftchat.weights.architectures.config import ModelConfig
 
@@ -129,12 +128,14 @@ def attention(
     """Grouped-query attention of q [n, num_heads, head_dim]: [n, num_heads * head_dim].
 
     `cache` is the layer's, [num_blocks, block_size, 2 * num_kv_heads, head_dim], and already holds
-    the rows' own tokens; a quantized context is dequantized temporarily. `grouped`: there are fewer
-    kv heads than heads; query head h reads kv head `h // (num_heads / num_kv_heads)`. With
-    `softcap` scores x become softcap·tanh(x / softcap). `sinks` [num_heads] are one more score of
-    each head, whose value is 0 (Xiao et al., 2023, arXiv:2309.17453).
+    the rows' own tokens; a quantized context is dequantized temporarily. If it is rotated, so are
+    the queries, and the output is rotated back. `grouped`: there are fewer kv heads than heads;
+    query head h reads kv head `h // (num_heads / num_kv_heads)`. With `softcap` scores x become
+    softcap·tanh(x / softcap). `sinks` [num_heads] are one more score of each head, whose value is 0
+    (Xiao et al., 2023, arXiv:2309.17453).
     """
     outputs = []
+    q = q if isinstance(cache, Tensor) else cache.rotated(q)
     for plan in plans:
         keys, values = context_of(layer, cache, plan, q.dtype)
         rows = (q if len(plans) == 1 else q[plan.rows]).unsqueeze(0).transpose(1, 2)
@@ -142,7 +143,9 @@ def attention(
             out = _explicit_attention(rows, keys, values, plan, scale, softcap, sinks)
         else:
             out = fused_attention(rows, keys, values, plan, scale, grouped)
-        outputs.append(out.transpose(1, 2).reshape(rows.shape[2], -1))
+        out = out.transpose(1, 2)
+        out = out if isinstance(cache, Tensor) else cache.rotated(out)
+        outputs.append(out.reshape(rows.shape[2], -1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -253,8 +256,8 @@ def _gather_context(cache: LayerKV, plan: AttentionPlan, dtype: torch.dtype) -> 
     if isinstance(cache, Tensor):
         flat = _gather_tokens(cache, plan)
     else:
-        values, scales = _gather_tokens(cache.values, plan), _gather_tokens(cache.scales, plan)
-        flat = dequantize_kv(cache.scheme, values, scales, dtype)
+        parts = [_gather_tokens(tensor, plan) for tensor in cache.tensors]
+        flat = cache.dequantize(parts, dtype)
     return flat.transpose(0, 1).unsqueeze(0)
 
 

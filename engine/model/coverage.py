@@ -5,6 +5,7 @@ import torch
 from swiftchat.cuda.gpu import DTYPE_NAMES
 from swiftchat.cuda.ops.act_and_mul import KINDS
 from swiftchat.cuda.ops.rotary import head_norm_fits
+from swiftchat.cuda.quantized_kv import PACKED_HEAD_DIMS
 from swiftchat.engine.model.cuda_latent import latent_kernels_cover
 from swiftchat.engine.model.cuda_mixers import mixer_kernels_cover
 from swiftchat.weights.architectures.config import ModelConfig
@@ -36,10 +37,12 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and dtype in DTYPE_NAMES
         and config.head_dim % 8 == 0
         and (config.head_dim <= 256 or config.latent is not None)
-        and (kv_dtype == "auto" or _supports_quantized_kv(config.head_dim, dtype))
+        and (kv_dtype == "auto" or _supports_quantized_kv(config.head_dim, dtype, kv_dtype))
     )
 
 
-def _supports_quantized_kv(head_dim: int, dtype: torch.dtype) -> bool:
-    """Return whether the kernels write and read an 8-bit cache with heads of this size."""
+def _supports_quantized_kv(head_dim: int, dtype: torch.dtype, kv_dtype: str) -> bool:
+    """Return whether the kernels write and read a quantized cache with heads of this size."""
+    if kv_dtype == "int4":
+        return dtype != torch.float32 and head_dim in PACKED_HEAD_DIMS
     return dtype != torch.float32 and head_dim % 16 == 0 and head_norm_fits(head_dim, head_dim)

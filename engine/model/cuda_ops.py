@@ -15,7 +15,8 @@ from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS
 from swiftchat.cuda.ops.norm import add_norm, norm
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
-from swiftchat.cuda.quantized_kv import KVScales
+from swiftchat.cuda.ops.rotate_heads import rotate_heads
+from swiftchat.cuda.quantized_kv import KVScales, scheme_of
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
@@ -89,7 +90,9 @@ class CudaPlan:
 
 def kernel_kv(kv: LayerKV) -> tuple[Tensor, KVScales | None]:
     """Return a layer's cache for the kernels: its tensor, and its scales if it is quantized."""
-    return (kv, None) if isinstance(kv, Tensor) else (kv.values, KVScales(kv.scheme, kv.scales))
+    if isinstance(kv, Tensor):
+        return kv, None
+    return kv.values, KVScales(kv.scheme, kv.scales, kv.key_bits, kv.value_bits)
 
 
 class CudaOps(Elementwise):
@@ -283,6 +286,8 @@ class CudaOps(Elementwise):
                 sinks=sinks,
                 kv_scales=kv_scales,
             )
+            if scheme_of(kv_scales) == "int4":
+                rotate_heads(self.gpu, out[split:])
         return out.view(len(qkv), -1)
 
     def _attend_to_latents(

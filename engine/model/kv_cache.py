@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.mixers.states import StateCache
-from swiftchat.engine.model.quantized_kv import LARGEST, QuantizedKV
+from swiftchat.engine.model.int4_kv import packed_sizes
+from swiftchat.engine.model.quantized_kv import SCHEMES, QuantizedKV
 from swiftchat.weights.architectures.config import ModelConfig
 
 LayerKV = Tensor | QuantizedKV
@@ -21,8 +22,8 @@ class KVCache:
     heads, then its values, so that one write stores both. With `heads_first`, the layout of the
     kernels, it is [num_blocks, 2 * num_kv_heads, block_size, head_dim]: a head's part of a block is
     contiguous. With latent attention a token has one row of `LatentAttention.cached_dim` elements
-    instead: its latent and its rotated key. With `kv_dtype` int8 or fp8 it is a `QuantizedKV` of
-    that layout. `tensors` hold all layers with rows of one width, [num_layers, num_blocks, ...],
+    instead: its latent and its rotated key. With `kv_dtype` int8, fp8 or int4 it is a `QuantizedKV`
+    of that layout. `tensors` hold all layers with rows of one width, [num_layers, num_blocks, ...],
     one group after the other; a copy of a block copies each of them. On the CPU the system commits
     the memory of a block when it is first written. Layers with a mixer have an empty tensor in
     `layers`, none in `tensors`, and `states` with `num_states` slots. `numbers` are the places of
@@ -51,13 +52,26 @@ class KVCache:
             (self._groups.index(each), row_shapes[:i].count(each))
             for i, each in enumerate(row_shapes)
         ]
-        self.is_quantized = kv_dtype in LARGEST
+        self.is_quantized = kv_dtype in SCHEMES
         self.tensors: tuple[Tensor, ...] = ()
         own: list[Sequence[LayerKV]] = []
         for rows, width in self._groups:
             block = (rows, block_size) if heads_first else (block_size, rows)
             shape = (row_shapes.count((rows, width)), num_blocks, *block)
-            if self.is_quantized:
+            if kv_dtype == "int4":
+                sizes = [
+                    (heads, block_size, size) if heads_first else (block_size, heads, size)
+                    for heads, size in packed_sizes(rows, width)
+                ]
+                values, key_bits, value_bits = (
+                    torch.empty(*shape[:2], *size, dtype=torch.int8, device=device)
+                    for size in sizes
+                )
+                scales = torch.empty(shape, device=device)
+                self.tensors += (values, key_bits, value_bits, scales)
+                parts = zip(values, scales, key_bits, value_bits, strict=True)
+                own.append([QuantizedKV(kv_dtype, *each) for each in parts])
+            elif self.is_quantized:
                 values = torch.empty(*shape, width, dtype=torch.int8, device=device)
                 scales = torch.empty(shape, device=device)
                 self.tensors += (values, scales)
@@ -86,7 +100,7 @@ class KVCache:
         In a quantized cache such a row has a scale that is not finite.
         """
         blocks = list(block_table[: -(-num_tokens // self.block_size)])
-        per_group = 1 + self.is_quantized
+        per_group = len(self.tensors) // len(self._groups)
         last = self.tensors[per_group - 1 :: per_group]
         for layer, number in self.numbers.items():
             group, place = self._places[number]

@@ -1,6 +1,6 @@
-"""Keys and values in 8 bits: head_dim values and one scale for each token and head."""
+"""Keys and values in 8 bits, or in about 5: a scale for each token and head."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.linear.row_scaled_cpu import e4m3_to_bfloat16
+from swiftchat.engine.model.int4_kv import pack_kv, rotate_heads, unpack_kv
 
-# The largest value of each scheme; a row is scaled so that its largest element becomes this.
+# The largest value of each 8-bit scheme; a row is scaled so that its largest element becomes this.
 LARGEST: Mapping[str, float] = MappingProxyType({"int8": 127.0, "fp8": 448.0})
+SCHEMES = (*LARGEST, "int4")
 # So that a row of zeros, or of elements near fp32's smallest, can be divided by its scale.
 _SMALLEST_SCALE = 2.0**-100
 _CHUNK_TOKENS = 512
@@ -20,26 +22,56 @@ _CHUNK_TOKENS = 512
 class QuantizedKV:
     """The keys and values of one layer; an element is its value times its row's scale.
 
-    `scheme` is int8 or fp8 (e4m3). `values` are int8, for fp8 the bits, in the layout of the plain
-    cache: [num_blocks, block_size, 2 * num_kv_heads, head_dim], or with the heads before the
-    tokens. `scales` are fp32, without the last dimension.
+    `scheme` is int8, fp8 (e4m3) or int4. `values` are int8, for fp8 the bits, in the layout of the
+    plain cache: [num_blocks, block_size, 2 * num_kv_heads, head_dim], or with the heads before the
+    tokens. `scales` are fp32, without the last dimension. With int4, heads are rotated and packed
+    as `int4_kv` describes: the last dimension of `values` is head_dim / 2, and `key_bits` and
+    `value_bits` have head_dim / 4 and head_dim / 8 bytes for each of num_kv_heads.
     """
 
     scheme: str
     values: Tensor
     scales: Tensor
+    key_bits: Tensor | None = None
+    value_bits: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, the scales last."""
+        parts = (self.values, self.key_bits, self.value_bits, self.scales)
+        return tuple(part for part in parts if part is not None)
 
     def store(self, slots: Tensor, new: Tensor) -> None:
         """Write new [n, 2 * num_kv_heads, head_dim] to the slots [n]; not for heads first."""
-        values, scales = quantize_kv(self.scheme, new)
-        self.values.view(-1, *values.shape[1:]).index_copy_(0, slots, values)
-        self.scales.view(-1, *scales.shape[1:]).index_copy_(0, slots, scales)
+        for tensor, rows in zip(self.tensors, self.quantize(new), strict=True):
+            tensor.view(-1, *rows.shape[1:]).index_copy_(0, slots, rows)
+
+    def quantize(self, new: Tensor) -> tuple[Tensor, ...]:
+        """Return what `tensors` have for new [n, 2 * num_kv_heads, head_dim]: n first."""
+        if self.scheme == "int4":
+            return pack_kv(new)
+        return quantize_kv(self.scheme, new)
+
+    def dequantize(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """Undo `quantize` for the parts of n tokens; int4's heads stay rotated."""
+        if self.scheme == "int4":
+            return unpack_kv(parts, dtype)
+        values, scales = parts
+        return dequantize_kv(self.scheme, values, scales, dtype)
+
+    def rotated(self, heads: Tensor) -> Tensor:
+        """Rotate queries [..., head_dim] as the cached keys are, or rotate outputs back.
+
+        The rotation is its own inverse and keeps products of queries and keys. Only int4 has one.
+        """
+        return rotate_heads(heads) if self.scheme == "int4" else heads
 
 
 def quantize_kv(scheme: str, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize rows [..., head_dim] to int8 values and fp32 scales [...], rounded to the nearest.
 
-    A row with an infinity or a NaN gets a scale that is not finite, so it stays visible.
+    `scheme` has 8 bits. A row with an infinity or a NaN gets a scale that is not finite, so it
+    stays visible.
     """
     wide = rows.float()
     scales = (wide.abs().amax(-1) / LARGEST[scheme]).clamp_(min=_SMALLEST_SCALE)

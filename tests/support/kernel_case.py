@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from swiftchat.cuda.quantized_kv import KVScales
+from swiftchat.engine.model.int4_kv import pack_kv, unpack_kv
 from swiftchat.engine.model.quantized_kv import quantize_kv
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -51,8 +53,33 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
     assert error <= tolerance * norm, f"relative error {error / norm:.2e} > {tolerance:.2e}"
 
 
-def quantize_rows(scheme: str, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize rows for an 8-bit cache; return int8 values, fp32 scales and exact fp64 elements."""
-    values, scales = quantize_kv(scheme, rows)
-    as_stored = values if scheme == "int8" else values.view(torch.float8_e4m3fn)
-    return values, scales, as_stored.double() * scales.double().unsqueeze(-1)
+def quantize_cache(scheme: str, cache: Tensor) -> tuple[Tensor, KVScales, Tensor]:
+    """Quantize a cache [num_blocks, 2 * num_kv_heads, block_size, head_dim].
+
+    Returns it as the kernels take it, and its exact elements in fp64; those of int4 are rotated.
+    Rows that are not finite get the largest values and a NaN scale.
+    """
+    if scheme != "int4":
+        values, scales = quantize_kv(scheme, cache)
+        as_stored = values if scheme == "int8" else values.view(torch.float8_e4m3fn)
+        numbers = as_stored.double() * scales.double().unsqueeze(-1)
+        values[~scales.isfinite()] = 127
+        return values, KVScales(scheme, scales), numbers
+    parts = pack_kv(cache.transpose(1, 2).flatten(0, 1))
+    numbers = unpack_kv((*parts[:-1], torch.ones_like(parts[-1])), torch.float32).double()
+    numbers *= parts[-1].double().unsqueeze(-1)
+    blocks = [
+        part.view(len(cache), -1, *part.shape[1:]).transpose(1, 2).contiguous()
+        for part in (*parts, numbers)
+    ]
+    values, key_bits, value_bits, scales, numbers = blocks
+    values[~scales.isfinite()] = -1
+    return values, KVScales(scheme, scales, key_bits, value_bits), numbers
+
+
+def hadamard_matrix(size: int) -> Tensor:
+    """Sylvester's matrix over sqrt(size) in fp64: signs are the parity of the common bits."""
+    numbers = torch.arange(size, device="cuda")
+    common = numbers.unsqueeze(1) & numbers
+    parity = sum((common >> bit) & 1 for bit in range(size.bit_length())) % 2
+    return (1 - 2 * parity).double() / size**0.5

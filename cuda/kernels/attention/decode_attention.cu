@@ -5,7 +5,9 @@
 //                 block's if it has fewer; not used before sm_90
 //   q             T [num_seqs, num_heads, head_dim], rows q_stride elements apart
 //   cache         T [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with KV_SCHEME
-//                 bytes, and kv_scales fp32, one for each row (quantized_kv.cuh)
+//                 bytes, and kv_scales fp32, one for each row (quantized_kv.cuh); with KV_INT4 rotated rows
+//                 of head_dim / 2 bytes, and key_bits and value_bits [num_blocks, num_kv_heads, block_size,
+//                 head_dim / 4 or / 8] (int4_kv.cuh): q is rotated too, and the output is rotated back
 //   block_tables  int32 [num_seqs, max_blocks]; entries without a visible token may be anything
 //   context_lens  int32 [num_seqs]: tokens in the cache, the query's own included; 0 writes zeros
 //   alibi_slopes  fp32 [num_heads] or null: adds slope * (position - (context_len - 1)) (ALiBi; Press, 2021)
@@ -30,13 +32,16 @@
 // Defines: HEAD_DIM (at least head_dim, a multiple of 16, padded with zeros), ROWS (query heads of a block, 8
 // or 16), NUM_WARPS, NUM_STAGES, KV_SCHEME.
 // Requires: head_dim % 8 == 0; block_size a power of two from 4 on; with KV_SCHEME 16-bit T, head_dim a
-// multiple of 16 and HEAD_DIM of 32.
+// multiple of 16 and HEAD_DIM of 32; with KV_INT4 head_dim = HEAD_DIM, 64 or 128.
 // Launch: grid columns * num_splits * num_seqs, or more; blocks without work end, so the grid does not depend
 // on context_lens. Block NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_STAGES * tile bytes.
 // Moves the keys and values of all visible tokens once for each ROWS query heads.
 // Accuracy: fp32 sums; attention weights are rounded to T: relative 2^-8 (bf16), 2^-11 (fp16): weights and
 // result rounded once each; 2e-6 (fp32). Test: tests/cuda/kernels/test_decode_attention.py
 #include "attention/decode_loader.cuh"
+#ifdef PACKED_KV
+#include "attention/hadamard.cuh"
+#endif
 
 // Online softmax in powers of two. A lane keeps the maxima of its heads 2t and 2t + 1, and the totals over
 // its own tokens.
@@ -140,7 +145,7 @@ struct Attention {
             barrier_wait(loader.full + stage, parity);
 #pragma unroll
             for (int work = 0; work < TOKEN_TILES; work++)
-                products.scores(Loader::tile(stage) + work * TOKEN_TILE_CHUNKS, c[work]);
+                products.scores(Loader::tile(stage), work, c[work]);
             loader.scales.apply(stage, c);
             __syncwarp();
             loader.request(2 * index + NUM_STAGES, stage);
@@ -152,7 +157,7 @@ struct Attention {
             loader.scales.apply(stage, c);
 #pragma unroll
             for (int work = 0; work < TOKEN_TILES; work++)
-                products.add_values(Loader::tile(stage) + work * TOKEN_TILE_CHUNKS, c[work], sum);
+                products.add_values(Loader::tile(stage), work, c[work], sum);
             __syncwarp();
             loader.request(2 * index + 1 + NUM_STAGES, stage);
             if (++stage == NUM_STAGES) stage = 0, parity ^= 1;
@@ -180,7 +185,7 @@ __device__ void store_warp_sums(const Attention& attention, Statistics& statisti
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 4 * HEAD_TILES; i++) {
         int row = i / 4 % HEAD_TILES * 8 + lane() % 4 * 2 + i % 2;
-        int dim = i / (4 * HEAD_TILES) * 16 + i % 4 / 2 * SUM_STEP + lane() / 4 * LANE_STEP;
+        int dim = i / (4 * HEAD_TILES) * TILE_STEP + i % 4 / 2 * SUM_STEP + lane() / 4 * LANE_STEP;
         float sum = attention.sum[i / (4 * HEAD_TILES)][i / 4 % HEAD_TILES][i % 4];
         sums[row * SUM_PITCH + dim] = sum * StageScales::SUM_SCALE;
     }
@@ -211,6 +216,18 @@ __device__ __forceinline__ Sum combine_warps(const Statistics& statistics, int r
     return sum;
 }
 
+#ifdef PACKED_KV
+// Rotates a row of the output, of which neighboring lanes have four elements each, back from the cache's
+// rotation. Whole warps call it; they have whole rows.
+__device__ __forceinline__ float4 rotate_back(const float4& v) {
+    static_assert(HEAD_DIM / 4 <= WARP);
+    float x[4] = {v.x, v.y, v.z, v.w};
+    hadamard(x, HEAD_DIM / 4, ALL);
+    float by = rsqrtf(HEAD_DIM);
+    return {x[0] * by, x[1] * by, x[2] * by, x[3] * by};
+}
+#endif
+
 // Combines the block's warps, and in the last split all splits. That block waits only for blocks with lower
 // numbers, which started before it and do not wait.
 __device__ void combine(const Statistics& statistics, const Heads& heads, int split, int splits,
@@ -223,6 +240,9 @@ __device__ void combine(const Statistics& statistics, const Heads& heads, int sp
         i64 head = heads.first_row + row;
         Sum sum = combine_warps(statistics, row, quad);
         if (is_last) partials.collect(head, i < items ? splits - 1 : 0, quad, sum);
+#ifdef PACKED_KV
+        if (is_last) sum.values = rotate_back(sum.values);
+#endif
         if (i >= items) continue;
         // A sink far above the maximum makes the total infinite and the result 0, as it should be.
         if (is_last && sinks) sum.total += exp2f(sinks[heads.first + row] * LOG2_E - sum.row_max);
@@ -245,6 +265,9 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
                         float softcap
 #ifdef KV_SCHEME
                         , const float* kv_scales
+#endif
+#ifdef PACKED_KV
+                        , const u8* key_bits, const u8* value_bits
 #endif
                         ) {
 #ifdef KV_SCHEME
@@ -273,7 +296,11 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
         return;
     }
     Loader loader{map, cache, table, full[warp()], range, early,
-                  heads.kv_head, num_kv_heads, head_dim, log2_block_size, scales};
+                  heads.kv_head, num_kv_heads, head_dim, log2_block_size, scales
+#ifdef PACKED_KV
+                  , key_bits, value_bits
+#endif
+    };
     loader.begin();
     Attention::begin(loader);
     wait_for_upstream();

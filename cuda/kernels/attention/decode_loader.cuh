@@ -2,8 +2,13 @@
 #pragma once
 #include "attention/decode_splits.cuh"
 #include "attention/decode_tiles.cuh"
-#ifdef KV_SCHEME
+#ifdef PACKED_KV
+#include "attention/decode_int4_kv.cuh"
+#include "attention/decode_scales.cuh"
+using WarpMma = PackedTileMma;
+#elif defined(KV_SCHEME)
 #include "attention/decode_quantized_kv.cuh"
+#include "attention/decode_scales.cuh"
 using WarpMma = QuantizedTileMma;
 #else
 using WarpMma = TileMma<T>;
@@ -51,6 +56,9 @@ struct Loader {
     int early;  // lane i's block number of the first 32, loaded together with the context length
     int kv_head, num_kv_heads, head_dim, log2_block_size;
     StageScales scales;
+#ifdef PACKED_KV
+    const u8 *key_bits, *value_bits;
+#endif
     int batch, next;  // lane i's block number for this batch of steps and for the next
 
     __device__ int log_entries() const { return max(0, LOG_STEP - log2_block_size); }  // a step's, log2
@@ -86,10 +94,54 @@ struct Loader {
         int block = __shfl_sync(ALL, batch, ((index << log_parts) + work) & (WARP - 1));
         int token = range.token(index) + (work << log_rows);
         int head = block * 2 * num_kv_heads + kv_head + (values ? num_kv_heads : 0);
-        int row = (head << log2_block_size) + (token & ((1 << log2_block_size) - 1));
+        int within = token & ((1 << log2_block_size) - 1), row = (head << log2_block_size) + within;
+#ifdef PACKED_KV
+        int bits_row = ((block * num_kv_heads + kv_head) << log2_block_size) + within;
+        copy_packed(stage, values, row, bits_row, log_rows, full + stage);
+#else
         copy_tile(stage, row, log_rows, full + stage);
+#endif
     }
 
+#ifdef PACKED_KV
+    // The same as `copy_tile` for packed rows, which are adjacent in a tile; `bits_row` is the lane's row of
+    // upper bits.
+    __device__ __forceinline__ void copy_packed(int stage, bool values, int row, int bits_row, int log_rows,
+                                                u64* barrier) {
+        u8* to = tile_bytes(tile(stage));
+        u8* above = to + STEP * ROW_BYTES;
+#if __CUDA_ARCH__ >= 900
+        int bits_bytes = values ? VALUE_BITS_BYTES : KEY_BITS_BYTES;
+        if (lane() == 0) barrier_expect(barrier, STEP * (ROW_BYTES + bits_bytes) + StageScales::bytes());
+        if (lane() < STEP >> log_rows) {
+            int first = lane() << log_rows;
+            copy_bytes(to + first * ROW_BYTES, cache + (i64)row * ROW_BYTES, ROW_BYTES << log_rows, barrier);
+            copy_bytes(above + first * bits_bytes, (values ? value_bits : key_bits) + (i64)bits_row * bits_bytes,
+                       bits_bytes << log_rows, barrier);
+        }
+        scales.request(stage, row, log_rows, barrier);
+#else
+        copy_packed_rows<ROW_BYTES>(to, cache, row, log_rows);
+        if (values) copy_packed_rows<VALUE_BITS_BYTES>(above, value_bits, bits_row, log_rows);
+        else copy_packed_rows<KEY_BITS_BYTES>(above, key_bits, bits_row, log_rows);
+        scales.request(stage, row, log_rows, barrier);
+        arrive_after_copies(barrier);
+#endif
+    }
+
+#if __CUDA_ARCH__ < 900
+    template <int BYTES>
+    __device__ __forceinline__ static void copy_packed_rows(u8* to, const u8* rows, int row, int log_rows) {
+#pragma unroll 1
+        for (int chunk = lane(); chunk - lane() < STEP * BYTES / 16; chunk += WARP) {
+            int r = chunk * 16 / BYTES % STEP;  // a chunk may have two rows
+            int from = __shfl_sync(ALL, row, r >> log_rows) + (r & ((1 << log_rows) - 1));
+            if (chunk < STEP * BYTES / 16)
+                copy_16_async(to + chunk * 16, rows + (i64)from * BYTES + chunk * 16 % BYTES);
+        }
+    }
+#endif
+#else
     // Copies a step's rows of the cache, 1 << log_rows of them from lane i's `row` on, to a stage's tile, padded
     // with zeros to 128 bytes, and completes one phase of `barrier`.
     __device__ __forceinline__ void copy_tile(int stage, int row, int log_rows, u64* barrier) {
@@ -114,6 +166,7 @@ struct Loader {
         arrive_after_copies(barrier);
 #endif
     }
+#endif
 
     __device__ void clear_unseen(int index, int stage) const {
         scales.clear_unseen(stage, range.token(index), range);

@@ -3,44 +3,6 @@
 #include "attention/quantized_kv.cuh"
 #include "attention/decode_tiles.cuh"
 
-// The scales of a step's tokens, beside their tile in the ring.
-struct StageScales {
-    const float* all;             // scales of all rows of the cache
-    float (*stage_scales)[STEP];  // for each stage
-
-    static constexpr float SUM_SCALE = SUM_UPSCALE;  // the sums are smaller by this factor
-    __device__ static constexpr u32 bytes() { return STEP * 4; }  // of a step
-
-    // Starts the copy of a step's scales: 1 << log_rows rows from lane i's `row` on. All lanes call it.
-    __device__ __forceinline__ void request(int stage, int row, int log_rows, u64* barrier) const {
-#if __CUDA_ARCH__ >= 900
-        if (lane() < STEP >> log_rows)
-            copy_bytes(stage_scales[stage] + (lane() << log_rows), all + row, 4 << log_rows, barrier);
-#else
-        int r = lane() % (STEP / 4) * 4;
-        int from = __shfl_sync(ALL, row, r >> log_rows) + (r & ((1 << log_rows) - 1));
-        if (lane() < STEP / 4) copy_16_async(stage_scales[stage] + r, all + from);
-#endif
-    }
-
-    // Applies the scales: of K to scores, or of V to attention weights.
-    __device__ __forceinline__ void apply(int stage, float (&c)[TOKEN_TILES][HEAD_TILES][4]) const {
-#pragma unroll
-        for (int i = 0; i < TOKEN_TILES * 2; i++) {
-            float by = stage_scales[stage][lane() / 4 + 8 * i] * (SUM_UPSCALE / VALUE_SCALE);
-#pragma unroll
-            for (int j = 0; j < HEAD_TILES * 2; j++) c[i / 2][j / 2][i % 2 * 2 + j % 2] *= by;
-        }
-    }
-
-    // Sets the scales of invisible tokens to 0, because they may be invalid.
-    static_assert(STEP == WARP);
-    template <typename TokenRange>
-    __device__ __forceinline__ void clear_unseen(int stage, int token, const TokenRange& range) const {
-        if (!range.sees(token + lane())) stage_scales[stage][lane()] = 0;
-    }
-};
-
 // The two matmuls of 16 tokens with quantized values. A chunk has 16 dimensions: ldmatrix gives lane
 // 4 g + t the dimensions 4 t … 4 t + 3 of token g; transposed, the dimensions 2 g, 2 g + 1 of the tokens 2 t
 // and 2 t + 1. So a lane's query operands are the dimensions 4 t, 4 t + 2, 4 t + 1, 4 t + 3 of every 16, and
@@ -63,7 +25,8 @@ struct QuantizedTileMma {
         }
     }
 
-    __device__ __forceinline__ void scores(int keys, float (&score)[HEAD_TILES][4]) const {
+    __device__ __forceinline__ void scores(int tile, int work, float (&score)[HEAD_TILES][4]) const {
+        int keys = tile + work * TOKEN_TILE_CHUNKS;
         int first = chunk_at(lane() % 16, lane() / 16);
         float odd[HEAD_TILES][4] = {};  // two chains of mma halve the latency
 #pragma unroll
@@ -85,8 +48,9 @@ struct QuantizedTileMma {
         for (int i = 0; i < HEAD_TILES * 4; i++) score[i / 4][i % 4] += odd[i / 4][i % 4];
     }
 
-    __device__ __forceinline__ void add_values(int values, const float (&weight)[HEAD_TILES][4],
+    __device__ __forceinline__ void add_values(int tile, int work, const float (&weight)[HEAD_TILES][4],
                                                float (&sum)[HEAD_DIM / 16][HEAD_TILES][4]) const {
+        int values = tile + work * TOKEN_TILE_CHUNKS;
         int first = chunk_at(lane() % 16, lane() / 16);
         u32 b[HEAD_TILES][2];
         transpose_weights<T>(weight, b);

@@ -1,21 +1,27 @@
 // The tiles of decode_attention in shared memory, and the matmuls of 16 tokens.
 #pragma once
+#include "attention/kv_schemes.cuh"
 #include "common/mbarrier.cuh"
 #include "common/mma.cuh"
 
 constexpr int THREADS = NUM_WARPS * WARP;
 constexpr int HEAD_TILES = ROWS / 8;               // of 8 query heads
 // LOG_STEP: log2 of the tokens that a warp takes at a time; twice as many with a quantized cache, because
-// a step's overhead exceeds its mma time. LANE_STEP and SUM_STEP: the distance, in the 16 dimensions of a
-// sum, between neighboring lanes and between a lane's own two elements.
+// a step's overhead exceeds its mma time. The distance of dimensions in a tile of 16 of the sums: LANE_STEP
+// between neighboring lanes, SUM_STEP between a lane's own two elements, TILE_STEP from tile to tile.
 #ifdef KV_SCHEME
 constexpr int LOG_STEP = 5;
 using Stored = u8;
-constexpr int LANE_STEP = 2, SUM_STEP = 1;
 #else
 constexpr int LOG_STEP = 4;
 using Stored = T;
-constexpr int LANE_STEP = 1, SUM_STEP = 8;
+#endif
+#ifdef PACKED_KV
+constexpr int LANE_STEP = HEAD_DIM / 16, SUM_STEP = HEAD_DIM / 2, TILE_STEP = 1;
+#elif defined(KV_SCHEME)
+constexpr int LANE_STEP = 2, SUM_STEP = 1, TILE_STEP = 16;
+#else
+constexpr int LANE_STEP = 1, SUM_STEP = 8, TILE_STEP = 16;
 #endif
 constexpr int STEP = 1 << LOG_STEP, TOKEN_TILES = STEP / 16;  // token tiles of 16
 constexpr int TOKEN_TILE_CHUNKS = 16 * 8;           // from one token tile to the next
@@ -23,7 +29,11 @@ constexpr int PER_CHUNK = 16 / sizeof(Stored);  // elements of a chunk, 16 bytes
 constexpr int CHUNKS = HEAD_DIM / PER_CHUNK;  // of a row
 constexpr int PANEL = STEP * 8;               // chunks: 128 bytes of each row
 constexpr int PANELS = (CHUNKS + 7) / 8;
+#ifdef PACKED_KV
+constexpr int TILE_CHUNKS = STEP * HEAD_DIM * 3 / 64;  // of a tile of keys; those of values are smaller
+#else
 constexpr int TILE_CHUNKS = PANELS * PANEL;          // chunks of a tile
+#endif
 constexpr int RING_CHUNKS = NUM_STAGES * TILE_CHUNKS;        // chunks of a warp
 constexpr int DIRECT_STEPS = 48 * NUM_WARPS / STEP;  // fewer steps are not worth splitting
 
@@ -92,7 +102,8 @@ template <typename A> struct TileMma {
         }
     }
 
-    __device__ __forceinline__ void scores(int keys, float (&score)[HEAD_TILES][4]) const {
+    __device__ __forceinline__ void scores(int tile, int work, float (&score)[HEAD_TILES][4]) const {
+        int keys = tile + work * TOKEN_TILE_CHUNKS;
         int first = chunk_at(lane() % 16, lane() / 16);
         float odd[HEAD_TILES][4] = {};  // two chains of mma halve the latency
 #pragma unroll
@@ -107,8 +118,9 @@ template <typename A> struct TileMma {
         for (int i = 0; i < HEAD_TILES * 4; i++) score[i / 4][i % 4] += odd[i / 4][i % 4];
     }
 
-    __device__ __forceinline__ void add_values(int values, const float (&weight)[HEAD_TILES][4],
+    __device__ __forceinline__ void add_values(int tile, int work, const float (&weight)[HEAD_TILES][4],
                                                float (&sum)[HEAD_DIM / 16][HEAD_TILES][4]) const {
+        int values = tile + work * TOKEN_TILE_CHUNKS;
         int first = chunk_at(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
         u32 b[HEAD_TILES][2];
         transpose_weights<A>(weight, b);
@@ -130,7 +142,8 @@ template <> struct TileMma<float> {
     __device__ TileMma(const float* q, int num_rows, int head_dim)
         : q(q), num_rows(num_rows), head_dim(head_dim) {}
 
-    __device__ __forceinline__ void scores(int keys, float (&score)[HEAD_TILES][4]) const {
+    __device__ __forceinline__ void scores(int first, int work, float (&score)[HEAD_TILES][4]) const {
+        int keys = first + work * TOKEN_TILE_CHUNKS;
         const float4* tile = reinterpret_cast<const float4*>(shared + keys);
 #pragma unroll 1
         for (int column = 0; column < head_dim / 4; column++) {
@@ -148,8 +161,9 @@ template <> struct TileMma<float> {
         }
     }
 
-    __device__ __forceinline__ void add_values(int values, const float (&weight)[HEAD_TILES][4],
+    __device__ __forceinline__ void add_values(int first, int work, const float (&weight)[HEAD_TILES][4],
                                                float (&sum)[HEAD_DIM / 16][HEAD_TILES][4]) const {
+        int values = first + work * TOKEN_TILE_CHUNKS;
         const float* tile = reinterpret_cast<const float*>(shared + values);
 #pragma unroll
         for (int high = 0; high < 2; high++)  // unrolled: registers need constant indices

@@ -1,5 +1,6 @@
 // The arguments of prefill_attention, and a block's tile of queries with the keys that it sees.
 #pragma once
+#include "attention/kv_schemes.cuh"
 #include "attention/mma_softmax.cuh"
 
 #ifdef KV_SCHEME
@@ -20,6 +21,9 @@ struct Arguments {
     float scale, softcap;
 #ifdef KV_SCHEME
     const float* kv_scales;
+#endif
+#ifdef PACKED_KV
+    const u8 *key_bits, *value_bits;
 #endif
 #if SPLIT
     float* partials;
@@ -44,6 +48,9 @@ struct QueryTile {
 #ifdef KV_SCHEME
     const float* scales;  // of the cache's block 0
     int value_rows;        // from a key's to its value's
+#endif
+#ifdef PACKED_KV
+    const u8 *key_bits, *value_bits;  // of the cache's block 0
 #endif
 #if SPLIT
     int first, group_size, start;  // first row; first token's row of q
@@ -136,8 +143,15 @@ __device__ __forceinline__ bool find_tile(const Arguments& a, QueryTile& w) {
             w.q = a.q + (i64)(start + first) * a.q_stride + (i64)head * a.head_dim;
             w.out = a.out + ((i64)(start + first) * a.num_heads + head) * a.head_dim;
 #endif
-            w.keys = a.cache + kv_head * head_rows * a.head_dim;
-            w.values = a.num_kv_heads * head_rows * a.head_dim;
+#ifdef PACKED_KV
+            int row_size = a.head_dim / 2;
+            w.key_bits = a.key_bits + kv_head * head_rows * (a.head_dim / 4);
+            w.value_bits = a.value_bits + kv_head * head_rows * (a.head_dim / 8);
+#else
+            int row_size = a.head_dim;
+#endif
+            w.keys = a.cache + kv_head * head_rows * row_size;
+            w.values = a.num_kv_heads * head_rows * row_size;
             w.block_rows = 2 * a.num_kv_heads << a.log2_block_size;
             w.table = a.block_tables + (i64)seq * a.max_blocks;
             w.num_rows = count - first;

@@ -4,10 +4,8 @@
 // Registers hold the values times VALUE_SCALE, exactly, as T. The scales of K multiply the scores and those
 // of V the attention weights, so the inner products need no scaling.
 #pragma once
+#include "attention/kv_schemes.cuh"
 #include "linear/unpack.cuh"
-
-#define KV_INT8 1
-#define KV_FP8 2
 
 static_assert(sizeof(T) == 2);
 constexpr bool IS_BF16 = Same<T, bf16>::value;

@@ -11,7 +11,11 @@
 //               rotated by positions2 (ChatGLM's 2-D positions)
 //   slot_mapping  int32 [n]: cache slots; a token with a slot below 0 is not stored
 //   cache       T [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with KV_SCHEME
-//               bytes, and kv_scales fp32 [num_blocks, 2 * num_kv_heads, block_size]
+//               bytes, and kv_scales fp32 [num_blocks, 2 * num_kv_heads, block_size]; with KV_INT4 rows of
+//               head_dim / 2 bytes, and key_bits and value_bits [num_blocks, num_kv_heads, block_size,
+//               head_dim / 4 or / 8]
+//
+// With KV_INT4 queries, keys and values are then multiplied by a Hadamard matrix (int4_kv.cuh).
 //
 // Algorithm: pair i of a span rotates by angle i (Su et al., 2021, arXiv:2104.09864); it is the elements i
 // and i + rotary_dim / 2. Elements outside the spans do not change. A
@@ -20,7 +24,8 @@
 // (QK_NORM) and find its maximum (KV_SCHEME).
 //
 // Requires: head_dim <= 256; WIDTH (8, 4, 2 or 1) divides rotary_dim / 2 and head_dim / 2; with QK_NORM or
-// KV_SCHEME, items = head_dim / (2 * WIDTH) is a power of two up to 32. Valid positions and slots.
+// KV_SCHEME, items = head_dim / (2 * WIDTH) is a power of two up to 32; with KV_INT4 head_dim is 64 or 128,
+// rotary_dim 0 or head_dim, and positions2 null. Valid positions and slots.
 // Launch: grid (n, ceil(heads / (4 * floor(128 / items)))), block 128, no shared memory.
 // Moves the spans of the queries, keys and values twice, and the angles once.
 // Accuracy: fp32, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32); values and elements that
@@ -28,6 +33,12 @@
 // Test: tests/cuda/kernels/test_rotary.py
 #include "common/pack.cuh"
 #ifdef KV_SCHEME
+#include "attention/kv_schemes.cuh"
+#endif
+#ifdef PACKED_KV
+#include "attention/rotary_int4_kv.cuh"
+using Stored = u8;
+#elif defined(KV_SCHEME)
 #include "attention/rotary_quantized_kv.cuh"
 using Stored = u8;
 #else
@@ -35,6 +46,11 @@ using Stored = T;
 #endif
 
 constexpr int THREADS = 128, UNROLL = 4, W = WIDTH;
+#ifdef PACKED_KV
+constexpr bool CHANGES_QUERIES = true;
+#else
+constexpr bool CHANGES_QUERIES = QK_NORM;
+#endif
 
 struct Item {
     Pack<T, W> low, high;
@@ -100,6 +116,9 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
 #ifdef KV_SCHEME
               , float* kv_scales
 #endif
+#ifdef PACKED_KV
+              , u8* key_bits, u8* value_bits
+#endif
               ) {
     start_dependents();
     int items = head_dim / (2 * W), item = threadIdx.x % items;
@@ -116,10 +135,13 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
         low = (second ? rotary_dim : 0) + place * W;
         high = low + half_dim;
     }
+#ifdef PACKED_KV
+    low = W * item, high = low + head_dim / 2;  // also without rotary embedding
+#endif
 
     int heads = num_heads + 2 * num_kv_heads;
     // Without rotation or norm, the queries do not change.
-    int first = (QK_NORM || rotary_dim ? 0 : num_heads) + blockIdx.y * UNROLL * groups + group;
+    int first = (CHANGES_QUERIES || rotary_dim ? 0 : num_heads) + blockIdx.y * UNROLL * groups + group;
     qkv += (row * heads + first) * head_dim;
     i64 next = (i64)groups * head_dim;  // from a head to the thread's next one
 #if QK_NORM  // constants: loaded before the wait
@@ -144,9 +166,13 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
         sin = load<W>(angles + half_dim);
     }
     i64 block = slot >> log2_block_size, kv_stride = (i64)head_dim << log2_block_size;
+#ifdef PACKED_KV
+    PackedRow packed{block, slot & ((1 << log2_block_size) - 1), num_kv_heads, log2_block_size};
+#else
     cache += block * 2 * num_kv_heads * kv_stride;
     cache += (slot & ((1 << log2_block_size) - 1)) * head_dim;
-#ifdef KV_SCHEME
+#endif
+#if defined(KV_SCHEME) && !defined(PACKED_KV)
     kv_scales += (block * 2 * num_kv_heads << log2_block_size);
     kv_scales += slot & ((1 << log2_block_size) - 1);
 #endif
@@ -163,7 +189,18 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
             if (rotated) rotate(at, cos, sin);
             pack(at, loaded[u]);
         }
-#ifdef KV_SCHEME
+#ifdef PACKED_KV
+        float rotated_head[2 * W];
+        unpack(loaded[u], rotated_head);
+        rotate_head(rotated_head, items);
+        if (kv_head >= 0) {
+            if (slot < 0) continue;
+            packed.store(rotated_head, kv_head, item, items, cache, key_bits, value_bits, kv_scales);
+            continue;
+        }
+        pack(rotated_head, loaded[u]);
+        T* to = qkv + u * next;
+#elif defined(KV_SCHEME)
         if (kv_head >= 0) {
             if (slot < 0) continue;
             float at[2 * W];
@@ -178,7 +215,7 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
 #else
         T* to = kv_head < 0 ? qkv + u * next : cache + kv_head * kv_stride;
 #endif
-        if (kv_head >= 0 ? slot < 0 : !(QK_NORM || rotated)) continue;
+        if (kv_head >= 0 ? slot < 0 : !(CHANGES_QUERIES || rotated)) continue;
         store(to + low, loaded[u].low);
         store(to + high, loaded[u].high);
     }

@@ -10,6 +10,7 @@ import pytest
 from swiftchat.cuda import nvrtc
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import KernelSpec, parse_arguments
+from swiftchat.cuda.quantized_kv import KV_SCHEMES
 from swiftchat.errors import KernelCompileError
 from tests.support.kernel_variants import all_variants, chosen_variants
 
@@ -30,6 +31,8 @@ def entry_parameters(spec: KernelSpec) -> list[tuple[str, str]]:
     source = nvrtc.source(spec.name).read_text()
     if "KV_SCHEME" not in spec.defines:
         source = re.sub(r"#ifdef KV_SCHEME\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
+    if spec.defines.get("KV_SCHEME") != KV_SCHEMES["int4"]:
+        source = re.sub(r"#ifdef PACKED_KV\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
     if spec.defines.get("SPLIT") == "0":
         source = re.sub(r"#if SPLIT\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
     source = re.sub(r"#\w+.*", "", source)

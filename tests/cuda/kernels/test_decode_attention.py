@@ -14,19 +14,27 @@ from swiftchat.cuda.ops.decode_attention import (
     decode_attention,
     decode_attention_workspace,
 )
-from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, PACKED_HEAD_DIMS, KVScales
 from tests.support.kernel_case import (
     DTYPES,
     ROUNDING,
     Inputs,
     assert_close,
+    hadamard_matrix,
     poisoned,
-    quantize_rows,
+    quantize_cache,
 )
 
 pytestmark = pytest.mark.gpu
 MIXED = (1, 2, 63, 64, 65, 0, 200, 128, 1000, 129, 5000)
 GARBAGE = 2**31 - 9  # an invalid entry of a block table
+
+SCHEME_DIMS = [
+    (scheme, head_dim)
+    for scheme in KV_SCHEMES
+    for head_dim in (16, 48, 64, 80, 96, 128, 208, 256)
+    if scheme != "int4" or head_dim in PACKED_HEAD_DIMS
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,9 +48,8 @@ def _compiled(gpu: Gpu) -> None:
     )
     gpu.compile(
         Layout.of(dtype, head_dim, group, gpu.block_shared_bytes, scheme).spec
-        for scheme in KV_SCHEMES
+        for scheme, head_dim in SCHEME_DIMS
         for dtype in (torch.bfloat16, torch.float16)
-        for head_dim in (64, 96, 128, 256)
         for group in (4, 16)
     )
 
@@ -139,13 +146,14 @@ def make_case(
 def quantized(case: Case, scheme: str) -> Case:
     """Quantize the cache; slots that must not be read get the largest value and a NaN scale.
 
-    Rows differ in size, so that using another row's scale gives a wrong result.
+    Rows differ in size, so that using another row's scale gives a wrong result. The kernel rotates
+    the output of int4 back, but takes rotated queries.
     """
     num_blocks, heads, block_size, head_dim = case.cache.shape
     sizes = 2.0 ** Inputs(head_dim).integers(-6, 3, num_blocks, heads, block_size, 1)
-    values8, scales, numbers = quantize_rows(scheme, case.cache * sizes.to(case.cache.dtype))
-    written = scales.isfinite()
-    values8[~written] = 127
+    case.cache, kv_scales, numbers = quantize_cache(scheme, case.cache * sizes.to(case.cache.dtype))
+    if scheme == "int4":
+        numbers[:, heads // 2 :] @= hadamard_matrix(head_dim)
     for row, length in enumerate(case.lengths.tolist()):
         first = max(0, length - case.options["window"]) if case.options.get("window") else 0
         places = torch.arange(first, length, device="cuda")
@@ -154,14 +162,12 @@ def quantized(case: Case, scheme: str) -> Case:
         case.keys[row] = torch.zeros(length, heads // 2, head_dim, device="cuda").double()
         case.values[row] = case.keys[row].clone()
         case.keys[row][first:], case.values[row][first:] = read.tensor_split(2, dim=1)
-    case.cache = values8
-    case.options["kv_scales"] = KVScales(scheme, scales)
+    case.options["kv_scales"] = kv_scales
     return case
 
 
-@pytest.mark.parametrize("scheme", KV_SCHEMES)
+@pytest.mark.parametrize(("scheme", "head_dim"), SCHEME_DIMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 208, 256])
 def test_quantized_cache(gpu: Gpu, scheme: str, dtype, head_dim: int) -> None:
     for group in (1, 7, 16):
         case = quantized(make_case(dtype, MIXED, 2, group, head_dim), scheme)
@@ -207,7 +213,8 @@ def test_wrong_kv_scales_raise(gpu: Gpu) -> None:
     good = case.options["kv_scales"]
     for wrong, match in (
         (None, "cache must be"),
-        (KVScales("int4", good.scales), "int4"),
+        (KVScales("int3", good.scales), "int3"),
+        (KVScales("int4", good.scales), "are missing"),
         (KVScales("int8", good.scales[:, :1]), "scales must be"),
     ):
         case.options["kv_scales"] = wrong

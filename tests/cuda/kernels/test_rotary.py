@@ -6,9 +6,17 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.rotary import HeadNorm, rotary
-from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
+from swiftchat.cuda.quantized_kv import KVScales
+from swiftchat.engine.model.int4_kv import pack_kv, unpack_kv
 from swiftchat.engine.model.quantized_kv import quantize_kv
-from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernel_case import (
+    DTYPES,
+    ROUNDING,
+    Inputs,
+    assert_close,
+    hadamard_matrix,
+    poisoned,
+)
 
 pytestmark = pytest.mark.gpu
 POSITIONS = 500
@@ -197,7 +205,7 @@ def test_wrong_arguments_raise(gpu: Gpu) -> None:
         Case(torch.float32, 4, 4, 2, 60).run(gpu, angles(60))
 
 
-@pytest.mark.parametrize("scheme", KV_SCHEMES)
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("normed", [False, True])
@@ -245,9 +253,76 @@ def test_quantized_cache(gpu: Gpu, scheme: str, dtype, head_dim: int, normed: bo
     assert (flat[unused] == 99).all() and by[unused].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("kind", ["rotary", "normed", "neither"])
+def test_packed_cache(gpu: Gpu, dtype: torch.dtype, head_dim: int, kind: str) -> None:
+    """Queries are rotated by the Hadamard matrix; keys and values as torch packs them.
+
+    A value that is between two integers may go to the other one; so may keys, whose rotation is
+    rounded to T before.
+    """
+    case = Case(dtype, 67, 6, 2, head_dim)
+    case.qkv[5, -1] = 0
+    case.qkv[7, -1, 3] = float("nan")
+    case.before = case.qkv.clone()
+    table, norm, heads = angles(head_dim), None, case.queries_and_keys()
+    if kind == "normed":
+        make = Inputs(9, dtype)
+        norm = HeadNorm(make.normal(head_dim), make.normal(head_dim), 1e-5, 1.0)
+        heads = heads * (heads.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+        heads[:, :6] *= norm.query.double() + 1
+        heads[:, 6:] *= norm.key.double() + 1
+    by_angles = heads if kind == "neither" else rotated(heads, table, case.positions)
+    num_blocks, twice_kv_heads, block_size, _ = case.cache.shape
+    rows = (num_blocks, twice_kv_heads, block_size)
+    values = torch.full((*rows, head_dim // 2), 99, dtype=torch.int8, device="cuda")
+    bits = [
+        torch.full((num_blocks, 2, block_size, size), 99, dtype=torch.int8, device="cuda")
+        for size in (head_dim // 4, head_dim // 8)
+    ]
+    kv_scales = KVScales("int4", poisoned(*rows, dtype=torch.float32), *bits)
+    case.cache = values
+    case.run(gpu, None if kind == "neither" else table, norm=norm, kv_scales=kv_scales)
+    assert_close(case.qkv[:, :6], by_angles[:, :6] @ hadamard_matrix(head_dim), 2 * ROUNDING[dtype])
+    assert torch.equal(case.qkv[:, 6:].nan_to_num(9), case.before[:, 6:].nan_to_num(9))
+
+    stored = case.slots >= 0
+    places = case.slots[stored].long()
+    tensors = (values, *bits, kv_scales.scales)
+    flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in tensors]
+    found = [tensor[places] for tensor in flat]
+    new = torch.cat([by_angles[stored, 6:8].to(dtype), case.before[stored, 8:]], 1)
+    expected = [tensor.cuda() for tensor in pack_kv(new.cpu())]
+    finite = expected[3].isfinite()
+    assert not finite.all() and torch.equal(found[3].isfinite(), finite)
+    assert torch.equal(found[3][:, 2:][finite[:, 2:]], expected[3][:, 2:][finite[:, 2:]])
+    one = torch.ones_like(expected[3])
+    steps, wanted = (unpack_kv((*x[:3], one), torch.float32) for x in (found, expected))
+    off = (steps - wanted)[finite].abs()
+    assert off.max() <= 1 and (off > 0).float().mean() <= 0.02
+    exact = (steps[:, 2:] != wanted[:, 2:])[finite[:, 2:]]
+    assert exact.float().mean() <= 1e-3
+    by = found[3].double().unsqueeze(-1)
+    error = steps.double() * by - new.double() @ hadamard_matrix(head_dim)
+    largest = (wanted * expected[3].unsqueeze(-1)).abs().amax(-1, keepdim=True).double()
+    bound = by.abs() * 1.01 + 3 * ROUNDING[dtype] * largest
+    assert (error.abs() <= bound)[finite].all()
+    unused = torch.ones(len(flat[0]), dtype=torch.bool, device="cuda")
+    unused[places] = False
+    assert all((tensor[unused] == 99).all() for tensor in flat[:3])
+    assert flat[3][unused].isnan().all()
+
+
 def test_unsupported_head_dim_for_a_quantized_cache_raises(gpu: Gpu) -> None:
     case = Case(torch.bfloat16, 3, 2, 1, 80)
     case.cache = torch.zeros(case.cache.shape, dtype=torch.int8, device="cuda")
     scales = torch.zeros(case.cache.shape[:-1], device="cuda")
     with pytest.raises(ValueError, match="cannot be quantized"):
         case.run(gpu, angles(80), kv_scales=KVScales("int8", scales))
+    case = Case(torch.bfloat16, 3, 2, 1, 64)
+    case.cache = torch.zeros(3, 2, 16, 32, dtype=torch.int8, device="cuda")
+    scales = torch.zeros(3, 2, 16, device="cuda")
+    bits = [torch.zeros(3, 1, 16, size, dtype=torch.int8, device="cuda") for size in (16, 8)]
+    with pytest.raises(ValueError, match="cannot be quantized"):
+        case.run(gpu, angles(32), kv_scales=KVScales("int4", scales, *bits))

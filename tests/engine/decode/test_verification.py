@@ -87,7 +87,7 @@ def test_verified_ids_are_those_of_plain_decoding(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
 def test_verified_rows_read_a_quantized_cache(tmp_path: Path, cubins: Path, kv_dtype: str) -> None:
     tiny.make("llama-wide-heads", tmp_path)
     config = {"dtype": "bfloat16", "kv_dtype": kv_dtype}

@@ -190,7 +190,7 @@ def test_half_precision_is_close_to_fp32(folder: Path, cubins: Path, dtype: str,
     assert torch.linalg.norm(rounded - exact) <= 0.06 * torch.linalg.norm(exact)
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
 @pytest.mark.parametrize("name", ["llama-wide-heads", "qwen3", "gemma"])
 def test_a_quantized_kv_cache_is_close_to_fp32(
     name: str, tmp_path: Path, cubins: Path, kv_dtype: str

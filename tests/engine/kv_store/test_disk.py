@@ -45,7 +45,8 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "kernels"), [("auto", True), ("auto", False), ("int8", False), ("fp8", True)]
+    ("kv_dtype", "kernels"),
+    [("auto", True), ("auto", False), ("int8", False), ("fp8", True), ("int4", False)],
 )
 def test_a_new_engine_restores_what_another_computed(
     model: Path, tmp_path: Path, kv_dtype: str, kernels: bool
