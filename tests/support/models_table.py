@@ -69,9 +69,9 @@ Differences from other programs:
 - **GPT-OSS** is published with experts in MXFP4. On one GPU they stay packed with 16-bit
   activations. Elsewhere, and from GGUF files, they are dequantized when they are read, so they take
   the memory of 16-bit weights.
-- **Qwen3.5** has the columns of one matrix of a linear layer in another order in GGUF files. That
-  matrix is dequantized when it is read, so it takes the memory of 16-bit weights; so do the
-  projections of linear layers of Qwen3-Next.
+- **Qwen3-Next** has the projections of its linear layers in two tensors in GGUF files. If these
+  have different types, they are dequantized when they are read and take the memory of 16-bit
+  weights.
 - **GGUF** lacks some fields of `config.json`: the windows of StarCoder2 and Mistral, the context
   of Falcon (2048), chunks and temperature of Llama 4, and the scale of Gemma's attention scores
   (recognized by the number of layers). The conversion uses llama.cpp's values for them.

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from swiftchat.weights.formats.ggml_dequantize import dequantize
 from swiftchat.weights.formats.gguf import GgufTensor
+from swiftchat.weights.quantization.scheme import Spans
 
 __all__ = ["OrderedColumns"]
 
@@ -19,15 +20,16 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class OrderedColumns:
-    """A matrix; `columns` are the places of its columns in the file."""
+    """A matrix; it has the file's columns in `spans`, (start, stop) each, beside one another."""
 
     tensors: tuple[GgufTensor]
-    columns: npt.NDArray[np.intp]
+    spans: Spans
 
     def part(self, stored: Sequence[Bytes], start: int, stop: int) -> Floats:
         """Return the rows from `start` to `stop`; `stored` are the bytes, uint8 [rows, …]."""
         rows = dequantize(stored[0][start:stop], self.tensors[0].type_name)
-        return rows.reshape(stop - start, -1)[:, self.columns]
+        rows = rows.reshape(stop - start, -1)
+        return np.concatenate([rows[:, first:end] for first, end in self.spans], axis=1)
 
     def chunks(self, rows: Callable[[GgufTensor], Bytes]) -> Iterator[Floats]:
         """Yield the elements flat; `rows` returns a tensor's bytes."""

@@ -23,7 +23,7 @@ from swiftchat.weights.gguf.ordered_columns import OrderedColumns
 from swiftchat.weights.gguf.rope import ROPE_TENSORS
 from swiftchat.weights.gguf.stacked_experts import StackedExperts
 from swiftchat.weights.gguf.value_heads import grouped_rows, value_columns, value_rows
-from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
+from swiftchat.weights.quantization.gguf_blocks import GROUP_SIZE, KEPT_TYPES
 from swiftchat.weights.quantization.quantize import QUANTIZABLE
 
 __all__ = [
@@ -199,10 +199,10 @@ def _mixer_source(
     if canonical == "mixer_qkvz" and f"blk.{layer}.{_DELTA_GATES}" in file.tensors:
         return _queries_and_gates(file, config, layer)
     if canonical == "mixer_out" and in_turns:
-        columns = value_columns(_gated_delta(config))
-        if columns is not None:
+        spans = value_columns(_gated_delta(config))
+        if spans is not None:
             shape = canonical_shapes(config)[canonical]
-            return OrderedColumns((_checked(file, name, shape),), columns)
+            return OrderedColumns((_checked(file, name, shape),), spans)
     return None
 
 
@@ -253,11 +253,23 @@ def block_matrices(config: ModelConfig, sources: Mapping[str, Source]) -> frozen
     return frozenset(
         name
         for name, source in sources.items()
-        if isinstance(source, TensorSource)
-        and canonical[name] in _KEPT
-        and source.tensor.type_name in KEPT_TYPES
-        and not source.transposed
+        if canonical[name] in _KEPT and _has_whole_blocks(source)
     )
+
+
+def _has_whole_blocks(source: Source) -> bool:
+    """Return whether the matrix can be made of blocks of one type without changing them."""
+    types = {tensor.type_name for tensor in source.tensors}
+    if len(types) != 1 or not types <= KEPT_TYPES:
+        return False
+    match source:
+        case TensorSource():
+            return not source.transposed
+        case OrderedColumns():
+            return not any(border % GROUP_SIZE for span in source.spans for border in span)
+        case MergedRows():
+            return True
+    return False
 
 
 def _columns(rows: npt.NDArray[np.uint8], type_name: str) -> Iterator[npt.NDArray[np.float32]]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.weights.architectures.parts.mixers import GatedDelta
+from swiftchat.weights.quantization.scheme import Spans
 
 __all__ = ["Order", "grouped_rows", "value_columns", "value_rows"]
 
@@ -30,11 +31,12 @@ def value_rows(mixer: GatedDelta, canonical: str) -> Order | None:
     return None
 
 
-def value_columns(mixer: GatedDelta) -> Order | None:
-    """Return where a file has each column of `mixer_out`; None: in Hugging Face's order."""
+def value_columns(mixer: GatedDelta) -> Spans | None:
+    """Return where a file has the columns of `mixer_out` of each head; None: in their order."""
     if mixer.num_key_heads == mixer.num_value_heads:
         return None
-    return _taken_in_turns(mixer, mixer.value_dim)
+    width = mixer.value_dim
+    return [(head * width, (head + 1) * width) for head in _taken_in_turns(mixer, 1).tolist()]
 
 
 def grouped_rows(mixer: GatedDelta) -> Order:

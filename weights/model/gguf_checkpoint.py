@@ -1,6 +1,7 @@
 """The tensors of a GGUF file as a checkpoint, read from the mapped file."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile, GgufTensor, open_gguf
 from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.gguf.architectures import gguf_architecture
+from swiftchat.weights.gguf.merged_rows import MergedRows
+from swiftchat.weights.gguf.ordered_columns import OrderedColumns
 from swiftchat.weights.gguf.tensors import (
     MergedSource,
     TensorSource,
@@ -21,7 +24,7 @@ from swiftchat.weights.gguf.tensors import (
     tensor_sources,
 )
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.quantization.gguf_blocks import block_tensor
+from swiftchat.weights.quantization.gguf_blocks import block_tensor, with_columns
 from swiftchat.weights.quantization.stored_tensor import FLOATS, CheckedTensors, StoredTensor
 
 __all__ = ["GgufCheckpoint"]
@@ -73,6 +76,12 @@ class GgufCheckpoint(Checkpoint):
         }
         for name, source in stacks.items():
             self.quantized[name] = self._stacked(name, shapes[name], source)
+            if name in blocks and isinstance(source, OrderedColumns):
+                kind = source.tensors[0].type_name
+                tensor = block_tensor(checked, f"{name}.0", kind)
+                self.quantized[name] = with_columns(tensor, source.spans)
+            elif name in blocks and isinstance(source, MergedRows):
+                self.quantized[name] = self._merged_blocks(name, source)
 
     @classmethod
     def of_file(cls, path: Path, config: ModelConfig) -> "GgufCheckpoint":
@@ -106,6 +115,21 @@ class GgufCheckpoint(Checkpoint):
 
         kind = source.tensors[0].type_name if source.tensors else "F32"
         return StoredTensor(kind, shape, parts, dequantize_part)
+
+    def _merged_blocks(self, name: str, source: MergedRows) -> StoredTensor:
+        """Return a matrix with the rows of several tensors, whose blocks are copied when read."""
+        parts = {str(i): _part(name, i, each) for i, each in enumerate(source.tensors)}
+        kind = source.tensors[0].type_name
+        stored, infos = f"{name}.{kind}", [self.tensors[part] for part in parts.values()]
+        num_rows, row_bytes = sum(info.shape[0] for info in infos), infos[0].shape[1]
+        merged = replace(infos[0], name=stored, shape=(num_rows, row_bytes))
+
+        def read(_: str) -> Bytes:
+            rows = np.concatenate([self.read(part) for part in parts.values()])
+            return rows if source.order is None else rows[source.order]
+
+        found = block_tensor(CheckedTensors({stored: merged}, read), name, kind)
+        return replace(found, parts=parts)
 
     def _finite(self, name: str, found: Floats) -> Floats:
         if not np.isfinite(found).all():

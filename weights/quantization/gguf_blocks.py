@@ -5,7 +5,7 @@ scales, in float32. Only Q6_K is requantized: it has a scale per 16 columns, whi
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -26,7 +26,10 @@ from swiftchat.weights.quantization.scheme import (
     Int4,
     Int8Groups,
     PackedSource,
+    QuantizedMatrix,
     Scheme,
+    Spans,
+    slice_matrix,
 )
 from swiftchat.weights.quantization.settings import Settings
 from swiftchat.weights.quantization.stored_tensor import CheckedTensors, StoredTensor
@@ -40,6 +43,7 @@ __all__ = [
     "matrix_type_of",
     "tensors",
     "to_matrix",
+    "with_columns",
 ]
 
 GROUP_SIZE = 32  # of the matrices of all types
@@ -242,4 +246,33 @@ def block_tensor(source: CheckedTensors, name: str, type_name: str) -> StoredTen
         dequantize_rows,
         packed,
         read_blocks=read_blocks,
+    )
+
+
+def with_columns(tensor: StoredTensor, spans: Spans) -> StoredTensor:
+    """Return a matrix of `block_tensor` with its columns in another order.
+
+    It has those in `spans`, (start, stop) each, beside one another. Borders are multiples of 32.
+    """
+    dequantize_all, packed, read_blocks = tensor.dequantize, tensor.packed, tensor.read_blocks
+    assert read_blocks is not None
+
+    def dequantize_rows(start: int, stop: int) -> Floats:
+        rows = dequantize_all(start, stop)
+        return np.concatenate([rows[:, first:end] for first, end in spans], axis=1)
+
+    def blocks() -> GgufBlocks:
+        return replace(read_blocks(), spans=spans)
+
+    def matrix() -> QuantizedMatrix:
+        assert packed is not None
+        found = slice_matrix(packed.read(), 1, spans)
+        assert found is not None
+        return found
+
+    return replace(
+        tensor,
+        dequantize=dequantize_rows,
+        packed=None if packed is None else PackedSource(packed.scheme, matrix),
+        read_blocks=blocks,
     )

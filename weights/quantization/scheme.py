@@ -129,11 +129,12 @@ class ActivationQuantization:
 def slice_blocks(matrix: GgufBlocks, axis: int, spans: Spans) -> GgufBlocks | None:
     """Return the rows (axis 0) or columns (axis 1) in `spans` of a matrix with all its columns.
 
-    Returns None if a border of columns is not a multiple of 32.
+    Returns None if a border of columns is not a multiple of 32, or the columns are in another order
+    already.
     """
     if axis == 0:
         return replace(matrix, blocks=_take(matrix.blocks, 0, spans))
-    if any(border % _BLOCK_COLUMNS for span in spans for border in span):
+    if len(matrix.spans) > 1 or any(border % _BLOCK_COLUMNS for span in spans for border in span):
         return None
     return replace(matrix, spans=spans)
 

@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from swiftchat.engine.linear.factory import TorchWeights
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.architectures.tensors import expected_tensors
@@ -30,6 +31,7 @@ from tests.support import (
     tiny_gguf,
 )
 from tests.support.gguf_models import CASES, loaded, made, write_case
+from tests.support.reference import make_reference
 
 # These become models of another, equivalent class.
 _BECOMES = {
@@ -140,6 +142,38 @@ def test_gated_deltanet_runs_from_the_file(name: str, tmp_path: Path) -> None:
     folder = gguf_directory.of_file(path, tmp_path / "ours")
     ours, theirs = tiny.Bench(folder).last_logits(tiny.random_ids(12)), logits(reference)[-1]
     assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "qwen3next"])
+@pytest.mark.parametrize("native", [False, True])
+def test_gated_deltanet_stays_quantized(arch: str, native: bool, tmp_path: Path) -> None:
+    """Heads are reordered by whole groups of columns, and by rows of two tensors."""
+    sizes = {"hidden_size": 64, "linear_key_head_dim": 32, "linear_value_head_dim": 64}
+    if arch == "qwen3next":  # whole tiles of gates
+        sizes |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+    kind = CASES[arch][0]
+    make_reference(kind, tmp_path / "theirs", linear_num_value_heads=6, **sizes)
+    path, q8 = tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q8_0
+    gguf_models.write(path, tmp_path / "theirs", arch, raw_type=q8)
+    convert(path, tmp_path / "ours", dtype="float32")
+    folder = gguf_directory.of_file(path, tmp_path / "folder", dtype="float32")
+    bench, ids = tiny.Bench(folder, native=native), tiny.random_ids(12)
+    mixer = bench.decoder.weights.layers[0].mixer
+    assert mixer is not None
+    if native:
+        assert all(each.is_quantized for each in (mixer.project_in, mixer.project_out))
+    names = ["in_proj_qkvz", "out_proj"] if arch == "qwen3next" else ["in_proj_qkv", "out_proj"]
+    found = load_file(tmp_path / "ours" / "model.safetensors")
+    for name in (f"model.layers.0.linear_attn.{each}.weight" for each in names):
+        stored = bench.checkpoint.quantized[name]
+        assert stored.packed is not None and stored.read_blocks is not None
+        packed = TorchWeights(keeps_quantized=True).quantized([stored.packed.read()], torch.float32)
+        assert packed is not None
+        rows = packed.rows(torch.arange(packed.shape[0]))
+        torch.testing.assert_close(rows, found[name], rtol=1e-5, atol=1e-7)
+        assert torch.equal(torch.from_numpy(stored.dequantize(0, 64)), found[name][:64])
+    ours, expected = bench.last_logits(ids), tiny.Bench(tmp_path / "ours").last_logits(ids)
+    assert (ours - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 def test_older_files_of_qwen3_next(tmp_path: Path) -> None:
