@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
+from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 from swiftchat.cuda.ops.act_and_mul import KINDS
 
@@ -14,8 +14,9 @@ MAX_TAPS = 4  # of a convolution
 _DELTA_THREADS, _DELTA_ROWS = 512, 8
 _MAMBA_THREADS, _MAMBA_ROWS = 256, 32  # threads and rows of a head's state in a block
 _MAMBA_STATE = 128  # elements of a row of the state in a warp's registers, for each vector
-_NORM_THREADS, _CONV_THREADS = 512, 128
-_NORM_VECTORS = (2, 4, 8)
+_CONV_THREADS = 128
+# Threads of a block and vectors of 4 columns of each: a group uses the first layout that holds it.
+_NORM_LAYOUTS = ((32, 1), (32, 2), (512, 2), (512, 4), (512, 8))
 
 _STATE = (
     "pointer conv_states, pointer states, pointer slots, pointer step, pointer positions, "
@@ -49,12 +50,13 @@ def _mamba2_spec(dtype: str, activation: str, fp32_out: bool, vectors: int) -> K
     return KernelSpec("mamba2_step", arguments, defines)
 
 
-def _norm_spec(dtype: str, vectors: int) -> KernelSpec:
+def _norm_spec(dtype: str, layout: tuple[int, int]) -> KernelSpec:
     arguments = (
         "pointer x, pointer weight, pointer gates, pointer out, int width, int group_size, "
-        "int64 gates_stride, float gate_scale, float eps"
+        "int weight_stride, int64 gates_stride, float gate_scale, float eps"
     )
-    return KernelSpec("gated_norm", arguments, {"DTYPE": dtype, "VECTORS": str(vectors)})
+    defines = {"DTYPE": dtype, "BLOCK": str(layout[0]), "VECTORS": str(layout[1])}
+    return KernelSpec("gated_norm", arguments, defines)
 
 
 def _conv_spec(dtype: str) -> KernelSpec:
@@ -75,7 +77,7 @@ VARIANTS = [
         for fp32_out in (False, True)
         for vectors in (1, 2)
     ),
-    *(_norm_spec(dtype, v) for dtype in DTYPE_NAMES.values() for v in _NORM_VECTORS),
+    *(_norm_spec(dtype, layout) for dtype in DTYPE_NAMES.values() for layout in _NORM_LAYOUTS),
     *(_conv_spec(dtype) for dtype in DTYPE_NAMES.values()),
 ]
 
@@ -272,7 +274,8 @@ def mamba2_step(
 
 def gated_norm_fits(group_size: int) -> bool:
     """Return whether the kernel normalizes groups of this size."""
-    return group_size % 4 == 0 and group_size <= 4 * _NORM_VECTORS[-1] * _NORM_THREADS
+    threads, vectors = _NORM_LAYOUTS[-1]
+    return group_size % 4 == 0 and group_size <= 4 * vectors * threads
 
 
 def gated_norm(
@@ -288,16 +291,20 @@ def gated_norm(
 ) -> None:
     """Write the RMSNorm of each group of x fp32 [n, width] to `out` T [n, width].
 
-    `weight` is fp32 [width]. With `gates` T [n, at least width] the result is multiplied by
-    silu(gate_scale · gates) of the first columns; their rows need not be adjacent.
+    `weight` is fp32 [width], or [width / num_groups] for every group. With `gates` T [n, at least
+    width] the result is multiplied by silu(gate_scale · gates) of the first columns; their rows
+    need not be adjacent.
     """
     n, width = x.shape
     group_size = width // num_groups
     if width % num_groups or not gated_norm_fits(group_size):
         raise ValueError(f"the kernel does not take {num_groups} groups of {width} elements")
     check_tensor("x", x, (n, width), "float32", gpu)
-    check_tensor("weight", weight, (width,), "float32", gpu)
+    is_shared = len(weight) == group_size
+    check_tensor("weight", weight, (group_size if is_shared else width,), "float32", gpu)
     check_tensor("out", out, (n, width), out.dtype, gpu)
+    if num_groups > MAX_GRID_Y:
+        raise ValueError(f"the kernel takes at most {MAX_GRID_Y} groups, not {num_groups}")
     if gates is not None and (
         gates.dtype != out.dtype
         or gates.device != gpu.device
@@ -308,11 +315,10 @@ def gated_norm(
         raise ValueError(f"gates must be {out.dtype} rows of {width}, not {list(gates.shape)}")
     if n == 0:
         return
-    needed = -(-group_size // (4 * _NORM_THREADS))
-    vectors = next(vectors for vectors in _NORM_VECTORS if vectors >= needed)
-    gpu.kernel(_norm_spec(DTYPE_NAMES[out.dtype], vectors))(
-        (num_groups, n),
-        _NORM_THREADS,
+    layout = next(each for each in _NORM_LAYOUTS if 4 * each[0] * each[1] >= group_size)
+    gpu.kernel(_norm_spec(DTYPE_NAMES[out.dtype], layout))(
+        (n, num_groups),
+        layout[0],
         num_bytes=x.nbytes + out.nbytes,
         x=x,
         weight=weight,
@@ -320,6 +326,7 @@ def gated_norm(
         out=out,
         width=width,
         group_size=group_size,
+        weight_stride=0 if is_shared else group_size,
         gates_stride=0 if gates is None else gates.stride(0),
         gate_scale=gate_scale,
         eps=eps,

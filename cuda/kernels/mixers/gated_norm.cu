@@ -1,7 +1,7 @@
-// gated_norm: RMSNorm over groups of a mixer's outputs, the last part of a decode step of Mamba-2.
+// gated_norm: RMSNorm over groups of a mixer's outputs, with gates.
 //
 //   x          fp32 [n, width]
-//   weight     fp32 [width], constant
+//   weight     fp32, constant: [width], or [group_size] for all groups with weight_stride 0
 //   gates      T, rows gates_stride elements apart, or null: the result is multiplied by
 //              silu(gate_scale * gates)
 //   out        T [n, width]
@@ -9,8 +9,9 @@
 //   out = x · rsqrt(mean of x² over the group + eps) · weight · silu(gate_scale · gates)
 //
 // Algorithm: a block has a group of a row in registers, 4 elements a vector.
-// Requires: group_size % 4 == 0 and group_size <= 4 * VECTORS * 512.
-// Launch: grid (width / group_size, n), block 512, no dynamic shared memory.
+// Defines: BLOCK, the number of threads, and VECTORS.
+// Requires: group_size % 4 == 0 and group_size <= 4 * VECTORS * BLOCK.
+// Launch: grid (n, width / group_size), block BLOCK, no dynamic shared memory.
 // Moves n * width * (4 + sizeof T) bytes, with gates sizeof T more.
 // Accuracy: fp32, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32).
 // Test: tests/cuda/kernels/test_gated_norm.py
@@ -18,21 +19,21 @@
 #include "common/reduce.cuh"
 #include "mixers/step.cuh"
 
-constexpr int THREADS = 512;
+constexpr int THREADS = BLOCK;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 gated_norm_kernel(const float* x, const float* weight, const T* gates, T* out, int width, int group_size,
-                  i64 gates_stride, float gate_scale, float eps) {
+                  int weight_stride, i64 gates_stride, float gate_scale, float eps) {
     __shared__ float scratch[THREADS / WARP];
     start_dependents();
-    int start = blockIdx.x * group_size;
-    i64 row = blockIdx.y;
+    int start = blockIdx.y * group_size;
+    i64 row = blockIdx.x;
     Pack<float, 4> values[VECTORS], weights[VECTORS];
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
         int i = 4 * (v * THREADS + threadIdx.x);
         weights[v] = {};
-        if (i < group_size) weights[v] = load<4>(weight + start + i);
+        if (i < group_size) weights[v] = load<4>(weight + blockIdx.y * weight_stride + i);
     }
     wait_for_upstream();
     float squares = 0;

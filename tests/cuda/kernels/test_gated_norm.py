@@ -17,12 +17,16 @@ EPS = 1e-5
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(
     ("n", "width", "groups"),
-    # A vector of each count, whole and part, and many small groups.
-    [(1, 3072, 1), (3, 8192, 8), (2, 8192, 1), (2, 12_000, 1), (5, 48, 6)],
+    # Every layout, whole and part.
+    [(1, 3072, 1), (3, 8192, 8), (2, 8192, 1), (2, 12_000, 1), (5, 48, 6), (9, 1008, 4)],
 )
-def test_equals_fp64(gpu: Gpu, dtype, gated: bool, n: int, width: int, groups: int) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_equals_fp64(
+    gpu: Gpu, dtype, gated: bool, n: int, width: int, groups: int, shared: bool
+) -> None:
     make = Inputs(n * width, dtype)
-    x, weight = (make.normal(*shape, dtype=torch.float32) for shape in ((n, width), (width,)))
+    size = width // groups if shared else width
+    x, weight = (make.normal(*shape, dtype=torch.float32) for shape in ((n, width), (size,)))
     wide = make.normal(n, width + 33)
     out = poisoned(n, width, dtype=dtype)
     gated_norm(
@@ -36,7 +40,8 @@ def test_equals_fp64(gpu: Gpu, dtype, gated: bool, n: int, width: int, groups: i
         gate_scale=1.3,
     )
     grouped = x.double().view(n, groups, -1)
-    expected = F.rms_norm(grouped, grouped.shape[2:], eps=EPS).view(n, width) * weight.double()
+    expected = F.rms_norm(grouped, grouped.shape[2:], eps=EPS).view(n, -1, size)
+    expected = (expected * weight.double()).view(n, width)
     if gated:
         expected = expected * F.silu(1.3 * wide[:, :width].double())
     assert_close(out, expected, max(ROUNDING[dtype], FP32_TOLERANCE))

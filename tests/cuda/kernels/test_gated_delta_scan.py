@@ -1,0 +1,90 @@
+"""gated_delta_scan against the recurrence in fp64, token by token."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.mixer_scans import gated_delta_scan
+from tests.support.kernel_case import DTYPES, Inputs, assert_close, poisoned
+from tests.support.mixer_rows import make_prompts
+from tests.support.mixer_steps import FP32_TOLERANCE
+
+pytestmark = pytest.mark.gpu
+EPS = 1e-6
+# key heads, value heads, key_dim, value_dim: the first are Qwen3-Next's.
+SHAPES = [(2, 4, 128, 128), (2, 6, 24, 40), (1, 2, 100, 4)]
+
+
+def recurrence(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs [n, heads, value_dim] and the last state, for one sequence."""
+    outputs = []
+    for i in range(len(q)):
+        state = state * g[i].exp()[:, None, None]
+        error = v[i] - torch.einsum("hkv,hk->hv", state, k[i])
+        state = state + k[i].unsqueeze(2) * (error * beta[i].unsqueeze(1)).unsqueeze(1)
+        outputs.append(torch.einsum("hkv,hk->hv", state, q[i]))
+    return torch.stack(outputs), state
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("lengths", [(16,), (40, 1, 2, 33), (150,)])
+def test_equals_the_recurrence(
+    gpu: Gpu, dtype, shape: tuple[int, ...], lengths: tuple[int, ...]
+) -> None:
+    key_heads, heads, key_dim, value_dim = shape
+    make = Inputs(heads * key_dim, dtype)
+    prompts = make_prompts(lengths, make)
+    n, keys, values = prompts.num_tokens, key_heads * key_dim, heads * value_dim
+    mixed = make.normal(n, 2 * keys + values, dtype=torch.float32)
+    projected = make.normal(n, 2 * keys + 2 * values + 2 * heads)
+    decay, step_bias = (make.normal(heads, dtype=torch.float32) for _ in range(2))
+    states = prompts.states(make, heads, key_dim, value_dim)
+    before, out = states.clone(), poisoned(n, values, dtype=torch.float32)
+    gated_delta_scan(
+        gpu,
+        mixed,
+        projected,
+        out,
+        decay=decay,
+        step_bias=step_bias,
+        states=states,
+        rows=prompts.rows,
+        num_key_heads=key_heads,
+    )
+    q, k, v = torch.split(mixed.double(), [keys, keys, values], 1)
+    q, k = (x.reshape(n, key_heads, key_dim) for x in (q, k))
+    q, k = (x / (x.square().sum(2, keepdim=True) + EPS).sqrt() for x in (q, k))
+    q, k = (x.repeat_interleave(heads // key_heads, 1) for x in (q * key_dim**-0.5, k))
+    v = v.reshape(n, heads, value_dim)
+    beta, step = projected.double()[:, -2 * heads :].chunk(2, 1)
+    g = -decay.double().exp() * F.softplus(step + step_bias.double())
+    for span, slot, state in zip(prompts.spans, prompts.after, prompts.read(before), strict=True):
+        inputs = (x[span] for x in (q, k, v, g, beta.sigmoid()))
+        expected, last = recurrence(*inputs, state)
+        assert_close(out[span], expected.reshape(-1, values), FP32_TOLERANCE)
+        assert_close(states[slot], last, FP32_TOLERANCE)
+    prompts.assert_only_these_written(out, before, states)
+
+
+def test_wrong_tensors_raise(gpu: Gpu) -> None:
+    make = Inputs(1)
+    prompts = make_prompts((4,), make)
+    n = prompts.num_tokens
+    for key_dim, match in ((10, "heads of 10 by 8"), (12, "projected must be")):
+        with pytest.raises(ValueError, match=match):
+            gated_delta_scan(
+                gpu,
+                make.normal(n, 2 * key_dim + 8),
+                make.normal(n, 20),
+                make.normal(n, 8),
+                decay=make.normal(1),
+                step_bias=make.normal(1),
+                states=make.normal(4, 1, key_dim, 8),
+                rows=prompts.rows,
+                num_key_heads=1,
+            )
