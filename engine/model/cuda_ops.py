@@ -23,11 +23,7 @@ from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model import activations
 from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.cuda_latent import LatentKernels
-from swiftchat.engine.model.cuda_mixers import (
-    MixerKernels,
-    StatePlan,
-    plan_batch_states,
-)
+from swiftchat.engine.model.cuda_mixers import MixerKernels, StatePlan
 from swiftchat.engine.model.cuda_moe import ExpertKernels
 from swiftchat.engine.model.elementwise import Elementwise
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV, independent_copies
@@ -166,8 +162,7 @@ class CudaOps(Elementwise):
         has_all_logits = len(batch.logits_indices) == len(batch.ids)
         logits_indices, states = None if has_all_logits else indices, None
         if self._config.mixer is not None:
-            layers, device = cache.states.layers, self.gpu.device
-            states = plan_batch_states(spans, num_decode, positions[:num_decode], layers, device)
+            states = self.mixers.plan(spans, num_decode, positions, cache.states.layers)
         latents = None if self._latent is None else self._latent.plan(batch, cache)
         return CudaPlan(
             ids, positions, slot_mapping, decode, prefill, logits_indices, states, latents
