@@ -40,13 +40,16 @@ __device__ __forceinline__ void stage_activations(uint4* to, const bf16* from, i
     }
 }
 
-// A row of a matrix in memory.
+// `count` groups of a row of a matrix in memory, from group `first` on.
 struct Row {
     const uint4* blocks;
     const u8* scales;
+    int count;
 
-    __device__ Row(u64 blocks_address, u64 scales_address, i64 row, int groups)
-        : blocks((const uint4*)blocks_address + row * groups), scales((const u8*)scales_address + row * groups) {}
+    __device__ Row(u64 blocks_address, u64 scales_address, i64 row, int groups, int first, int count)
+        : blocks((const uint4*)blocks_address + row * groups + first),
+          scales((const u8*)scales_address + row * groups + first),
+          count(count) {}
 };
 
 union Fragment {
@@ -54,12 +57,13 @@ union Fragment {
     u32 at[4];
 };
 
-// Adds the products of this lane's rows (g: `low`, g + 8: `high`) with the staged activations to the accumulators
-// of an mma whose columns are all equal. A warp takes four groups at a time: first, first + step, …
-__device__ __forceinline__ void add_products(float (&sums)[4], const Row& low, const Row& high, int groups,
-                                             const uint4* activations, int first, int step) {
+// Adds the products of this lane's rows (g: `low`, g + 8: `high`) with staged activations to the accumulators of an
+// mma. Its column g has the `count` groups of activations that lane g passes; no row has more groups than `low`. A
+// warp takes four groups at a time: first, first + step, …
+__device__ __forceinline__ void add_products(float (&sums)[4], const Row& low, const Row& high,
+                                             const uint4* activations, int count, int first, int step) {
     int t = threadIdx.x % 4;
-    for (int base = first * 4; base < groups; base += UNROLL * step * 4) {
+    for (int base = first * 4; base < low.count; base += UNROLL * step * 4) {
         Fragment w[UNROLL][2];
         u32 scale[UNROLL][2];
 #pragma unroll
@@ -67,16 +71,13 @@ __device__ __forceinline__ void add_products(float (&sums)[4], const Row& low, c
             int at = base + u * step * 4 + t;
             w[u][0].bits = w[u][1].bits = {};
             scale[u][0] = scale[u][1] = 0;
-            if (at >= groups) continue;
-            w[u][0].bits = __ldcs(low.blocks + at);
-            w[u][1].bits = __ldcs(high.blocks + at);
-            scale[u][0] = __ldg(low.scales + at);
-            scale[u][1] = __ldg(high.scales + at);
+            if (at < low.count) w[u][0].bits = __ldcs(low.blocks + at), scale[u][0] = __ldg(low.scales + at);
+            if (at < high.count) w[u][1].bits = __ldcs(high.blocks + at), scale[u][1] = __ldg(high.scales + at);
         }
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            if (base + u * step * 4 >= groups) break;
-            const uint4* own = activations + min(base + u * step * 4 + t, groups - 1) * PITCH;
+            if (base + u * step * 4 >= low.count) break;
+            const uint4* own = activations + min(base + u * step * 4 + t, count - 1) * PITCH;
             u32 by[2] = {scale_pair(scale[u][0]), scale_pair(scale[u][1])};
 #pragma unroll
             for (int i = 0; i < CHUNKS; i++) {
