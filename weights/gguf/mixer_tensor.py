@@ -1,4 +1,4 @@
-"""A small tensor of a token mixer with a state, from a GGUF file that stores it in another form."""
+"""A small tensor, usually of a token mixer, that a GGUF file stores in another form."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -38,6 +38,10 @@ _EXAONE_MOE_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
+_YOUTU_PATTERNS = (
+    "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
+    _GPT4O_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}"),
+)
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CJK = "[一-龥ࠀ-一가-퟿]+"
 _DEEPSEEK_LLM_PATTERNS = (
@@ -116,6 +120,7 @@ PRE_TOKENIZERS: Mapping[str, dict[str, Any]] = MappingProxyType(
         **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), _split(_QWEN2_PATTERN)),
         **dict.fromkeys(("hunyuan", "solar-open", "megrez", "grok-2"), _split(_QWEN2_PATTERN)),
         "qwen35": _split(_QWEN35_PATTERN),
+        "youtu": _split(*_YOUTU_PATTERNS),
         "seed-coder": _split(_SEED_CODER_PATTERN),
         "exaone-moe": _split(_EXAONE_MOE_PATTERN),
         **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2", "kanana2"), _split(_GPT4O_PATTERN)),

@@ -185,7 +185,7 @@ def _mixer_source(
     canonical: str,
     layer: int | None,
 ) -> MergedSource | None:
-    """Return a tensor of a mixer that is stored in another form; None for any other tensor."""
+    """Return a tensor, usually of a mixer, that is stored in another form; None for any other."""
     in_turns = architecture.value_heads_in_turns
     name = architecture.tensor_name(config, canonical).format(i=layer)
     if canonical in _RESHAPED:
@@ -196,6 +196,11 @@ def _mixer_source(
             tensor = _checked(file, name, shape)
         order = value_rows(_gated_delta(config), canonical) if in_turns else None
         return MixerTensor((tensor,), shape, canonical == "mixer_decay", order)
+    if canonical == "shared_router" and name in file.tensors:
+        shape = canonical_shapes(config)[canonical]
+        # llama.cpp's quantizing program leaves out a dimension of size 1.
+        if file.tensors[name].shape == shape[1:]:
+            return MixerTensor((file.tensors[name],), shape, is_decay=False)
     if canonical == "mixer_qkvz" and f"blk.{layer}.{_DELTA_GATES}" in file.tensors:
         return _queries_and_gates(file, config, layer)
     if canonical == "mixer_out" and in_turns:

@@ -17,7 +17,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 _GEMMA4 = "gemma4"
 # Pre-tokenizers with an NFC normalizer, with `ignore_merges`, and with a leading BOS token.
 _NFC = ("qwen2", "qwen35", "deepseek-r1-qwen", "stablelm2", "mpt", "olmo", "command-r")
-_IGNORE_MERGES = (*LLAMA3, "tekken")
+_IGNORE_MERGES = (*LLAMA3, "tekken", "youtu")
 _BOS_BY_DEFAULT = (*LLAMA3, "tekken")
 
 

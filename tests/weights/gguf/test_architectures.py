@@ -144,6 +144,26 @@ def test_gated_deltanet_runs_from_the_file(name: str, tmp_path: Path) -> None:
     assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
+@pytest.mark.parametrize("name", ["qwen2moe", "qwen35moe"])
+def test_quantized_files_lack_dimensions_of_size_1(name: str, tmp_path: Path) -> None:
+    """As llama.cpp writes all files that it quantizes."""
+    made(name, tmp_path / "theirs")
+    stored = load_file(tmp_path / "theirs" / "model.safetensors")
+    gate = "mlp.shared_expert_gate.weight"
+    gates = {key.split(".")[2]: value for key, value in stored.items() if key.endswith(gate)}
+    assert gates and all(value.shape == (1, 48) for value in gates.values())
+    flat = {f"blk.{i}.ffn_gate_inp_shexp.weight": v[0].numpy() for i, v in gates.items()}
+    write_case(name, tmp_path / "model.gguf", tmp_path / "theirs", tensors=flat)
+    convert(tmp_path / "model.gguf", tmp_path / "ours")
+    found = load_file(tmp_path / "ours" / "model.safetensors")
+    for i, value in gates.items():
+        assert torch.equal(found[f"model.layers.{i}.{gate}"], value)
+    folder = gguf_directory.of_file(tmp_path / "model.gguf", tmp_path / "folder")
+    ids = tiny.random_ids(12)
+    ours, expected = (tiny.Bench(each).last_logits(ids) for each in (folder, tmp_path / "ours"))
+    assert (ours - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
 @pytest.mark.parametrize("arch", ["qwen35", "qwen3next"])
 @pytest.mark.parametrize("native", [False, True])
 def test_gated_deltanet_stays_quantized(arch: str, native: bool, tmp_path: Path) -> None:
