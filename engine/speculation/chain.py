@@ -50,14 +50,14 @@ class ChainLayer(Protocol):
     def features(self, joined: Tensor) -> Tensor:
         """Return what the layer reads of them, [n, hidden_size]."""
 
-    def forward(self, x: Tensor, ids: Seq[int], positions: Seq[int], cache: Any) -> Tensor:
-        """Return the hidden states after the tokens `ids`, [n, hidden_size].
+    def forward(self, x: Tensor, ids: Tensor, positions: range, cache: Any) -> Tensor:
+        """Return the hidden states after the tokens `ids` int64 [n], [n, hidden_size].
 
         Token i follows the one with the hidden state x[i] at `positions[i]`; the cache gets both.
         """
 
-    def token(self, x: Tensor) -> int:
-        """Return the most probable id after a hidden state [1, hidden_size]."""
+    def token(self, x: Tensor) -> Tensor:
+        """Return the most probable id after a hidden state [1, hidden_size], int64 [1]."""
 
 
 @dataclass
@@ -130,13 +130,14 @@ class ChainHead:
             newest, cache = len(sequence.tokens) - 2, followed.cache
             if not cache.positions or cache.positions[-1] != newest or followed.last is None:
                 return []
+            # The ids stay on the device, so that the host need not wait for each of them.
             hidden, proposed = followed.last, [self._layer.token(followed.last)]
-            while len(proposed) < num_tokens:
-                position = [newest + len(proposed)]
-                hidden = self._layer.forward(hidden, proposed[-1:], position, cache)
+            for position in range(newest + 1, newest + num_tokens):
+                positions = range(position, position + 1)
+                hidden = self._layer.forward(hidden, proposed[-1], positions, cache)
                 proposed.append(self._layer.token(hidden))
             cache.truncate(newest + 1)
-        return proposed
+            return torch.cat(proposed).tolist()
 
     def forget(self, sequence: Sequence) -> None:
         followed = self._followed.pop(sequence.id, None)
@@ -175,10 +176,8 @@ class ChainHead:
             for first in range(start, end, _CHUNK_TOKENS):
                 last = min(first + _CHUNK_TOKENS, end)
                 x = self._layer.features(states[first - start : last - start])
-                positions = range(first, last)
-                out = self._layer.forward(
-                    x, tokens[first + 1 : last + 1], positions, followed.cache
-                )
+                ids = torch.tensor(tokens[first + 1 : last + 1], device=x.device)
+                out = self._layer.forward(x, ids, range(first, last), followed.cache)
                 followed.last = out[-1:]
             if end < start + len(states):
                 rest = max(0, end - start)

@@ -91,19 +91,19 @@ class Eagle3Layer:
     def features(self, joined: Tensor) -> Tensor:
         return _linear(self.fc, joined)
 
-    def forward(self, x: Tensor, ids: Seq[int], positions: Seq[int], cache: HeadCache) -> Tensor:
+    def forward(self, x: Tensor, ids: Tensor, positions: range, cache: HeadCache) -> Tensor:
         normed = self._norm(x, self.hidden_norm)
         residual = normed if self.config.norm_before_residual else x
-        embeddings = self._norm(self.embed(torch.tensor(ids, device=self._device)), self.input_norm)
+        embeddings = self._norm(self.embed(ids), self.input_norm)
         x = residual + self._attention(torch.cat([embeddings, normed], 1), positions, cache)
         gate, up = _linear(self.gate_up, self._norm(x, self.mlp_norm)).chunk(2, 1)
         return x + _linear(self.down, F.silu(gate) * up)
 
-    def token(self, x: Tensor) -> int:
+    def token(self, x: Tensor) -> Tensor:
         logits = _linear(self.lm_head, self._norm(x, self.norm))
-        return int(self.token_ids[logits.argmax()])
+        return self.token_ids[logits.argmax(1)]
 
-    def _attention(self, x: Tensor, positions: Seq[int], cache: HeadCache) -> Tensor:
+    def _attention(self, x: Tensor, positions: range, cache: HeadCache) -> Tensor:
         config, n = self.config, len(positions)
         heads = _linear(self.qkv, x).view(n, -1, config.head_dim)
         end = config.num_heads + config.num_kv_heads
@@ -124,10 +124,10 @@ class Eagle3Layer:
         )
         return _linear(self.o, out.transpose(0, 1).reshape(n, -1))
 
-    def _rotate(self, x: Tensor, positions: Seq[int]) -> Tensor:
+    def _rotate(self, x: Tensor, positions: range) -> Tensor:
         """Rotate the pairs of elements j and j + head_dim / 2 of x [n, heads, head_dim]."""
-        rows = torch.tensor(positions, device=self._device)
-        cos, sin = self.cos_sin[rows].unsqueeze(1).chunk(2, -1)
+        rows = self.cos_sin[positions.start : positions.stop]
+        cos, sin = rows.unsqueeze(1).chunk(2, -1)
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 

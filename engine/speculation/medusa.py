@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -19,11 +20,11 @@ class MedusaHead:
     blocks: Seq[tuple[LinearWeight, Tensor]]
     lm_head: LinearWeight
 
-    def token(self, x: Tensor) -> int:
-        """Return the most probable token for a hidden state [1, width] of the matrices' dtype."""
+    def token(self, x: Tensor) -> Tensor:
+        """Return the most probable id for a hidden state [1, width] of the matrices' dtype: [1]."""
         for matrix, bias in self.blocks:
             x = x + F.silu(matrix.matmul(x, bias))
-        return int(self.lm_head.matmul_fp32(x).argmax())
+        return self.lm_head.matmul_fp32(x).argmax(1)
 
 
 class MedusaHeads:
@@ -58,7 +59,7 @@ class MedusaHeads:
             return []
         with self._stopwatch.measured(len(heads)):
             x = states[index : index + 1].to(heads[0].lm_head.dtype)
-            return [head.token(x) for head in heads]
+            return torch.cat([head.token(x) for head in heads]).tolist()
 
     def forget(self, sequence: Sequence) -> None:
         self._last.pop(sequence.id, None)

@@ -94,8 +94,8 @@ class MtpLayer:
     def features(self, joined: Tensor) -> Tensor:
         return self._norm(joined, self._model_norm)
 
-    def forward(self, x: Tensor, ids: Seq[int], positions: Seq[int], cache: MtpCache) -> Tensor:
-        decoder, batch = self._decoder, cache.append(ids, positions)
+    def forward(self, x: Tensor, ids: Tensor, positions: range, cache: MtpCache) -> Tensor:
+        decoder, batch = self._decoder, cache.append(ids.tolist(), positions)
         plan = decoder.ops.plan(batch, cache.blocks)
         embeddings = self._norm(decoder.embed(plan), self._embedding_norm)
         both = torch.cat([embeddings, self._norm(x, self._hidden_norm)], 1)
@@ -103,11 +103,11 @@ class MtpLayer:
         decoder.forward_layers(plan, out, cache.blocks)  # in place
         return out
 
-    def token(self, x: Tensor) -> int:
+    def token(self, x: Tensor) -> Tensor:
         weights = self._decoder.weights
         assert weights.final_norm is not None
         normed = self._norm(x, weights.final_norm.float())
-        return int(weights.lm_head.matmul_fp32(normed.to(weights.lm_head.dtype)).argmax())
+        return weights.lm_head.matmul_fp32(normed.to(weights.lm_head.dtype)).argmax(1)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self._decoder.config.norm_eps)
