@@ -58,6 +58,7 @@ _KV_FORMATS = {
     torch.bfloat16: KVFormat.BF16,
     "int8": KVFormat.INT8,
     "fp8": KVFormat.FP8,
+    "int4": KVFormat.INT4,
 }
 _EMPTY = Batch([], [], [], [], [], [])
 
@@ -360,14 +361,15 @@ class Recorder(WithoutKernels):
         op.two_dimensional = config.rope is not None and config.rope.two_dimensional
 
     def _layer_cache(self, kv: LayerKV) -> native.LayerCache:
-        if not isinstance(kv, Tensor) and kv.scheme not in _KV_FORMATS:
-            raise CannotRecordError(f"no kernel computes attention with a KV cache in {kv.scheme}")
-        values = kv if isinstance(kv, Tensor) else kv.values
+        if isinstance(kv, Tensor):
+            return native.LayerCache(_KV_FORMATS[kv.dtype], self._block_size, kv.data_ptr())
         return native.LayerCache(
-            format=_KV_FORMATS[kv.dtype if isinstance(kv, Tensor) else kv.scheme],
+            format=_KV_FORMATS[kv.scheme],
             block_size=self._block_size,
-            values=values.data_ptr(),
-            scales=None if isinstance(kv, Tensor) else kv.scales.data_ptr(),
+            values=kv.values.data_ptr(),
+            scales=kv.scales.data_ptr(),
+            key_bits=None if kv.key_bits is None else kv.key_bits.data_ptr(),
+            value_bits=None if kv.value_bits is None else kv.value_bits.data_ptr(),
         )
 
     def _rms_norm(self, weight: Tensor) -> Norm:

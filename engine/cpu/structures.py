@@ -75,6 +75,7 @@ class KVFormat(IntEnum):
     BF16 = 2
     INT8 = 3
     FP8 = 4
+    INT4 = 5
 
 
 def _ints(*names: str) -> Iterator[tuple[str, type[c_int32]]]:
@@ -144,6 +145,8 @@ class LayerCache(Structure):
         ("block_size", c_int32),
         ("values", c_void_p),
         ("scales", c_void_p),
+        ("key_bits", c_void_p),
+        ("value_bits", c_void_p),
     )
 
 

@@ -11,6 +11,7 @@
    differs in the last bits from that in a decode step. */
 #pragma once
 #include "layer_cache.h"
+#include "packed_cache.h"
 #include "vector_math.h"
 
 enum {
@@ -67,12 +68,18 @@ INLINE int64_t token_row(const AttentionOp *op, const Span *span, int head, int 
 
 INLINE const uint8_t *row_elements(const AttentionOp *op, int64_t row) {
     const uint8_t *values = op->cache.values;
-    return values + row * op->head_dim * element_bytes(op->cache.format);
+    return values + row * row_bytes(op->cache.format, op->head_dim);
 }
 
 /* Tokens from `token` on that lie in the same block and before `end`. */
 INLINE int tokens_in_block(const AttentionOp *op, int token, int end) {
     return min_int(end - token, op->cache.block_size - token % op->cache.block_size);
+}
+
+/* The upper bits of a token's row with KV_INT4. */
+INLINE const uint8_t *token_bits(const AttentionOp *op, const Span *span, int head, int token) {
+    const int size = op->cache.block_size, block = span->block_table[token / size];
+    return upper_bits(&op->cache, op->num_kv_heads, op->head_dim, block, head, token % size);
 }
 
 /* A partial result of a head: the sum of exp(score - max) * value [padded_head_dim], then max, then

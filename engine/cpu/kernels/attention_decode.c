@@ -19,12 +19,14 @@ typedef struct {
     float *scores;       /* [num_queries][UNIT_STRIDE] */
     float *key_scales;   /* [UNIT_STRIDE] */
     float *value_scales; /* [UNIT_STRIDE] */
+    int8_t *unpacked;    /* [SPLIT_TOKENS][head_dim] with KV_INT4 */
     float *partials;
 } Unit;
 
 size_t decode_memory_bytes(const AttentionOp *op) {
     size_t floats = (size_t)group_size(op) * (padded_head_dim(op) + UNIT_STRIDE) + 2 * UNIT_STRIDE;
-    return floats * sizeof(float);
+    size_t unpacked = op->cache.format == KV_INT4 ? (size_t)SPLIT_TOKENS * op->head_dim : 0;
+    return floats * sizeof(float) + unpacked;
 }
 
 INLINE void prefetch(const uint8_t *from, int num_bytes) {
@@ -175,17 +177,34 @@ KERNELS(BF16)
 KERNELS(INT8)
 KERNELS(FP8)
 
-/* By enum KVFormat. */
+/* By enum KVFormat; rows of KV_INT4 are unpacked to those of KV_INT8 first. */
 static Kernel *const key_kernels[] = {score_keys_F32, score_keys_F16, score_keys_BF16,
-                                      score_keys_INT8, score_keys_FP8};
+                                      score_keys_INT8, score_keys_FP8, score_keys_INT8};
 static Kernel *const value_kernels[] = {add_values_F32, add_values_F16, add_values_BF16,
-                                        add_values_INT8, add_values_FP8};
+                                        add_values_INT8, add_values_FP8, add_values_INT8};
+
+/* The same as `visit_blocks` for KV_INT4. */
+static void visit_packed_blocks(const AttentionOp *op, const Span *span, int head, TokenRange range,
+                                const Unit *unit, Kernel *kernel) {
+    for (int token = range.first, count; token < range.end; token += count) {
+        count = tokens_in_block(op, token, range.end);
+        const uint8_t *rows = row_elements(op, token_row(op, span, head, token));
+        const uint8_t *bits = token_bits(op, span, head, token);
+        unpack_rows(rows, bits, head < op->num_kv_heads, op->head_dim, count, unit->unpacked);
+        const uint8_t *unpacked = (const uint8_t *)unit->unpacked;
+        kernel(unit, unpacked, unpacked, count, unit->scores + token - range.first);
+    }
+}
 
 /* Call a kernel for each part of `range` that lies in one block. `head` counts as in `cache_row`.
    The kernel prefetches what comes next: the next block, after the last one `after`. */
 static void visit_blocks(const AttentionOp *op, const Span *span, int head, TokenRange range,
                          const Unit *unit, Kernel *kernel, const uint8_t *after) {
     const uint8_t *rows = row_elements(op, token_row(op, span, head, range.first)), *next;
+    if (op->cache.format == KV_INT4) {
+        visit_packed_blocks(op, span, head, range, unit, kernel);
+        return;
+    }
     for (int token = range.first, count; token < range.end; token += count, rows = next) {
         count = tokens_in_block(op, token, range.end);
         int is_last = token + count == range.end;
@@ -253,6 +272,7 @@ static Unit prepare_unit(const AttentionOp *op, const float *row, float *partial
     unit.scores = unit.queries + group * stride;
     unit.key_scales = unit.scores + group * UNIT_STRIDE;
     unit.value_scales = unit.key_scales + UNIT_STRIDE;
+    unit.unpacked = (int8_t *)(void *)(unit.value_scales + UNIT_STRIDE);
     for (int q = 0; q < group; q++, row += op->head_dim) {
         float *query = unit.queries + q * stride;
         memset(query + stride - 16, 0, 16 * sizeof(float));
@@ -314,4 +334,5 @@ void finish_partial(const AttentionOp *op, int head, float *partial, float *out)
     }
     const float factor = 1.0f / partial[head_dim + 1];
     for (int d = 0; d < op->head_dim; d++) out[d] = partial[d] * factor;
+    if (op->cache.format == KV_INT4) rotate_by_hadamard(out, op->head_dim);
 }

@@ -32,6 +32,7 @@ typedef struct {
     Panel *panels;
     float *scores;        /* [BLOCK_KEYS][PANEL] */
     float *keys, *values; /* [BLOCK_KEYS][stride] */
+    int8_t *unpacked;     /* [BLOCK_KEYS][head_dim] with KV_INT4 */
 } Tile;
 
 /* Not a power of two, so that the rows of K and V spread over the sets of the cache. The elements
@@ -53,7 +54,8 @@ int queries_per_tile(const AttentionOp *op, const Run *run) {
 size_t prefill_memory_bytes(const AttentionOp *op) {
     const size_t stride = (size_t)tile_stride(op), panels = (size_t)max_tile_panels(op);
     size_t floats = BLOCK_KEYS * (2 * stride + PANEL) + panels * 2 * stride * PANEL;
-    return panels * round_up_64(sizeof(Panel)) + floats * sizeof(float);
+    size_t unpacked = op->cache.format == KV_INT4 ? (size_t)BLOCK_KEYS * op->head_dim : 0;
+    return panels * round_up_64(sizeof(Panel)) + floats * sizeof(float) + unpacked;
 }
 
 /* c[r][v] = factor * c[r][v] + sum over k of a(r, k) * b[k][v], for PRODUCT_ROWS rows and
@@ -203,7 +205,7 @@ INLINE void convert_rows(const AttentionOp *op, int format, const uint8_t *from,
 
 /* Convert the rows of tokens range.first .. range.end of a head, which counts as in `cache_row`. */
 static void convert_block(const AttentionOp *op, const Span *span, int head, TokenRange range,
-                          float *to, int stride) {
+                          int8_t *unpacked, float *to, int stride) {
     const LayerCache *cache = &op->cache;
     for (int token = range.first, count; token < range.end; token += count, to += count * stride) {
         count = tokens_in_block(op, token, range.end);
@@ -216,6 +218,11 @@ static void convert_block(const AttentionOp *op, const Span *span, int head, Tok
         case KV_BF16: convert_rows(op, KV_BF16, from, NULL, count, to, stride); break;
         case KV_INT8: convert_rows(op, KV_INT8, from, scales, count, to, stride); break;
         case KV_FP8: convert_rows(op, KV_FP8, from, scales, count, to, stride); break;
+        case KV_INT4:
+            unpack_rows(from, token_bits(op, span, head, token), head < op->num_kv_heads,
+                        op->head_dim, count, unpacked);
+            convert_rows(op, KV_INT8, (const uint8_t *)unpacked, scales, count, to, stride);
+            break;
         }
     }
 }
@@ -229,6 +236,7 @@ static Tile place_tile(const AttentionOp *op, int num_queries, uint8_t *memory) 
     tile.keys = next, next += BLOCK_KEYS * stride;
     tile.values = next, next += BLOCK_KEYS * stride;
     tile.panels = (Panel *)(void *)(next + tile.num_panels * 2 * stride * PANEL);
+    tile.unpacked = (int8_t *)(void *)(tile.panels + tile.num_panels);
     for (int p = 0; p < tile.num_panels; p++, next += 2 * stride * PANEL) {
         Panel *panel = tile.panels + p;
         panel->num_queries = min_int(PANEL, num_queries - p * PANEL);
@@ -273,6 +281,7 @@ static void store_panel(const AttentionOp *op, const Run *run, const Span *span,
         float *out = output_row(op, run, span->first_row + index) + head * op->head_dim;
         const float factor = 1.0f / denominator;
         for (int d = 0; d < op->head_dim; d++) out[d] = panel->sums[d * PANEL + lane] * factor;
+        if (op->cache.format == KV_INT4) rotate_by_hadamard(out, op->head_dim);
     }
 }
 
@@ -305,8 +314,9 @@ void attend_prefill(const AttentionOp *op, const Run *run, const Span *span, Que
         const int64_t skipped = (int64_t)(block.first - token) * tiles.stride;
         memset(tiles.keys, 0, (size_t)skipped * sizeof(float));
         memset(tiles.values, 0, (size_t)skipped * sizeof(float));
-        convert_block(op, span, kv_head, block, tiles.keys + skipped, tiles.stride);
-        convert_block(op, span, value_head, block, tiles.values + skipped, tiles.stride);
+        convert_block(op, span, kv_head, block, tiles.unpacked, tiles.keys + skipped, tiles.stride);
+        convert_block(op, span, value_head, block, tiles.unpacked, tiles.values + skipped,
+                      tiles.stride);
         attend_block(op, &tiles, token, block.end - token);
     }
     for (int p = 0; p < tiles.num_panels; p++) {

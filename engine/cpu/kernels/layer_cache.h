@@ -5,6 +5,11 @@
 
 INLINE int element_bytes(int format) { return format == KV_F32 ? 4 : format <= KV_BF16 ? 2 : 1; }
 
+/* Bytes of a row in `values`. */
+INLINE int row_bytes(int format, int head_dim) {
+    return format == KV_INT4 ? head_dim / 2 : head_dim * element_bytes(format);
+}
+
 /* The row of a token, of all rows of the cache; `head` counts the keys', then the values' heads. */
 INLINE int64_t cache_row(const LayerCache *cache, int num_kv_heads, int block, int head,
                          int offset) {

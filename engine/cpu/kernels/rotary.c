@@ -4,6 +4,7 @@
 #include "chunks.h"
 #include "layer_cache.h"
 #include "norm.h"
+#include "packed_cache.h"
 
 static int num_row_heads(const RotaryOp *op) { return op->num_heads + 2 * op->num_kv_heads; }
 
@@ -74,6 +75,50 @@ static float quantize(int format, const float *x, int n, uint8_t *to) {
     return scale;
 }
 
+/* Quantize the rotated x [n] to 0 .. 2 * levels - 1 as `_quantize` of engine/model/int4_kv.py: return
+   the scale. */
+static float quantize_levels(const float *x, int n, int levels, uint8_t *to) {
+    float smallest = x[0], largest = x[0];
+    /* If an element is not finite, none is. */
+    for (int i = 1; i < n; i++) {
+        smallest = x[i] < smallest ? x[i] : smallest;
+        largest = x[i] > largest ? x[i] : largest;
+    }
+    float scale = (largest > -smallest ? largest : smallest) / (float)-levels;
+    if (fabsf(scale) < 0x1p-100f) scale = 0x1p-100f;
+    for (int i = 0; i < n; i++) {
+        float value = rintf(x[i] / scale) + (float)levels;
+        value = value > 0 ? value : 0;
+        to[i] = (uint8_t)(value < (float)(2 * levels - 1) ? value : (float)(2 * levels - 1));
+    }
+    return scale;
+}
+
+enum { MAX_PACKED_DIM = 1024 };
+
+/* Rotate x [head_dim] in place and pack it to the slot's row of KV_INT4. */
+static void store_packed(const RotaryOp *op, int slot, int head, float *x) {
+    const LayerCache *cache = &op->cache;
+    const int n = op->head_dim, half = n / 2, quarter = n / 4, size = cache->block_size;
+    const int is_key = head < op->num_kv_heads;
+    const int64_t row = cache_row(cache, op->num_kv_heads, slot / size, head, slot % size);
+    uint8_t *to = (uint8_t *)cache->values + row * half, all[MAX_PACKED_DIM];
+    uint8_t *bits = upper_bits(cache, op->num_kv_heads, n, slot / size, head, slot % size);
+    rotate_by_hadamard(x, n);
+    cache->scales[row] = quantize_levels(x, n, is_key ? KEY_LEVELS : VALUE_LEVELS, all);
+    for (int i = 0; i < half; i++) to[i] = (uint8_t)((all[i] & 15) | (all[half + i] & 15) << 4);
+    for (int i = 0; is_key && i < quarter; i++) {
+        bits[i] = 0;
+        for (int part = 0; part < 4; part++) {
+            bits[i] = (uint8_t)(bits[i] | all[part * quarter + i] >> 4 << 2 * part);
+        }
+    }
+    for (int i = 0; !is_key && i < half; i++) {
+        int two = all[i] >> 4 | all[half + i] >> 4 << 1;
+        bits[i / 4] = (uint8_t)((i % 4 ? bits[i / 4] : 0) | two << i % 4 * 2);
+    }
+}
+
 /* Write x [head_dim] to the slot's row of a head, which counts as in `cache_row`. */
 static void store_row(const RotaryOp *op, int slot, int head, const float *x) {
     const LayerCache *cache = &op->cache;
@@ -117,7 +162,10 @@ static void compute(const Op *base, const Run *run, int phase, int chunk, Scratc
             if (op->cos_sin) rotate_head(op, run, row, x);
             if (op->norm_after) norm_head(op, head, x);
         }
-        if (kv_row >= 0) store_row(op, run->slots[row], kv_row, x);
+        const int is_packed = op->cache.format == KV_INT4;
+        if (kv_row < 0 && is_packed) rotate_by_hadamard(x, op->head_dim);
+        if (kv_row >= 0 && is_packed) store_packed(op, run->slots[row], kv_row, x);
+        if (kv_row >= 0 && !is_packed) store_row(op, run->slots[row], kv_row, x);
     }
 }
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swiftchat.engine.cpu.program import SpanRows
 from swiftchat.engine.cpu.structures import AttentionOp, KVFormat, OpHeader, RowSet
+from swiftchat.engine.model.int4_kv import rotate_heads
 from tests.support.native_kv import NativeKV
 from tests.support.native_ops import each_variant, run_inputs, run_ops
 
@@ -139,6 +140,8 @@ class Case:
 
     def _expected_span(self, q: Tensor, span: SpanCase, table: Tensor, kv: NativeKV) -> Tensor:
         context = kv.rows(self._slots(table, span.context_len)).transpose(0, 1)
+        if kv.format == KVFormat.INT4:  # queries come rotated, and the output is not
+            context[self.num_kv_heads :] = rotate_heads(context[self.num_kv_heads :].float())
         context[:, : self._first_visible(span)] = 0
         group = self.num_heads // self.num_kv_heads
         keys, values = (part.repeat_interleave(group, 0) for part in context.chunk(2))
@@ -216,7 +219,9 @@ def test_cases(variant: str, name: str) -> None:
 @pytest.mark.parametrize("spans", [DECODE, PREFILL], ids=["decode", "prefill"])
 @pytest.mark.parametrize("head_dim", [64, 50])
 def test_formats(variant: str, kv: KVFormat, spans: tuple[SpanCase, ...], head_dim: int) -> None:
+    head_dim = 40 if (kv, head_dim) == (KVFormat.INT4, 50) else head_dim  # a multiple of 8
     Case(spans, kv=kv, head_dim=head_dim).check(variant)
+    Case(spans, kv=kv, head_dim=head_dim, block_size=7, window=100).check(variant)
 
 
 @each_variant
@@ -244,14 +249,15 @@ def test_random_batches(data: st.DataObject) -> None:
         context_len = num_rows + data.draw(st.sampled_from([0, 0, 1, 40, 64, 250, 513]))
         prefix_len = data.draw(st.sampled_from([0, 0, context_len // 2]))
         spans.append(SpanCase(num_rows, context_len, prefix_len))
+    kv = data.draw(st.sampled_from(list(KVFormat)))
     group, num_kv_heads = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 3))
     case = Case(
         tuple(spans),
         num_heads=group * num_kv_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=2 * data.draw(st.integers(1, 48)),
+        head_dim=(8 if kv == KVFormat.INT4 else 2) * data.draw(st.integers(1, 12)),
         block_size=data.draw(st.sampled_from([1, 5, 16, 64, 100])),
-        kv=data.draw(st.sampled_from(list(KVFormat))),
+        kv=kv,
         window=data.draw(st.sampled_from([0, 0, 3, 70])),
         softcap=data.draw(st.sampled_from([0.0, 4.0])),
         has_slopes=data.draw(st.booleans()),

@@ -15,6 +15,9 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Beam, Finished, Searching, Tokens
 from swiftchat.engine.api.vocabulary import ConstraintSpec, Vocabulary
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.model import torch_ops
+from swiftchat.engine.model.quantized_kv import QuantizedKV
+from swiftchat.engine.model.torch_ops import TorchPlan, store
 from swiftchat.errors import OutOfMemory, SwiftchatError, UsageError
 from tests.support import tiny
 
@@ -109,6 +112,25 @@ def test_full_blocks_are_shared(folder: Path) -> None:
     # The prompt once, and for each beam the blocks of the answer.
     assert most <= 10 + 4 * 3
     assert engine.stats()["computed_tokens"] <= len(prompt) + 4 * 8
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+def test_beams_copy_the_blocks_of_a_quantized_cache(
+    folder: Path, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain cache with the same rounded keys and values gives the same beams."""
+    prompt = tiny.random_ids(4 * tiny.BLOCK_SIZE + 2, seed=4)
+    params = SamplingParams(temperature=0, beams=4, returned_beams=4, max_tokens=11)
+    found, _ = search(tiny.engine(folder, kernels=False, kv_dtype=kv_dtype), prompt, params)
+
+    def store_rounded(plan: TorchPlan, layer: int, cache: torch.Tensor, new: torch.Tensor) -> None:
+        kind = QuantizedKV(kv_dtype, new, new)
+        rounded = kind.dequantize(kind.quantize(new), new.dtype)
+        store(plan, layer, cache, kind.rotated(rounded))
+
+    monkeypatch.setattr(torch_ops, "store", store_rounded)
+    expected, _ = search(tiny.engine(folder, kernels=False), prompt, params)
+    assert len(found) == 4 and [one.ids for one in found] == [one.ids for one in expected]
 
 
 def test_a_search_reports_its_length(folder: Path) -> None:

@@ -111,6 +111,15 @@ def test_learned_positions_alibi_and_windows(name: str, tmp_path: Path) -> None:
         assert len(dropped) > 4 and ids == by_prompts(engine, prompt, SAMPLED)
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+def test_a_quantized_cache_slides(llama: Path, kv_dtype: str) -> None:
+    for kernels in (True, False):
+        config = {"ctx_size_tokens": CONTEXT, "kernels": kernels, "kv_dtype": kv_dtype}
+        engine, prompt = tiny.engine(llama, **config), tiny.random_ids(20)
+        ids, dropped = slide(engine, prompt, SAMPLED)
+        assert len(dropped) > 4 and ids == by_prompts(engine, prompt, SAMPLED)
+
+
 def test_answers_together_equal_answers_alone(llama: Path) -> None:
     """More answers than blocks: some are preempted, also while they are computed again."""
     engine = tiny.engine(llama, ctx_size_tokens=CONTEXT, cache_tokens=120, chunk_tokens=13)
