@@ -10,6 +10,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 import transformers
 from safetensors.numpy import load_file
 
@@ -196,6 +197,12 @@ def made(name: str, folder: Path) -> transformers.PreTrainedModel:
 def loaded(folder: Path) -> transformers.PreTrainedModel:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     return model.eval()
+
+
+@torch.inference_mode()
+def logits(model: transformers.PreTrainedModel) -> torch.Tensor:
+    """Return the logits of a fixed prompt: [12, vocab_size]."""
+    return model(torch.tensor([tiny.random_ids(12)])).logits[0]
 
 
 def write_case(name: str, path: Path, folder: Path, **changes: Any) -> None:
