@@ -101,7 +101,7 @@ def _is_covered(config: ModelConfig) -> bool:
     """Return whether kernels compute the architecture; latents have sizes of published models."""
     if config.latent is not None:
         sizes = dataclasses.replace(config.latent, kv_rank=512, nope_dim=128, rope_dim=64)
-        config = dataclasses.replace(config, latent=sizes)
+        config = dataclasses.replace(config, latent=sizes, head_dim=sizes.head_dim)
     return kernels_cover(config, torch.bfloat16)
 
 
