@@ -34,19 +34,30 @@ mxfp4_down_kernel(const bf16* x, const u64* blocks, const u64* scales, const u64
     int half = (groups + 1) / 2, is_odd = lane / 4 % 2, own_first = is_odd * half;
     i64 token = blockIdx.y;
     wait_for_upstream();
-    stage_activations(activations, x + token * experts_per_token * expert_size, experts_per_token * expert_size);
+    int choice = warp / splits, end = choice < at_once ? experts_per_token : 0;
+    auto expert_of = [&](int choice) { return ids[token * experts_per_token + min(choice, experts_per_token - 1)]; };
+    auto row_of = [&](int expert, int from, int count) {
+        return Row(blocks[expert], scales[expert], row, groups, from, count);
+    };
+    int expert = expert_of(choice);
+    Loads loads;
+    loads.request(row_of(expert, 0, half), row_of(expert, half, groups - half), split, splits);
+    int columns = experts_per_token * expert_size;
+    stage_activations<WARPS * WARP, 6>(activations, x + token * columns, columns);
     __syncthreads();
     float total = 0;
-    for (int choice = warp / splits; choice < experts_per_token && warp / splits < at_once; choice += at_once) {
-        int expert = ids[token * experts_per_token + choice];
-        Row low(blocks[expert], scales[expert], row, groups, 0, half);
-        Row high(blocks[expert], scales[expert], row, groups, half, groups - half);
+    while (choice < end) {
+        Row low = row_of(expert, 0, half), high = row_of(expert, half, groups - half);
         float products[4] = {}, weight = weights[token * experts_per_token + choice];
         const uint4* own = activations + (choice * groups + own_first) * PITCH;
-        add_products(products, low, high, own, is_odd ? groups - half : half, split, splits);
+        add_products(products, loads, low, high, own, is_odd ? groups - half : half, split, splits);
         float value = (products[0] + products[3]) * WEIGHT_SCALE;
         if (biases && split == 0) value += to_float(((const bf16*)biases[expert])[row]);
         total += weight * value;
+        choice += at_once;
+        if (choice >= end) break;
+        expert = expert_of(choice);
+        loads.request(row_of(expert, 0, half), row_of(expert, half, groups - half), split, splits);
     }
     if (lane % 4 == 0) sums[warp][lane / 4] = total;
     __syncthreads();
