@@ -213,6 +213,17 @@ def _outside_layers(config: ModelConfig, name: str) -> Iterator[tuple[str, int |
         yield name, None, index
 
 
+def constant_tensors(config: ModelConfig) -> dict[str, float]:
+    """Return the constants that transformers stores as tensors of no dimension, by name."""
+    if config.activation != "xielu":
+        return {}
+    return {
+        name.format(i=layer): value
+        for layer in range(config.num_layers)
+        for name, value in ARCHITECTURES[config.architecture].constants.items()
+    }
+
+
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return name and shape of every tensor of a checkpoint, in the order of `convert`.
 

@@ -149,7 +149,7 @@ def _plan(
         raise UsageError(f"unknown dtype {dtype!r}", f"one of {', '.join(DTYPES)}")
     if not source.exists():
         raise ModelNotFound(f"no model at {source}")
-    plan = plan_conversion(source, dtype)
+    plan = plan_conversion(source, dtype).with_constants()
     if adapters:
         plan = merge_adapters(plan, adapters)
     if only or skip:

@@ -81,7 +81,7 @@ def rank_layout(plan: Plan, size: int) -> Layout:
         shard, file = shard_of(config, size, rank), rank_file_name(rank, size)
         specs, own = [], shard.shapes()
         for name, shape in plan.shapes.items():
-            part = shard.slice_of(*places[name])
+            part = shard.slice_of(*places[name]) if name in places else None
             if part is not None and name in own:
                 slices[name].append((file, part))
                 specs.append((name, WIRE_NAMES[plan.dtype], part.shape(shape)))

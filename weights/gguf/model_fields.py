@@ -114,7 +114,7 @@ def apertus(metadata: Metadata) -> Mapping[str, Any]:
     for key, usual in (("xielu.beta", 0.5), ("xielu.eps", -1e-6)):
         found = metadata.get(key)
         if not isinstance(found, list) or any(
-            not isinstance(each, float) or not math.isclose(each, usual, rel_tol=1e-2)
+            not isinstance(each, float) or not math.isclose(each, usual, rel_tol=5e-2)
             for each in found
         ):
             raise BadModelFile(f"{metadata.file.path}: apertus.{key} must be {usual} in each layer")

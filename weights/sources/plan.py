@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.tensors import tensor_name
+from swiftchat.weights.architectures.tensors import constant_tensors, tensor_name
 from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.formats.safetensors import TensorSpec, spec_bytes
 from swiftchat.weights.quantization.quantize import QuantizationSpec
@@ -81,6 +82,22 @@ class Plan:
             shards[-1].append(name)
             filled += nbytes
         return shards
+
+    def with_constants(self) -> "Plan":
+        """Return the plan with the tensors of constants that transformers does not set itself."""
+        config, chunks = ModelConfig.from_hf(json.loads(self.files["config.json"])), self.chunks
+        constants = constant_tensors(config)
+        if not constants:
+            return self
+
+        def with_constants(name: str) -> Iterator[Floats]:
+            if name in constants:
+                yield np.array([constants[name]], np.float32)
+            else:
+                yield from chunks(name)
+
+        shapes = {**self.shapes, **dict.fromkeys(constants, ())}
+        return dataclasses.replace(self, shapes=shapes, chunks=with_constants)
 
     def select(self, only: Sequence[str], skip: Sequence[str]) -> "Plan":
         """Return the plan for the tensors that match a pattern of `only` and none of `skip`.

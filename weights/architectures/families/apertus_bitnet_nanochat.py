@@ -5,6 +5,7 @@ Defaults and overrides are those of the model classes in transformers.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
@@ -28,6 +29,11 @@ _APERTUS_ROPE = frozen(
     high_freq_factor=4.0,
     original_max_position_embeddings=8192,
     **{"factor": 8.0},
+)
+
+
+_XIELU = MappingProxyType(
+    {"model.layers.{i}.mlp.act_fn.beta": 0.5, "model.layers.{i}.mlp.act_fn.eps": -1e-6}
 )
 
 
@@ -68,6 +74,7 @@ APERTUS_BITNET_NANOCHAT: Mapping[str, Architecture] = {
         name="apertus",
         model_type="apertus",
         overrides=_apertus,
+        constants=_XIELU,
         tensors=llama_tensors(
             {
                 "attn_norm": "attention_layernorm.weight",

@@ -41,7 +41,8 @@ class Architecture:
     residual stream through a norm each. With `qkv_in_groups`, the rows of the merged q/k/v are
     ordered by key head: its query heads, the key head, the value head; with `qkv_in_quarters`: the
     queries, values and keys of a quarter of the heads. `transposed` matrices
-    are [in, out] in the file, `row_vectors` [1, n] instead of [n].
+    are [in, out] in the file, `row_vectors` [1, n] instead of [n]. `constants` are numbers that
+    transformers stores as tensors of no dimension, by name with `{i}`; nothing here reads them.
 
     Config: `defaults` are the values of transformers for absent keys of `config.json`;
     `renamed` maps a standard key to this architecture's key. `overrides` returns the fields of
@@ -67,6 +68,7 @@ class Architecture:
     qkv_in_quarters: bool = False
     transposed: frozenset[str] = frozenset()
     row_vectors: frozenset[str] = frozenset()
+    constants: Mapping[str, float] = field(default_factory=frozen)
 
     def standard_fields(self, config: Fields) -> dict[str, Any]:
         """Return `config` with defaults for absent keys and values under the standard keys.
