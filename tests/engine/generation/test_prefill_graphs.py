@@ -91,8 +91,8 @@ def test_logits_of_padded_chunks(folder: Path, cubins: Path) -> None:
     replay, captured = graphs.forward, dict(graphs._graphs)
     rows: list[tuple[Tensor, ...]] = []
 
-    def three_ways(batch: Batch) -> Tensor | None:
-        found = replay(batch)
+    def three_ways(batch: Batch, hidden: None = None) -> Tensor | None:
+        found = replay(batch, hidden)
         assert found is not None
         replayed = found.clone()
         graphs._graphs = {}
