@@ -331,14 +331,20 @@ SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 def tokenizer_json() -> dict[str, Any]:
     """Return a `tokenizer.json` with the control tokens of all styles; `<think>` is not one."""
+    text = "user assistant system the <|im_end|> [INST] Response hello Hello <s> sop"
+    return trained_tokenizer(text, SPECIALS, 360)
+
+
+def trained_tokenizer(text: str, specials: list[str], vocab_size: int) -> dict[str, Any]:
+    """Return the `tokenizer.json` of a byte-level BPE with control tokens and plain added ones."""
     library = tokenizers.Tokenizer(tokenizers.models.BPE())
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = tokenizers.decoders.ByteLevel()
     library.train_from_iterator(
-        ["user assistant system the <|im_end|> [INST] Response hello Hello <s> sop"] * 5,
+        [text] * 5,
         tokenizers.trainers.BpeTrainer(
-            vocab_size=360,
-            special_tokens=SPECIALS,
+            vocab_size=vocab_size,
+            special_tokens=specials,
             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),

@@ -20,6 +20,7 @@ from swiftchat.tokenizer.template.bounded import is_bounded
 from swiftchat.tokenizer.template.process import TemplateProcess, TemplateProcessError
 from swiftchat.tokenizer.template.sandbox import parse_template
 from swiftchat.tokenizer.template.template import ChatTemplate
+from tests.support.chat_templates import trained_tokenizer
 from tests.support.worker_processes import command_line
 
 CHATML = (
@@ -101,25 +102,7 @@ TEMPLATES = {
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|x|>"]
 
 
-def tokenizer_spec() -> dict[str, Any]:
-    library = tokenizers.Tokenizer(tokenizers.models.BPE())
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = tokenizers.decoders.ByteLevel()
-    library.train_from_iterator(
-        ["user assistant system the <|im_end|> <|im_start|> hello"] * 5,
-        tokenizers.trainers.BpeTrainer(
-            vocab_size=320,
-            special_tokens=SPECIALS,
-            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    library.add_tokens(["<think>", "</think>"])
-    result: dict[str, Any] = json.loads(library.to_str())
-    return result
-
-
-SPEC = tokenizer_spec()
+SPEC = trained_tokenizer("user assistant system the <|im_end|> <|im_start|> hello", SPECIALS, 320)
 
 
 def our_tokenizer(template: str | None) -> Tokenizer:
