@@ -58,7 +58,7 @@ def test_in_place(gpu: Gpu) -> None:
 def test_wrong_arguments_raise(gpu: Gpu) -> None:
     make = Inputs(2)
     x, out = make.normal(4, 64), make.normal(4, 64)
-    with pytest.raises(ValueError, match="gelu_tanh, not 'tanh'"):
+    with pytest.raises(ValueError, match="relu2, not 'tanh'"):
         act_and_mul(gpu, x, out, "tanh")
     with pytest.raises(ValueError, match=r"x must be .*128"):
         act_and_mul(gpu, x, out, "silu", gated=True)
