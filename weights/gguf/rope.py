@@ -68,7 +68,7 @@ def _yarn(metadata: Metadata, factor: Any) -> dict[str, Any]:
     if metadata.name == "mistral3":
         # Here it has the value of transformers. The other key lets queries grow with the position.
         fields |= dict.fromkeys(("mscale", "mscale_all_dim"), multiplier)
-        fields["llama_4_scaling_beta"] = metadata.get("attention.temperature_scale")
+        fields["llama_4_scaling_beta"] = metadata.get("attention.temperature_scale") or None
     present = {name: value for name, value in fields.items() if value is not None}
     # There is no key for it. GPT-OSS was trained without rounding the range of frequencies.
     truncate = {"truncate": False} if metadata.name == "gpt-oss" else {}

@@ -15,6 +15,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.gguf import open_gguf
 from swiftchat.weights.gguf.config import model_config_json
+from swiftchat.weights.model.directory import Model
 from tests.support import gguf_directory, gguf_models, tiny
 from tests.support.gguf_models import CASES, made, write_case
 from tests.support.reference import make_reference
@@ -54,6 +55,21 @@ def test_mistral3_without_growing_queries_is_llama(tmp_path: Path) -> None:
     found = load_file(tmp_path / "ours" / "model.safetensors")
     for key, tensor in load_file(tmp_path / "theirs" / "model.safetensors").items():
         assert torch.equal(found[key], tensor), key
+
+
+def test_mistral3_with_a_growth_of_0_is_a_stretched_llama(tmp_path: Path) -> None:
+    made("mistral3", tmp_path / "theirs")
+    path = tmp_path / "model.gguf"
+    write_case("mistral3", path, tmp_path / "theirs", metadata={"attention.temperature_scale": 0.0})
+    convert(path, tmp_path / "ours")
+    ours = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert ours["architectures"] == ["LlamaForCausalLM"]
+    assert "llama_4_scaling_beta" not in ours["rope_scaling"]
+    theirs = Model.open(tmp_path / "theirs").config
+    assert Model.open(tmp_path / "ours").config.rope == theirs.rope
+    expected = gguf_models.logits(gguf_models.loaded(tmp_path / "ours"))[-1]
+    found = tiny.Bench(tmp_path / "ours").last_logits(tiny.random_ids(12))
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 def test_layers_of_jamba_must_be_evenly_spaced(tmp_path: Path) -> None:
