@@ -12,7 +12,7 @@ _RANKS, _ROPES = (256, 512), (32, 64)
 _LARGE_SHARED_BYTES = 200 * 1024
 _MAX_SPLITS = 64
 _MIN_SPLIT_TILES = 1
-_ROTARY_THREADS, _COMBINE_THREADS = 128, 512
+_ROTARY_THREADS, _COMBINE_THREADS = 128, 128
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -228,7 +228,7 @@ def latent_combine(gpu: Gpu, partials: Tensor, num_splits: int, out: Tensor) -> 
     weights of 0 are not read.
     """
     rank, num_rows = out.shape[-1], out.numel() // out.shape[-1]
-    if not 1 <= num_splits <= _MAX_SPLITS or rank % 4 or rank > _COMBINE_THREADS:
+    if not 1 <= num_splits <= _MAX_SPLITS or rank % 4 or rank > 4 * _COMBINE_THREADS:
         raise ValueError(f"the kernel does not take {num_splits} splits of {rank} elements")
     size = num_splits * num_rows * (rank + 2)
     check_tensor("partials", partials, (size,), "float32", gpu)

@@ -16,7 +16,7 @@ from swiftchat.cuda.ops.moe import ACTIVATIONS
 GROUP = 32  # columns with a scale
 _GROUP_BYTES = 80  # of activations in shared memory
 _GATE_ROWS, _GATE_THREADS = 8, 128
-_DOWN_ROWS, _DOWN_THREADS = 8, 256
+_DOWN_ROWS, _DOWN_THREADS = 16, 512
 _DEQUANTIZE_THREADS = 256
 
 
@@ -65,9 +65,9 @@ class PackedExperts:
 
 
 def mxfp4_fits(gpu: Gpu, columns: int, num_rows: int = 1) -> bool:
-    """Return whether activations of this many columns are whole groups, two or more, and fit."""
+    """Return whether activations of this many columns are whole groups and fit a block."""
     shared_bytes = num_rows * columns // GROUP * _GROUP_BYTES + 1024
-    return columns % GROUP == 0 and columns >= 2 * GROUP and shared_bytes <= gpu.block_shared_bytes
+    return columns % GROUP == 0 and shared_bytes <= gpu.block_shared_bytes
 
 
 def mxfp4_gate_up(

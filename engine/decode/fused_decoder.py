@@ -18,7 +18,7 @@ from swiftchat.cuda.ops.linear import (
 )
 from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
 from swiftchat.cuda.ops.norm import add_norm
-from swiftchat.cuda.ops.rotary import rotary
+from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
 from swiftchat.cuda.peer_memory import PeerBuffer
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator, PeerBuffers
 from swiftchat.engine.decode.decode_batch import DecodeBatch
@@ -26,20 +26,47 @@ from swiftchat.engine.decode.fused_branches import (
     Tuned,
     add_experts,
     mix,
+    mixer_fits,
     write_linear,
 )
-from swiftchat.engine.decode.fused_coverage import fused_kernels_cover, layer_fits
 from swiftchat.engine.decode.fused_deltas import FusedDeltas
 from swiftchat.engine.linear.adapted import Site
 from swiftchat.engine.linear.merged import split_bias
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.cuda_mixers import StatePlan
-from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan, DecodeRows, kernel_kv
+from swiftchat.engine.model.cuda_ops import CudaOps, kernel_kv
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
-from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.weights import LayerWeights
+from swiftchat.weights.architectures.config import ModelConfig
+
+
+def fused_kernels_cover(config: ModelConfig) -> bool:
+    """Return whether the fused kernels compute every operation of an architecture.
+
+    They fuse RMSNorm, but not LayerNorm, into a matmul, and expect an attention and an MLP branch
+    in sequence. Gates of attention and experts are only for models with mixers.
+    """
+    size, has_mixer = config.head_dim, config.mixer is not None
+    return (
+        config.norm == "rms"
+        and config.norm_order in ("pre", "sandwich")
+        and config.gated
+        and config.clip_qkv is None
+        and (has_mixer or not config.attention_gate)
+        and not config.single_branch
+        and not config.mixer_with_attention
+        and not config.parallel_residual
+        and not config.embedding_norm
+        and not config.learned_positions
+        and not config.lm_head_bias
+        and not config.alibi
+        and (has_mixer or config.num_experts == 0)
+        and config.embedding_size is None
+        and config.latent is None
+        and (config.qk_norm is None or (config.qk_norm == "head" and head_norm_fits(size, size)))
+    )
 
 
 class FusedDecoder:
@@ -87,18 +114,35 @@ class FusedDecoder:
         """Return whether n rows of this model can be computed."""
         decoder, gpu, is_last = self._decoder, self._ops.gpu, self._decoder.stages.is_last
         weights, head = decoder.weights, decoder.weights.lm_head.kernel_matrices
-        most, head_dim = self._ops.max_graph_rows(weights.layers), decoder.config.head_dim
+        most = self._ops.max_graph_rows(weights.layers)
         return (
             fused_kernels_cover(decoder.config)
             and (most is None or n <= most)
-            and (decoder.ranks.size == 1 or self._divides_layers())
+            and (decoder.ranks.size == 1 or self._peer_buffers is not None)
             and (not is_last or (len(head) == 1 and linear_fits(gpu, n, head[0])))
-            and all(layer_fits(self._ops, n, layer, head_dim) for layer in weights.layers)
+            and all(self._supports_layer(n, layer) for layer in weights.layers)
         )
 
-    def _divides_layers(self) -> bool:
-        """Return whether several ranks can compute a layer: with peer buffers, not with experts."""
-        return self._peer_buffers is not None and self._decoder.config.num_experts == 0
+    def _supports_layer(self, n: int, layer: LayerWeights) -> bool:
+        gpu, head_dim = self._ops.gpu, self._decoder.config.head_dim
+        qkv, o = layer.qkv.kernel_matrices, layer.o.kernel_matrices
+        gate_up, down = layer.gate_up.kernel_matrices, layer.down.kernel_matrices
+        if layer.mixer is not None:
+            attends = mixer_fits(self._ops, n, layer.mixer)
+        else:
+            attends = (
+                len(qkv) > 0
+                and len(o) == 1
+                and all(linear_fits(gpu, n, matrix, pair_span=head_dim) for matrix in qkv)
+                and linear_fits(gpu, n, o[0], splittable=True)
+            )
+        has_mlp = layer.experts is not None or (
+            len(gate_up) > 0
+            and len(down) == 1
+            and all(linear_fits(gpu, n, matrix, pair_span=len(matrix)) for matrix in gate_up)
+            and linear_fits(gpu, n, down[0], splittable=True)
+        )
+        return attends and has_mlp
 
     def launch(
         self,
@@ -197,8 +241,6 @@ class FusedDecoder:
     def _attend(self, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> Tensor:
         """Return the attention output before its projection, [n, num_heads * head_dim]."""
         n, ops, batch = len(x), self._ops, self._batch
-        if layer.latent is not None:
-            return self._attend_to_latents(x, i, layer, layer.latent, kv)
         output = self._attention_output[:n]
         cache, kv_scales = kernel_kv(kv)
         queries, gates = self._rotated_queries(x, i, layer, kv)
@@ -218,21 +260,6 @@ class FusedDecoder:
             kv_scales=kv_scales,
         )
         return output.view(n, -1) if gates is None else ops.gate(output.view(n, -1), gates)
-
-    def _attend_to_latents(
-        self, x: Tensor, i: int, layer: LayerWeights, latent: LatentWeights, kv: LayerKV
-    ) -> Tensor:
-        n, ops, batch, norm = len(x), self._ops, self._batch, self._norm(layer.attn_norm)
-        projected = self._queries.new_empty(n, layer.qkv.shape[0])
-        tuned = self._tuned(x, ("qkv", i), layer.qkv, layer.qkv_bias, norm)
-        write_linear(ops, x, layer.qkv, tuned, projected, norm)
-        plan = CudaPlan(
-            batch.tokens[:n],
-            batch.positions[:n],
-            batch.slot_mapping[:n],
-            DecodeRows(batch.block_tables[:n], batch.context_lens[:n]),
-        )
-        return ops.attend(plan, i, projected, kv, None, None, latent)
 
     def _rotated_queries(
         self, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV

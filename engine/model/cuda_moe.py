@@ -164,11 +164,7 @@ class ExpertKernels:
         gpu, (hidden_size, expert_size) = self._kernels.gpu, outputs[0].shape
         packed = [_packed(weights, gpu) for weights in (inputs, outputs)]
         if packed[0] is not None and packed[1] is not None:
-            if not (
-                mxfp4_fits(gpu, hidden_size)
-                and mxfp4_fits(gpu, expert_size, chosen)
-                and expert_size >= 64
-            ):
+            if not (mxfp4_fits(gpu, hidden_size) and mxfp4_fits(gpu, expert_size, chosen)):
                 return None
             return Mxfp4Matrices(
                 PackedExperts(*packed[0], input_biases), PackedExperts(*packed[1], output_biases)

@@ -42,17 +42,8 @@ __device__ __forceinline__ void add_dots(float (&sums)[ROWS], const T* rows, i64
     }
 }
 
-// Copies whole fragments of an activation row to shared memory; a thread has several loads in flight.
+// Copies whole fragments of an activation row to shared memory.
 __device__ __forceinline__ void copy_to_shared(T* to, const T* from, int elements) {
-    constexpr int BATCH = 4;
-    int count = elements / FRAGMENT;
-    for (int first = threadIdx.x; first < count; first += THREADS * BATCH) {
-        uint4 found[BATCH];
-#pragma unroll
-        for (int i = 0; i < BATCH; i++)
-            if (first + i * THREADS < count) found[i] = __ldcg((const uint4*)from + first + i * THREADS);
-#pragma unroll
-        for (int i = 0; i < BATCH; i++)
-            if (first + i * THREADS < count) ((uint4*)to)[first + i * THREADS] = found[i];
-    }
+    for (int i = threadIdx.x; i < elements / FRAGMENT; i += THREADS)
+        ((uint4*)to)[i] = __ldcg((const uint4*)from + i);
 }

@@ -10,7 +10,7 @@
 constexpr int GROUP = 32;        // columns
 constexpr int CHUNKS = 4;        // of 8 columns, in a group
 constexpr int PITCH = CHUNKS + 1;  // of a group of activations in shared memory; lanes read different banks
-constexpr int UNROLL = 2;        // groups of each row that a lane requests at a time
+constexpr int UNROLL = 3;        // groups of each row that a lane has in flight
 // Dequantized weights are 2^-32 times as large, so that scales up to 2^33 are within the range of bf16.
 constexpr float WEIGHT_SCALE = 4294967296.f;
 
@@ -31,37 +31,22 @@ __device__ __forceinline__ void dequantize(u32 word, u32 scale, u32 (&pairs)[4])
 }
 
 // Copies `columns` activations to shared memory, in the order of dequantized pairs. 32 columns take PITCH
-// fragments. All THREADS of the block take part, each with BATCH loads in flight.
-template <int THREADS, int BATCH>
+// fragments. All threads of the block take part.
 __device__ __forceinline__ void stage_activations(uint4* to, const bf16* from, int columns) {
-    int count = columns / 8;
-    for (int first = threadIdx.x; first < count; first += THREADS * BATCH) {
-        uint4 found[BATCH];
-#pragma unroll
-        for (int i = 0; i < BATCH; i++)
-            if (first + i * THREADS < count) found[i] = __ldcg((const uint4*)from + first + i * THREADS);
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            int at = first + i * THREADS;
-            uint4 v = found[i];
-            if (at < count)
-                to[at / CHUNKS * PITCH + at % CHUNKS] = {
-                    __byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632),
-                    __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632)};
-        }
+    for (int i = threadIdx.x; i < columns / 8; i += blockDim.x) {
+        uint4 v = __ldcg((const uint4*)from + i);
+        to[i / CHUNKS * PITCH + i % CHUNKS] = {__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632),
+                                               __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632)};
     }
 }
 
-// `count` groups of a row of a matrix in memory, from group `first` on.
+// A row of a matrix in memory.
 struct Row {
     const uint4* blocks;
     const u8* scales;
-    int count;
 
-    __device__ Row(u64 blocks_address, u64 scales_address, i64 row, int groups, int first, int count)
-        : blocks((const uint4*)blocks_address + row * groups + first),
-          scales((const u8*)scales_address + row * groups + first),
-          count(count) {}
+    __device__ Row(u64 blocks_address, u64 scales_address, i64 row, int groups)
+        : blocks((const uint4*)blocks_address + row * groups), scales((const u8*)scales_address + row * groups) {}
 };
 
 union Fragment {
@@ -69,55 +54,39 @@ union Fragment {
     u32 at[4];
 };
 
-// UNROLL groups of this lane's rows (g: `low`, g + 8: `high`) on their way from memory. A warp takes four groups at a
-// time, one each lane of a row, from group 4 * `at` on; its turns are `step` apart.
-struct Loads {
-    Fragment w[UNROLL][2];
-    u32 scale[UNROLL][2];
-
-    __device__ __forceinline__ void request(const Row& low, const Row& high, int at, int step) {
+// Adds the products of this lane's rows (g: `low`, g + 8: `high`) with the staged activations to the accumulators
+// of an mma whose columns are all equal. A warp takes four groups at a time: first, first + step, …
+__device__ __forceinline__ void add_products(float (&sums)[4], const Row& low, const Row& high, int groups,
+                                             const uint4* activations, int first, int step) {
+    int t = threadIdx.x % 4;
+    for (int base = first * 4; base < groups; base += UNROLL * step * 4) {
+        Fragment w[UNROLL][2];
+        u32 scale[UNROLL][2];
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            int group = (at + u * step) * 4 + threadIdx.x % 4;
+            int at = base + u * step * 4 + t;
             w[u][0].bits = w[u][1].bits = {};
             scale[u][0] = scale[u][1] = 0;
-            if (group < low.count) {
-                w[u][0].bits = __ldcs(low.blocks + group);
-                scale[u][0] = __ldg(low.scales + group);
-            }
-            if (group < high.count) {
-                w[u][1].bits = __ldcs(high.blocks + group);
-                scale[u][1] = __ldg(high.scales + group);
-            }
+            if (at >= groups) continue;
+            w[u][0].bits = __ldcs(low.blocks + at);
+            w[u][1].bits = __ldcs(high.blocks + at);
+            scale[u][0] = __ldg(low.scales + at);
+            scale[u][1] = __ldg(high.scales + at);
         }
-    }
-};
-
-// Adds the products of two rows and staged activations to the accumulators of an mma. Its column g has the `count`
-// groups of activations that lane g passes; no row has more groups than `low`. `loads` are the warp's first ones,
-// requested before the activations were staged; its turns begin at `at`.
-__device__ __forceinline__ void add_products(float (&sums)[4], Loads& loads, const Row& low, const Row& high,
-                                             const uint4* activations, int count, int at, int step) {
-    int t = threadIdx.x % 4;
-    for (; at * 4 < low.count; at += UNROLL * step) {
-        Loads next;
-        next.request(low, high, at + UNROLL * step, step);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            int group = (at + u * step) * 4;
-            if (group >= low.count) break;
-            const uint4* own = activations + min(group + t, count - 1) * PITCH;
-            u32 by[2] = {scale_pair(loads.scale[u][0]), scale_pair(loads.scale[u][1])};
+            if (base + u * step * 4 >= groups) break;
+            const uint4* own = activations + min(base + u * step * 4 + t, groups - 1) * PITCH;
+            u32 by[2] = {scale_pair(scale[u][0]), scale_pair(scale[u][1])};
 #pragma unroll
             for (int i = 0; i < CHUNKS; i++) {
                 u32 a[4], b[4];
-                dequantize(loads.w[u][0].at[i], by[0], a);
-                dequantize(loads.w[u][1].at[i], by[1], b);
+                dequantize(w[u][0].at[i], by[0], a);
+                dequantize(w[u][1].at[i], by[1], b);
                 uint4 x = own[i];
                 mma<bf16>(sums, a[0], b[0], a[1], b[1], x.x, x.y);
                 mma<bf16>(sums, a[2], b[2], a[3], b[3], x.z, x.w);
             }
         }
-        loads = next;
     }
 }

@@ -34,14 +34,11 @@ mxfp4_gate_up_kernel(const bf16* x, const u64* blocks, const u64* scales, const 
     i64 row = (i64)min(first + lane / 4, expert_size - 1) * gate_step;
     wait_for_upstream();
     int expert = ids[pair];
-    Row gate(blocks[expert], scales[expert], row, groups, 0, groups);
-    Row up(blocks[expert], scales[expert], row + to_up, groups, 0, groups);
-    Loads loads;
-    loads.request(gate, up, warp, WARPS);
-    stage_activations<WARPS * WARP, 3>(activations, x + pair / experts_per_token * hidden_size, hidden_size);
+    Row gate(blocks[expert], scales[expert], row, groups), up(blocks[expert], scales[expert], row + to_up, groups);
+    stage_activations(activations, x + pair / experts_per_token * hidden_size, hidden_size);
     __syncthreads();
     float products[4] = {};
-    add_products(products, loads, gate, up, activations, groups, warp, WARPS);
+    add_products(products, gate, up, groups, activations, warp, WARPS);
     if (lane % 4 == 0) {
         sums[warp][lane / 4] = products[0];
         sums[warp][ROWS + lane / 4] = products[2];
