@@ -19,7 +19,7 @@ from swiftchat.cuda.ops.linear_layout import (
     linear_fits,
 )
 from swiftchat.cuda.ops.linear_variants import linear_spec
-from swiftchat.cuda.ops.row_changes import HELPER_THREADS, RowChanges, narrow_elements
+from swiftchat.cuda.ops.row_changes import RowChanges, narrow_elements
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 from swiftchat.cuda.peer_memory import PeerBuffer
 
@@ -301,7 +301,7 @@ def _launch(
     )
     gpu.kernel(spec)(
         num_blocks,
-        THREADS + (HELPER_THREADS if has_changes else 0),
+        THREADS,
         shared_bytes=layout.shared_bytes,
         num_bytes=weight.nbytes,
         weight=data,

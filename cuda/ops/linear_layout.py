@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.row_changes import shared_bytes
+from swiftchat.cuda.ops.row_changes import narrow_elements
 from swiftchat.cuda.packed_layout import TILE_COLUMNS, TILE_ROWS, padded_columns, tile_bytes
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 
@@ -75,8 +75,8 @@ def compiled_rows(n: int) -> int:
 def _static_bytes(n: int, *, has_changes: bool) -> int:
     """Return the most bytes of shared memory that do not depend on k."""
     block, row = _STATIC_BYTES
-    changes = shared_bytes(compiled_rows(n)) if has_changes else 0
-    return block + compiled_rows(n) * row + changes
+    narrow = 4 * narrow_elements(compiled_rows(n)) if has_changes else 0
+    return block + compiled_rows(n) * row + narrow
 
 
 def _stage_bytes(weight: Matrix) -> int:

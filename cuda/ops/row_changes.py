@@ -24,9 +24,7 @@ NONE: dict[str, Any] = {
     "num_narrow": 0,
 }
 SENTINEL = -1  # of the elements of `narrow`, as int32
-_TASK_RANKS = 4  # rows of A of a task
-_HELPERS = 3  # warps of a block that compute changes
-HELPER_THREADS = 32 * _HELPERS
+_TASK_RANKS, _TASK_WARPS = 4, 2  # rows of A of a task; warps of a block that compute tasks
 _SLICE_COLUMNS = 256  # fewer do not fill a warp
 
 
@@ -35,15 +33,9 @@ def narrow_elements(compiled_rows: int) -> int:
     return 1536 if compiled_rows > 8 else 768
 
 
-def shared_bytes(compiled_rows: int) -> int:
-    """Return the bytes of shared memory for changes: A · x, the changes of some tiles, barriers."""
-    slots = _HELPERS if compiled_rows > 8 else 2 * _HELPERS
-    return 4 * narrow_elements(compiled_rows) + slots * (64 * compiled_rows + 16)
-
-
 def narrow_buffer(gpu: Gpu) -> Tensor:
     """Return a buffer for `RowChanges.narrow`, ready to be used."""
-    size = max(_TASK_RANKS * _HELPERS * gpu.num_sms, narrow_elements(16))
+    size = max(_TASK_RANKS * _TASK_WARPS * gpu.num_sms, narrow_elements(16))
     buffer = torch.full((-(-size // 4) * 4,), SENTINEL, dtype=torch.int32, device=gpu.device)
     return buffer.view(torch.float32)
 
@@ -74,7 +66,7 @@ class RowChanges:
         check_tensor("narrow", self.narrow, (size,), torch.float32, gpu)
         check_tensor("next_narrow", self.next_narrow, (size,), torch.float32, gpu)
         tasks = n * self.max_rank // _TASK_RANKS
-        slices = min(_HELPERS * num_blocks // tasks, -(-k // _SLICE_COLUMNS))
+        slices = min(_TASK_WARPS * num_blocks // tasks, -(-k // _SLICE_COLUMNS))
         slices = max(1, min(slices, size // (n * self.max_rank)))
         return {
             "table": self.table,

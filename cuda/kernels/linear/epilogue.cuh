@@ -2,7 +2,7 @@
 #pragma once
 #include "common/activation.cuh"
 #include "comm/peer_buffer.cuh"
-#include "linear/load_activations.cuh"
+#include "linear/low_rank.cuh"
 
 // Writes the results of activation row b at weight row `low` and its partner `high`; `slot` is the
 // cache slot of b.
@@ -104,10 +104,14 @@ __device__ __forceinline__ float2 row_scales(const Arguments& a, const Work& wor
     return scales;
 }
 
-__device__ void epilogue(const Arguments& a, const Work& work, Shared& shared, int buffer) {
+__device__ void epilogue(const Arguments& a, const Work& work, Shared& shared, int buffer,
+                         const LowRank& low_rank) {
     // A lane has an activation row and a pair of weight rows; two rounds for up to 16 activation rows.
     constexpr int PAIRS = M_TILE / 2, ROUNDS = (MAX_N * PAIRS + WARP - 1) / WARP;
     int lane = threadIdx.x % WARP, uses = 0, slots[ROUNDS] = {};
+#if LOW_RANK
+    shrink(a, low_rank, buffer);
+#endif
 #if EPILOGUE == ROPE_CACHE
     // Load angles and slots before the sums are ready.
     for (int i = buffer * WARP + lane; i < a.n * a.head_dim; i += EPILOGUES * WARP) {
@@ -127,13 +131,23 @@ __device__ void epilogue(const Arguments& a, const Work& work, Shared& shared, i
         int b = lane / PAIRS + j * (WARP / PAIRS);
         x_scales[j] = SCHEME != PLAIN && a.x_scale && b < a.n ? __ldcg(a.x_scale + b) : 1.f;
     }
+#if LOW_RANK
+    gather(a, low_rank, shared, buffer);
+#endif
     float2 next_scales = row_scales(a, work, work.first + buffer * work.step);
     for (int tile = work.first + buffer * work.step; tile < work.tiles;
          tile += EPILOGUES * work.step, uses++) {
         float2 scales = next_scales;  // loaded a tile ahead: memory latency may exceed a tile's time
         next_scales = row_scales(a, work, tile + EPILOGUES * work.step);
-        barrier_wait(&shared.sums_full[buffer], uses & 1);
         int low = row_of(a, tile, lane % PAIRS), high = row_of(a, tile, lane % PAIRS + PAIRS);
+#if LOW_RANK
+        float2 changes[ROUNDS];
+#pragma unroll
+        for (int j = 0; j < ROUNDS; j++)
+            changes[j] = expand(a, low_rank, shared, lane / PAIRS + j * (WARP / PAIRS), low, high);
+        prefetch_expand(a, low_rank, tile + EPILOGUES * work.step);
+#endif
+        barrier_wait(&shared.sums_full[buffer], uses & 1);
         float y_low[ROUNDS], y_high[ROUNDS];
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++) {
@@ -158,20 +172,6 @@ __device__ void epilogue(const Arguments& a, const Work& work, Shared& shared, i
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(&shared.sums_empty[buffer]);
-#if LOW_RANK
-        float2 changes[ROUNDS];
-        int item = uses * EPILOGUES + buffer, slot = item % CHANGE_SLOTS;
-        barrier_wait(&shared.changes_full[slot], item / CHANGE_SLOTS & 1);
-#pragma unroll
-        for (int j = 0; j < ROUNDS; j++) {
-            int b = min(lane / PAIRS + j * (WARP / PAIRS), a.n - 1);
-            float factor = NORM ? inverse_rms(a, shared, b) : 1.f;
-            changes[j].x = factor * shared.changes[slot][b][lane % PAIRS];
-            changes[j].y = factor * shared.changes[slot][b][lane % PAIRS + PAIRS];
-        }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.changes_empty[slot]);
-#endif
         bool last = true;
 #if EPILOGUE == RESIDUAL || EPILOGUE == SEND
         if (a.num_splits > 1) last = combine_splits<ROUNDS>(a, work, tile, low, high, y_low, y_high);
@@ -181,8 +181,9 @@ __device__ void epilogue(const Arguments& a, const Work& work, Shared& shared, i
         for (int j = 0; j < ROUNDS; j++) {
             int b = lane / PAIRS + j * (WARP / PAIRS);
 #if LOW_RANK
-            y_low[j] += changes[j].x;
-            y_high[j] += changes[j].y;
+            float factor = NORM && b < a.n ? inverse_rms(a, shared, b) : 1.f;
+            y_low[j] += factor * changes[j].x;
+            y_high[j] += factor * changes[j].y;
 #endif
             if (b < a.n && low < a.m)
                 write_output(a, b, low, high, y_low[j], y_high[j], shared, slots[j]);

@@ -36,8 +36,7 @@
 //
 // Requires: pointers aligned to 16 bytes; k * sizeof T and, for 8-bit weights, k multiples of 16; for
 // groups, k a multiple of GROUP_SIZE; head_dim of 8; for packed weights pair_span of 16.
-// Launch: grid num_splits × blocks, at most one block a multiprocessor; block 352 (448 with LOW_RANK), with
-// few enough
+// Launch: grid num_splits × blocks, at most one block a multiprocessor; block 352, with few enough
 // registers that a block of decode_attention fits beside it; dynamic shared memory: the stages and the
 // activations, see ops/linear_layout.py.
 // Moves the weights, their scales and the outputs once.
@@ -45,7 +44,6 @@
 // of normalized inputs and one of the result; int8 planes 2^-13.
 // Test: tests/cuda/kernels/test_linear.py, test_linear_packed.py
 #include "linear/epilogue.cuh"
-#include "linear/low_rank.cuh"
 
 __device__ void consume(const Arguments& a, const Work& work, Shared& shared, const u8* ring,
                         u8* activations, int stride) {
@@ -72,7 +70,7 @@ __device__ void consume(const Arguments& a, const Work& work, Shared& shared, co
 }
 
 // Launch bounds that leave 72 registers a thread: then two blocks fit a multiprocessor.
-constexpr int BOUND_THREADS = MAX_N > 8 ? THREADS + HELPERS * WARP : 448;
+constexpr int BOUND_THREADS = MAX_N > 8 ? THREADS : 448;
 
 extern "C" __global__ void __launch_bounds__(BOUND_THREADS, MAX_N > 8 ? 1 : 2)
 linear_kernel(const WeightElement* weight, const T* bias, const void* x, const T* norm_weight, void* out,
@@ -104,26 +102,13 @@ linear_kernel(const WeightElement* weight, const T* bias, const void* x, const T
             barrier_init(&shared.sums_full[WARP - 1 - lane], CONSUMERS);
             barrier_init(&shared.sums_empty[WARP - 1 - lane], 1);
         }
-#if LOW_RANK
-        int slot = lane - MAX_STAGES;
-        if (slot >= 0 && slot < CHANGE_SLOTS) {
-            barrier_init(&shared.changes_full[slot], 1);
-            barrier_init(&shared.changes_empty[slot], 1);
-        }
-#endif
         barrier_init_fence();
         __syncwarp();
-        named_arrive<2, THREADS + HELPERS * WARP>();
+        named_arrive<2, THREADS>();
         produce(a, work, shared, ring);  // reads only weights, so it need not wait for upstream
         return;
     }
-    named_barrier<2, THREADS + HELPERS * WARP>();  // the mbarriers are initialized
-#if LOW_RANK
-    if (warp >= THREADS / WARP) {
-        compute_changes(a, work, low_rank, shared, warp - THREADS / WARP);
-        return;
-    }
-#endif
+    named_barrier<2, THREADS>();  // the mbarriers are initialized
     if (warp < CONSUMERS) {
         if (NORM && threadIdx.x * 128 < k * (int)sizeof(T))  // constant too, and not yet in L2
             asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)norm_weight + threadIdx.x * 128));
@@ -132,7 +117,12 @@ linear_kernel(const WeightElement* weight, const T* bias, const void* x, const T
         sum_groups(work, activations, stride, a.n);
         consume(a, work, shared, ring, activations, stride);
     } else {
+        int buffer = warp - CONSUMERS - 1;
+#if LOW_RANK
+        prefetch_shrink(a, low_rank, buffer);
+        prefetch_expand(a, low_rank, work.first + buffer * work.step);
+#endif
         wait_for_upstream();
-        epilogue(a, work, shared, warp - CONSUMERS - 1);
+        epilogue(a, work, shared, buffer, low_rank);
     }
 }

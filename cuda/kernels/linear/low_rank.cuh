@@ -7,13 +7,11 @@
 //                sentinel before
 //   next_narrow  fp32 [num_narrow]: set to the sentinel, for a later launch
 //
-// HELPERS more warps of every block compute the changes. Together they compute A · x: a warp multiplies four
-// rows of A with a slice of an activation row. Every block then waits for all results in L2, adds the
-// slices in order and keeps A · x in shared memory. The helpers compute the changes of the block's M tiles
-// ahead of the consumers, in a ring of CHANGE_SLOTS tiles, and the epilogue adds them. With NORM it first
-// multiplies them by the row's factor, which is linear.
-// Before the upstream kernel ends the helpers load their first rows of A to registers and their first rows
-// of B to L1.
+// The epilogue warps have nothing else to do before the first partial sums are complete. Those of all
+// blocks divide A · x: a warp multiplies four rows of A with a slice of an activation row. Every block
+// then waits for all results in L2, adds the slices in order and keeps A · x in shared memory. The change
+// of an M tile is computed while the consumers compute the tile. With NORM the factor of a row is applied
+// to the change, since it is linear.
 // A block waits for results of other blocks, so all blocks of the grid must be resident together: at
 // most one block a multiprocessor. Dependents cannot take their place, because they start only after all
 // blocks have begun.
@@ -41,6 +39,7 @@ struct LowRank {
 #if LOW_RANK
 constexpr int QUAD = 4;  // rows of A that a warp multiplies together
 constexpr int FIRST_PART = 3, PART = 5;
+constexpr int EPILOGUE_THREADS = EPILOGUES * WARP;
 
 // A warp's share of A · x: the rows from `a` on with the activation row `row`, over the columns
 // begin … end.
@@ -61,82 +60,75 @@ struct ShrinkTask {
     }
 };
 
-// What a lane multiplies with eight elements of x.
-struct ShrinkFactors {
-    Pack<T, 8> weights[QUAD], scales;
+__device__ __forceinline__ int first_task(int warp) { return blockIdx.x * EPILOGUES + warp; }
 
-    __device__ __forceinline__ void load_at(const Arguments& args, const ShrinkTask& task, int column) {
-        if (!task.a || column >= task.end) return;
+// Fetches what the first task reads of A to L2. Needs nothing from upstream.
+__device__ __forceinline__ void prefetch_shrink(const Arguments& args, const LowRank& l, int warp) {
+    ShrinkTask task(args, l, first_task(warp));
+    if (!task.a) return;
 #pragma unroll
-        for (int r = 0; r < QUAD; r++) weights[r] = load<8>(task.a + (i64)r * args.k + column);
-        if (NORM) scales = load<8>(args.norm_weight + column);
-    }
-};
+    for (int r = 0; r < QUAD; r++)
+#pragma unroll 1
+        for (int c = task.begin + threadIdx.x % WARP * (128 / (int)sizeof(T)); c < task.end;
+             c += WARP * 128 / (int)sizeof(T))
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(task.a + (i64)r * args.k + c));
+}
 
-// Computes the tasks of a helper; also makes `next_narrow` ready. Waits for upstream.
-__device__ __forceinline__ void shrink(const Arguments& args, const LowRank& l, int helper) {
+// Computes this warp's tasks; also makes `next_narrow` ready.
+__device__ __forceinline__ void shrink(const Arguments& args, const LowRank& l, int warp) {
     int lane = threadIdx.x % WARP, num_tasks = args.n * (l.max_rank / QUAD) * l.num_slices;
-    int i = helper * gridDim.x + blockIdx.x;
-    ShrinkTask task(args, l, i);
-    ShrinkFactors factors;
-    factors.load_at(args, task, task.begin + lane * 8);
-    if (task.a)
 #pragma unroll 1
-        for (int c = task.begin + lane * (128 / (int)sizeof(T)); c < task.end; c += WARP * 128 / (int)sizeof(T))
-#pragma unroll
-            for (int r = 0; r < QUAD; r++)
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(task.a + (i64)r * args.k + c));
-    wait_for_upstream();
-#pragma unroll 1
-    while (true) {
+    for (int i = first_task(warp); i < num_tasks; i += gridDim.x * EPILOGUES) {
+        ShrinkTask task(args, l, i);
+        if (!task.a) continue;
         float sums[QUAD] = {};
-        if (task.a) {
 #pragma unroll 1
-            for (int c = task.begin + lane * 8; c < task.end; c += WARP * 8) {
+        for (int c = task.begin + lane * 8; c < task.end; c += WARP * 8) {
+            Pack<T, 8> weights[QUAD];
+#pragma unroll
+            for (int r = 0; r < QUAD; r++) weights[r] = load<8>(task.a + (i64)r * args.k + c);
 #if NORM
-                Pack<float, 8> x = load_from_l2<8>((const float*)args.x + (i64)task.row * args.k + c);
+            Pack<float, 8> x = load_from_l2<8>((const float*)args.x + (i64)task.row * args.k + c);
+            Pack<T, 8> scales = load<8>(args.norm_weight + c);
 #else
-                Pack<T, 8> x = load_from_l2<8>((const T*)args.x + (i64)task.row * args.k + c);
+            Pack<T, 8> x = load_from_l2<8>((const T*)args.x + (i64)task.row * args.k + c);
 #endif
 #pragma unroll
-                for (int e = 0; e < 8; e++) {
-                    float value = x[e];
-                    if (NORM) value *= factors.scales[e] + args.weight_offset;
+            for (int e = 0; e < 8; e++) {
+                float value = x[e];
+#if NORM
+                value *= scales[e] + args.weight_offset;
+#endif
 #pragma unroll
-                    for (int r = 0; r < QUAD; r++) sums[r] += factors.weights[r][e] * value;
-                }
-                factors.load_at(args, task, c + WARP * 8);
+                for (int r = 0; r < QUAD; r++) sums[r] += weights[r][e] * value;
             }
-#pragma unroll
-            for (int r = 0; r < QUAD; r++) sums[r] = warp_reduce(sums[r], Sum());
-            float* to = l.narrow + ((i64)task.row * l.num_slices + task.slice) * l.max_rank + task.quad * QUAD;
-            if (lane == 0)
-                asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(
-                                 __cvta_generic_to_global(to)),
-                             "r"(not_sentinel(sums[0])), "r"(not_sentinel(sums[1])),
-                             "r"(not_sentinel(sums[2])), "r"(not_sentinel(sums[3]))
-                             : "memory");
         }
-        i += gridDim.x * HELPERS;
-        if (i >= num_tasks) break;
-        task = ShrinkTask(args, l, i);
-        factors.load_at(args, task, task.begin + lane * 8);
+#pragma unroll
+        for (int r = 0; r < QUAD; r++) sums[r] = warp_reduce(sums[r], Sum());
+        float* to = l.narrow + ((i64)task.row * l.num_slices + task.slice) * l.max_rank + task.quad * QUAD;
+        if (lane == 0)
+            asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(
+                             __cvta_generic_to_global(to)),
+                         "r"(not_sentinel(sums[0])), "r"(not_sentinel(sums[1])),
+                         "r"(not_sentinel(sums[2])), "r"(not_sentinel(sums[3]))
+                         : "memory");
     }
-    int at = ((helper * (int)gridDim.x + blockIdx.x) * WARP + lane) * QUAD;
+    int at = (blockIdx.x * EPILOGUES + warp) * WARP + lane;
 #pragma unroll 1
-    for (; at < l.num_narrow; at += gridDim.x * HELPERS * WARP * QUAD)
+    for (at *= QUAD; at < l.num_narrow; at += gridDim.x * EPILOGUE_THREADS * QUAD)
         *(uint4*)(l.next_narrow + at) = {SENTINEL, SENTINEL, SENTINEL, SENTINEL};
 }
 
-// Waits for A · x of all rows; stores the sums over the slices in shared memory. Neighboring lanes, a
-// power of two, share the slices of four elements, so that most have all their loads in flight together.
-__device__ __forceinline__ void gather(const Arguments& args, const LowRank& l, Shared& shared, int helper) {
+// Waits for A · x of all rows; stores the sums over the slices in shared memory.
+__device__ __forceinline__ void gather(const Arguments& args, const LowRank& l, Shared& shared,
+                                       int warp) {
     constexpr int AT_ONCE = 4;
-    int thread = helper * WARP + threadIdx.x % WARP, together = 1;
-    while (together < 16 && together * AT_ONCE < l.num_slices) together *= 2;
+    int thread = warp * WARP + threadIdx.x % WARP;
+    int together = 1;  // neighboring lanes that add the slices of the same four elements
+    while (together < min(l.num_slices, 8)) together *= 2;
     int quads = l.max_rank / QUAD, items = args.n * quads;
 #pragma unroll 1
-    for (int first = 0; first < items; first += HELPERS * WARP / together) {
+    for (int first = 0; first < items; first += EPILOGUE_THREADS / together) {
         int item = first + thread / together, row = item / quads, quad = item % quads;
         const i64* own = l.entry_of(row, args.n);
         bool is_used = own && quad * QUAD < (int)own[1];
@@ -176,14 +168,14 @@ __device__ __forceinline__ void gather(const Arguments& args, const LowRank& l, 
         if (is_used && thread % together == 0)
             *(float4*)(shared.narrow + row * l.max_rank + quad * QUAD) = {sum[0], sum[1], sum[2], sum[3]};
     }
-    named_barrier<4, HELPERS * WARP>();
+    named_barrier<3, EPILOGUE_THREADS>();
 }
 
 // One activation row has one lane in four of the warp; then four lanes share the ranks of a result.
 constexpr int LANES_PER_PAIR = MAX_N == 1 ? WARP / (M_TILE / 2) : 1;
 
-// Calls use(part's first factor in shared.narrow + r, address of the r-th octet of the row of B for weight
-// row low, the same for high) for this lane's octets; a row that is not in the part is null.
+// Calls use(part's first factor in shared.narrow + r, r-th octet of a row of B, which of the two rows)
+// for this lane's octets of the rows of B that change weight rows low and high.
 template <typename Use>
 __device__ __forceinline__ void for_factors(const LowRank& l, const i64* own, int low, int high, Use use) {
     int octet = MAX_N == 1 ? threadIdx.x % WARP / (M_TILE / 2) : 0;
@@ -193,12 +185,12 @@ __device__ __forceinline__ void for_factors(const LowRank& l, const i64* own, in
         const i64* part = own + FIRST_PART + p * PART;
         int first = (int)part[0], columns = (int)part[1], rank = (int)part[2], start = (int)part[3];
         const T* b = reinterpret_cast<const T*>(part[4]);
-        bool has_low = low >= first && low - first < columns, has_high = high >= first && high - first < columns;
-        if (!has_low && !has_high) continue;
-        const T *at_low = b + (i64)(low - first) * rank, *at_high = b + (i64)(high - first) * rank;
-#pragma unroll 2
+        int at[2] = {low - first, high - first};
+#pragma unroll 1
         for (int r = octet * 8; r < rank; r += LANES_PER_PAIR * 8)
-            use(start + r, has_low ? at_low + r : nullptr, has_high ? at_high + r : nullptr);
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (at[i] >= 0 && at[i] < columns) use(start + r, b + (i64)at[i] * rank + r, i);
     }
 }
 
@@ -209,9 +201,8 @@ __device__ __forceinline__ void prefetch_expand(const Arguments& args, const Low
     int low = row_of(args, tile, lane % PAIRS), high = row_of(args, tile, lane % PAIRS + PAIRS);
 #pragma unroll 1
     for (int b = MAX_N == 1 ? 0 : lane / PAIRS; b < args.n; b += WARP / PAIRS)
-        for_factors(l, l.entry_of(b, args.n), low, high, [](int, const T* for_low, const T* for_high) {
-            if (for_low) asm volatile("prefetch.global.L2 [%0];" ::"l"(for_low));
-            if (for_high) asm volatile("prefetch.global.L2 [%0];" ::"l"(for_high));
+        for_factors(l, l.entry_of(b, args.n), low, high, [](int, const T* factors, int) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(factors));
         });
 }
 
@@ -221,56 +212,17 @@ __device__ __forceinline__ float2 expand(const Arguments& args, const LowRank& l
                                          int b, int low, int high) {
     float y[2] = {};
     int row = MAX_N == 1 ? 0 : b;
-    for_factors(l, l.entry_of(row, args.n), low, high, [&](int r, const T* for_low, const T* for_high) {
-        Pack<T, 8> rows[2] = {};
-        if (for_low) rows[0] = load<8>(for_low);
-        if (for_high) rows[1] = load<8>(for_high);
+    for_factors(l, l.entry_of(row, args.n), low, high, [&](int r, const T* factors, int i) {
+        Pack<T, 8> weights = load<8>(factors);
         const float4* narrow = (const float4*)(shared.narrow + row * l.max_rank + r);
         float4 u = narrow[0], v = narrow[1];
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            y[i] += rows[i][0] * u.x + rows[i][1] * u.y + rows[i][2] * u.z + rows[i][3] * u.w +
-                    rows[i][4] * v.x + rows[i][5] * v.y + rows[i][6] * v.z + rows[i][7] * v.w;
+        y[i] += weights[0] * u.x + weights[1] * u.y + weights[2] * u.z + weights[3] * u.w +
+                weights[4] * v.x + weights[5] * v.y + weights[6] * v.z + weights[7] * v.w;
     });
 #pragma unroll
     for (int offset = WARP / 2; offset >= WARP / LANES_PER_PAIR; offset /= 2)
 #pragma unroll
         for (int i = 0; i < 2; i++) y[i] += __shfl_xor_sync(ALL, y[i], offset);
     return {y[0], y[1]};
-}
-
-// Computes the changes of the block's M tiles helper, helper + HELPERS …
-__device__ void compute_changes(const Arguments& args, const Work& work, const LowRank& l, Shared& shared,
-                                int helper) {
-    constexpr int PAIRS = M_TILE / 2, ROWS = MAX_N == 1 ? 1 : WARP / PAIRS;  // at a time
-    int lane = threadIdx.x % WARP;
-    bool is_ready = false;  // at first the changes are computed in vain, which brings B to L1
-#pragma unroll 1
-    for (int item = helper;; item += HELPERS) {
-        int tile = work.first + item * work.step, slot = item % CHANGE_SLOTS;
-        if (is_ready && tile >= work.tiles) return;
-        int low = row_of(args, tile, lane % PAIRS), high = row_of(args, tile, lane % PAIRS + PAIRS);
-        if (is_ready) barrier_wait(&shared.changes_empty[slot], (item / CHANGE_SLOTS & 1) ^ 1);
-#pragma unroll 1
-        for (int first = 0; first < args.n; first += ROWS) {
-            int b = first + (MAX_N == 1 ? 0 : lane / PAIRS);
-            float2 y = expand(args, l, shared, b, low, high);
-            asm volatile("" ::"f"(y.x), "f"(y.y));  // also wanted in vain
-            if (is_ready && b < args.n && (MAX_N > 1 || lane < PAIRS)) {
-                shared.changes[slot][b][lane % PAIRS] = y.x;
-                shared.changes[slot][b][lane % PAIRS + PAIRS] = y.y;
-            }
-        }
-        if (!is_ready) {
-            shrink(args, l, helper);
-            gather(args, l, shared, helper);
-            is_ready = true;
-            item -= HELPERS;
-            continue;
-        }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.changes_full[slot]);
-        prefetch_expand(args, l, tile + HELPERS * work.step);
-    }
 }
 #endif

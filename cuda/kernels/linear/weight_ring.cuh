@@ -31,8 +31,6 @@ constexpr bool IS_HALF = Same<T, half>::value;
 
 // LOW_RANK: the most ranks of all activation rows together.
 constexpr int NARROW_ELEMENTS = MAX_N > 8 ? 1536 : 768;
-constexpr int HELPERS = LOW_RANK ? 3 : 0;  // warps that compute the changes
-constexpr int CHANGE_SLOTS = MAX_N > 8 ? HELPERS : 2 * HELPERS;
 
 using WeightElement = Choose<SCHEME == PLAIN, T, u8>::type;
 
@@ -63,8 +61,6 @@ struct Shared {
     float sums[EPILOGUES][CONSUMERS][MAX_N][SUMS_STRIDE];
 #if LOW_RANK
     alignas(16) float narrow[NARROW_ELEMENTS];  // [n, max_rank]: A · x of the adapters
-    u64 changes_full[CHANGE_SLOTS], changes_empty[CHANGE_SLOTS];
-    float changes[CHANGE_SLOTS][MAX_N][M_TILE];
 #endif
 #if EPILOGUE == ROPE_CACHE
     float angles[MAX_N][256];  // rows of cos_sin; head_dim is at most 256
