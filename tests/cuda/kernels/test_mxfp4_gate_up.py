@@ -48,10 +48,10 @@ def test_scales_far_from_one(gpu: Gpu, scales: tuple[int, int]) -> None:
 def test_unsupported_shapes_raise(gpu: Gpu) -> None:
     make, packed = (
         Inputs(1, torch.bfloat16),
-        RandomExperts(1, 2, 16, 64, (0, 1)).packed(biased=True),
+        RandomExperts(1, 2, 16, 32, (0, 1)).packed(biased=True),
     )
     ids = make.integers(0, 1, 2, 1)
     with pytest.raises(ValueError, match="48 elements"):
         mxfp4_gate_up(gpu, make.normal(2, 48), packed, ids, make.normal(2, 1, 8), "silu")
     with pytest.raises(ValueError, match="ids must be"):
-        mxfp4_gate_up(gpu, make.normal(2, 64), packed, ids[:1], make.normal(2, 1, 8), "silu")
+        mxfp4_gate_up(gpu, make.normal(2, 32), packed, ids[:1], make.normal(2, 1, 8), "silu")

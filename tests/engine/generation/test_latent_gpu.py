@@ -21,8 +21,6 @@ _SIZES = {
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "v2": ("deepseek_v2", {**_SIZES, "q_lora_rank": None}),
-    "v3": ("deepseek_v3", {**_SIZES, "kv_lora_rank": 512, "qk_rope_head_dim": 64}),
-    "dense": ("minicpm3", _SIZES),
 }
 
 
