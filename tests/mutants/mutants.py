@@ -217,6 +217,13 @@ MUTANTS = (
         (f"{_ENGINE}::test_batched_equals_alone", "tests/engine/schedule/test_blocks.py"),
     ),
     Mutant(
+        "a step that is computed ahead overwrites the state before it",
+        "engine/schedule/states.py",
+        "            slots = sequence.spare_slot, sequence.state_slot\n",
+        "            slots = sequence.state_slot, sequence.spare_slot\n",
+        ("tests/engine/schedule/test_blocks.py::TestScheduler",),
+    ),
+    Mutant(
         "a cached block is found behind another prefix",
         "engine/schedule/content.py",
         'hashlib.sha256(parent + array("i", tokens).tobytes())',
