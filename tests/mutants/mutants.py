@@ -221,7 +221,7 @@ MUTANTS = (
         "engine/schedule/states.py",
         "            slots = sequence.spare_slot, sequence.state_slot\n",
         "            slots = sequence.state_slot, sequence.spare_slot\n",
-        ("tests/engine/schedule/test_blocks.py::TestScheduler",),
+        ("tests/engine/schedule/test_blocks.py",),
     ),
     Mutant(
         "a cached block is found behind another prefix",
