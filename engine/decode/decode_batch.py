@@ -90,6 +90,11 @@ class DecodeBatch:
             self.frequency_penalty,
         ) = floats
         self.seeds = torch.zeros(max_rows, dtype=torch.int64, device=gpu.device)
+        self._host_seeds = self.seeds.cpu().pin_memory()
+        # The end of the last copies of host buffers; None on a CPU, as in tests.
+        self._copied: torch.cuda.Event | None = None
+        if gpu.device.type == "cuda":
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stubs
         max_blocks = -(-max_blocks // 4) * 4  # rows of 16 bytes
         self.block_tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=gpu.device)
         self._host_tables = self.block_tables.cpu().pin_memory()
@@ -118,6 +123,8 @@ class DecodeBatch:
 
         A sequence with proposed tokens must not have penalties or a number of `min_tokens`.
         """
+        if self._copied is not None:
+            self._copied.synchronize()
         self._host_ints.fill(0)
         for name in ("slot_mapping", "state_slots_even", "state_slots_odd"):
             self._host_ints[self._index[name]] = -1
@@ -130,10 +137,10 @@ class DecodeBatch:
         seeds = [seed for row, seed in pairs for _ in range(1 + len(row.proposed))]
         self._fields.copy_(self._host_fields, non_blocking=True)
         signed = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
-        # This copy from pageable memory also waits for all copies above.
-        self.seeds[: len(signed)] = torch.tensor(
-            signed, dtype=torch.int64, device=self.seeds.device
-        )
+        self._host_seeds[: len(signed)] = torch.tensor(signed)
+        self.seeds.copy_(self._host_seeds, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
 
     def _load_sequence(self, first: int, row: Row) -> int:
         """Assign rows from `first` on to a sequence's last token and the proposed ones.
