@@ -162,7 +162,10 @@ class GraphRunner:
             ranks = {name: max(rank, older.ranks[name]) for name, rank in ranks.items()}
         weights, max_rows = self._decoder.weights, min(self.batch.max_rows, MAX_GEMV_ROWS)
         head_dim = self._decoder.config.head_dim
-        return FusedDeltas(self._ops.gpu, weights, head_dim, num_sets, max_rows, ranks, older=older)
+        gpu = self._ops.gpu
+        deltas = FusedDeltas(gpu, weights, head_dim, num_sets, max_rows, ranks, older=older)
+        deltas.in_linear &= self._decoder.ranks.size == 1  # not measured on several GPUs
+        return deltas
 
     def can_adapt(self, sequences: Seq[Sequence]) -> bool:
         """Return whether steps with `adapted` compute the adapters of these sequences."""
