@@ -23,7 +23,7 @@ FOOTPRINT = 2**28  # minimum bytes read by all launches of a graph: five times t
 
 
 def token_bytes(kv_dtype: str) -> int:
-    if kv_dtype == "int4":
+    if kv_dtype == "int5":
         return KV_HEADS * (HEAD_DIM * 11 // 8 + 2 * 4)
     return 2 * KV_HEADS * (2 * HEAD_DIM if kv_dtype == "auto" else HEAD_DIM + 4)
 
@@ -33,7 +33,7 @@ def kv_scales_of(kv_dtype: str, rows: tuple[int, int, int]) -> KVScales | None:
     if kv_dtype == "auto":
         return None
     bits = []
-    if kv_dtype == "int4":
+    if kv_dtype == "int5":
         for size in (HEAD_DIM // 4, HEAD_DIM // 8):
             shape = (rows[0], rows[1] // 2, rows[2], size)
             bits.append(torch.randint(-128, 128, shape, device="cuda", dtype=torch.int8))
@@ -47,7 +47,7 @@ def launch_us(gpu: Gpu, context: int, group: int, kv_dtype: str) -> float:
     rows = (layers * blocks, 2 * KV_HEADS, BLOCK_SIZE)
     scales = kv_scales_of(kv_dtype, rows)
     dtype = torch.bfloat16 if scales is None else torch.int8
-    row_size = HEAD_DIM // 2 if kv_dtype == "int4" else HEAD_DIM
+    row_size = HEAD_DIM // 2 if kv_dtype == "int5" else HEAD_DIM
     cache = torch.empty(*rows, row_size, device="cuda", dtype=dtype)
     for part in cache.split(1024):
         part.normal_() if scales is None else part.random_(0, 100)

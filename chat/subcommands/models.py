@@ -161,7 +161,7 @@ def _disk_use(
 )
 @click.option(
     "--kv-dtype",
-    type=click.Choice(["auto", "int8", "fp8", "int4"]),
+    type=click.Choice(["auto", "int8", "fp8", "int5"]),
     default="auto",
     help="Show memory for this data type of the KV cache.",
 )

@@ -79,7 +79,7 @@ class Layout:
         rows = 16 if group_size > 8 and padded_dim < 256 and dtype != torch.float32 else 8
         step, itemsize = (_QUANTIZED_STEP, 1) if kv_scheme else (_STEP, dtype.itemsize)
         tile_bytes = -(-padded_dim * itemsize // _PANEL_ROW_BYTES) * _PANEL_ROW_BYTES * step
-        if kv_scheme == "int4":
+        if kv_scheme == "int5":
             tile_bytes = step * padded_dim * 3 // 4  # of keys
         warps = 8 if tile_bytes <= 4096 else 4 if tile_bytes <= 8192 else 2
         room_bytes = shared_bytes - _OTHER_SHARED_BYTES
@@ -110,7 +110,7 @@ class Layout:
 
 def _head_dims(dtype: torch.dtype, kv_scheme: str | None = None) -> tuple[int, ...]:
     if kv_scheme:
-        return PACKED_HEAD_DIMS if kv_scheme == "int4" else _QUANTIZED_HEAD_DIMS
+        return PACKED_HEAD_DIMS if kv_scheme == "int5" else _QUANTIZED_HEAD_DIMS
     return _FP32_HEAD_DIMS if dtype == torch.float32 else _HEAD_DIMS
 
 
@@ -131,11 +131,11 @@ VARIANTS = [
         (torch.float16, 256, 4, _SMALL, "int8"),
         (torch.float16, 96, 4, _SMALL // 2, "fp8"),
         (torch.bfloat16, 128, 4, _LARGE, "fp8"),
-        (torch.bfloat16, 64, 4, _LARGE, "int4"),
-        (torch.float16, 64, 16, _SMALL, "int4"),
-        (torch.float16, 128, 4, _SMALL // 2, "int4"),
-        (torch.bfloat16, 128, 16, _SMALL, "int4"),
-        (torch.bfloat16, 128, 4, _LARGE, "int4"),
+        (torch.bfloat16, 64, 4, _LARGE, "int5"),
+        (torch.float16, 64, 16, _SMALL, "int5"),
+        (torch.float16, 128, 4, _SMALL // 2, "int5"),
+        (torch.bfloat16, 128, 16, _SMALL, "int5"),
+        (torch.bfloat16, 128, 4, _LARGE, "int5"),
     )
 ]
 
@@ -161,7 +161,7 @@ def decode_attention(
 
     q has the shape of `out` and may be the first columns of wider rows. The cache is
     [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with `kv_scales` it is
-    int8, T is not fp32 and head_dim is a multiple of 16, or with int4 64 or 128; then q is rotated
+    int8, T is not fp32 and head_dim is a multiple of 16, or with int5 64 or 128; then q is rotated
     as `rotary` leaves it, and `out` is not. `context_lens` int32 [num_seqs] include
     the query's token; 0 gives zeros. Entries of `block_tables` int32 [num_seqs, max_blocks] without
     a visible token are not used. The last `window` tokens are visible (0: all); `softcap` caps the
@@ -287,7 +287,7 @@ def _check_tensors(
     if kv_scales is not None:
         kv_scales.check(cache, q.dtype, gpu)
     cache_dtype = q.dtype if kv_scales is None else torch.int8
-    row_size = head_dim // 2 if scheme_of(kv_scales) == "int4" else head_dim
+    row_size = head_dim // 2 if scheme_of(kv_scales) == "int5" else head_dim
     check_tensor("cache", cache, (*cache.shape[:-1], row_size), cache_dtype, gpu)
     # Rows of q may be apart; each must be contiguous and aligned.
     if num_seqs:

@@ -112,8 +112,8 @@ VARIANTS = (
             (80, False, True, torch.float16, "int8"),
             (128, False, False, torch.bfloat16, "fp8"),
             (256, True, True, torch.float16, "fp8"),
-            (64, True, True, torch.float16, "int4"),
-            (128, False, False, torch.bfloat16, "int4"),
+            (64, True, True, torch.float16, "int5"),
+            (128, False, False, torch.bfloat16, "int5"),
         )
     ]
     + [
@@ -123,7 +123,7 @@ VARIANTS = (
             ("mma", 80, True, True, None, torch.float16),
             ("mma", 256, False, True, None, torch.bfloat16),
             ("mma", 128, False, False, "int8", torch.bfloat16),
-            ("mma", 64, False, False, "int4", torch.bfloat16),
+            ("mma", 64, False, False, "int5", torch.bfloat16),
             *(("wgmma", dim, False, False, None, torch.bfloat16) for dim in _DIMS["wgmma"]),
             ("wgmma", 128, True, False, None, torch.float16),
         )
@@ -185,7 +185,7 @@ def prefill_attention(
     last tokens of sequence i, at most `max_num_tokens`. All context_lens[i] tokens of it are in the
     cache [num_blocks, 2 * num_kv_heads, block_size, head_dim], in the blocks block_tables[i]; all
     int32. With `kv_scales` the cache is int8, q is not fp32 and head_dim a multiple of 16, with
-    int4 64 or 128; then q is rotated, as `rotary` leaves it, and so is `out`.
+    int5 64 or 128; then q is rotated, as `rotary` leaves it, and so is `out`.
 
     A query sees the keys up to its own position, and those before prefix_lens[i]; with a `window`
     of these only keys > position - window. Scores are scaled, then capped by `softcap` (0: off),
@@ -329,7 +329,7 @@ def _check_cache(
         raise ValueError(f"cache must be bf16, fp16 or fp32, not {dtype}")
     num_blocks, twice_kv_heads, block_size, _ = cache.shape
     num_kv_heads = twice_kv_heads // 2
-    row_size = head_dim // 2 if scheme_of(kv_scales) == "int4" else head_dim
+    row_size = head_dim // 2 if scheme_of(kv_scales) == "int5" else head_dim
     shape = (num_blocks, 2 * num_kv_heads, block_size, row_size)
     check_tensor("cache", cache, shape, dtype if kv_scales is None else torch.int8, gpu)
     if kv_scales is not None:

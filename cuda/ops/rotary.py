@@ -51,8 +51,8 @@ VARIANTS = [
     ),
     _spec("__nv_bfloat16", False, 8, "int8"),
     _spec("__half", True, 8, "fp8"),
-    _spec("__nv_bfloat16", True, 8, "int4"),
-    _spec("__half", False, 8, "int4"),
+    _spec("__nv_bfloat16", True, 8, "int5"),
+    _spec("__half", False, 8, "int5"),
 ]
 
 
@@ -85,7 +85,7 @@ def rotary(
     `rotary_dim` elements pairs with i + rotary_dim / 2. With positions2, both halves of a head are
     rotated like this, the second by positions2. positions int32 [n] and slots must be valid; this
     is not checked. With `kv_scales` the cache is int8, the scales are written too, and qkv must not
-    be fp32. With int4, queries, keys and values are multiplied by a Hadamard matrix after that;
+    be fp32. With int5, queries, keys and values are multiplied by a Hadamard matrix after that;
     then all or none of a head is rotated, and positions2 is None.
     """
     n, heads, head_dim = qkv.shape
@@ -103,7 +103,7 @@ def rotary(
     width = _width(head_dim, rotary_dim)
     spec = _spec(DTYPE_NAMES[qkv.dtype], norm is not None, width, scheme_of(kv_scales))
     heads_per_pass = _THREADS // (head_dim // (2 * width))
-    changes_queries = rotary_dim or norm or scheme_of(kv_scales) == "int4"
+    changes_queries = rotary_dim or norm or scheme_of(kv_scales) == "int5"
     heads_to_do = heads if changes_queries else 2 * num_kv_heads
     rotated = rotary_dim * (1 if positions2 is None else 2)
     qkv_bytes = 2 * (num_heads * rotated + 2 * num_kv_heads * head_dim) * qkv.element_size()
@@ -170,14 +170,14 @@ def _check_cache(
     dtype: torch.dtype,
 ) -> None:
     num_kv_heads, head_dim, rotary_dim = sizes
-    row_size = head_dim // 2 if scheme_of(kv_scales) == "int4" else head_dim
+    row_size = head_dim // 2 if scheme_of(kv_scales) == "int5" else head_dim
     shape = (cache.shape[0], 2 * num_kv_heads, cache.shape[2], row_size)
     check_tensor("cache", cache, shape, dtype if kv_scales is None else torch.int8, gpu)
     if kv_scales is None:
         return
     kv_scales.check(cache, dtype, gpu)
     fits = head_norm_fits(head_dim, rotary_dim)
-    if not fits or (kv_scales.scheme == "int4" and rotary_dim not in (0, head_dim)):
+    if not fits or (kv_scales.scheme == "int5" and rotary_dim not in (0, head_dim)):
         raise ValueError(f"heads of {head_dim} with rotary_dim {rotary_dim} cannot be quantized")
 
 

@@ -1,4 +1,4 @@
-"""The rotation of the heads of a 4-bit KV cache: `kernels/attention/rotate_heads.cu`."""
+"""The rotation of the heads of a KV cache in 5 and 6 bits: `kernels/attention/rotate_heads.cu`."""
 
 import torch
 from torch import Tensor

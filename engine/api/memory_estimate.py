@@ -37,7 +37,7 @@ def kv_bytes_per_token(config: ModelConfig, item_bytes: int, kv_dtype: str = "au
     """Return the bytes of one token's keys and values, or latents, in all layers.
 
     `item_bytes` is the element size of an unquantized cache (`kv_dtype` auto). A quantized one
-    has a fp32 scale per head, and 8 bits an element; with int4 a key has 6, a value 5. Raises
+    has a fp32 scale per head, and 8 bits an element; with int5 a key has 6, a value 5. Raises
     `UsageError` if the model's cache cannot be quantized so.
     """
     if config.latent is not None and kv_dtype != "auto":
@@ -56,11 +56,11 @@ def kv_bytes_per_token(config: ModelConfig, item_bytes: int, kv_dtype: str = "au
 def _token_bytes(rows: int, width: int, item_bytes: int, kv_dtype: str) -> int:
     if kv_dtype == "auto":
         return rows * width * item_bytes
-    if kv_dtype != "int4":
+    if kv_dtype != "int5":
         return rows * (width + 4)
     if width % 8:
         raise UsageError(
-            f"--kv-dtype int4 does not apply to this model: {width} elements of a head are not a "
+            f"--kv-dtype int5 does not apply to this model: {width} elements of a head are not a "
             "multiple of 8",
             "use --kv-dtype int8",
         )

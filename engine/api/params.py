@@ -8,7 +8,7 @@ from swiftchat.errors import UsageError
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("bfloat16", "float16", "float32")
-KV_DTYPES = ("auto", "int8", "fp8", "int4")
+KV_DTYPES = ("auto", "int8", "fp8", "int5")
 NumRanks = int | Literal["auto"]
 MAX_LOGPROBS = 50
 POOLINGS = ("mean", "last", "sum")
@@ -25,7 +25,7 @@ class EngineConfig:
     """The device, data types, memory and parallelism of an engine.
 
     `dtype`: None is the checkpoint's.
-    `kv_dtype`: int8 or fp8 quantizes the KV cache to 8 bits, int4 keys to 6 and values to 5; auto
+    `kv_dtype`: int8 or fp8 quantizes the KV cache to 8 bits, int5 keys to 6 and values to 5; auto
     stores it in `dtype`.
     `ctx_size_tokens`: the longest context of one sequence; None is the model's, or the longest
     that fits into memory.

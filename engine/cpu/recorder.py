@@ -58,7 +58,7 @@ _KV_FORMATS = {
     torch.bfloat16: KVFormat.BF16,
     "int8": KVFormat.INT8,
     "fp8": KVFormat.FP8,
-    "int4": KVFormat.INT4,
+    "int5": KVFormat.INT5,
 }
 _EMPTY = Batch([], [], [], [], [], [])
 

@@ -75,7 +75,7 @@ class KVFormat(IntEnum):
     BF16 = 2
     INT8 = 3
     FP8 = 4
-    INT4 = 5
+    INT5 = 5
 
 
 def _ints(*names: str) -> Iterator[tuple[str, type[c_int32]]]:

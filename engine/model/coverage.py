@@ -43,6 +43,6 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
 
 def _supports_quantized_kv(head_dim: int, dtype: torch.dtype, kv_dtype: str) -> bool:
     """Return whether the kernels write and read a quantized cache with heads of this size."""
-    if kv_dtype == "int4":
+    if kv_dtype == "int5":
         return dtype != torch.float32 and head_dim in PACKED_HEAD_DIMS
     return dtype != torch.float32 and head_dim % 16 == 0 and head_norm_fits(head_dim, head_dim)

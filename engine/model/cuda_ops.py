@@ -281,7 +281,7 @@ class CudaOps(Elementwise):
                 sinks=sinks,
                 kv_scales=kv_scales,
             )
-            if scheme_of(kv_scales) == "int4":
+            if scheme_of(kv_scales) == "int5":
                 rotate_heads(self.gpu, out[split:])
         return out.view(len(qkv), -1)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.mixers.states import StateCache
-from swiftchat.engine.model.int4_kv import packed_sizes
+from swiftchat.engine.model.int5_kv import packed_sizes
 from swiftchat.engine.model.quantized_kv import SCHEMES, QuantizedKV
 from swiftchat.weights.architectures.config import ModelConfig
 
@@ -22,7 +22,7 @@ class KVCache:
     heads, then its values, so that one write stores both. With `heads_first`, the layout of the
     kernels, it is [num_blocks, 2 * num_kv_heads, block_size, head_dim]: a head's part of a block is
     contiguous. With latent attention a token has one row of `LatentAttention.cached_dim` elements
-    instead: its latent and its rotated key. With `kv_dtype` int8, fp8 or int4 it is a `QuantizedKV`
+    instead: its latent and its rotated key. With `kv_dtype` int8, fp8 or int5 it is a `QuantizedKV`
     of that layout. `tensors` hold all layers with rows of one width, [num_layers, num_blocks, ...],
     one group after the other; a copy of a block copies each of them. On the CPU the system commits
     the memory of a block when it is first written. Layers with a mixer have an empty tensor in
@@ -58,7 +58,7 @@ class KVCache:
         for rows, width in self._groups:
             block = (rows, block_size) if heads_first else (block_size, rows)
             shape = (row_shapes.count((rows, width)), num_blocks, *block)
-            if kv_dtype == "int4":
+            if kv_dtype == "int5":
                 sizes = [
                     (heads, block_size, size) if heads_first else (block_size, heads, size)
                     for heads, size in packed_sizes(rows, width)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.linear.row_scaled_cpu import e4m3_to_bfloat16
-from swiftchat.engine.model.int4_kv import pack_kv, rotate_heads, unpack_kv
+from swiftchat.engine.model.int5_kv import pack_kv, rotate_heads, unpack_kv
 
 # The largest value of each 8-bit scheme; a row is scaled so that its largest element becomes this.
 LARGEST: Mapping[str, float] = MappingProxyType({"int8": 127.0, "fp8": 448.0})
-SCHEMES = (*LARGEST, "int4")
+SCHEMES = (*LARGEST, "int5")
 # So that a row of zeros, or of elements near fp32's smallest, can be divided by its scale.
 _SMALLEST_SCALE = 2.0**-100
 _CHUNK_TOKENS = 512
@@ -22,10 +22,10 @@ _CHUNK_TOKENS = 512
 class QuantizedKV:
     """The keys and values of one layer; an element is its value times its row's scale.
 
-    `scheme` is int8, fp8 (e4m3) or int4. `values` are int8, for fp8 the bits, in the layout of the
+    `scheme` is int8, fp8 (e4m3) or int5. `values` are int8, for fp8 the bits, in the layout of the
     plain cache: [num_blocks, block_size, 2 * num_kv_heads, head_dim], or with the heads before the
-    tokens. `scales` are fp32, without the last dimension. With int4, heads are rotated and packed
-    as `int4_kv` describes: the last dimension of `values` is head_dim / 2, and `key_bits` and
+    tokens. `scales` are fp32, without the last dimension. With int5, heads are rotated and packed
+    as `int5_kv` describes: the last dimension of `values` is head_dim / 2, and `key_bits` and
     `value_bits` have head_dim / 4 and head_dim / 8 bytes for each of num_kv_heads.
     """
 
@@ -48,13 +48,13 @@ class QuantizedKV:
 
     def quantize(self, new: Tensor) -> tuple[Tensor, ...]:
         """Return what `tensors` have for new [n, 2 * num_kv_heads, head_dim]: n first."""
-        if self.scheme == "int4":
+        if self.scheme == "int5":
             return pack_kv(new)
         return quantize_kv(self.scheme, new)
 
     def dequantize(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """Undo `quantize` for the parts of n tokens; int4's heads stay rotated."""
-        if self.scheme == "int4":
+        """Undo `quantize` for the parts of n tokens; int5's heads stay rotated."""
+        if self.scheme == "int5":
             return unpack_kv(parts, dtype)
         values, scales = parts
         return dequantize_kv(self.scheme, values, scales, dtype)
@@ -62,9 +62,9 @@ class QuantizedKV:
     def rotated(self, heads: Tensor) -> Tensor:
         """Rotate queries [..., head_dim] as the cached keys are, or rotate outputs back.
 
-        The rotation is its own inverse and keeps products of queries and keys. Only int4 has one.
+        The rotation is its own inverse and keeps products of queries and keys. Only int5 has one.
         """
-        return rotate_heads(heads) if self.scheme == "int4" else heads
+        return rotate_heads(heads) if self.scheme == "int5" else heads
 
 
 def quantize_kv(scheme: str, rows: Tensor) -> tuple[Tensor, Tensor]:

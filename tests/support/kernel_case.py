@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.quantized_kv import KVScales
-from swiftchat.engine.model.int4_kv import pack_kv, unpack_kv
+from swiftchat.engine.model.int5_kv import pack_kv, unpack_kv
 from swiftchat.engine.model.quantized_kv import quantize_kv
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -56,10 +56,10 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
 def quantize_cache(scheme: str, cache: Tensor) -> tuple[Tensor, KVScales, Tensor]:
     """Quantize a cache [num_blocks, 2 * num_kv_heads, block_size, head_dim].
 
-    Returns it as the kernels take it, and its exact elements in fp64; those of int4 are rotated.
+    Returns it as the kernels take it, and its exact elements in fp64; those of int5 are rotated.
     Rows that are not finite get the largest values and a NaN scale.
     """
-    if scheme != "int4":
+    if scheme != "int5":
         values, scales = quantize_kv(scheme, cache)
         as_stored = values if scheme == "int8" else values.view(torch.float8_e4m3fn)
         numbers = as_stored.double() * scales.double().unsqueeze(-1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu.structures import KVFormat, LayerCache
-from swiftchat.engine.model.int4_kv import pack_kv, packed_sizes, unpack_kv
+from swiftchat.engine.model.int5_kv import pack_kv, packed_sizes, unpack_kv
 from swiftchat.engine.model.quantized_kv import quantize_kv
 from tests.support.native_ops import aligned
 
@@ -23,7 +23,7 @@ SCHEMES = {KVFormat.INT8: "int8", KVFormat.FP8: "fp8"}
 class NativeKV:
     """One layer: values [num_blocks, 2 * num_kv_heads, block_size, head_dim], and their scales.
 
-    Every slot is NaN at first; for int8 and int4 its scale is. `bits` are int4's upper ones.
+    Every slot is NaN at first; for int8 and int5 its scale is. `bits` are int5's upper ones.
     """
 
     format: KVFormat
@@ -42,7 +42,7 @@ class NativeKV:
                 kv, block_size, aligned(torch.full(shape, torch.nan, dtype=DTYPES[kv])), None
             )
         scales = aligned(torch.full(shape[:3], torch.nan))
-        if kv == KVFormat.INT4:
+        if kv == KVFormat.INT5:
             values, *bits = (
                 aligned(torch.full((num_blocks, rows, block_size, size), 0x7F, dtype=torch.int8))
                 for rows, size in packed_sizes(heads, head_dim)
@@ -61,7 +61,7 @@ class NativeKV:
         """Write rows [n, 2 * num_kv_heads, head_dim] to the slots."""
         index = torch.tensor(slots)
         blocks, offsets = index // self.block_size, index % self.block_size
-        if self.format == KVFormat.INT4 and self.scales is not None:
+        if self.format == KVFormat.INT5 and self.scales is not None:
             tensors = (self.values, *self.bits, self.scales)
             for tensor, part in zip(tensors, pack_kv(rows), strict=True):
                 tensor[blocks, :, offsets] = part
@@ -72,10 +72,10 @@ class NativeKV:
             self.values[blocks, :, offsets], self.scales[blocks, :, offsets] = values, scales
 
     def rows(self, slots: Sequence[int]) -> Tensor:
-        """Return the slots' rows in fp64: [n, 2 * num_kv_heads, head_dim]; int4 rotated."""
+        """Return the slots' rows in fp64: [n, 2 * num_kv_heads, head_dim]; int5 rotated."""
         index = torch.tensor(slots)
         at = (index // self.block_size, slice(None), index % self.block_size)
-        if self.format == KVFormat.INT4 and self.scales is not None:
+        if self.format == KVFormat.INT5 and self.scales is not None:
             parts = (self.values[at], *(part[at] for part in self.bits))
             steps = unpack_kv((*parts, torch.ones_like(self.scales[at])), torch.float32)
             return steps.double() * self.scales[at].double().unsqueeze(-1)

@@ -87,7 +87,7 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]))
 @click.option(
     "--kv-dtype",
-    type=click.Choice(["auto", "int8", "fp8", "int4"]),
+    type=click.Choice(["auto", "int8", "fp8", "int5"]),
     default="auto",
     help="Data type of the KV cache.",
 )

@@ -5,9 +5,9 @@
 //                 block's if it has fewer; not used before sm_90
 //   q             T [num_seqs, num_heads, head_dim], rows q_stride elements apart
 //   cache         T [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with KV_SCHEME
-//                 bytes, and kv_scales fp32, one for each row (quantized_kv.cuh); with KV_INT4 rotated rows
+//                 bytes, and kv_scales fp32, one for each row (quantized_kv.cuh); with KV_INT5 rotated rows
 //                 of head_dim / 2 bytes, and key_bits and value_bits [num_blocks, num_kv_heads, block_size,
-//                 head_dim / 4 or / 8] (int4_kv.cuh): q is rotated too, and the output is rotated back
+//                 head_dim / 4 or / 8] (int5_kv.cuh): q is rotated too, and the output is rotated back
 //   block_tables  int32 [num_seqs, max_blocks]; entries without a visible token may be anything
 //   context_lens  int32 [num_seqs]: tokens in the cache, the query's own included; 0 writes zeros
 //   alibi_slopes  fp32 [num_heads] or null: adds slope * (position - (context_len - 1)) (ALiBi; Press, 2021)
@@ -32,7 +32,7 @@
 // Defines: HEAD_DIM (at least head_dim, a multiple of 16, padded with zeros), ROWS (query heads of a block, 8
 // or 16), NUM_WARPS, NUM_STAGES, KV_SCHEME.
 // Requires: head_dim % 8 == 0; block_size a power of two from 4 on; with KV_SCHEME 16-bit T, head_dim a
-// multiple of 16 and HEAD_DIM of 32; with KV_INT4 head_dim = HEAD_DIM, 64 or 128.
+// multiple of 16 and HEAD_DIM of 32; with KV_INT5 head_dim = HEAD_DIM, 64 or 128.
 // Launch: grid columns * num_splits * num_seqs, or more; blocks without work end, so the grid does not depend
 // on context_lens. Block NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_STAGES * tile bytes.
 // Moves the keys and values of all visible tokens once for each ROWS query heads.

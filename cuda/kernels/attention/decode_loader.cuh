@@ -3,7 +3,7 @@
 #include "attention/decode_splits.cuh"
 #include "attention/decode_tiles.cuh"
 #ifdef PACKED_KV
-#include "attention/decode_int4_kv.cuh"
+#include "attention/decode_int5_kv.cuh"
 #include "attention/decode_scales.cuh"
 using WarpMma = PackedTileMma;
 #elif defined(KV_SCHEME)

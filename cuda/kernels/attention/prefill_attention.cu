@@ -3,9 +3,9 @@
 //   q              T [num_tokens, num_heads, head_dim], rows q_stride elements apart: the new tokens of the
 //                  sequences, one sequence after the other
 //   cache          T [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with KV_SCHEME
-//                  bytes, and kv_scales fp32, one for each row (quantized_kv.cuh); with KV_INT4 rotated rows
+//                  bytes, and kv_scales fp32, one for each row (quantized_kv.cuh); with KV_INT5 rotated rows
 //                  of head_dim / 2 bytes, and key_bits and value_bits [num_blocks, num_kv_heads, block_size,
-//                  head_dim / 4 or / 8] (int4_kv.cuh): q is rotated too, and so is the output
+//                  head_dim / 4 or / 8] (int5_kv.cuh): q is rotated too, and so is the output
 //   block_tables   int32 [num_seqs, max_blocks]; only entries with visible keys are used
 //   query_starts   int32 [num_seqs + 1]: the first row of each sequence in q, and the end
 //   context_lens   int32 [num_seqs]: tokens in the cache; the queries are the last of them
@@ -34,7 +34,7 @@
 //
 // Defines: DIM (head_dim rounded up; further columns are zeros), BIASED (1 allows softcap and ALiBi), SMALL
 // (PATH 1: 1 for GPUs with 99 KiB of shared memory), CONSUMERS (PATH 2: warpgroups with queries), KV_SCHEME
-// (PATH 1: quantized cache; head_dim is a multiple of 16, with KV_INT4 DIM, 64 or 128).
+// (PATH 1: quantized cache; head_dim is a multiple of 16, with KV_INT5 DIM, 64 or 128).
 // Requires: head_dim % 8 == 0; q's rows aligned to 16 bytes; context_lens at least the number of queries;
 // fewer than 2^31 rows in the cache.
 // Launch: grid num_tiles * num_heads: a tile of queries, the last rows of a sequence first (they see the most
@@ -240,7 +240,7 @@ __device__ __forceinline__ void load_keys(const Arguments& a, const QueryTile& w
 }
 
 #ifdef PACKED_KV
-#include "attention/prefill_int4_kv.cuh"
+#include "attention/prefill_int5_kv.cuh"
 #include "attention/prefill_scales.cuh"
 #elif defined(KV_SCHEME)
 #include "attention/prefill_quantized_kv.cuh"

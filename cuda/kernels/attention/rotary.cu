@@ -11,11 +11,11 @@
 //               rotated by positions2 (ChatGLM's 2-D positions)
 //   slot_mapping  int32 [n]: cache slots; a token with a slot below 0 is not stored
 //   cache       T [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with KV_SCHEME
-//               bytes, and kv_scales fp32 [num_blocks, 2 * num_kv_heads, block_size]; with KV_INT4 rows of
+//               bytes, and kv_scales fp32 [num_blocks, 2 * num_kv_heads, block_size]; with KV_INT5 rows of
 //               head_dim / 2 bytes, and key_bits and value_bits [num_blocks, num_kv_heads, block_size,
 //               head_dim / 4 or / 8]
 //
-// With KV_INT4 queries, keys and values are then multiplied by a Hadamard matrix (int4_kv.cuh).
+// With KV_INT5 queries, keys and values are then multiplied by a Hadamard matrix (int5_kv.cuh).
 //
 // Algorithm: pair i of a span rotates by angle i (Su et al., 2021, arXiv:2104.09864); it is the elements i
 // and i + rotary_dim / 2. Elements outside the spans do not change. A
@@ -24,7 +24,7 @@
 // (QK_NORM) and find its maximum (KV_SCHEME).
 //
 // Requires: head_dim <= 256; WIDTH (8, 4, 2 or 1) divides rotary_dim / 2 and head_dim / 2; with QK_NORM or
-// KV_SCHEME, items = head_dim / (2 * WIDTH) is a power of two up to 32; with KV_INT4 head_dim is 64 or 128,
+// KV_SCHEME, items = head_dim / (2 * WIDTH) is a power of two up to 32; with KV_INT5 head_dim is 64 or 128,
 // rotary_dim 0 or head_dim, and positions2 null. Valid positions and slots.
 // Launch: grid (n, ceil(heads / (4 * floor(128 / items)))), block 128, no shared memory.
 // Moves the spans of the queries, keys and values twice, and the angles once.
@@ -36,7 +36,7 @@
 #include "attention/kv_schemes.cuh"
 #endif
 #ifdef PACKED_KV
-#include "attention/rotary_int4_kv.cuh"
+#include "attention/rotary_int5_kv.cuh"
 using Stored = u8;
 #elif defined(KV_SCHEME)
 #include "attention/rotary_quantized_kv.cuh"

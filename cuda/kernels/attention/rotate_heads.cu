@@ -3,7 +3,7 @@
 //   heads   T [num_rows, head_dim]
 //
 // heads = heads · H / sqrt(head_dim), with Sylvester's matrix H. It is its own inverse: this undoes the rotation
-// of the 4-bit KV cache (int4_kv.cuh) in the output of prefill_attention.
+// of the KV cache in 5 and 6 bits (int5_kv.cuh) in the output of prefill_attention.
 //
 // Algorithm: a quarter or an eighth of a warp computes a row, 8 or 16 elements a lane.
 // Requires: head_dim 64 or 128.

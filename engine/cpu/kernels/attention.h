@@ -76,7 +76,7 @@ INLINE int tokens_in_block(const AttentionOp *op, int token, int end) {
     return min_int(end - token, op->cache.block_size - token % op->cache.block_size);
 }
 
-/* The upper bits of a token's row with KV_INT4. */
+/* The upper bits of a token's row with KV_INT5. */
 INLINE const uint8_t *token_bits(const AttentionOp *op, const Span *span, int head, int token) {
     const int size = op->cache.block_size, block = span->block_table[token / size];
     return upper_bits(&op->cache, op->num_kv_heads, op->head_dim, block, head, token % size);

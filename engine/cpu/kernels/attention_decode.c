@@ -19,13 +19,13 @@ typedef struct {
     float *scores;       /* [num_queries][UNIT_STRIDE] */
     float *key_scales;   /* [UNIT_STRIDE] */
     float *value_scales; /* [UNIT_STRIDE] */
-    int8_t *unpacked;    /* [SPLIT_TOKENS][head_dim] with KV_INT4 */
+    int8_t *unpacked;    /* [SPLIT_TOKENS][head_dim] with KV_INT5 */
     float *partials;
 } Unit;
 
 size_t decode_memory_bytes(const AttentionOp *op) {
     size_t floats = (size_t)group_size(op) * (padded_head_dim(op) + UNIT_STRIDE) + 2 * UNIT_STRIDE;
-    size_t unpacked = op->cache.format == KV_INT4 ? (size_t)SPLIT_TOKENS * op->head_dim : 0;
+    size_t unpacked = op->cache.format == KV_INT5 ? (size_t)SPLIT_TOKENS * op->head_dim : 0;
     return floats * sizeof(float) + unpacked;
 }
 
@@ -177,13 +177,13 @@ KERNELS(BF16)
 KERNELS(INT8)
 KERNELS(FP8)
 
-/* By enum KVFormat; rows of KV_INT4 are unpacked to those of KV_INT8 first. */
+/* By enum KVFormat; rows of KV_INT5 are unpacked to those of KV_INT8 first. */
 static Kernel *const key_kernels[] = {score_keys_F32, score_keys_F16, score_keys_BF16,
                                       score_keys_INT8, score_keys_FP8, score_keys_INT8};
 static Kernel *const value_kernels[] = {add_values_F32, add_values_F16, add_values_BF16,
                                         add_values_INT8, add_values_FP8, add_values_INT8};
 
-/* The same as `visit_blocks` for KV_INT4. */
+/* The same as `visit_blocks` for KV_INT5. */
 static void visit_packed_blocks(const AttentionOp *op, const Span *span, int head, TokenRange range,
                                 const Unit *unit, Kernel *kernel) {
     for (int token = range.first, count; token < range.end; token += count) {
@@ -201,7 +201,7 @@ static void visit_packed_blocks(const AttentionOp *op, const Span *span, int hea
 static void visit_blocks(const AttentionOp *op, const Span *span, int head, TokenRange range,
                          const Unit *unit, Kernel *kernel, const uint8_t *after) {
     const uint8_t *rows = row_elements(op, token_row(op, span, head, range.first)), *next;
-    if (op->cache.format == KV_INT4) {
+    if (op->cache.format == KV_INT5) {
         visit_packed_blocks(op, span, head, range, unit, kernel);
         return;
     }
@@ -334,5 +334,5 @@ void finish_partial(const AttentionOp *op, int head, float *partial, float *out)
     }
     const float factor = 1.0f / partial[head_dim + 1];
     for (int d = 0; d < op->head_dim; d++) out[d] = partial[d] * factor;
-    if (op->cache.format == KV_INT4) rotate_by_hadamard(out, op->head_dim);
+    if (op->cache.format == KV_INT5) rotate_by_hadamard(out, op->head_dim);
 }

@@ -32,7 +32,7 @@ typedef struct {
     Panel *panels;
     float *scores;        /* [BLOCK_KEYS][PANEL] */
     float *keys, *values; /* [BLOCK_KEYS][stride] */
-    int8_t *unpacked;     /* [BLOCK_KEYS][head_dim] with KV_INT4 */
+    int8_t *unpacked;     /* [BLOCK_KEYS][head_dim] with KV_INT5 */
 } Tile;
 
 /* Not a power of two, so that the rows of K and V spread over the sets of the cache. The elements
@@ -54,7 +54,7 @@ int queries_per_tile(const AttentionOp *op, const Run *run) {
 size_t prefill_memory_bytes(const AttentionOp *op) {
     const size_t stride = (size_t)tile_stride(op), panels = (size_t)max_tile_panels(op);
     size_t floats = BLOCK_KEYS * (2 * stride + PANEL) + panels * 2 * stride * PANEL;
-    size_t unpacked = op->cache.format == KV_INT4 ? (size_t)BLOCK_KEYS * op->head_dim : 0;
+    size_t unpacked = op->cache.format == KV_INT5 ? (size_t)BLOCK_KEYS * op->head_dim : 0;
     return panels * round_up_64(sizeof(Panel)) + floats * sizeof(float) + unpacked;
 }
 
@@ -218,7 +218,7 @@ static void convert_block(const AttentionOp *op, const Span *span, int head, Tok
         case KV_BF16: convert_rows(op, KV_BF16, from, NULL, count, to, stride); break;
         case KV_INT8: convert_rows(op, KV_INT8, from, scales, count, to, stride); break;
         case KV_FP8: convert_rows(op, KV_FP8, from, scales, count, to, stride); break;
-        case KV_INT4:
+        case KV_INT5:
             unpack_rows(from, token_bits(op, span, head, token), head < op->num_kv_heads,
                         op->head_dim, count, unpacked);
             convert_rows(op, KV_INT8, (const uint8_t *)unpacked, scales, count, to, stride);
@@ -281,7 +281,7 @@ static void store_panel(const AttentionOp *op, const Run *run, const Span *span,
         float *out = output_row(op, run, span->first_row + index) + head * op->head_dim;
         const float factor = 1.0f / denominator;
         for (int d = 0; d < op->head_dim; d++) out[d] = panel->sums[d * PANEL + lane] * factor;
-        if (op->cache.format == KV_INT4) rotate_by_hadamard(out, op->head_dim);
+        if (op->cache.format == KV_INT5) rotate_by_hadamard(out, op->head_dim);
     }
 }
 

@@ -7,7 +7,7 @@ INLINE int element_bytes(int format) { return format == KV_F32 ? 4 : format <= K
 
 /* Bytes of a row in `values`. */
 INLINE int row_bytes(int format, int head_dim) {
-    return format == KV_INT4 ? head_dim / 2 : head_dim * element_bytes(format);
+    return format == KV_INT5 ? head_dim / 2 : head_dim * element_bytes(format);
 }
 
 /* The row of a token, of all rows of the cache; `head` counts the keys', then the values' heads. */

@@ -1,4 +1,4 @@
-/* The rotated and packed rows of KV_INT4: engine/model/int4_kv.py describes them. */
+/* The rotated and packed rows of KV_INT5: engine/model/int5_kv.py describes them. */
 #pragma once
 #include "layer_cache.h"
 

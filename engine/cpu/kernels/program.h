@@ -34,7 +34,7 @@ enum RowSet { ROWS_TOKENS, ROWS_LOGITS };
 enum NormKind { NORM_NONE, NORM_RMS, NORM_LAYER };
 enum Activation { ACT_NONE, ACT_SILU, ACT_RELU, ACT_GELU, ACT_GELU_TANH, ACT_GELU_SIGMOID, ACT_RELU2 };
 enum Epilogue { EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_ACT, EPILOGUE_ACT_AND_MUL };
-enum KVFormat { KV_F32, KV_F16, KV_BF16, KV_INT8, KV_FP8, KV_INT4 };
+enum KVFormat { KV_F32, KV_F16, KV_BF16, KV_INT8, KV_FP8, KV_INT5 };
 
 typedef struct {
     int32_t kind, row_set;
@@ -81,8 +81,8 @@ typedef struct {
 } LinearOp;
 
 /* The KV cache of one layer: [num_blocks, 2 * num_kv_heads, block_size, head_dim], keys first;
-   `scales` fp32 without the last dimension for KV_INT8, KV_FP8 and KV_INT4, else NULL. With KV_INT4
-   heads are rotated and packed as engine/model/int4_kv.py describes: `values` has head_dim / 2 bytes
+   `scales` fp32 without the last dimension for KV_INT8, KV_FP8 and KV_INT5, else NULL. With KV_INT5
+   heads are rotated and packed as engine/model/int5_kv.py describes: `values` has head_dim / 2 bytes
    a row, `key_bits` and `value_bits` [num_blocks, num_kv_heads, block_size] rows of head_dim / 4 and
    head_dim / 8. */
 typedef struct {
@@ -90,7 +90,7 @@ typedef struct {
     int32_t block_size;
     void *values;
     float *scales;
-    uint8_t *key_bits, *value_bits; /* NULL without KV_INT4 */
+    uint8_t *key_bits, *value_bits; /* NULL without KV_INT5 */
 } LayerCache;
 
 /* For each row of qkv [(num_heads + 2 * num_kv_heads) * head_dim]: normalize queries and keys, rotate

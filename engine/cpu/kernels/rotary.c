@@ -75,7 +75,7 @@ static float quantize(int format, const float *x, int n, uint8_t *to) {
     return scale;
 }
 
-/* Quantize the rotated x [n] to 0 .. 2 * levels - 1 as `_quantize` of engine/model/int4_kv.py: return
+/* Quantize the rotated x [n] to 0 .. 2 * levels - 1 as `_quantize` of engine/model/int5_kv.py: return
    the scale. */
 static float quantize_levels(const float *x, int n, int levels, uint8_t *to) {
     float smallest = x[0], largest = x[0];
@@ -96,7 +96,7 @@ static float quantize_levels(const float *x, int n, int levels, uint8_t *to) {
 
 enum { MAX_PACKED_DIM = 1024 };
 
-/* Rotate x [head_dim] in place and pack it to the slot's row of KV_INT4. */
+/* Rotate x [head_dim] in place and pack it to the slot's row of KV_INT5. */
 static void store_packed(const RotaryOp *op, int slot, int head, float *x) {
     const LayerCache *cache = &op->cache;
     const int n = op->head_dim, half = n / 2, quarter = n / 4, size = cache->block_size;
@@ -162,7 +162,7 @@ static void compute(const Op *base, const Run *run, int phase, int chunk, Scratc
             if (op->cos_sin) rotate_head(op, run, row, x);
             if (op->norm_after) norm_head(op, head, x);
         }
-        const int is_packed = op->cache.format == KV_INT4;
+        const int is_packed = op->cache.format == KV_INT5;
         if (kv_row < 0 && is_packed) rotate_by_hadamard(x, op->head_dim);
         if (kv_row >= 0 && is_packed) store_packed(op, run->slots[row], kv_row, x);
         if (kv_row >= 0 && !is_packed) store_row(op, run->slots[row], kv_row, x);

@@ -31,7 +31,7 @@ def entry_parameters(spec: KernelSpec) -> list[tuple[str, str]]:
     source = nvrtc.source(spec.name).read_text()
     if "KV_SCHEME" not in spec.defines:
         source = re.sub(r"#ifdef KV_SCHEME\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
-    if spec.defines.get("KV_SCHEME") != KV_SCHEMES["int4"]:
+    if spec.defines.get("KV_SCHEME") != KV_SCHEMES["int5"]:
         source = re.sub(r"#ifdef PACKED_KV\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
     if spec.defines.get("SPLIT") == "0":
         source = re.sub(r"#if SPLIT\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)

@@ -33,7 +33,7 @@ SCHEME_DIMS = [
     (scheme, head_dim)
     for scheme in KV_SCHEMES
     for head_dim in (16, 48, 64, 80, 96, 128, 208, 256)
-    if scheme != "int4" or head_dim in PACKED_HEAD_DIMS
+    if scheme != "int5" or head_dim in PACKED_HEAD_DIMS
 ]
 
 
@@ -147,12 +147,12 @@ def quantized(case: Case, scheme: str) -> Case:
     """Quantize the cache; slots that must not be read get the largest value and a NaN scale.
 
     Rows differ in size, so that using another row's scale gives a wrong result. The kernel rotates
-    the output of int4 back, but takes rotated queries.
+    the output of int5 back, but takes rotated queries.
     """
     num_blocks, heads, block_size, head_dim = case.cache.shape
     sizes = 2.0 ** Inputs(head_dim).integers(-6, 3, num_blocks, heads, block_size, 1)
     case.cache, kv_scales, numbers = quantize_cache(scheme, case.cache * sizes.to(case.cache.dtype))
-    if scheme == "int4":
+    if scheme == "int5":
         numbers[:, heads // 2 :] @= hadamard_matrix(head_dim)
     for row, length in enumerate(case.lengths.tolist()):
         first = max(0, length - case.options["window"]) if case.options.get("window") else 0
@@ -214,7 +214,7 @@ def test_wrong_kv_scales_raise(gpu: Gpu) -> None:
     for wrong, match in (
         (None, "cache must be"),
         (KVScales("int3", good.scales), "int3"),
-        (KVScales("int4", good.scales), "are missing"),
+        (KVScales("int5", good.scales), "are missing"),
         (KVScales("int8", good.scales[:, :1]), "scales must be"),
     ):
         case.options["kv_scales"] = wrong

@@ -38,7 +38,7 @@ SCHEME_DIMS = [
     (scheme, head_dim)
     for scheme in KV_SCHEMES
     for head_dim in (16, 48, 64, 80, 96, 128, 192, 256)
-    if scheme != "int4" or head_dim in PACKED_HEAD_DIMS
+    if scheme != "int5" or head_dim in PACKED_HEAD_DIMS
 ]
 
 
@@ -185,7 +185,7 @@ class Case:
         """Quantize the cache; keys that no query sees get the largest value and a NaN scale.
 
         Rows differ in size, so that using another row's scale gives a wrong result. Queries and
-        output are in the rotation of an int4 cache.
+        output are in the rotation of an int5 cache.
         """
         num_blocks, heads, block_size, head_dim = self.cache.shape
         sizes = 2.0 ** Inputs(head_dim).integers(-6, 3, num_blocks, heads, block_size, 1)

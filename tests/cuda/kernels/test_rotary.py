@@ -7,7 +7,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.rotary import HeadNorm, rotary
 from swiftchat.cuda.quantized_kv import KVScales
-from swiftchat.engine.model.int4_kv import pack_kv, unpack_kv
+from swiftchat.engine.model.int5_kv import pack_kv, unpack_kv
 from swiftchat.engine.model.quantized_kv import quantize_kv
 from tests.support.kernel_case import (
     DTYPES,
@@ -281,7 +281,7 @@ def test_packed_cache(gpu: Gpu, dtype: torch.dtype, head_dim: int, kind: str) ->
         torch.full((num_blocks, 2, block_size, size), 99, dtype=torch.int8, device="cuda")
         for size in (head_dim // 4, head_dim // 8)
     ]
-    kv_scales = KVScales("int4", poisoned(*rows, dtype=torch.float32), *bits)
+    kv_scales = KVScales("int5", poisoned(*rows, dtype=torch.float32), *bits)
     case.cache = values
     case.run(gpu, None if kind == "neither" else table, norm=norm, kv_scales=kv_scales)
     assert_close(case.qkv[:, :6], by_angles[:, :6] @ hadamard_matrix(head_dim), 2 * ROUNDING[dtype])
@@ -325,4 +325,4 @@ def test_unsupported_head_dim_for_a_quantized_cache_raises(gpu: Gpu) -> None:
     scales = torch.zeros(3, 2, 16, device="cuda")
     bits = [torch.zeros(3, 1, 16, size, dtype=torch.int8, device="cuda") for size in (16, 8)]
     with pytest.raises(ValueError, match="cannot be quantized"):
-        case.run(gpu, angles(32), kv_scales=KVScales("int4", scales, *bits))
+        case.run(gpu, angles(32), kv_scales=KVScales("int5", scales, *bits))

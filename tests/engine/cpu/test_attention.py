@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swiftchat.engine.cpu.program import SpanRows
 from swiftchat.engine.cpu.structures import AttentionOp, KVFormat, OpHeader, RowSet
-from swiftchat.engine.model.int4_kv import rotate_heads
+from swiftchat.engine.model.int5_kv import rotate_heads
 from tests.support.native_kv import NativeKV
 from tests.support.native_ops import each_variant, run_inputs, run_ops
 
@@ -140,7 +140,7 @@ class Case:
 
     def _expected_span(self, q: Tensor, span: SpanCase, table: Tensor, kv: NativeKV) -> Tensor:
         context = kv.rows(self._slots(table, span.context_len)).transpose(0, 1)
-        if kv.format == KVFormat.INT4:  # queries come rotated, and the output is not
+        if kv.format == KVFormat.INT5:  # queries come rotated, and the output is not
             context[self.num_kv_heads :] = rotate_heads(context[self.num_kv_heads :].float())
         context[:, : self._first_visible(span)] = 0
         group = self.num_heads // self.num_kv_heads
@@ -219,7 +219,7 @@ def test_cases(variant: str, name: str) -> None:
 @pytest.mark.parametrize("spans", [DECODE, PREFILL], ids=["decode", "prefill"])
 @pytest.mark.parametrize("head_dim", [64, 50])
 def test_formats(variant: str, kv: KVFormat, spans: tuple[SpanCase, ...], head_dim: int) -> None:
-    head_dim = 40 if (kv, head_dim) == (KVFormat.INT4, 50) else head_dim  # a multiple of 8
+    head_dim = 40 if (kv, head_dim) == (KVFormat.INT5, 50) else head_dim  # a multiple of 8
     Case(spans, kv=kv, head_dim=head_dim).check(variant)
     Case(spans, kv=kv, head_dim=head_dim, block_size=7, window=100).check(variant)
 
@@ -255,7 +255,7 @@ def test_random_batches(data: st.DataObject) -> None:
         tuple(spans),
         num_heads=group * num_kv_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=(8 if kv == KVFormat.INT4 else 2) * data.draw(st.integers(1, 12)),
+        head_dim=(8 if kv == KVFormat.INT5 else 2) * data.draw(st.integers(1, 12)),
         block_size=data.draw(st.sampled_from([1, 5, 16, 64, 100])),
         kv=kv,
         window=data.draw(st.sampled_from([0, 0, 3, 70])),

@@ -99,10 +99,10 @@ def test_operations_of_torch_cannot_be_recorded(
 
 def test_a_quantized_cache(tmp_path: Path) -> None:
     tiny.make("llama", tmp_path)
-    for scheme in ("int8", "fp8", "int4"):
+    for scheme in ("int8", "fp8", "int5"):
         bench = tiny.Bench(tmp_path, kv_dtype=scheme)
         ops = recorded_ops.recorded(bench, kv_dtype=scheme).recording.ops
         caches = [op.cache for op in ops if isinstance(op, RotaryOp)]
         assert len({cache.values for cache in caches}) == 3
         assert all(cache.scales for cache in caches)
-        assert all(bool(cache.key_bits) == (scheme == "int4") for cache in caches)
+        assert all(bool(cache.key_bits) == (scheme == "int5") for cache in caches)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu.structures import KVFormat, Norm, NormKind, OpHeader, RotaryOp, RowSet
-from swiftchat.engine.model.int4_kv import rotate_heads
+from swiftchat.engine.model.int5_kv import rotate_heads
 from tests.support.native_kv import NativeKV
 from tests.support.native_ops import each_variant, norm, run_inputs, run_ops
 
@@ -175,7 +175,7 @@ def test_norms_and_rotation(variant: str, name: str) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("kv", [kv for kv in KVFormat if kv != KVFormat.INT4])
+@pytest.mark.parametrize("kv", [kv for kv in KVFormat if kv != KVFormat.INT5])
 @pytest.mark.parametrize("head_dim", [64, 50])
 def test_stored_values(variant: str, kv: KVFormat, head_dim: int) -> None:
     # Bitwise equal to torch's conversions and to `quantize_kv`: both round to the nearest.
@@ -198,7 +198,7 @@ def test_stored_values(variant: str, kv: KVFormat, head_dim: int) -> None:
 @pytest.mark.parametrize("head_dim", [8, 64, 80, 128])
 def test_packed_rows(variant: str, head_dim: int) -> None:
     """Bitwise equal to `rotate_heads` and `pack_kv`."""
-    case = Case(kv=KVFormat.INT4, head_dim=head_dim, num_rows=70, rotated=False)
+    case = Case(kv=KVFormat.INT5, head_dim=head_dim, num_rows=70, rotated=False)
     qkv = _random(case.num_rows * case.width, 2).view(case.num_rows, -1)
     qkv[:, ::3] *= torch.logspace(-42, 4, case.num_rows).unsqueeze(1)
     qkv[0] = 0

@@ -114,7 +114,7 @@ def test_full_blocks_are_shared(folder: Path) -> None:
     assert engine.stats()["computed_tokens"] <= len(prompt) + 4 * 8
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "int5"])
 def test_beams_copy_the_blocks_of_a_quantized_cache(
     folder: Path, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

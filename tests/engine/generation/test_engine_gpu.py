@@ -190,13 +190,17 @@ def test_half_precision_is_close_to_fp32(folder: Path, cubins: Path, dtype: str,
     assert torch.linalg.norm(rounded - exact) <= 0.06 * torch.linalg.norm(exact)
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int5"])
 @pytest.mark.parametrize("name", ["llama-wide-heads", "qwen3", "gemma"])
 def test_a_quantized_kv_cache_is_close_to_fp32(
     name: str, tmp_path: Path, cubins: Path, kv_dtype: str
 ) -> None:
-    """Prefill in one chunk and token by token; decode attention reads the latter."""
-    tiny.make(name, tmp_path)
+    """Prefill in one chunk and token by token; decode attention reads the latter.
+
+    The kernels of int5 have heads of 64 elements. A key or value of int5 that is rounded to another
+    integer is off by more.
+    """
+    tiny.make(name, tmp_path, **({"head_dim": 64} if kv_dtype == "int5" else {}))
     ids, logits = tiny.random_ids(50, seed=5), []
     for config in (
         {"kernels": False},
@@ -211,8 +215,9 @@ def test_a_quantized_kv_cache_is_close_to_fp32(
         logits.append(next(rows for rows in reversed(found) if len(rows))[0].double())
         # In a graph, from the cached prefix.
         assert len(tiny.run(engine, {2: ids}, GREEDY)[0][2]) == GREEDY.max_tokens
+    bound = (0.2 if kv_dtype == "int5" else 0.1) * torch.linalg.norm(logits[0])
     for rounded in logits[1:]:
-        assert torch.linalg.norm(rounded - logits[0]) <= 0.1 * torch.linalg.norm(logits[0])
+        assert torch.linalg.norm(rounded - logits[0]) <= bound
 
 
 @pytest.mark.parametrize(

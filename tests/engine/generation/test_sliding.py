@@ -111,7 +111,7 @@ def test_learned_positions_alibi_and_windows(name: str, tmp_path: Path) -> None:
         assert len(dropped) > 4 and ids == by_prompts(engine, prompt, SAMPLED)
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "int5"])
 def test_a_quantized_cache_slides(llama: Path, kv_dtype: str) -> None:
     for kernels in (True, False):
         config = {"ctx_size_tokens": CONTEXT, "kernels": kernels, "kv_dtype": kv_dtype}

@@ -46,7 +46,7 @@ def files(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize(
     ("kv_dtype", "kernels"),
-    [("auto", True), ("auto", False), ("int8", False), ("fp8", True), ("int4", True)],
+    [("auto", True), ("auto", False), ("int8", False), ("fp8", True), ("int5", True)],
 )
 def test_a_new_engine_restores_what_another_computed(
     model: Path, tmp_path: Path, kv_dtype: str, kernels: bool

@@ -164,7 +164,7 @@ def test_the_cache_has_a_latent_and_a_rotated_key_per_token(folder: Path) -> Non
     assert kv_bytes_per_token(shard_of(config, 2, 1).local_config, 2) == config.num_layers * 28 * 2
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int5"])
 def test_a_quantized_cache_is_a_usage_error(folder: Path, kv_dtype: str) -> None:
     with pytest.raises(UsageError, match=f"--kv-dtype {kv_dtype} does not apply"):
         tiny.engine(folder, kv_dtype=kv_dtype)

@@ -1,8 +1,8 @@
-"""The KV cache in int8, fp8 and int4: quantization error, and logits of the engine with it.
+"""The KV cache in int8, fp8 and int5: quantization error, and logits of the engine with it.
 
 Logits are compared with those of the plain cache on tiny random models in fp32. Keys and values
 are then off by up to a 254th (int8) or a 16th (fp8) of themselves or of their row's largest, and
-three layers' errors add up: to a half of the bounds where it is most. With int4 values are off by
+three layers' errors add up: to a half of the bounds where it is most. With int5 values are off by
 up to a 32nd of the largest element of their rotated row, keys by a 64th.
 """
 
@@ -38,7 +38,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 # head, sinks, bidirectional prompts.
 VARIANTS = ("llama", "mistral-window", "gemma2", "falcon-rw", "gemma", "gpt-oss", "chatglm-6b")
 # Tolerances relative to the norm of all logits.
-LOGITS = {"int8": 0.03, "fp8": 0.1, "int4": 0.2}
+LOGITS = {"int8": 0.03, "fp8": 0.1, "int5": 0.2}
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -225,7 +225,7 @@ def test_reported_cache_bytes_equal_allocated_bytes(folder: Path, scheme: str) -
     info = engine.info
     assert (info.kv_dtype, info.dtype) == (scheme, "float32")
     assert info.cache_bytes == sum(t.nbytes for t in engine.cache.tensors)
-    element_bits = 11 if scheme == "int4" else 16  # of a key's and a value's element
+    element_bits = 11 if scheme == "int5" else 16  # of a key's and a value's element
     head_bytes = element_bits * config.head_dim // 8 + 2 * 4
     per_token = config.num_layers * config.num_kv_heads * head_bytes
     assert info.cache_bytes == info.cache_tokens * per_token
@@ -245,7 +245,7 @@ def test_kernels_cover_quantized_kv_for_supported_head_sizes(folder: Path) -> No
     ):
         config = replace(shape, head_dim=head_dim)
         assert [kernels_cover(config, dtype, scheme) for scheme in BYTE_SCHEMES] == [kernels] * 2
-        assert kernels_cover(config, dtype, "int4") == (kernels and head_dim in (64, 128))
+        assert kernels_cover(config, dtype, "int5") == (kernels and head_dim in (64, 128))
         assert kernels_cover(config, dtype)
 
 

@@ -70,13 +70,13 @@ def test_sharing_layers_have_the_cache_of_their_source(gemma4) -> None:
     places = [layer.data_ptr() for layer in cache.layers]
     assert places[4] == places[3] and places[5] == places[2] and len({*places}) == 4
     assert cache.num_bytes == 5 * 4 * kv_bytes_per_token(config, 4)
-    for kv_dtype, num_tensors in (("int8", 4), ("fp8", 4), ("int4", 8)):
+    for kv_dtype, num_tensors in (("int8", 4), ("fp8", 4), ("int5", 8)):
         small = KVCache(config, 5, 4, torch.float32, torch.device("cpu"), kv_dtype=kv_dtype)
         assert small.num_bytes == 5 * 4 * kv_bytes_per_token(config, 4, kv_dtype)
         assert len(small.tensors) == num_tensors
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int5"])
 def test_blocks_are_copied_and_checked_in_all_groups(gemma4, kv_dtype: str) -> None:
     config = config_of(gemma4[0])
     cpu = torch.device("cpu")

@@ -75,9 +75,9 @@ def test_two_ranks_equal_one(pair: EngineClient, folder: Path) -> None:
 
 def test_two_ranks_with_a_packed_cache_equal_one(folder: Path) -> None:
     prompt = tiny.random_ids(40, seed=8)
-    alone = tiny.engine(folder, kv_dtype="int4", kernels=False)
-    with EngineClient(replace(TWO, kv_dtype="int4"), folder) as running:
-        assert running.wait_ready().kv_dtype == "int4"
+    alone = tiny.engine(folder, kv_dtype="int5", kernels=False)
+    with EngineClient(replace(TWO, kv_dtype="int5"), folder) as running:
+        assert running.wait_ready().kv_dtype == "int5"
         ids, _ = collect(running.generate(prompt, GREEDY))
     assert ids == tiny.run(alone, {1: prompt}, GREEDY)[0][1]
 

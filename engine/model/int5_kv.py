@@ -1,4 +1,4 @@
-"""The KV cache of `--kv-dtype int4`: rotated heads, and 4 bits an element plus a few more.
+"""The KV cache of `--kv-dtype int5`: rotated heads, and 4 bits an element plus a few more.
 
 A Hadamard rotation (QuaRot: Ashkboos et al., 2024, arXiv:2404.00456) spreads a head's large
 elements over all of them, so that one scale suffices for a head. With 4 bits for everything,

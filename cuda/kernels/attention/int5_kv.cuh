@@ -1,5 +1,5 @@
-// The KV cache of --kv-dtype int4: heads rotated by a Hadamard matrix, values in 5 bits, keys in 6, and an fp32
-// scale for each row (engine/model/int4_kv.py has the layout). An element is (u - LEVELS) * scale.
+// The KV cache of --kv-dtype int5: heads rotated by a Hadamard matrix, values in 5 bits, keys in 6, and an fp32
+// scale for each row (engine/model/int5_kv.py has the layout). An element is (u - LEVELS) * scale.
 //
 // A 32-bit word has the lower four bits of eight elements; in each half of it the nibbles are, from the lowest
 // on, of the dimensions d, d + DIMS / 2, d + 1, d + 1 + DIMS / 2, with d two larger in the upper half. So

@@ -1,8 +1,8 @@
-// Tiles of keys and values of prefill_attention's MMA_PATH from the 4-bit cache (int4_kv.cuh). Two stages of
+// Tiles of keys and values of prefill_attention's MMA_PATH from the int5 cache (int5_kv.cuh). Two stages of
 // packed rows are loaded; a stage is converted to one tile of T before use. The scales of keys multiply
 // scores, and those of values attention weights: the columns of the accumulators.
 #pragma once
-#include "attention/int4_kv.cuh"
+#include "attention/int5_kv.cuh"
 
 constexpr int ROW_CHUNKS = DIM / 32;         // of 16 bytes in a row
 constexpr int STAGE_BYTES = 2 * KEYS * DIM;  // keys, values, then the upper bits of both

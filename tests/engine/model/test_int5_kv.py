@@ -1,4 +1,4 @@
-"""The rotation and the layout of the 4-bit KV cache, against fp64, and what it cannot hold."""
+"""The rotation and the layout of the int5 KV cache, against fp64, and what it cannot hold."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftchat.engine.api.memory_estimate import kv_bytes_per_token
-from swiftchat.engine.model.int4_kv import (
+from swiftchat.engine.model.int5_kv import (
     KEY_LEVELS,
     VALUE_LEVELS,
     pack_kv,
@@ -107,7 +107,7 @@ def test_unpacking_more_tokens_than_one_chunk() -> None:
 def test_heads_that_are_no_multiple_of_8_are_refused(tmp_path: Path) -> None:
     tiny.make("llama", tmp_path)
     config = replace(Model.open(tmp_path).config, head_dim=12)
-    with pytest.raises(UsageError, match=r"int4 does not apply.* 12 elements") as caught:
-        kv_bytes_per_token(config, 2, "int4")
+    with pytest.raises(UsageError, match=r"int5 does not apply.* 12 elements") as caught:
+        kv_bytes_per_token(config, 2, "int5")
     assert caught.value.hint == "use --kv-dtype int8"
     assert kv_bytes_per_token(config, 2, "int8") > 0

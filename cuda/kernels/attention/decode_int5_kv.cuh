@@ -1,6 +1,6 @@
-// The parts of decode_attention that differ for the 4-bit cache (int4_kv.cuh): its tiles and matmuls.
+// The parts of decode_attention that differ for the int5 cache (int5_kv.cuh): its tiles and matmuls.
 #pragma once
-#include "attention/int4_kv.cuh"
+#include "attention/int5_kv.cuh"
 #include "attention/decode_tiles.cuh"
 
 constexpr float SUM_UPSCALE = 1;

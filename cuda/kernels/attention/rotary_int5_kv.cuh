@@ -1,7 +1,7 @@
-// How `rotary` rotates heads by a Hadamard matrix and stores keys and values in the 4-bit cache (int4_kv.cuh).
+// How `rotary` rotates heads by a Hadamard matrix and stores keys and values in the int5 cache (int5_kv.cuh).
 #pragma once
 #include "attention/hadamard.cuh"
-#include "attention/int4_kv.cuh"
+#include "attention/int5_kv.cuh"
 #include "common/pack.cuh"
 
 static_assert(WIDTH == 8);
@@ -13,7 +13,7 @@ __device__ __forceinline__ u32 head_lanes(int items) {
 }
 
 // Rotates a head that `items` neighboring lanes hold in parts: eight elements of each half. In the order of
-// the bits of an element's number, as in engine/model/int4_kv.py, so that results are bitwise equal.
+// the bits of an element's number, as in engine/model/int5_kv.py, so that results are bitwise equal.
 __device__ __forceinline__ void rotate_head(float (&at)[2 * WIDTH], int items) {
     float(&halves)[2][WIDTH] = reinterpret_cast<float(&)[2][WIDTH]>(at);
     hadamard(halves[0], items, head_lanes(items));
