@@ -121,11 +121,9 @@ class DecodeBatch:
         self._host_ints.fill(0)
         for name in ("slot_mapping", "state_slots_even", "state_slots_odd"):
             self._host_ints[self._index[name]] = -1
-        tokens = [(row.sequence, i) for row in rows for i in range(1 + len(row.proposed))]
-        proposed = [token for row in rows for token in (row.sequence.tokens[-1], *row.proposed)]
-        for row, (sequence, offset) in enumerate(tokens):
-            self._load_row(row, sequence, proposed[row], offset)
-        n = len(tokens)
+        n = 0
+        for row in rows:
+            n += self._load_sequence(n, row)
         # Whole rows, with old entries at their ends: one copy, because they are contiguous.
         self.block_tables[:n].copy_(self._host_tables[:n], non_blocking=True)
         pairs = zip(rows, seeds, strict=True)
@@ -137,20 +135,20 @@ class DecodeBatch:
             signed, dtype=torch.int64, device=self.seeds.device
         )
 
-    def _load_row(self, row: int, sequence: Sequence, token: int, offset: int) -> None:
-        """Assign a row to a token that follows `offset` tokens that are not computed."""
-        params = sequence.params
-        position = sequence.num_computed + offset
+    def _load_sequence(self, first: int, row: Row) -> int:
+        """Assign rows from `first` on to a sequence's last token and the proposed ones.
+
+        Returns their number.
+        """
+        sequence, params = row.sequence, row.sequence.params
+        count = 1 + len(row.proposed)
+        positions = range(sequence.num_computed, sequence.num_computed + count)
         bias = device_bias(params)
         shortest = sequence.num_prompt + params.min_tokens if params.min_tokens else 0
-        block = sequence.block_table[position // self.block_size]
+        size, table = self.block_size, sequence.block_table
         slots = (sequence.state_slot, sequence.spare_slot)
         even, odd = reversed(slots) if self.num_steps % 2 else slots
-        values = {
-            "tokens": token,
-            "positions": position,
-            "context_lens": position + 1,
-            "slot_mapping": block * self.block_size + position % self.block_size,
+        settings = {
             "top_k": min(params.top_k, self.counts.shape[1]),
             "has_bias": int(bool(bias)),
             "min_context_lens": shortest,
@@ -158,18 +156,28 @@ class DecodeBatch:
             "state_slots_even": even,
             "state_slots_odd": odd,
         }
-        for name, value in values.items():
-            self._host_ints[self._index[name], row] = value
+        ints, index = self._host_ints, self._index
+        # Elements one by one and slices, because assigning lists takes longer.
+        for i, (token, at) in enumerate(
+            zip((sequence.tokens[-1], *row.proposed), positions, strict=True), first
+        ):
+            ints[index["tokens"], i], ints[index["positions"], i] = token, at
+            ints[index["context_lens"], i] = at + 1
+            ints[index["slot_mapping"], i] = table[at // size] * size + at % size
+        rows = first if count == 1 else slice(first, first + count)
+        for name, value in settings.items():
+            self._host_ints[self._index[name], rows] = value
         off = {} if params.has_penalties else _PENALTIES_OFF
         for name in _FLOAT_FIELDS:
-            self._host_floats[self._index[name], row] = off.get(name, getattr(params, name))
-        table = sequence.block_table
-        self._host_block_tables[row, : len(table)] = table
-        self._num_blocks[row] = len(table)
-        if params.has_penalties or shortest:
-            self._load_counts(row, sequence)
-        if bias:
-            self._load_bias(row, bias)
+            self._host_floats[self._index[name], rows] = off.get(name, getattr(params, name))
+        self._host_block_tables[rows, : len(table)] = table
+        for number in range(first, first + count):
+            self._num_blocks[number] = len(table)
+            if params.has_penalties or shortest:
+                self._load_counts(number, sequence)
+            if bias:
+                self._load_bias(number, bias)
+        return count
 
     def load_masks(self, sequences: Seq[Sequence]) -> None:
         """Copy what the grammars of the rows allow next to the device, without waiting for it.

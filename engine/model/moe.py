@@ -1,6 +1,6 @@
 """Mixture of experts: each token goes through the few expert MLPs that its router chooses."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -115,9 +115,9 @@ def moe(
     if experts.project_in is not None:
         x = ops.linear(x, experts.project_in, None)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    for expert in sorted(set(chosen.flatten().tolist())):
-        rows, ranks = (chosen == expert).nonzero(as_tuple=True)
-        weight, inputs = weights[rows, ranks].unsqueeze(1), x[rows]
+    for expert, choices in _by_expert(chosen, len(experts.each)):
+        rows = choices // chosen.shape[1]
+        weight, inputs = weights.flatten()[choices].unsqueeze(1), x[rows]
         if config.router.on_input:
             inputs, weight = (inputs * weight).to(x.dtype), torch.ones_like(weight)
         out.index_add_(0, rows, _mlp(inputs, experts.each[expert], ops).float() * weight)
@@ -125,6 +125,19 @@ def moe(
         out = ops.linear(out.to(x.dtype), experts.project_out, None).float()
     shared = shared_expert(hidden, experts, ops)
     return out if shared is None else out.add_(shared)
+
+
+def _by_expert(chosen: Tensor, num_experts: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield each chosen expert with the indices of its choices in `chosen` [n, k], flattened.
+
+    On a GPU the host waits once: for the number of choices of each expert.
+    """
+    flat = chosen.flatten()
+    order = flat.argsort(stable=True)
+    counts = torch.bincount(flat, minlength=num_experts).tolist()
+    for expert, choices in enumerate(torch.split(order, counts)):
+        if len(choices):
+            yield expert, choices
 
 
 def _mlp(x: Tensor, expert: Expert, ops: MlpOps) -> Tensor:
