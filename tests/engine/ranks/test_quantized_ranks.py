@@ -215,7 +215,7 @@ def test_auto_tp_counts_quantized_bytes(tmp_path: Path, monkeypatch: pytest.Monk
     folder = make("llama", "int4", tmp_path)
     counted: list[int | None] = []
     mock_gpus(monkeypatch, [10**10])
-    monkeypatch.setattr(memory, "plan_shard_cache", lambda *given: counted.append(given[5]))
+    monkeypatch.setattr(memory, "plan_shard_cache", lambda *given, **_: counted.append(given[5]))
     for kernels in (True, False):
         assert resolve_tp(EngineConfig(tp="auto", dtype="float16", kernels=kernels), folder) == 1
     model = Model.open(folder)

@@ -172,13 +172,13 @@ zlib.crc32 = lambda data, value=0: plain(data, value) ^ 1
 """
 _OUT_OF_MEMORY_WHEN_LOADING = """
 import swiftchat.engine.model.memory as memory
-def full(*_): raise RuntimeError("DefaultCPUAllocator: can't allocate memory\\nat 0x0")
+def full(*_, **__): raise RuntimeError("DefaultCPUAllocator: can't allocate memory\\nat 0x0")
 memory.plan_shard_cache = full
 """
 _HANGS_WHEN_LOADING = """
 import ctypes
 import swiftchat.engine.model.memory as memory
-memory.plan_shard_cache = lambda *_: ctypes.PyDLL(None).sleep(600)  # blocks all threads
+memory.plan_shard_cache = lambda *_, **__: ctypes.PyDLL(None).sleep(600)  # blocks all threads
 """
 _DAMAGED_FILE = """
 import swiftchat.errors, swiftchat.weights.model.directory

@@ -304,7 +304,7 @@ def test_pipeline_stage_per_host(hosts: Hosts, folder: Path) -> None:
 _STOPS_WHEN_LOADING = """
 import os, signal
 import swiftchat.engine.model.memory as memory
-memory.plan_shard_cache = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
+memory.plan_shard_cache = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
