@@ -123,6 +123,7 @@ class OneShot:
         load_s = time.perf_counter() - started
         self._print_event({"event": "start", "model": self._model(info)})
         answer, reason, exit_code = self._answer_with_tools(conversation, info, load_s)
+        self._close_view(answer)  # a part of the answer may wait there to be rendered
         exit_code = exit_code or self._warn_limit(answer, info)
         for warning in answer.result.warnings if answer.result else ():
             self._warn(warning)
@@ -179,6 +180,7 @@ class OneShot:
             exit_code = 130
         except SwiftchatError as error:
             self._status.clear()
+            self._close_view(answer)
             self._save(conversation, answer, saver, "error")
             self._end(answer, info, load_s, "error")
             raise error
@@ -248,11 +250,15 @@ class OneShot:
                 write((answer.text if is_exact else sanitize(answer.text)) + "\n")
             else:
                 print(f"incomplete answer: {sanitize(answer.text)}", file=sys.stderr)
-        elif self._view is not None:
-            self._view.close()
-            if answer.logprobs:
-                text = as_terminal_text(answer, self.chat_model.tokenizer, self._style)
-                print(text, end="", file=sys.stderr)
+
+    def _close_view(self, answer: Answer) -> None:
+        """Show what is left of the answer, and its logprobs if they were requested."""
+        if self._view is None:
+            return
+        self._view.close()
+        if answer.logprobs:
+            text = as_terminal_text(answer, self.chat_model.tokenizer, self._style)
+            print(text, end="", file=sys.stderr)
 
     def _show_wait(self, wait: Wait) -> None:
         if not self.config.stream_json:

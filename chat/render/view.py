@@ -70,3 +70,4 @@ class PlainView:
         write(f" {note}" if note else "")
         if note or not self._ends_line:
             write("\n")
+        self._ends_line = True

@@ -18,7 +18,7 @@ from swiftchat.chat.options.config import ChatConfig
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.errors import DeviceError
 from tests.support import fake_engine
-from tests.support.open_terminals import chats
+from tests.support.open_terminals import chats, terminals
 from tests.support.program import Program
 from tests.support.terminal import Terminal
 
@@ -48,6 +48,17 @@ def test_tokens_are_flushed_one_by_one_without_escapes(program: Program) -> None
     assert process.stdout is not None
     assert os.read(process.stdout.fileno(), 100) == b"a"
     assert process.stdout.read() == b"bcdef\n" and process.wait(60) == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--raw",)])
+def test_warnings_come_after_the_whole_answer(program: Program, options: tuple[str, ...]) -> None:
+    """Rendered as it is by default, and as plain text."""
+    command = program.command({"text": "one two three four"}, options=("-p", "x", "-n", "9"))
+    with terminals() as open_terminal:
+        terminal = open_terminal([*command, *options], waits=False)
+        text = terminal.wait_for(lambda shown: "(-n 9)" in shown and "one two t" in shown)
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    assert lines == ["one two t", "warning: answer ended at its token limit (-n 9)"]
 
 
 def test_options_before_a_command(program: Program) -> None:
