@@ -31,14 +31,14 @@ def shape(tmp_path: Path) -> str:
 
 def test_many_sequences(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--device", "cpu", "--dtype", "float32", "--rows", "1", "3", "--no-peer"]
-    main = runpy.run_path(str(BENCHMARKS / "gpu_batch.py"))["main"]
+    main = runpy.run_path(str(BENCHMARKS / "gpu/batch.py"))["main"]
     main(["--shape", shape, "--input", "20", "--output", "4", *options])
     printed = capsys.readouterr().out
     assert re.findall(r"engine: (\d) sequences: \d+ tok/s in all, ", printed) == ["1", "3"]
 
 
 def test_beams(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main = runpy.run_path(str(BENCHMARKS / "gpu_beams.py"))["main"]
+    main = runpy.run_path(str(BENCHMARKS / "gpu/beams.py"))["main"]
     main(["--shape", shape, "--device", "cpu", "--prompt", "9", "--tokens", "5", "--beams", "2"])
     assert re.search(
         r"^2 beams: [\d.]+ ms a step, [\d.]+ of greedy$", capsys.readouterr().out, re.M

@@ -1,4 +1,4 @@
-"""`benchmarks/train_heads.py` trains heads of a tiny model that an engine then uses."""
+"""`benchmarks/heads/train.py` trains heads of a tiny model that an engine then uses."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 from swiftchat.engine.api.params import SamplingParams
 from tests.support import fake_engine, heads, tiny
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/train_heads.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks/heads/train.py"
 PARAMS = SamplingParams(temperature=0, max_tokens=12, speculate="off")
 
 

@@ -1,6 +1,6 @@
 """Decode attention of one row against the bandwidth ceiling of the same run.
 
-    python benchmarks/gpu_decode_attention.py [--kv-dtype auto fp8] [context ...]
+    python benchmarks/gpu/decode_attention.py [--kv-dtype auto fp8] [context ...]
 
 8 KV heads of 128 elements; the cache is bf16 or, with --kv-dtype, quantized. A CUDA graph holds at
 least 32 launches, each over blocks of its own, so that together they read more than L2 holds.
@@ -10,7 +10,7 @@ import argparse
 import itertools
 
 import torch
-from gpu_timing import bandwidth_ceiling_bytes_per_s, captured, median_us
+from timing import bandwidth_ceiling_bytes_per_s, captured, median_us
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu

@@ -4,15 +4,15 @@ Prints milliseconds and TFLOP/s of the four matmuls of a layer in one CUDA graph
 time of quantizing the activations, which is part of it. Above 16 rows, packed weights are
 dequantized for cuBLAS.
 
-    python benchmarks/gpu_w8a8.py --rows 1 16 64 256 2048 8192
+    python benchmarks/gpu/w8a8.py --rows 1 16 64 256 2048 8192
 """
 
 import argparse
 from collections.abc import Callable
 
 import torch
-from gpu_packed_linear import DTYPE, SHAPES, random_matrix
-from gpu_timing import captured, median_us
+from packed_linear import DTYPE, SHAPES, random_matrix
+from timing import captured, median_us
 from torch import Tensor
 
 from swiftchat.cuda.cubin_cache import CubinCache

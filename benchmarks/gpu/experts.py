@@ -1,6 +1,6 @@
 """Kernels of a mixture of experts on the GPU, alone: GPT-OSS-20B's experts in MXFP4 and bf16.
 
-    python benchmarks/gpu_experts.py [--rows 1 4 …]
+    python benchmarks/gpu/experts.py [--rows 1 4 …]
 
 Every launch of a graph reads other experts, so that none are in L2. Bandwidth is that of the bytes
 that must be read; the ceiling is the fastest read measured in the same run.
@@ -9,8 +9,8 @@ that must be read; the ceiling is the fastest read measured in the same run.
 import argparse
 
 import torch
-from gpu_decode import CUBINS
-from gpu_timing import bandwidth_ceiling_bytes_per_s, captured, median_us
+from decode import CUBINS
+from timing import bandwidth_ceiling_bytes_per_s, captured, median_us
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu

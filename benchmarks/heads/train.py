@@ -1,6 +1,6 @@
 """Train an EAGLE-3 head or Medusa heads for a small model, from text that it writes itself.
 
-    python benchmarks/train_heads.py MODEL OUT [--kind eagle3|medusa] [--tokens 30000] [--minutes 5]
+    python benchmarks/heads/train.py MODEL OUT [--kind eagle3|medusa] [--tokens 30000] [--minutes 5]
 
 MODEL is a model directory or a GGUF file; the engine runs it on the CPU, and `--device` trains the
 heads. OUT is a new folder for `--draft`. The model answers prompts of a fixed list; the heads learn
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from head_examples import Examples, Recorded, generate
-from head_modules import Eagle3, Loss, Medusa
+from examples import Examples, Recorded, generate
+from modules import Eagle3, Loss, Medusa
 from torch import Tensor, nn
 
 from swiftchat.engine.api.params import EngineConfig

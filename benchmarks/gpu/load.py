@@ -1,6 +1,6 @@
 """Seconds to load a checkpoint from the page cache to the GPU, beside one large pinned copy.
 
-    python benchmarks/gpu_load.py [--shape llama-3.1-8b] [--folder FOLDER]
+    python benchmarks/gpu/load.py [--shape llama-3.1-8b] [--folder FOLDER]
 
 Writes a sharded checkpoint of random weights to a temporary folder first.
 """
@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import torch
-from gpu_timing import median_us
 from safetensors.torch import save_file
+from timing import median_us
 
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.weights.architectures.tensors import expected_tensors

@@ -4,7 +4,7 @@ Compares swiftchat's kernel (with the residual add, and with a norm after it), N
 symmetric memory in one run, each in a graph of its own. Prints µs per all-reduce: the median of
 the slowest rank. NVLink multicast stays off.
 
-    python benchmarks/gpu_all_reduce.py --world 2
+    python benchmarks/gpu/all_reduce.py --world 2
 """
 
 import argparse

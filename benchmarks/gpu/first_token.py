@@ -1,6 +1,6 @@
 """Time to the first token of short prompts on a GPU, with captured prefill chunks and without.
 
-    python benchmarks/gpu_first_token.py [--shape llama-3.1-8b …] [--cached 0 30000] [--tokens 30 …]
+    python benchmarks/gpu/first_token.py [--shape llama-3.1-8b …] [--cached 0 30000] [--tokens 30 …]
 
 Prompts of random ids follow a cached prefix, as the second turn of a conversation does. The time is
 from `Engine.add` to the first token by the host clock, median of `--repeats`.

@@ -1,6 +1,6 @@
 """How long a prompt delays the tokens of an answer in progress, with random weights.
 
-    python benchmarks/gpu_fairness.py [--shape llama-3.1-8b] [--prompt 30000]
+    python benchmarks/gpu/fairness.py [--shape llama-3.1-8b] [--prompt 30000]
 
 Prints the time between tokens of the answer before and while the prompt is computed, and the chunks
 of the prompt. Twice, because the first run compiles kernels.

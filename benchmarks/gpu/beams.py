@@ -1,6 +1,6 @@
 """A step of beam search on the GPU, beside one of greedy decoding, with random weights.
 
-    python benchmarks/gpu_beams.py [--shape llama-3.1-8b[:int4]] [--beams 4 8] [--prompt 1024]
+    python benchmarks/gpu/beams.py [--shape llama-3.1-8b[:int4]] [--beams 4 8] [--prompt 1024]
 
 Times are those of the host's clock, median of the steps of an answer: beam search chooses the beams
 on the host, between two steps.

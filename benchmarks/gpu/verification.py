@@ -1,6 +1,6 @@
 """Verification steps of speculation on the GPU with random weights: their cost by rows.
 
-    python benchmarks/gpu_verification.py [--shape llama-3.1-8b[:int4]] [--context 1024 …]
+    python benchmarks/gpu/verification.py [--shape llama-3.1-8b[:int4]] [--context 1024 …]
 
 The rows are the last token and the proposed tokens of one sequence. Steps are replayed graphs with
 sampling, timed by device events, and relative to a decode step of one row. The last column is a
@@ -12,8 +12,8 @@ import statistics
 import time
 
 import torch
-from gpu_decode import CUBINS, load_rows
-from gpu_timing import median_us
+from decode import CUBINS, load_rows
+from timing import median_us
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.decode.decode_batch import DecodeBatch

@@ -4,7 +4,7 @@ Times each matrix alone, in a CUDA graph over more matrices than L2 holds, then 
 in their order. Prints µs and the TB/s of the bytes that must be read, beside the bandwidth ceiling
 of the same run, and the time to dequantize each matrix for a prefill.
 
-    python benchmarks/gpu_packed_linear.py --rows 1 8 16
+    python benchmarks/gpu/packed_linear.py --rows 1 8 16
 """
 
 import argparse
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from gpu_timing import bandwidth_ceiling_bytes_per_s, captured, median_us
+from timing import bandwidth_ceiling_bytes_per_s, captured, median_us
 from torch import Tensor
 
 from swiftchat.cuda.cubin_cache import CubinCache

@@ -1,6 +1,6 @@
 """Tokens per second of many sequences at a time with random weights, beside transformers.
 
-    python benchmarks/gpu_batch.py [--shape llama-3.1-8b] [--rows 1 8 …] [--input 512]
+    python benchmarks/gpu/batch.py [--shape llama-3.1-8b] [--rows 1 8 …] [--input 512]
 
 The sequences of a run have different prompts of the same length and begin together, as lines of
 `swiftchat batch`. The peer is the continuous batching of transformers (`generate_batch`) on a

@@ -1,6 +1,6 @@
 """A decode step on the GPU with random weights: the whole step, and each kernel.
 
-    python benchmarks/gpu_decode.py [--shape llama-3.1-8b[:int4]] [--context 1024 …] [--rows 1 …]
+    python benchmarks/gpu/decode.py [--shape llama-3.1-8b[:int4]] [--context 1024 …] [--rows 1 …]
 
 Steps are replayed graphs, timed by device events. The bandwidth ceiling is the fastest read
 measured in the same run (cuBLAS GEMV of a large matrix).
@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from gpu_timing import bandwidth_ceiling_bytes_per_s, captured, median_us
+from timing import bandwidth_ceiling_bytes_per_s, captured, median_us
 
 from swiftchat.cuda.gpu import Launch
 from swiftchat.engine.api.params import EngineConfig, SamplingParams

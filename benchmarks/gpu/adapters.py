@@ -1,6 +1,6 @@
 """A decode step on the GPU with random LoRA adapters on all matrices, against a plain step.
 
-    python benchmarks/gpu_adapters.py [--shape llama-3.1-8b[:int4]] [--rank 16] [--rows 1 8]
+    python benchmarks/gpu/adapters.py [--shape llama-3.1-8b[:int4]] [--rank 16] [--rows 1 8]
 
 Every row has an adapter of its own. Steps are replayed graphs, timed by device events. With
 `--separate`, also those whose changes are computed by kernels of their own.
@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 import torch
-from gpu_decode import CUBINS, load_rows
-from gpu_timing import median_us
+from decode import CUBINS, load_rows
+from timing import median_us
 
 from swiftchat.engine.adapters.tunings import MAX_SETS
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
@@ -85,5 +85,6 @@ def measure(engine: Engine, num_rows: int, context: int, *, adapted: bool) -> fl
     return median_us(lambda: runner.replay(num_rows, adapted=adapted))
 
 
-with torch.inference_mode():
-    main()
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()

@@ -1,7 +1,7 @@
 """Decoding on several GPUs: start-up time, ms a step and ms to the first token.
 
-    python benchmarks/gpu_tp.py --shape llama-3.1-8b --tp 1 2 4 [--context 128 1024] [--json FILE]
-    python benchmarks/gpu_tp.py --shape llama-3.1-8b --tp 1 2 --pp 1 2      with pipeline stages
+    python benchmarks/gpu/tp.py --shape llama-3.1-8b --tp 1 2 4 [--context 128 1024] [--json FILE]
+    python benchmarks/gpu/tp.py --shape llama-3.1-8b --tp 1 2 --pp 1 2      with pipeline stages
 
 Random weights; each combination in a process of its own, one after the other in one run.
 """

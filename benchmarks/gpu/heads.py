@@ -1,6 +1,6 @@
 """An EAGLE-3 head with random weights on the GPU: the duration of its steps and of a verification.
 
-    python benchmarks/gpu_heads.py [--shape llama-3.1-8b[:int4]] [--tokens 2 4 7]
+    python benchmarks/gpu/heads.py [--shape llama-3.1-8b[:int4]] [--tokens 2 4 7]
 
 Wall time of proposing K tokens, which ends when the host has them, and of a whole engine step:
 proposing, the verification and its tokens. With mean accepted lengths of a trained head this gives
@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 import torch
-from gpu_decode import CUBINS, load_rows
-from gpu_timing import median_us
+from decode import CUBINS, load_rows
 from safetensors.torch import save_file
+from timing import median_us
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine

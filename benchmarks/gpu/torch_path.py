@@ -1,6 +1,6 @@
 """Prefill and decode on a GPU with torch's operators in place of kernels, beside transformers.
 
-    python benchmarks/gpu_torch_path.py
+    python benchmarks/gpu/torch_path.py
 
 The model is a random Llama-3.2-1B. Prints the rate of a device-to-device copy, the engine's rates,
 and those of transformers' eager decoding in the same run.

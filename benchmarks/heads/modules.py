@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from head_examples import Examples
+from examples import Examples
 from torch import Tensor, nn
 
 from swiftchat.engine.model.rope import cos_sin_table

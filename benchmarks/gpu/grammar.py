@@ -1,6 +1,6 @@
 """Decode steps of answers with a JSON schema beside plain ones, with random weights on a GPU.
 
-    python benchmarks/gpu_grammar.py TOKENIZER [--shape llama-3.1-8b] [--rows 1 8] [--tokens 120]
+    python benchmarks/gpu/grammar.py TOKENIZER [--shape llama-3.1-8b] [--rows 1 8] [--tokens 120]
 
 TOKENIZER is a model directory or a vocabulary file whose ids the model has. Prints ms per token by
 the host clock, from the first token to the last: plain, with masks applied on the device, and with

@@ -1,6 +1,6 @@
 """Prefill attention of a Llama-3.1-8B layer in bf16, causal, beside torch's.
 
-    python benchmarks/gpu_prefill_attention.py
+    python benchmarks/gpu/prefill_attention.py
 
 TFLOP/s count the unmasked half of the scores: 4 · S² / 2 · heads · head_dim per median time.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from gpu_timing import median_us
+from timing import median_us
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention

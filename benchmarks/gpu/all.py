@@ -1,6 +1,6 @@
 """All GPU figures of docs/performance.md in one run, as a Markdown table with their limits.
 
-    python benchmarks/gpu_all.py [--only decode rows verification first prefill attention several]
+    python benchmarks/gpu/all.py [--only decode rows verification first prefill attention several]
 
 Random weights in published shapes. Steps are replayed graphs with sampling, timed by device events,
 median of 25; prompts are timed by the host's clock, first token included. The bandwidth ceiling is
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from gpu_decode import CUBINS, load_rows, prefill_ms
-from gpu_first_token import median_ms
-from gpu_prefill_attention import ours, tflops, torchs
-from gpu_timing import bandwidth_ceiling_bytes_per_s, median_us
-from gpu_tp import run_alone
-from gpu_verification import verification
+from decode import CUBINS, load_rows, prefill_ms
+from first_token import median_ms
+from prefill_attention import ours, tflops, torchs
+from timing import bandwidth_ceiling_bytes_per_s, median_us
 from torch.nn.attention import SDPBackend
+from tp import run_alone
+from verification import verification
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
