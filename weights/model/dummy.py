@@ -90,6 +90,30 @@ DUMMY_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "eos_token_id": 200_002,
             }
         ),
+        "qwen3-30b-a3b": MappingProxyType(
+            {
+                "architectures": ["Qwen3MoeForCausalLM"],
+                "hidden_act": "silu",
+                "rms_norm_eps": 1e-6,
+                "torch_dtype": "bfloat16",
+                "vocab_size": 151_936,
+                "hidden_size": 2048,
+                "intermediate_size": 6144,
+                "moe_intermediate_size": 768,
+                "num_hidden_layers": 48,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 4,
+                "head_dim": 128,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "norm_topk_prob": True,
+                "decoder_sparse_step": 1,
+                "max_position_embeddings": 40_960,
+                "rope_theta": 1_000_000.0,
+                "bos_token_id": 151_643,
+                "eos_token_id": 151_645,
+            }
+        ),
         "deepseek-v2-lite": MappingProxyType(
             {
                 "architectures": ["DeepseekV2ForCausalLM"],
