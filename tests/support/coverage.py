@@ -11,7 +11,7 @@ from tests.engine.generation import test_engine_gpu
 from tests.engine.load import test_gpu_sources
 from tests.engine.model import test_sweep
 from tests.support import gguf_models, tiny
-from tests.support.reference import SWEPT_TYPES
+from tests.support.reference import ONLY_MULTIMODAL, SWEPT_TYPES
 from tests.weights.formats import test_bin_architectures
 from tests.weights.gguf import test_architectures
 from tests.weights.quantization import test_methods
@@ -32,7 +32,7 @@ def parameters(test: Test) -> list[str]:
 # Names of `tiny` models by format and device. CPU tests for safetensors take them from a fixture.
 BY_ARCHITECTURE: dict[str, dict[str, Iterable[str]]] = {
     "safetensors": {
-        "CPU": [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED, *SWEPT_TYPES],
+        "CPU": [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED, *SWEPT_TYPES, *ONLY_MULTIMODAL],
         "GPU": [
             *test_engine_gpu.MODELS,
             *parameters(test_engine_gpu.test_ids_of_every_architecture_equal_the_cpu),

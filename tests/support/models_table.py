@@ -19,7 +19,13 @@ from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny
 from tests.support.coverage import BY_ARCHITECTURE, BY_LAYOUT, parameters
-from tests.support.reference import CAUSAL_TYPES, MODEL_TYPES, SWEPT_TYPES, make_reference
+from tests.support.reference import (
+    CAUSAL_TYPES,
+    MODEL_TYPES,
+    ONLY_MULTIMODAL,
+    SWEPT_TYPES,
+    make_reference,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _HEAD = """# Models
@@ -87,12 +93,17 @@ Differences from other programs:
   to prompts but not to decode steps; here it applies to both, so that caching changes nothing.
 - **DBRX** has the base of its rotation in `attn_config`, as its published code reads it;
   transformers ignores it there and takes 10,000.
+- **Aya Vision**, **Command A Vision** and **Granite Speech**: logits are scaled as those of the
+  language models inside. The classes of transformers leave that out, which changes sampling, but
+  no greedy answer.
 - **ChatGLM-6B** attends to its prompt in both directions, so the prompt is computed in one step.
   The prefix cache is used only for the same prompt, not for a longer conversation.
 
 The language models inside these classes run as well; their vision and audio tensors are skipped,
 with a line that says so:MULTIMODAL_CLASSES.
-`convert` writes the language model alone.
+`convert` writes the language model alone. That of Qwen3-VL with experts gets a class name,
+`Qwen3VLMoeTextForCausalLM`, which transformers does not have; its experts are read as they are
+published ([experts, columns, rows]), not as transformers 5 saves them.
 
 Not supported: vision and audio, and mixers with a state other than short convolutions, gated
 DeltaNet, Mamba and Mamba-2: RWKV, RG-LRU, Kimi Delta Attention.
@@ -119,7 +130,7 @@ def page() -> str:
             architectures[variant] = config.architecture
             covered[config.architecture].add(_is_covered(config))
             native[config.architecture].add(_is_native(Path(folder)))
-        for model_type in SWEPT_TYPES:
+        for model_type in (*SWEPT_TYPES, *ONLY_MULTIMODAL):
             make_reference(model_type, Path(folder))
             config = Model.open(Path(folder)).config
             architectures[model_type] = config.architecture

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -10,21 +10,26 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
 from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.errors import SwiftchatError
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from tests.support import tiny
-from tests.support.reference_sizes import ABSENT, MULTIMODAL_SIZES, OWN_SIZES, SIZES
+from tests.support.multimodal_sizes import MULTIMODAL_SIZES
+from tests.support.reference_sizes import ABSENT, OWN_SIZES, SIZES
 
 # The largest accepted difference, relative to the largest logit.
 TOLERANCE = 1e-4
 MAX_PARAMETERS = 20_000_000
-_WRAPPERS: Mapping[str, str] = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+_WRAPPERS: Mapping[str, str] = MappingProxyType(
+    {**MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+)
 # Model types by name; those of multimodal models have the class with the vision part.
 MODEL_TYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -43,6 +48,8 @@ SWEPT_TYPES = tuple(
     and name not in ("GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM")
 )
 MULTIMODAL_TYPES = tuple(MULTIMODAL_SIZES)
+# Those whose language models have no class of their own.
+ONLY_MULTIMODAL = ("qwen3_vl_moe",)
 
 
 transformers.utils.logging.set_verbosity_error()
@@ -93,9 +100,28 @@ def make_reference(model_type: str, folder: Path, **changes: Any) -> transformer
             model = cls(config).eval()
             _spread(model)
             model.save_pretrained(folder)
+            if model_type in _AS_PUBLISHED:
+                _rewrite(folder / "model.safetensors", _AS_PUBLISHED[model_type])
             return model
         except Exception as error:
             raise NoReferenceError(f"{type(error).__name__}: {error}") from error
+
+
+def _qwen3_vl_moe_experts(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    return name, tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+
+
+def _kimi_layers(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    return name.replace("language_model.model.blocks.", "language_model.model.layers."), tensor
+
+
+# Tensors that transformers saves otherwise than they are published.
+_AS_PUBLISHED: Mapping[str, Callable[[str, torch.Tensor], tuple[str, torch.Tensor]]]
+_AS_PUBLISHED = MappingProxyType({"qwen3_vl_moe": _qwen3_vl_moe_experts, "kimi_k25": _kimi_layers})
+
+
+def _rewrite(file: Path, change: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]]) -> None:
+    save_file(dict(change(*each) for each in load_file(file).items()), file, {"format": "pt"})
 
 
 def _spread(model: transformers.PreTrainedModel) -> None:

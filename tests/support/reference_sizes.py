@@ -51,7 +51,7 @@ _MAMBA: dict[str, Any] = {
     "mamba_expand": 2,
     "mamba_proj_bias": True,
 }
-_DELTA: dict[str, Any] = {
+DELTA: dict[str, Any] = {
     "layer_types": _HYBRID,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -181,9 +181,9 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "num_dense_layers": 1,
         "routed_scaling_factor": 1.5,
     },
-    "qwen3_next": {**_DELTA, "norm_topk_prob": True, "shared_expert_intermediate_size": 40},
-    "qwen3_5_text": _DELTA,
-    "qwen3_5_moe_text": {**_DELTA, "shared_expert_intermediate_size": 40},
+    "qwen3_next": {**DELTA, "norm_topk_prob": True, "shared_expert_intermediate_size": 40},
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": {**DELTA, "shared_expert_intermediate_size": 40},
     "granitemoehybrid": {
         **GRANITE,
         **_MAMBA,
@@ -257,161 +257,5 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "num_layers": 4,
         "attention_types": [[["global", "local"], 2]],
         "window_size": 7,
-    },
-}
-
-_TEXT: dict[str, Any] = {
-    key: SIZES[key]
-    for key in (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "max_position_embeddings",
-        "initializer_range",
-        "head_dim",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-    )
-}
-_VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
-_CLIP = {**_VISION, "model_type": "clip_vision_model", "projection_dim": 16}
-_QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
-_QWEN3_VISION = {
-    **_QWEN_VISION,
-    "out_hidden_size": 48,
-    "deepstack_visual_indexes": [0],
-    "num_position_embeddings": 16,
-}
-_QWEN3_5_VISION = {
-    **_QWEN_VISION,
-    "out_hidden_size": 48,
-    "num_position_embeddings": 16,
-}
-_QWEN_IDS = {
-    "image_token_id": 0,
-    "video_token_id": 0,
-    "vision_start_token_id": 1,
-    "vision_end_token_id": 2,
-}
-
-
-def _sections(*sections: int, **rope: Any) -> dict[str, Any]:
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [*sections], **rope}
-    return {**_TEXT, "rope_parameters": rope}
-
-
-# Multimodal models: a language model and a vision part that no test runs.
-MULTIMODAL_SIZES: dict[str, dict[str, Any]] = {
-    "gemma3": {
-        "text_config": {**_TEXT, "sliding_window": 7, "query_pre_attn_scalar": 24},
-        "vision_config": _VISION,
-        "mm_tokens_per_image": 4,
-        "image_token_index": 0,
-        "boi_token_index": 1,
-        "eoi_token_index": 2,
-    },
-    "gemma4": {
-        "text_config": {**_TEXT, **GEMMA4, "enable_moe_block": False},
-        "vision_config": {**_VISION, "num_key_value_heads": 2, "head_dim": 16},
-        "image_token_id": 0,
-    },
-    "gemma4_unified": {
-        "text_config": {**_TEXT, **GEMMA4},
-        "vision_config": {"patch_size": 4, "num_soft_tokens": 4},
-        "image_token_id": 0,
-    },
-    "llama4": {
-        "text_config": {**_TEXT, **LLAMA4, "num_local_experts": 5, "num_experts_per_tok": 1},
-        "vision_config": {**_VISION, "vision_output_dim": 16, "projector_input_dim": 16},
-        "image_token_index": 0,
-    },
-    "qwen2_vl": {
-        "text_config": _sections(1, 1, 2),
-        "vision_config": {
-            "depth": 1,
-            "embed_dim": 32,
-            "hidden_size": 48,
-            "num_heads": 2,
-            "mlp_ratio": 1,
-        },
-        **_QWEN_IDS,
-    },
-    "qwen2_5_vl": {
-        "text_config": _sections(1, 1, 2),
-        "vision_config": {**_QWEN_VISION, "out_hidden_size": 48, "fullatt_block_indexes": [0]},
-        **_QWEN_IDS,
-    },
-    "qwen3_5": {
-        "text_config": {**_sections(1, 1, 0, mrope_interleaved=True), **_DELTA},
-        "vision_config": _QWEN3_5_VISION,
-        **_QWEN_IDS,
-    },
-    "qwen3_5_moe": {
-        "text_config": {
-            **_sections(1, 1, 0, mrope_interleaved=True),
-            **_DELTA,
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-        },
-        "vision_config": _QWEN3_5_VISION,
-        **_QWEN_IDS,
-    },
-    "qwen3_vl": {
-        "text_config": _sections(2, 1, 1, mrope_interleaved=True),
-        "vision_config": _QWEN3_VISION,
-        **_QWEN_IDS,
-    },
-    "mistral3": {
-        "text_config": {**_TEXT, "model_type": "mistral"},
-        "vision_config": {**_VISION, "model_type": "pixtral", "head_dim": 16},
-        "image_token_index": 0,
-    },
-    "llava": {
-        "text_config": {**_TEXT, "model_type": "llama"},
-        "vision_config": _CLIP,
-        "image_token_index": 0,
-    },
-    "llava_next": {
-        "text_config": {**_TEXT, "model_type": "mistral"},
-        "vision_config": _CLIP,
-        "image_token_index": 0,
-    },
-    "internvl": {
-        "text_config": {**_TEXT, "model_type": "qwen2"},
-        "vision_config": {**_VISION, "image_size": [28, 28], "patch_size": [14, 14]},
-        "image_token_id": 0,
-    },
-    "idefics3": {
-        "text_config": {**_TEXT, "model_type": "llama"},
-        "vision_config": _VISION,
-        "image_token_id": 0,
-    },
-    "smolvlm": {
-        "text_config": {**_TEXT, "model_type": "llama"},
-        "vision_config": _VISION,
-        "image_token_id": 0,
-    },
-    "glm4v": {
-        "text_config": _sections(1, 1, partial_rotary_factor=0.5),
-        "vision_config": {
-            **_QWEN_VISION,
-            "out_hidden_size": 48,
-            "image_size": 28,
-        },
-        "image_token_id": 0,
-        "video_token_id": 0,
     },
 }

@@ -33,6 +33,32 @@ MULTIMODAL: Mapping[str, bool] = MappingProxyType(
         "Idefics3ForConditionalGeneration": False,
         "SmolVLMForConditionalGeneration": False,
         "Glm4vForConditionalGeneration": False,
+        "Glm46VForConditionalGeneration": False,
+        "Glm4vMoeForConditionalGeneration": False,
+        "Qwen3VLMoeForConditionalGeneration": False,
+        "Qwen2_5OmniThinkerForConditionalGeneration": False,
+        "Qwen2_5OmniForConditionalGeneration": False,
+        "Qwen2_5OmniModel": False,
+        "Qwen3OmniMoeThinkerForConditionalGeneration": False,
+        "Qwen3OmniMoeForConditionalGeneration": False,
+        "Qwen2AudioForConditionalGeneration": False,
+        "Lfm2VlForConditionalGeneration": True,
+        "Kimi_K25ForConditionalGeneration": True,
+        "KimiK25ForConditionalGeneration": False,
+        "AyaVisionForConditionalGeneration": True,
+        "Cohere2VisionForConditionalGeneration": True,
+        "LlavaOnevisionForConditionalGeneration": False,
+        "LlavaNextVideoForConditionalGeneration": False,
+        "Idefics2ForConditionalGeneration": False,
+        "Ovis2ForConditionalGeneration": True,
+        "DeepseekVLForConditionalGeneration": True,
+        "Exaone4_5_ForConditionalGeneration": False,
+        "HyperCLOVAXVisionV2ForConditionalGeneration": True,
+        "MiniCPMV4_6ForConditionalGeneration": False,
+        "VoxtralForConditionalGeneration": False,
+        "GraniteSpeechForConditionalGeneration": True,
+        "Phi4MultimodalForCausalLM": False,
+        "Phi4MMForCausalLM": False,
     }
 )
 # The `model_type` of language models with a configuration class of their own.
@@ -41,9 +67,13 @@ _TEXT_TYPES = frozen(
     qwen2_5_vl_text="qwen2",
     qwen3_vl_text="qwen3",
     glm4v_text="glm4",
+    glm4v_moe_text="glm4_moe",
+    qwen2_5_omni_text="qwen2",
+    qwen3_omni_moe_text="qwen3_moe",
+    kimi_k2="deepseek_v3",
 )
-# Files from before `text_config`.
-_FLAT_TYPES = frozen(qwen2_vl="qwen2", qwen2_5_vl="qwen2")
+# Files without `text_config`.
+_FLAT_TYPES = frozen(qwen2_vl="qwen2", qwen2_5_vl="qwen2", phi4_multimodal="phi3", phi4mm="phi3")
 _LLAMA_SIZES = frozen(
     vocab_size=32_000,
     hidden_size=4096,
@@ -89,12 +119,13 @@ def language_model(config: Fields) -> Fields:
     outer = names[0] if isinstance(names, list) and len(names) == 1 else None
     if not isinstance(outer, str) or outer not in MULTIMODAL:
         return config
+    config = mapping(config, "thinker_config") or config
     text = mapping(config, "text_config")
     if text is None:
         kind = _FLAT_TYPES.get(str(config.get("model_type")))
         if kind is None:
             raise invalid("text_config", "an object", None)
-        text = {k: v for k, v in config.items() if k != "vision_config"}
+        text = {k: v for k, v in config.items() if k not in ("vision_config", "audio_config")}
     else:
         kind = str(text.get("model_type"))
         kind = _TEXT_TYPES.get(kind, kind)

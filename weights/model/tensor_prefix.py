@@ -10,8 +10,12 @@ from swiftchat.weights.formats.tensor_info import TensorInfo
 __all__ = ["with_standard_names"]
 
 # What stands before the names of a language model in multimodal files.
-_PREFIXES = ("language_model.model.", "model.language_model.", "model.text_model.")
-_OUTSIDE = "language_model."
+_PREFIXES = (
+    *("language_model.model.", "model.language_model.", "model.text_model.", "thinker.model."),
+    "llm.model.",
+)
+# What stands before the output matrix.
+_OUTSIDE = ("language_model.", "thinker.", "llm.")
 
 
 def with_standard_names(
@@ -22,6 +26,8 @@ def with_standard_names(
     Multimodal files have another prefix before the names of the language model, and files of a
     model without its output matrix have none.
     """
+    if any(".lora_A.vision." in name for name in tensors):  # Phi-4-multimodal; text has no adapter
+        tensors = {name.replace(".base_layer.", "."): info for name, info in tensors.items()}
     embed = tensor_name(config, "embed")
     own = ARCHITECTURES[config.architecture].prefix or "model."
     short = embed.removeprefix(own)
@@ -39,4 +45,6 @@ def with_standard_names(
 def _renamed(name: str, prefix: str, own: str) -> str:
     if name.startswith(prefix):
         return own + name.removeprefix(prefix)
-    return name.removeprefix(_OUTSIDE)
+    for outside in _OUTSIDE:
+        name = name.removeprefix(outside)
+    return name

@@ -75,8 +75,56 @@ def test_dummy_weights_generate(swept) -> None:
     assert ids[1]
 
 
+# Published names of models whose classes in transformers have other names or need more packages.
+OUTER_CLASSES = {
+    *("Gemma3nForConditionalGeneration", "KimiK25ForConditionalGeneration", "Phi4MMForCausalLM"),
+    *("Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniModel"),
+    "Qwen3OmniMoeForConditionalGeneration",
+}
+
+
 def test_every_multimodal_class_has_a_test_model() -> None:
-    assert set(MULTIMODAL) == MULTIMODAL_CLASSES | {"Gemma3nForConditionalGeneration"}
+    assert set(MULTIMODAL) == MULTIMODAL_CLASSES | OUTER_CLASSES
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ("Qwen2_5OmniModel", "qwen2_5_omni_thinker"),
+        ("Qwen2_5OmniForConditionalGeneration", "qwen2_5_omni_thinker"),
+        ("Qwen3OmniMoeForConditionalGeneration", "qwen3_omni_moe_thinker"),
+    ],
+)
+def test_language_models_of_whole_omni_models(outer: str, inner: str, tmp_path: Path) -> None:
+    """Beside the model that answers in text, they have one that speaks."""
+    model = reference.make_reference(inner, tmp_path)
+    expected = reference.reference_logits(model, reference.prompt_ids())
+    file = tmp_path / "model.safetensors"
+    thinker = {
+        name if name.startswith("thinker.") else f"thinker.{name}": tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file({**thinker, "talker.model.embed_tokens.weight": torch.ones(2, 2)}, file)
+    config = json.loads((tmp_path / "config.json").read_text())
+    whole = {"architectures": [outer], "thinker_config": config, "talker_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    assert reference.outcome(tmp_path, expected) == "equal"
+
+
+def test_phi_4_multimodal_as_published_has_adapters_beside_its_matrices(tmp_path: Path) -> None:
+    model = reference.make_reference("phi4_multimodal", tmp_path)
+    expected = reference.reference_logits(model, reference.prompt_ids())
+    file, tensors = tmp_path / "model.safetensors", dict[str, torch.Tensor]()
+    for name, tensor in load_file(file).items():
+        matrix = name.removesuffix(".weight")
+        if name.startswith("model.layers.") and matrix.endswith("_proj"):
+            tensors[f"{matrix}.base_layer.weight"] = tensor
+            tensors[f"{matrix}.lora_A.vision.weight"] = torch.ones(2, 2)
+        else:
+            tensors[name] = tensor
+    save_file(tensors, file)
+    reference.edit_config(tmp_path, architectures=["Phi4MMForCausalLM"], model_type="phi4mm")
+    assert reference.outcome(tmp_path, expected) == "equal"
 
 
 def test_language_model_of_gemma_3n_equals_the_text_model(tmp_path: Path) -> None:

@@ -62,6 +62,10 @@ def _qwen3_moe(config: Fields) -> Mapping[str, Any]:
     }
 
 
+def _qwen3_vl_moe(config: Fields) -> Mapping[str, Any]:
+    return {**_qwen3_moe(config), "router": RouterConfig(normalized=True)}
+
+
 def _qwen2_moe(config: Fields) -> Mapping[str, Any]:
     late = integer(config, "max_window_layers", 0, 2**30)
     # Unlike Qwen2: a window in every second layer before `max_window_layers`, none afterwards.
@@ -113,6 +117,18 @@ SHARED_EXPERT = {
 }
 _MOE_KEYS = frozenset({"num_local_experts", "num_experts", "moe_intermediate_size"})
 
+_QWEN3_MOE_DEFAULTS = frozen(
+    intermediate_size=6144,
+    max_position_embeddings=32768,
+    rms_norm_eps=1e-6,
+    num_key_value_heads=4,
+    use_sliding_window=False,
+    num_local_experts=128,
+    num_experts_per_tok=8,
+    moe_intermediate_size=768,
+    decoder_sparse_step=1,
+)
+
 QWEN: Mapping[str, Architecture] = {
     "Qwen2ForCausalLM": Architecture(
         name="qwen2",
@@ -157,16 +173,30 @@ QWEN: Mapping[str, Architecture] = {
         supported_keys=_MOE_KEYS,
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors(EXPERTS),
+        defaults=_QWEN3_MOE_DEFAULTS,
+    ),
+    # The language model of Qwen3-VL has the experts of a layer in one tensor, transposed.
+    "Qwen3VLMoeTextForCausalLM": Architecture(
+        name="qwen3_vl_moe",
+        model_type="qwen3_vl_moe_text",
+        overrides=_qwen3_vl_moe,
+        supported_keys=_MOE_KEYS,
+        renamed=frozen(num_local_experts="num_experts"),
+        transposed=frozenset({"experts_gate_up", "experts_down"}),
+        tensors=llama_tensors(
+            {
+                "router": "mlp.gate.weight",
+                "experts_gate_up": "mlp.experts.gate_up_proj",
+                "experts_down": "mlp.experts.down_proj",
+            }
+        ),
         defaults=frozen(
-            intermediate_size=6144,
-            max_position_embeddings=32768,
-            rms_norm_eps=1e-6,
-            num_key_value_heads=4,
-            use_sliding_window=False,
-            num_local_experts=128,
-            num_experts_per_tok=8,
-            moe_intermediate_size=768,
-            decoder_sparse_step=1,
+            **{
+                **_QWEN3_MOE_DEFAULTS,
+                "num_key_value_heads": 16,
+                "max_position_embeddings": 128_000,
+            },
+            rope_theta=5e5,
         ),
     ),
 }
