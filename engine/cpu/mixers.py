@@ -53,7 +53,7 @@ class Parameters:
                 conv = self._conv(native.Activation.NONE)
                 conv.gated = True
                 return NativeMixer(kind.width, bias, conv)
-            case GatedDelta():
+            case GatedDelta() if kind.beta_scale == 1.0:
                 conv, width = self._conv(activation), kind.value_width
                 return NativeMixer(width, bias, conv, self._delta(kind))
             case Mamba2():

@@ -52,6 +52,7 @@ def fused_kernels_cover(config: ModelConfig) -> bool:
     return (
         config.norm == "rms"
         and config.norm_order in ("pre", "sandwich")
+        and not config.output_norm_layers
         and config.gated
         and config.clip_qkv is None
         and (has_mixer or not config.attention_gate)

@@ -97,7 +97,7 @@ class _Assembler:
                 "qkv", "q", "k", "v", "q_a", "kv_a", "index_k", "index_weights", layer=i
             ),
             qkv_bias=self._optional(*_QKV_BIASES, layer=i),
-            latent=self._latent(i) if self._config.latent is not None else None,
+            latent=self._latent(i) if "kv_a_norm" in layer_tensors(self._config, i) else None,
             q_norm=self._optional("q_norm", layer=i),
             k_norm=self._optional("k_norm", layer=i),
             attn_gate=self._gate(i),
@@ -169,11 +169,14 @@ class _Assembler:
         return MixerWeights(
             project_in=self._matrix(
                 *("mixer_in", "mixer_qkvz", "mixer_ba"),
-                *("mixer_qkv", "mixer_z", "mixer_b", "mixer_a"),
+                *("mixer_qkv", "mixer_q", "mixer_k", "mixer_v", "mixer_z", "mixer_b", "mixer_a"),
+                *("mixer_step_in", "mixer_gate_in"),
                 layer=i,
             ),
             project_in_bias=self._optional("mixer_in_bias", layer=i),
-            conv=self._required("mixer_conv", layer=i).squeeze(1),
+            conv=self._required(
+                "mixer_conv", "mixer_conv_q", "mixer_conv_k", "mixer_conv_v", layer=i
+            ).squeeze(1),
             conv_bias=self._optional("mixer_conv_bias", layer=i),
             project_out=self._matrix("mixer_out", layer=i),
             project_out_bias=self._optional("mixer_out_bias", layer=i),
@@ -186,6 +189,7 @@ class _Assembler:
             step_norm=self._exact("mixer_step_norm", layer=i),
             b_norm=self._exact("mixer_b_norm", layer=i),
             c_norm=self._exact("mixer_c_norm", layer=i),
+            project_gate=self._exact("mixer_gate", layer=i),
         )
 
     def _experts(self, i: int) -> Experts:

@@ -37,13 +37,14 @@ def gated_delta(
     qkv, z, beta, step = torch.split(inputs.float(), sizes, -1)
     mixed, last = causal_conv(qkv, states[0], weights.conv, None)
     q, k, v = torch.split(activation(mixed), [keys, keys, mixer.value_width], -1)
-    q, k = (_unit(x.reshape(num_seqs, n, -1, mixer.key_dim), mixer) for x in (q, k))
+    repeats = mixer.num_value_heads // mixer.num_key_heads
+    q, k = (unit_heads(x.reshape(num_seqs, n, -1, mixer.key_dim), repeats) for x in (q, k))
     v = v.reshape(num_seqs, n, heads, -1).transpose(1, 2)
     g = -decay.exp() * F.softplus(step + step_bias)
     out, after = delta_rule(
         *(q * mixer.key_dim**-0.5, k, v),
         g.transpose(1, 2),
-        beta.sigmoid().transpose(1, 2),
+        (beta.sigmoid() * mixer.beta_scale).transpose(1, 2),
         states[1],
     )
     out = out.transpose(1, 2)
@@ -51,13 +52,12 @@ def gated_delta(
     return out.reshape(z.shape) * F.silu(z), (last, after)
 
 
-def _unit(x: Tensor, mixer: GatedDelta) -> Tensor:
+def unit_heads(x: Tensor, repeats: int = 1) -> Tensor:
     """Scale each vector of x [num_seqs, n, num_key_heads, key_dim] to length 1.
 
-    [num_seqs, num_value_heads, n, key_dim]: neighboring value heads share a key head.
+    [num_seqs, num_value_heads, n, key_dim]: `repeats` neighboring value heads share a key head.
     """
     x = x * (x.square().sum(-1, keepdim=True) + _EPS).rsqrt()
-    repeats = mixer.num_value_heads // mixer.num_key_heads
     return x.repeat_interleave(repeats, 2).transpose(1, 2)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from swiftchat.engine.mixers.gated_delta import gated_delta
+from swiftchat.engine.mixers.kimi_delta import kimi_delta
 from swiftchat.engine.mixers.mamba import mamba
 from swiftchat.engine.mixers.mamba2 import mamba2
 from swiftchat.engine.mixers.short_conv import Activation, short_conv
@@ -12,6 +13,7 @@ from swiftchat.engine.mixers.states import LayerStates, StateRows
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
+    KimiDelta,
     Mamba,
     Mamba2,
     ShortConv,
@@ -70,6 +72,8 @@ def _scan(
             return short_conv(inputs, states, weights)
         case GatedDelta():
             return gated_delta(inputs, states, mixer, weights, activation)
+        case KimiDelta():
+            return kimi_delta(inputs, states, mixer, weights, activation)
         case Mamba2():
             return mamba2(inputs, states, mixer, weights, activation)
         case Mamba():

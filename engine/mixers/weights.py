@@ -13,8 +13,9 @@ class MixerWeights:
 
     `conv` [channels, kernel] is depthwise. `decay` holds logarithms of decays, `step_bias` the
     biases of steps, `skip` the weights of a mixer's input in its output, fp32 for each head; `norm`
-    is fp32 for the elements of one head or of all. Those after it, fp32, are Mamba's: projections
-    of its input, and of that to steps, and norms of the three parts in between.
+    is fp32 for the elements of one head or of all. Those after it are fp32: Mamba's projections
+    of its input, and of that to steps, and norms of the three parts in between; Kimi's second
+    matrices of steps and of output gates.
     """
 
     project_in: LinearWeight
@@ -32,6 +33,7 @@ class MixerWeights:
     step_norm: Tensor | None = None
     b_norm: Tensor | None = None
     c_norm: Tensor | None = None
+    project_gate: Tensor | None = None
 
     @property
     def matrices(self) -> list[LinearWeight]:

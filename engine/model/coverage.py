@@ -23,6 +23,7 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and not config.qk_norm_after_rope
         and config.query_growth is None
         and not config.inner_norms
+        and not config.output_norm_layers
         and latent_kernels_cover(config, dtype)
         and config.attention_chunk is None
         and not config.layer_sizes

@@ -61,7 +61,8 @@ def mixer_kernels_cover(config: ModelConfig) -> bool:
         case ShortConv():
             return mixer.kernel <= MAX_TAPS
         case GatedDelta():
-            return gated_delta_step_fits(mixer.key_dim, mixer.value_dim, mixer.kernel)
+            fits = gated_delta_step_fits(mixer.key_dim, mixer.value_dim, mixer.kernel)
+            return fits and mixer.beta_scale == 1.0
         case Mamba2():
             # A bias is not multiplied by the input's scale, but the kernel scales the sum.
             has_scaled_bias = mixer.in_bias and mixer.scales[0] != 1.0

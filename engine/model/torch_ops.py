@@ -197,7 +197,7 @@ class TorchOps(Elementwise):
         weights: LatentWeights,
     ) -> Tensor:
         inputs = project(projected, latent, weights)
-        for part in inputs.rotated:
+        for part in inputs.rotated if plan.cos_sin else []:
             rotate_(part, *plan.cos_sin[0])
         growth = self._config.query_growth
         if growth:

@@ -106,7 +106,8 @@ with a line that says so:MULTIMODAL_CLASSES.
 published ([experts, columns, rows]), not as transformers 5 saves them.
 
 Not supported: vision and audio, and mixers with a state other than short convolutions, gated
-DeltaNet, Mamba and Mamba-2: RWKV, RG-LRU, Kimi Delta Attention.
+DeltaNet, Kimi Delta Attention, Mamba and Mamba-2: RWKV, RG-LRU, lightning attention. Zamba and
+Zamba2 have one attention block, adapted for each place, between their Mamba layers.
 """
 
 

@@ -1,6 +1,7 @@
 """Tiny random models of every decoder-only architecture of transformers, and our logits of them."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -101,27 +102,57 @@ def make_reference(model_type: str, folder: Path, **changes: Any) -> transformer
             _spread(model)
             model.save_pretrained(folder)
             if model_type in _AS_PUBLISHED:
-                _rewrite(folder / "model.safetensors", _AS_PUBLISHED[model_type])
+                file = folder / "model.safetensors"
+                save_file(_AS_PUBLISHED[model_type](load_file(file)), file, {"format": "pt"})
             return model
         except Exception as error:
             raise NoReferenceError(f"{type(error).__name__}: {error}") from error
 
 
-def _qwen3_vl_moe_experts(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
-    return name, tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+Tensors = dict[str, torch.Tensor]
 
 
-def _kimi_layers(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
-    return name.replace("language_model.model.blocks.", "language_model.model.layers."), tensor
+def _qwen3_vl_moe(tensors: Tensors) -> Tensors:
+    return {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _kimi_k25(tensors: Tensors) -> Tensors:
+    wrong, layers = (f"language_model.model.{name}." for name in ("blocks", "layers"))
+    return {name.replace(wrong, layers): tensor for name, tensor in tensors.items()}
+
+
+def _kimi_linear(tensors: Tensors) -> Tensors:
+    pattern = re.compile(r"block_sparse_moe\.(gate|up|down)_proj")
+    return {pattern.sub(r"mlp.\1_proj", name): tensor for name, tensor in tensors.items()}
+
+
+def _olmo_hybrid(tensors: Tensors) -> Tensors:
+    """Divide convolutions as their matrices; norms of layers with attention are OLMo 3's."""
+    found = Tensors()
+    for name, tensor in tensors.items():
+        if name.replace("feedforward_layer_norm", "self_attn.q_proj") in tensors:
+            name = name.replace("feedforward_layer_norm", "post_attention_layernorm")
+        found[name] = tensor
+    for name in [name for name in found if name.endswith("q_conv1d.weight")]:
+        names = [name.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+        widths = [len(found[each.replace("conv1d", "proj")]) for each in names]
+        parts = torch.cat([found[each] for each in names]).split(widths)
+        found |= {each: part.contiguous() for each, part in zip(names, parts, strict=True)}
+    return found
 
 
 # Tensors that transformers saves otherwise than they are published.
-_AS_PUBLISHED: Mapping[str, Callable[[str, torch.Tensor], tuple[str, torch.Tensor]]]
-_AS_PUBLISHED = MappingProxyType({"qwen3_vl_moe": _qwen3_vl_moe_experts, "kimi_k25": _kimi_layers})
-
-
-def _rewrite(file: Path, change: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]]) -> None:
-    save_file(dict(change(*each) for each in load_file(file).items()), file, {"format": "pt"})
+_AS_PUBLISHED: Mapping[str, Callable[[Tensors], Tensors]] = MappingProxyType(
+    {
+        "qwen3_vl_moe": _qwen3_vl_moe,
+        "kimi_k25": _kimi_k25,
+        "kimi_linear": _kimi_linear,
+        "olmo_hybrid": _olmo_hybrid,
+    }
+)
 
 
 def _spread(model: transformers.PreTrainedModel) -> None:

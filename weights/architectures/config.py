@@ -35,13 +35,13 @@ class ModelConfig:
     weights are stored minus one. `norm_order` is the place of the norms: "pre" (input of a
     branch), "output" (output of a branch), "sandwich" (both), "post" (residual stream after the
     addition), "stream" (residual stream before the branch; the residual is multiplied by
-    `stream_scale`). `qk_norm` normalizes queries and keys over each "head", over each of the
-    "heads" with separate weights, or over the whole "width"; `qk_norm_after_rope`: after the
-    rotation. Without `norm_weights` (`qk_norm_weights`) these norms have no weights; layers without
-    rotation then have no norms of queries and keys. `inner_norms` come before the last matrix of
-    each branch. Branches are
-    multiplied by `residual_scale` before they are added to the stream: the stream is computed
-    divided by it, and `norm_eps` is divided by its square.
+    `stream_scale`); in `output_norm_layers` it is "output". `qk_norm` normalizes queries and keys
+    over each "head", over each of the "heads" with separate weights, or over the whole "width";
+    `qk_norm_after_rope`: after the rotation. Without `norm_weights` (`qk_norm_weights`) these norms
+    have no weights; layers without rotation then have no norms of queries and keys. `inner_norms`
+    come before the last matrix of each branch. Branches are multiplied by `residual_scale` before
+    they are added to the stream: the stream is computed divided by it, and `norm_eps` is divided by
+    its square.
 
     Layers. `parallel_residual`: attention and MLP read the same residual stream, through one
     norm if `shared_norm`. `gated`: the MLP has a gate; `interleaved_gate`: gate and up rows
@@ -116,6 +116,7 @@ class ModelConfig:
     norm_unit_offset: bool = False
     norm_order: str = "pre"
     stream_scale: float = 1.0
+    output_norm_layers: frozenset[int] = frozenset()
     final_norm: bool = True
     inner_norms: bool = False
     embedding_norm: bool = False

@@ -8,6 +8,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.families.apertus_bitnet_nanochat import APERTUS_BITNET_NANOCHAT
 from swiftchat.weights.architectures.families.bloom_falcon_opt import BLOOM_FALCON_OPT
 from swiftchat.weights.architectures.families.deepseek import DEEPSEEK
+from swiftchat.weights.architectures.families.delta_hybrids import DELTA_HYBRIDS
 from swiftchat.weights.architectures.families.gemma import GEMMA
 from swiftchat.weights.architectures.families.gemma3n import GEMMA3N
 from swiftchat.weights.architectures.families.gemma4 import GEMMA4
@@ -56,6 +57,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **WINDOWED_MOE,
         **LFM2,
         **QWEN_NEXT,
+        **DELTA_HYBRIDS,
         **MAMBA,
         **NEMOTRON_H,
         **STATE_SPACE,

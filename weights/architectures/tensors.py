@@ -95,7 +95,7 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
         biased = ["router", *experts] if config.expert_bias else []
         if config.router.correction:
             mlp.append("router_correction")
-    norms = _layer_norms(config)
+    norms = _layer_norms(config, layer)
     if config.single_branch:
         norms = ["mlp_norm" if config.has_mlp(layer) else "attn_norm"]
         mlp, biased = (mlp, biased) if config.has_mlp(layer) else ([], [])
@@ -143,12 +143,13 @@ def _queries_keys_values(config: ModelConfig, layer: int) -> list[str]:
     return ["q", "k"] if layer in config.keys_as_values else ["q", "k", "v"]
 
 
-def _layer_norms(config: ModelConfig) -> list[str]:
+def _layer_norms(config: ModelConfig, layer: int) -> list[str]:
     if not config.norm_weights:
         return []
     before = ["attn_norm"] if config.shared_norm else ["attn_norm", "mlp_norm"]
     after = ["attn_out_norm", "mlp_out_norm"]
-    norms = {"output": after, "sandwich": before + after}.get(config.norm_order, before)
+    order = "output" if layer in config.output_norm_layers else config.norm_order
+    norms = {"output": after, "sandwich": before + after}.get(order, before)
     if config.mlp_and_experts:
         norms = [*norms, *EXPERT_NORMS, "router_scale", "expert_scales"]
     return norms if config.per_layer_embeddings is None else [*norms, "ple_out_norm"]

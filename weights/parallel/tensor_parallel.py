@@ -101,6 +101,7 @@ class Shard:
             full_layers=local_layers(self.config.full_layers),
             unrotated_layers=local_layers(self.config.unrotated_layers),
             mixer_layers=local_layers(self.config.mixer_layers),
+            output_norm_layers=local_layers(self.config.output_norm_layers),
             mlp_layers=local_layers(self.config.mlp_layers),
             dense_layers=local_layers(self.config.dense_layers),
             keys_as_values=local_layers(self.config.keys_as_values),

@@ -60,6 +60,9 @@ QUANTIZABLE = frozenset(
         "mixer_in",
         "mixer_qkvz",
         "mixer_qkv",
+        "mixer_q",
+        "mixer_k",
+        "mixer_v",
         "mixer_z",
         "mixer_out",
     )

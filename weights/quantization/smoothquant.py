@@ -42,7 +42,8 @@ def apply_smoothquant(
     for canonical, layer, part in canonical_tensors(config):
         if layer is not None and part is None:
             layers.setdefault(layer, {})[canonical] = tensor_name(config, canonical, layer)
-    applies = config.norm_order in ("pre", "sandwich") and not config.parallel_residual
+    is_before = config.norm_order in ("pre", "sandwich") and not config.output_norm_layers
+    applies = is_before and not config.parallel_residual
     for names in layers.values() if applies else ():
         for norm, canonical_readers in _READERS.items():
             readers = [names[name] for name in canonical_readers if name in names]

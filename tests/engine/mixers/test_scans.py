@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from swiftchat.engine.mixers.gated_delta import delta_rule
+from swiftchat.engine.mixers.kimi_delta import channel_delta_rule
 from swiftchat.engine.mixers.mamba import selective_scan
 from swiftchat.engine.mixers.mamba2 import scan
 from swiftchat.engine.mixers.scan import CHUNK_TOKENS
@@ -37,6 +38,26 @@ def test_the_gated_delta_rule_equals_its_recurrence(n: int) -> None:
     exact, outputs = state.double(), []
     for i in range(n):
         exact = exact * g[:, :, i, None, None].double().exp()
+        key = k[:, :, i, :, None].double()
+        correction = v[:, :, i, None].double() - key.transpose(2, 3) @ exact
+        exact = exact + key @ (correction * beta[:, :, i, None, None])
+        outputs.append((q[:, :, i, None].double() @ exact).squeeze(2))
+    assert_close(found, torch.stack(outputs, 2))
+    assert_close(last, exact)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_the_delta_rule_with_a_decay_for_each_element_equals_its_recurrence(n: int) -> None:
+    torch.manual_seed(n)
+    q, k = (torch.randn(SEQS, HEADS, n, KEY_DIM) for _ in range(2))
+    k /= k.norm(dim=-1, keepdim=True)
+    v, beta = torch.randn(SEQS, HEADS, n, VALUE_DIM), torch.rand(SEQS, HEADS, n)
+    g = torch.stack([decays(n).roll(i, 2) for i in range(KEY_DIM)], -1)
+    state = torch.randn(SEQS, HEADS, KEY_DIM, VALUE_DIM)
+    found, last = channel_delta_rule(q, k, v, g, beta, state)
+    exact, outputs = state.double(), []
+    for i in range(n):
+        exact = exact * g[:, :, i, :, None].double().exp()
         key = k[:, :, i, :, None].double()
         correction = v[:, :, i, None].double() - key.transpose(2, 3) @ exact
         exact = exact + key @ (correction * beta[:, :, i, None, None])

@@ -34,6 +34,22 @@ _LLAMA3 = {**_YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_fa
         ("gpt_oss", {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}),
         ("opt", {"activation_function": "relu2"}),
         ("qwen2_moe", {}),
+        ("olmo_hybrid", {"rope_parameters": None}),
+        ("olmo_hybrid", {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}),
+        (
+            "kimi_linear",
+            {
+                "layer_types": None,
+                "mlp_layer_types": None,
+                "linear_attn_config": {
+                    "full_attn_layers": [3],
+                    "kda_layers": [1, 2, 4],
+                    "head_dim": 12,
+                    "num_heads": 4,
+                    "short_conv_kernel_size": 4,
+                },
+            },
+        ),
     ],
 )
 def test_logits_equal_those_of_transformers(

@@ -210,8 +210,8 @@ _MISTRAL4_TENSORS = llama_tensors(
     }
 )
 _V3_TENSORS = llama_tensors({**LATENT_TENSORS, **EXPERTS, **SHARED_EXPERTS, **CORRECTION})
-_LATENT_KEYS = frozenset({"kv_lora_rank", "q_lora_rank"})
-V3_KEYS = MOE_KEYS | _LATENT_KEYS | {"rope_interleave"}
+LATENT_KEYS = frozenset({"kv_lora_rank", "q_lora_rank"})
+V3_KEYS = MOE_KEYS | LATENT_KEYS | {"rope_interleave"}
 V3_SIZES = frozen(
     kv_lora_rank=512,
     q_lora_rank=1536,
@@ -225,7 +225,7 @@ DEEPSEEK: Mapping[str, Architecture] = {
         name="deepseek_v2",
         model_type="deepseek_v2",
         overrides=_deepseek_v2,
-        supported_keys=MOE_KEYS | _LATENT_KEYS,
+        supported_keys=MOE_KEYS | LATENT_KEYS,
         renamed=frozen(num_local_experts="n_routed_experts"),
         tensors=_V2_TENSORS,
         defaults=frozen(
@@ -331,7 +331,7 @@ DEEPSEEK: Mapping[str, Architecture] = {
         name="youtu",
         model_type="youtu",
         overrides=_youtu,
-        supported_keys=_LATENT_KEYS | {"rope_interleave"},
+        supported_keys=LATENT_KEYS | {"rope_interleave"},
         tensors=_DENSE_TENSORS,
         defaults=frozen(
             **V3_SIZES,
@@ -347,7 +347,7 @@ DEEPSEEK: Mapping[str, Architecture] = {
         name="minicpm3",
         model_type="minicpm3",
         overrides=_minicpm3,
-        supported_keys=_LATENT_KEYS,
+        supported_keys=LATENT_KEYS,
         tensors=_DENSE_TENSORS,
         defaults=frozen(
             kv_lora_rank=256,

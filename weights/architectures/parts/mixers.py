@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["GatedDelta", "Mamba", "Mamba2", "Shape", "ShortConv", "StateMixer"]
+__all__ = ["GatedDelta", "KimiDelta", "Mamba", "Mamba2", "Shape", "ShortConv", "StateMixer"]
+
+_SPLIT_QKV = ["mixer_q", "mixer_k", "mixer_v"]
+_SPLIT_CONV = ["mixer_conv_q", "mixer_conv_k", "mixer_conv_v"]
 
 Shape = tuple[int, ...]
 
@@ -66,13 +69,14 @@ class ShortConv:
 
 @dataclass(frozen=True)
 class GatedDelta:
-    """Gated DeltaNet (Qwen3-Next, Qwen3.5): linear attention with decay and correction.
+    """Gated DeltaNet (Qwen3-Next, OLMo Hybrid): linear attention with decay and correction.
 
     Queries, keys and values come from a causal depthwise convolution over `kernel` tokens; the
     output is normalized for each head with `norm_eps` and gated. The states are the inputs of the
     last tokens, and a matrix for each value head. The file has the projections of queries, keys,
     values and output gates in one tensor, and β and the steps in another; if `by_key_head`, their
-    rows are ordered by key head.
+    rows are ordered by key head. With `split` queries, keys and values have tensors of their own,
+    and so have their convolutions. β is multiplied by `beta_scale`.
     """
 
     num_key_heads: int
@@ -82,6 +86,8 @@ class GatedDelta:
     kernel: int
     norm_eps: float
     by_key_head: bool
+    split: bool = False
+    beta_scale: float = 1.0
 
     @property
     def value_width(self) -> int:
@@ -94,13 +100,17 @@ class GatedDelta:
     @property
     def tensors(self) -> list[str]:
         separate = ["mixer_qkv", "mixer_z", "mixer_b", "mixer_a"]
+        separate = [*_SPLIT_QKV, *separate[1:]] if self.split else separate
         projections = ["mixer_qkvz", "mixer_ba"] if self.by_key_head else separate
-        small = ["mixer_conv", "mixer_decay", "mixer_step_bias", "mixer_norm"]
+        small = [*(_SPLIT_CONV if self.split else ["mixer_conv"])]
+        small += ["mixer_decay", "mixer_step_bias", "mixer_norm"]
         return [*projections, "mixer_out", *small]
 
     def shapes(self, hidden_size: int) -> Mapping[str, Shape]:
         heads, values = self.num_value_heads, self.value_width
+        keys = self.num_key_heads * self.key_dim
         return {
+            **_split_shapes(keys, values, self.kernel, hidden_size),
             "mixer_qkvz": (self._conv_width + values, hidden_size),
             "mixer_ba": (2 * heads, hidden_size),
             "mixer_qkv": (self._conv_width, hidden_size),
@@ -130,6 +140,15 @@ class GatedDelta:
         return [*rows, *(len(rows) + row for row in _by_kind(self.num_key_heads, (grouped,) * 2))]
 
 
+def _split_shapes(keys: int, values: int, kernel: int, hidden_size: int) -> Mapping[str, Shape]:
+    """Return the shapes of separate projections of queries, keys and values, with convolutions."""
+    widths = dict(zip("qkv", (keys, keys, values), strict=True))
+    return {
+        **{f"mixer_{name}": (width, hidden_size) for name, width in widths.items()},
+        **{f"mixer_conv_{name}": (width, 1, kernel) for name, width in widths.items()},
+    }
+
+
 def _by_kind(num_groups: int, sizes: tuple[int, ...]) -> list[int]:
     """Return the rows of all groups' first parts, then of their second parts, and so on."""
     rows: list[int] = []
@@ -140,6 +159,55 @@ def _by_kind(num_groups: int, sizes: tuple[int, ...]) -> list[int]:
             rows += range(first, first + size)
         start += size
     return rows
+
+
+@dataclass(frozen=True)
+class KimiDelta:
+    """Kimi Delta Attention (Kimi Linear): gated DeltaNet with a decay for each element of a key.
+
+    Queries, keys and values have heads of `head_dim` elements, and come from causal depthwise
+    convolutions over `kernel` tokens. Decays and output gates are products of two matrices, of
+    `head_dim` elements in between. The output is normalized for each head with `norm_eps` and
+    multiplied by the sigmoid of its gate. The states are those of `GatedDelta`.
+    """
+
+    num_heads: int
+    head_dim: int
+    kernel: int
+    norm_eps: float
+
+    @property
+    def width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def tensors(self) -> list[str]:
+        projections = [*_SPLIT_QKV, "mixer_b", "mixer_step_in", "mixer_gate_in"]
+        small = ["mixer_step", "mixer_gate", "mixer_decay", "mixer_step_bias", "mixer_norm"]
+        return [*projections, "mixer_out", *_SPLIT_CONV, *small]
+
+    def shapes(self, hidden_size: int) -> Mapping[str, Shape]:
+        width, narrow = self.width, self.head_dim
+        return {
+            **_split_shapes(width, width, self.kernel, hidden_size),
+            "mixer_b": (self.num_heads, hidden_size),
+            "mixer_step_in": (narrow, hidden_size),
+            "mixer_gate_in": (narrow, hidden_size),
+            "mixer_step": (width, narrow),
+            "mixer_gate": (width, narrow),
+            "mixer_decay": (1, 1, self.num_heads, 1),
+            "mixer_step_bias": (width,),
+            "mixer_norm": (narrow,),
+            "mixer_out": (hidden_size, width),
+        }
+
+    @property
+    def states(self) -> tuple[Shape, ...]:
+        return ((3 * self.width, self.kernel - 1), (self.num_heads, self.head_dim, self.head_dim))
+
+    @property
+    def input_rows(self) -> list[int] | None:
+        return None
 
 
 @dataclass(frozen=True)
