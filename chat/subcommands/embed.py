@@ -92,6 +92,8 @@ def embed(
     if output is not None and output.suffix != ".npy":
         raise UsageError(f"{output} does not end with .npy", "-o writes a NumPy array")
     texts = list(_texts(inputs, is_text, lines))
+    if output is not None:
+        _make_folder(output)  # an error here costs less than after the computation
     config = ChatConfig(**options)
     config.check()
     status = StatusLine(may_erase=True, is_quiet=config.quiet)
@@ -177,6 +179,13 @@ def _report(
         "dimensions": len(vectors[0]),
         "embeddings": found,
     }
+
+
+def _make_folder(output: Path) -> None:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileSystemError(f"cannot write {output}: {error.strerror}") from error
 
 
 def _write(output: Path, vectors: list[list[float]]) -> None:

@@ -58,12 +58,12 @@ def test_texts_files_and_stdin_equal_transformers(folder: Path, tmp_path: Path) 
 
 def test_lines_as_an_array_and_as_normalized_text(folder: Path, tmp_path: Path) -> None:
     lines = f"{TEXTS[0]}\n\n{TEXTS[1]}\n"
-    output = tmp_path / "out.npy"
+    output = tmp_path / "new" / "out.npy"
     options = ("-", "--lines", "--pooling", "last")
     found = run(folder, *options, "-o", str(output), stdin=lines)
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
     array = np.load(output)
-    assert array.dtype == np.float32 and list(tmp_path.iterdir()) == [output]
+    assert array.dtype == np.float32 and list(output.parent.iterdir()) == [output]
     found = run(folder, *options, "--normalize", stdin=lines)
     rows = np.array([line.split() for line in found.stdout.splitlines()], dtype=np.float64)
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-6)
@@ -84,6 +84,7 @@ def test_lines_as_an_array_and_as_normalized_text(folder: Path, tmp_path: Path) 
         (["-", "-"], 2, "- was given twice"),
         (["a", "--json", "-o", "a.npy"], 2, "--json and -o were both given"),
         (["a", "-o", "a.txt"], 2, "a.txt does not end with .npy"),
+        (["a", "-o", "/dev/null/x/a.npy"], 8, "cannot write /dev/null/x/a.npy: Not a directory"),
         (["a", "--text", "--lines"], 2, "--text and --lines were both given"),
     ],
 )
