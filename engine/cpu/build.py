@@ -59,6 +59,7 @@ VARIANTS = {
     "x86_64": (
         Variant("plain", "x86_64"),
         Variant("avx2", "x86_64_v3"),
+        Variant("avxvnni", "x86_64_v3+avxvnni"),
         Variant("avx512", "x86_64_v4+avx512vnni"),
         Variant("avx512bf16", "x86_64_v4+avx512vnni+avx512bf16"),
     ),
@@ -93,6 +94,7 @@ SANITIZERS = ("address", "undefined", "thread")
 _GCC_CPUS = {
     "x86_64": ["-march=x86-64"],
     "x86_64_v3": ["-march=x86-64-v3"],
+    "x86_64_v3+avxvnni": ["-march=x86-64-v3", "-mavxvnni"],
     "x86_64_v4+avx512vnni": ["-march=x86-64-v4", "-mavx512vnni"],
     "x86_64_v4+avx512vnni+avx512bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
     "generic": ["-march=armv8-a"],

@@ -13,6 +13,7 @@ class Feature(IntFlag):
     AMX = 16
     DOTPROD = 32
     I8MM = 64
+    AVXVNNI = 128
 
     @property
     def words(self) -> str:
@@ -27,6 +28,7 @@ _WORDS = {
     Feature.AMX: "AMX",
     Feature.DOTPROD: "dot products",
     Feature.I8MM: "int8 matrix products",
+    Feature.AVXVNNI: "AVX-VNNI",
 }
 _AVX512 = Feature.AVX2 | Feature.AVX512 | Feature.AVX512VNNI
 
@@ -34,6 +36,7 @@ _AVX512 = Feature.AVX2 | Feature.AVX512 | Feature.AVX512VNNI
 REQUIRED = {
     "plain": Feature(0),
     "avx2": Feature.AVX2,
+    "avxvnni": Feature.AVX2 | Feature.AVXVNNI,
     "avx512": _AVX512,
     "avx512bf16": _AVX512 | Feature.AVX512BF16,
     "neon": Feature.DOTPROD,
@@ -43,6 +46,7 @@ REQUIRED = {
 # What each instruction set makes faster, for `swiftchat doctor`.
 _SPEEDS = {
     Feature.AVX2: "all models; the native kernels need it",
+    Feature.AVXVNNI: "quantized weights, without AVX-512",
     Feature.AVX512: "wider vectors, for all models",
     Feature.AVX512VNNI: "quantized weights",
     Feature.AVX512BF16: "long prompts with bfloat16 weights",

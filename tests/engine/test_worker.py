@@ -18,7 +18,7 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import Finished, Tokens
 from swiftchat.errors import BadModelFile, ContextOverflow, DeviceError, ModelNotFound
 from tests.support import tiny
-from tests.support.worker_processes import ENDLESS, GREEDY, collect, has_ended
+from tests.support.worker_processes import ENDLESS, GREEDY, collect, has_ended, inject_fault
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", num_threads=1)
 
@@ -149,7 +149,18 @@ def test_openmp_threads_spin_briefly(folder: Path) -> None:
     assert "GOMP_SPINCOUNT = '10000'" in output
 
 
-def test_a_worker_saves_before_it_exits_and_the_next_restores(folder: Path) -> None:
+# A slow machine may need more than the 1.5 s after which a worker exits.
+SAVES_FOR_A_MINUTE = """
+from swiftchat.engine.server.serve import EngineServer
+wait_saved = EngineServer.wait_saved
+EngineServer.wait_saved = lambda self, seconds: wait_saved(self, 60)
+"""
+
+
+def test_a_worker_saves_before_it_exits_and_the_next_restores(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inject_fault(monkeypatch, tmp_path / "site", 0, SAVES_FOR_A_MINUTE)
     prompt = tiny.random_ids(150, seed=2)
     kept = replace(GREEDY, saves_cache=True)
     with EngineClient(CONFIG, folder) as first:

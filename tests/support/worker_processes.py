@@ -112,9 +112,13 @@ def command_line(process: psutil.Process) -> list[str]:
 
 
 def rank_processes(worker: int) -> dict[int, int]:
-    """Return the process ids of a worker's other ranks, by rank."""
-    found = {}
-    for child in psutil.Process(worker).children():
+    """Return the process ids of a worker's other ranks, by rank; none of one that has ended."""
+    found: dict[int, int] = {}
+    try:
+        children = psutil.Process(worker).children()
+    except psutil.NoSuchProcess:
+        return found
+    for child in children:
         arguments = command_line(child)
         if "swiftchat.engine.ranks.main" in arguments:
             found[int(arguments[-2])] = child.pid

@@ -13,6 +13,7 @@ enum {
     LEAF7_EBX_V3 = 1u << 3 | 1u << 5 | 1u << 8,                          /* BMI1 AVX2 BMI2 */
     EXTENDED_ECX_LZCNT = 1u << 5,
     LEAF7_ECX_VNNI = 1u << 11,
+    LEAF7_1_EAX_AVXVNNI = 1u << 4,
     LEAF7_1_EAX_BF16 = 1u << 5,
     XCR0_AVX = 0x6,        /* the system saves XMM and YMM registers */
     XCR0_AVX512 = 0xe6,    /* … and masks and ZMM registers */
@@ -47,6 +48,7 @@ EXPORT unsigned long long cpu_features(void) {
     unsigned long long features = FEATURE_AVX2;
     uint32_t leaf7_1_eax = 0, unused[3];
     if (eax >= 1) __get_cpuid_count(7, 1, &leaf7_1_eax, &unused[0], &unused[1], &unused[2]);
+    if (has_all(leaf7_1_eax, LEAF7_1_EAX_AVXVNNI)) features |= FEATURE_AVXVNNI;
     if (has_all(ebx, LEAF7_EBX_V4) && has_all(states, XCR0_AVX512)) {
         features |= FEATURE_AVX512;
         if (has_all(ecx, LEAF7_ECX_VNNI)) features |= FEATURE_AVX512VNNI;

@@ -9,4 +9,5 @@ enum CpuFeature {
     FEATURE_AMX = 16,        /* AMX tiles with int8 and bf16 */
     FEATURE_DOTPROD = 32,    /* aarch64 int8 dot products and fp16 arithmetic */
     FEATURE_I8MM = 64,
+    FEATURE_AVXVNNI = 128,   /* the integer instructions of AVX512-VNNI on AVX2's registers */
 };

@@ -1,59 +1,9 @@
-/* Integer dot products of a block of 16 rows with AVX2, FMA and F16C; interface: dot_plain.h. The 16
-   rows are two registers of int32 sums. */
+/* Integer dot products of a block of 16 rows with AVX2; interface: dot_plain.h. */
 #pragma once
-#include <immintrin.h>
-
-#include "common.h"
-#include "quantized_rows.h"
+#include "rows_avx2.h"
 
 enum { VECTORS_PER_PASS = 2 };
 
-typedef struct {
-    __m256i first, second;
-} Ints16;
-typedef struct {
-    __m256 first, second;
-} Floats16;
-
-INLINE void prefetch(const uint8_t *at) { _mm_prefetch((const char *)at, _MM_HINT_T0); }
-
-INLINE Floats16 load_floats(const float *at) {
-    return (Floats16){_mm256_loadu_ps(at), _mm256_loadu_ps(at + 8)};
-}
-INLINE void store_floats(float *at, Floats16 v) {
-    _mm256_storeu_ps(at, v.first);
-    _mm256_storeu_ps(at + 8, v.second);
-}
-INLINE Floats16 load_halves(const uint16_t *at) {
-    return (Floats16){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at)),
-                      _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at + 1))};
-}
-INLINE Floats16 multiply(Floats16 a, Floats16 b) {
-    return (Floats16){_mm256_mul_ps(a.first, b.first), _mm256_mul_ps(a.second, b.second)};
-}
-INLINE Floats16 add_scaled(Ints16 ints, float scale, Floats16 table, Floats16 sum) {
-    __m256 s = _mm256_set1_ps(scale);
-    __m256 first = _mm256_mul_ps(_mm256_cvtepi32_ps(ints.first), s);
-    __m256 second = _mm256_mul_ps(_mm256_cvtepi32_ps(ints.second), s);
-    return (Floats16){_mm256_fmadd_ps(first, table.first, sum.first),
-                      _mm256_fmadd_ps(second, table.second, sum.second)};
-}
-INLINE Floats16 add_multiple(float factor, Floats16 table, Floats16 sum) {
-    __m256 f = _mm256_set1_ps(factor);
-    return (Floats16){_mm256_fmadd_ps(f, table.first, sum.first),
-                      _mm256_fmadd_ps(f, table.second, sum.second)};
-}
-INLINE Ints16 subtract(Ints16 ints, int32_t number) {
-    __m256i n = _mm256_set1_epi32(number);
-    return (Ints16){_mm256_sub_epi32(ints.first, n), _mm256_sub_epi32(ints.second, n)};
-}
-
-/* The four bytes, or two int16, at `at` in every lane. */
-INLINE __m256i four_bytes(const void *at) {
-    int32_t bytes;
-    memcpy(&bytes, at, 4);
-    return _mm256_set1_epi32(bytes);
-}
 INLINE __m256i add_product16(__m256i sum, __m256i weights, const int8_t *x) {
     return _mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, four_bytes(x)));
 }

@@ -5,6 +5,8 @@
 
 #if defined(__AVX512VNNI__)
 #include "dot_avx512.h"
+#elif defined(__AVXVNNI__)
+#include "dot_avxvnni.h"
 #elif defined(__AVX2__)
 #include "dot_avx2.h"
 #elif defined(__ARM_FEATURE_DOTPROD)

@@ -147,6 +147,9 @@ INLINE Ints add_products(Ints sums, Ints a, Ints b) {
        processor. */
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
     return sums;
+#elif defined(__AVXVNNI__)
+    __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sums) : "x"(a), "x"(b));
+    return sums;
 #elif defined(__AVX2__)
     return sums + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #elif defined(__SSE2__)
