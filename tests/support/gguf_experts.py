@@ -40,7 +40,18 @@ def _glm4moe_keys(config: Fields) -> Fields:
     }
 
 
-def _corrected(config: Fields, tensors: Fields) -> Tensors:
+def _bailing(config: Fields, tensors: Fields) -> Tensors:
+    """BailingMoeV2Model.modify_tensors: one matrix of queries, keys and values."""
+    for name, array in corrected(config, tensors):
+        place = name.removesuffix("self_attn.q_proj.weight")
+        if place != name:
+            parts = [tensors[f"{place}self_attn.{kind}_proj.weight"] for kind in "qkv"]
+            yield f"{place}attention.query_key_value.weight", np.concatenate(parts)
+        elif not name.endswith(("k_proj.weight", "v_proj.weight")):
+            yield name, array
+
+
+def corrected(config: Fields, tensors: Fields) -> Tensors:
     """Glm4MoeModel.modify_tensors and those like it: a suffix for the bias of the choice."""
     for name, array in qwen3moe(config, tensors):
         ends = name.endswith("e_score_correction_bias")
@@ -139,49 +150,6 @@ def _phimoe(config: Fields, tensors: Fields) -> Tensors:
     return experts(tensors, "block_sparse_moe.experts", ("w1", "w2", "w3"))
 
 
-def _deepseek_keys(config: Fields) -> Fields:
-    """DeepseekV2Model.set_gguf_parameters: one key and value head, of latents."""
-    rank, rotated_dim = config["kv_lora_rank"], config["qk_rope_head_dim"]
-    multiplier = config["rope_parameters"].get("mscale_all_dim")
-    return {
-        **common_keys(config),
-        "attention.head_count_kv": 1,
-        "expert_count": config.get("n_routed_experts"),
-        "expert_used_count": config.get("num_experts_per_tok"),
-        "expert_feed_forward_length": config.get(
-            "moe_intermediate_size", config["intermediate_size"]
-        ),
-        "expert_shared_count": config.get("n_shared_experts", 0),
-        "expert_weights_scale": config.get("routed_scaling_factor"),
-        "expert_weights_norm": config["model_type"] != "deepseek_v2"
-        and config.get("norm_topk_prob"),
-        "expert_group_count": config.get("n_group"),
-        "expert_group_used_count": config.get("topk_group"),
-        "expert_gating_func": 1 if config["model_type"] == "deepseek_v2" else 2,
-        "leading_dense_block_count": config.get("first_k_dense_replace", 1),
-        "attention.q_lora_rank": config["q_lora_rank"],
-        "attention.kv_lora_rank": rank,
-        "attention.key_length": rank + rotated_dim,
-        "attention.value_length": rank,
-        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated_dim,
-        "attention.value_length_mla": config["v_head_dim"],
-        "rope.dimension_count": rotated_dim,
-        "rope.scaling.yarn_log_multiplier": multiplier and 0.1 * multiplier,
-    }
-
-
-def _deepseek(config: Fields, tensors: Fields) -> Tensors:
-    """DeepseekV2Model.modify_tensors: merges experts, divides and turns kv_b."""
-    heads, nope = config["num_attention_heads"], config["qk_nope_head_dim"]
-    for name, array in _corrected(config, tensors):
-        if "kv_b_proj" not in name:
-            yield name, array
-            continue
-        by_head = array.reshape(heads, -1, array.shape[1])
-        yield name.replace("kv_b_proj", "k_b_proj"), by_head[:, :nope].swapaxes(1, 2)
-        yield name.replace("kv_b_proj", "v_b_proj"), by_head[:, nope:]
-
-
 def _hunyuan_moe_keys(config: Fields) -> Fields:
     """HunYuanMoEModel.set_gguf_parameters."""
     width = config["intermediate_size"]
@@ -231,19 +199,72 @@ def _llama4(config: Fields, tensors: Fields) -> Tensors:
             yield name, array
 
 
+def _afmoe_keys(config: Fields) -> Fields:
+    """AfmoeModel.set_gguf_parameters."""
+    return {
+        **llama_keys(config),
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_shared_count": config["num_shared_experts"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "leading_dense_block_count": config["num_dense_layers"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": config["route_scale"],
+        "attention.sliding_window": config["sliding_window"],
+    }
+
+
+def _afmoe(config: Fields, tensors: Fields) -> Tensors:
+    """AfmoeModel.modify_tensors: merges experts, a suffix for the bias of the choice."""
+    for name, array in qwen3moe(config, tensors):
+        yield f"{name}.bias" if name.endswith("expert_bias") else name, array
+
+
+def _dbrx_keys(config: Fields) -> Fields:
+    """DbrxModel.set_gguf_parameters."""
+    experts, attention = config["ffn_config"], config["attn_config"]
+    return {
+        "block_count": config["n_layers"],
+        "context_length": config["max_seq_len"],
+        "embedding_length": config["d_model"],
+        "feed_forward_length": experts["ffn_hidden_size"],
+        "attention.head_count": config["n_heads"],
+        "attention.head_count_kv": attention["kv_n_heads"],
+        "rope.freq_base": attention["rope_theta"],
+        "attention.clamp_kqv": attention["clip_qkv"],
+        "expert_count": experts["moe_num_experts"],
+        "expert_used_count": experts["moe_top_k"],
+        "attention.layer_norm_epsilon": 1e-5,
+    }
+
+
+def _dbrx(config: Fields, tensors: Fields) -> Tensors:
+    """DbrxModel.modify_tensors: divides experts, turns those of the second matrix."""
+    sizes = config["ffn_config"]
+    shape = (sizes["moe_num_experts"], sizes["ffn_hidden_size"], config["d_model"])
+    for name, array in tensors.items():
+        if "ffn.experts.mlp" not in name:
+            yield name, array
+            continue
+        each = array.reshape(shape)
+        yield f"{name}.weight", each.swapaxes(1, 2) if name.endswith("w2") else each
+
+
 EXPERT_ARCHS: dict[str, Converter] = {
     "olmoe": (common_keys, qwen3moe),
     "ernie4_5-moe": (_ernie_moe_keys, _ernie_moe),
     "qwen2moe": (_qwen2moe_keys, qwen3moe),
     "qwen3vlmoe": (qwen3moe_keys, qwen3moe),
-    "glm4moe": (_glm4moe_keys, _corrected),
-    "dots1": (_glm4moe_keys, _corrected),
+    "glm4moe": (_glm4moe_keys, corrected),
+    "dots1": (_glm4moe_keys, corrected),
+    "bailingmoe2": (_glm4moe_keys, _bailing),
     "minimax-m2": (_minimax_keys, _minimax),
     "gpt-oss": (_gpt_oss_keys, _gpt_oss),
     "granitemoe": (granite_keys, granite_moe),
     "phimoe": (_phimoe_keys, _phimoe),
-    "deepseek2": (_deepseek_keys, _deepseek),
     "hunyuan-moe": (_hunyuan_moe_keys, qwen3moe),
-    "exaone-moe": (_exaone_moe_keys, _corrected),
+    "exaone-moe": (_exaone_moe_keys, corrected),
     "llama4": (_llama4_keys, _llama4),
+    "afmoe": (_afmoe_keys, _afmoe),
+    "dbrx": (_dbrx_keys, _dbrx),
 }

@@ -17,11 +17,12 @@ from safetensors.numpy import load_file
 from tests.support import tiny, tiny_gguf
 from tests.support.gguf_converter import ARCHS, Fields, extra_tensors, rope_scaling
 from tests.support.gguf_experts import EXPERT_ARCHS
+from tests.support.gguf_latent import LATENT_ARCHS
 from tests.support.gguf_mixers import MIXER_ARCHS
 from tests.support.gguf_recent import RECENT_ARCHS
 from tests.support.reference import make_reference
 
-CONVERTERS = ARCHS | RECENT_ARCHS | EXPERT_ARCHS | MIXER_ARCHS
+CONVERTERS = ARCHS | RECENT_ARCHS | EXPERT_ARCHS | LATENT_ARCHS | MIXER_ARCHS
 VOCABULARY: Fields = {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "gpt-2",
@@ -71,6 +72,8 @@ _LLAMA4 = {
     "no_rope_layers": [1, 1, 1, 0],
     "layer_types": [*["chunked_attention"] * 3, "full_attention"],
 }
+# As transformers, which takes no other base of the rotation from here.
+_DBRX = {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 10_000.0}
 # The converter multiplies the weights, so the file has no multipliers.
 _PLAIN_FALCON_H1 = {
     **{f"{name}_multiplier": 1.0 for name in ("key", "lm_head", "embedding")},
@@ -126,6 +129,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen35moe": ("qwen3_5_moe_text", "qwen35moe", {}),
     "glm4moe": ("glm4_moe", "glm4moe", {}),
     "dots1": ("dots1", "dots1", {}),
+    "bailingmoe2": ("glm4_moe", "bailingmoe2", {}),
+    "hunyuan_vl": ("hunyuan_v1_dense", "hunyuan_vl", {}),
     "minimax-m2": ("minimax_m2", "minimax-m2", {}),
     "lfm2": ("lfm2", "lfm2", {"intermediate_size": 256, "block_auto_adjust_ff_dim": False}),
     "lfm2moe": ("lfm2_moe", "lfm2moe", {}),
@@ -143,6 +148,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek2-v3": ("deepseek_v3", "deepseek2", {"rope_parameters": _LATENT_YARN}),
     "deepseek2-glm": ("glm4_moe_lite", "deepseek2", {}),
     "deepseek2-youtu": ("youtu", "deepseek2", {}),
+    "mistral4": (
+        "mistral4",
+        "mistral4",
+        {"rope_parameters": _GROWING},
+    ),
+    "glm-dsa": ("glm_moe_dsa", "glm-dsa", {}),
+    "kimi-linear": ("kimi_linear", "kimi-linear", {}),
+    "afmoe": ("afmoe", "afmoe", {"mup_enabled": True}),
+    "dbrx": ("dbrx", "dbrx", {"attn_config": _DBRX}),
+    "mpt": ("mpt", "mpt", {}),
+    "jais2": ("jais2", "jais2", {}),
     "minicpm3": ("minicpm3", "minicpm3", {"dim_model_base": 256}),
     "stablelm": ("stablelm", "stablelm", {}),
     "stablelm-parallel": ("stablelm-parallel", "stablelm", {}),
@@ -195,7 +211,9 @@ def made(name: str, folder: Path) -> transformers.PreTrainedModel:
 
 
 def loaded(folder: Path) -> transformers.PreTrainedModel:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    names = json.loads((folder / "config.json").read_text())["architectures"]
+    cls = getattr(transformers, names[0])  # not all belong to `AutoModelForCausalLM`
+    model: transformers.PreTrainedModel = cls.from_pretrained(folder, attn_implementation="eager")
     return model.eval()
 
 

@@ -201,6 +201,20 @@ def _mistral3_keys(config: Fields) -> Fields:
     }
 
 
+def _mpt_keys(config: Fields) -> Fields:
+    """MPTModel.set_gguf_parameters."""
+    return {
+        "block_count": config["n_layers"],
+        "context_length": config["max_seq_len"],
+        "embedding_length": config["d_model"],
+        "feed_forward_length": 4 * config["d_model"],
+        "attention.head_count": config["n_heads"],
+        "attention.layer_norm_epsilon": 1e-5,
+        "attention.clamp_kqv": config["attn_config"]["clip_qkv"],
+        "attention.max_alibi_bias": float(config["attn_config"]["alibi_bias_max"]),
+    }
+
+
 RECENT_ARCHS: dict[str, Converter] = {
     "granite": (granite_keys, llama),
     "minicpm": (_minicpm_keys, llama),
@@ -216,6 +230,7 @@ RECENT_ARCHS: dict[str, Converter] = {
     "seed_oss": (common_keys, as_they_are),
     "ernie4_5": (common_keys, as_they_are),
     "hunyuan-dense": (common_keys, as_they_are),
+    "hunyuan_vl": (common_keys, as_they_are),
     "qwen2vl": (common_keys, as_they_are),
     "qwen3vl": (common_keys, as_they_are),
     "minicpm3": (_minicpm3_keys, as_they_are),
@@ -223,4 +238,6 @@ RECENT_ARCHS: dict[str, Converter] = {
     "gemma3n": (_gemma3n_keys, _gemma3n),
     "mistral3": (_mistral3_keys, llama),
     "olmo2": (window_keys, as_they_are),  # OLMo 3 too
+    "mpt": (_mpt_keys, as_they_are),
+    "jais2": (_rotated_keys, as_they_are),
 }

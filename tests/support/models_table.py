@@ -4,10 +4,12 @@
 """
 
 import dataclasses
+import importlib.metadata
 import tempfile
 import textwrap
 from pathlib import Path
 
+import gguf
 import torch
 import transformers
 
@@ -16,6 +18,7 @@ from swiftchat.engine.model.coverage import kernels_cover
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.multimodal import MULTIMODAL
 from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.gguf.architectures import GGUF_ARCHITECTURES
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny
 from tests.support.coverage import BY_ARCHITECTURE, BY_LAYOUT, parameters
@@ -55,7 +58,10 @@ GGUF files can have the architectures in `weights/gguf/architectures.py`; llama.
 does not support GPT-J and OPT. `tests/weights/gguf/test_architectures.py` writes each of them as
 llama.cpp does and compares config, tensors and logits after the conversion. In GGUF files, Mistral
 and InternLM2 are Llama, ChatGLM2 and ChatGLM3 are GLM, Mixtral is `llama` with experts, and the
-language models of Qwen-VL are Qwen2 and Qwen3. EXAONE 3 becomes a Llama, MiniCPM a Granite.
+language models of Qwen-VL are Qwen2 and Qwen3. EXAONE 3 becomes a Llama, MiniCPM a Granite, and
+Ling 2.0 (`bailingmoe2`) a GLM-4.5.
+
+GGUF_NAMES
 
 """
 _LAYOUTS = """
@@ -167,8 +173,23 @@ def page() -> str:
         f"Of the {count} model types that transformers {version} lists as causal language models,\n"
         f"{len(equal)} run with the same logits; the others are refused."
     )
-    head = _HEAD.replace("COUNTS", counts)
+    head = _HEAD.replace("COUNTS", counts).replace("GGUF_NAMES", _gguf_names())
     return head + table + _LAYOUTS + _table(["model", "layout", "tested on"], layouts) + tail
+
+
+def _gguf_names() -> str:
+    """Return which architecture names of llama.cpp's `gguf` package run and which are refused."""
+    known = [name for name in gguf.MODEL_ARCH_NAMES.values() if name != "clip"]
+    run = [name for name in known if name in GGUF_ARCHITECTURES]
+    refused = [name for name in known if name not in GGUF_ARCHITECTURES]
+    version = importlib.metadata.version("gguf")
+    texts = [
+        f"Of the {len(known)} names of models in llama.cpp's `gguf` {version}, {len(run)} run: "
+        + ", ".join(f"`{name}`" for name in run),
+        "The others are refused; among them are encoders and diffusion models, which do not chat: "
+        + ", ".join(f"`{name}`" for name in refused),
+    ]
+    return "\n\n".join(textwrap.fill(f"{text}.", 100, break_on_hyphens=False) for text in texts)
 
 
 def _is_native(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from swiftchat.weights.architectures.multimodal import language_model
 from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
     invalid,
+    without_keys,
 )
 from swiftchat.weights.architectures.parts.latent import LatentAttention
 from swiftchat.weights.architectures.parts.layers import LayerSizes, PerLayerEmbeddings, Streams
@@ -18,7 +19,7 @@ from swiftchat.weights.architectures.parts.rope import QueryGrowth, RopeConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 from swiftchat.weights.architectures.readers import class_name, readers, windows
 from swiftchat.weights.architectures.registry import architecture_of
-from swiftchat.weights.architectures.unsupported_keys import ignored_keys, without_keys
+from swiftchat.weights.architectures.unsupported_keys import ignored_keys
 
 __all__ = ["ModelConfig", "QueryGrowth", "RopeConfig", "RouterConfig"]
 

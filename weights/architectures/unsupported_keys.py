@@ -73,15 +73,3 @@ def ignored_keys(
             raise invalid(name, f"{expected} for this architecture", value)
         ignored.append(name)
     return tuple(ignored)
-
-
-def without_keys(config: Fields, names: Collection[str]) -> Fields:
-    """Return `config` without these keys, also in its parameters of rotary embeddings."""
-    if not names:
-        return config
-    kept = {name: value for name, value in config.items() if name not in names}
-    for field in ("rope_parameters", "rope_scaling"):
-        rope = mapping(kept, field)
-        if rope:
-            kept[field] = {name: value for name, value in rope.items() if name not in names}
-    return kept

@@ -35,6 +35,10 @@ _SHORT_CONV = frozen(
         for bias in ("", "_bias")
     },
 )
+_KIMI_DELTA = frozen(
+    mixer_step="blk.{i}.ssm_f_b.weight",
+    mixer_out="blk.{i}.attn_output.weight",
+)
 # A layer has one norm.
 _ONE_NORM = frozen(mlp_norm="blk.{i}.attn_norm.weight")
 _PERMUTED = frozenset({"q", "k", "q_bias", "k_bias"})
@@ -124,6 +128,16 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "phimoe": GgufArchitecture(
             "PhimoeForCausalLM", expert_fields.phimoe, absent_keys=_ONE_HEAD_SIZE
         ),
+        "afmoe": GgufArchitecture("AfmoeForCausalLM", expert_fields.afmoe),
+        "dbrx": GgufArchitecture(
+            "DbrxForCausalLM",
+            expert_fields.dbrx,
+            absent_keys=_WITHOUT_ROPE
+            | _ONE_HEAD_SIZE
+            | _ONE_HEAD_COUNT
+            | {"intermediate_size", "rms_norm_eps", "hidden_act"},
+            tensors=frozen(mlp_norm="blk.{i}.attn_output_norm.weight"),
+        ),
         "arcee": GgufArchitecture("ArceeForCausalLM", permuted=_PERMUTED),
         "command-r": GgufArchitecture(
             "CohereForCausalLM", model_fields.command_r, absent_keys=_ONE_HEAD_SIZE
@@ -135,6 +149,15 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "olmo": GgufArchitecture("OlmoForCausalLM", model_fields.olmo, permuted=_PERMUTED),
         "olmoe": GgufArchitecture("OlmoeForCausalLM", expert_fields.olmoe),
         "nemotron": GgufArchitecture("NemotronForCausalLM"),
+        "jais2": GgufArchitecture("Jais2ForCausalLM"),
+        "mpt": GgufArchitecture(
+            "MptForCausalLM",
+            model_fields.mpt,
+            absent_keys=_WITHOUT_ROPE
+            | _ONE_HEAD_SIZE
+            | _ONE_HEAD_COUNT
+            | {"intermediate_size", "hidden_act"},
+        ),
         "seed_oss": GgufArchitecture(
             "SeedOssForCausalLM", model_fields.seed_oss, tensors=_POST_NORM
         ),
@@ -147,11 +170,27 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "glm4moe": GgufArchitecture(
             "Glm4MoeForCausalLM", expert_fields.glm4moe, tensors=_POST_NORM
         ),
+        # Ling 2.0 and Ring 2.0 compute what GLM-4.5 does.
+        "bailingmoe2": GgufArchitecture("Glm4MoeForCausalLM", expert_fields.glm4moe),
+        "hunyuan_vl": GgufArchitecture("HunYuanDenseV1ForCausalLM", model_fields.glm),
         "dots1": GgufArchitecture("Dots1ForCausalLM", expert_fields.dots1),
         "gpt-oss": GgufArchitecture("GptOssForCausalLM", expert_fields.mixtral, tensors=_POST_NORM),
         # With DeepSeek-V2's router; others see `gguf_architecture`.
         "deepseek2": GgufArchitecture(
             "DeepseekV2ForCausalLM", latent_fields.deepseek_v2, absent_keys=_LATENT
+        ),
+        # Its experts have gate and up in one tensor.
+        "mistral4": GgufArchitecture(
+            "Mistral4ForCausalLM", latent_fields.mistral4, absent_keys=_LATENT
+        ),
+        "glm-dsa": GgufArchitecture(
+            "GlmMoeDsaForCausalLM", latent_fields.glm_dsa, absent_keys=_LATENT
+        ),
+        "kimi-linear": GgufArchitecture(
+            "KimiLinearForCausalLM",
+            latent_fields.kimi_linear,
+            absent_keys=_LATENT,
+            tensors=_KIMI_DELTA,
         ),
         "minicpm3": GgufArchitecture(
             "MiniCPM3ForCausalLM", latent_fields.minicpm3, absent_keys=_LATENT

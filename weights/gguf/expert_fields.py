@@ -127,6 +127,38 @@ def ernie_moe(metadata: Metadata) -> Mapping[str, Any]:
     }
 
 
+def afmoe(metadata: Metadata) -> Mapping[str, Any]:
+    if metadata.get("expert_weights_norm") is False:
+        raise BadModelFile(
+            f"{metadata.file.path}: afmoe.expert_weights_norm must be true: weights of experts "
+            "are always normalized"
+        )
+    return {
+        **experts(metadata),
+        "layer_types": layer_types(metadata),
+        "num_dense_layers": metadata.get("leading_dense_block_count"),
+        "num_shared_experts": metadata.get("expert_shared_count"),
+        "route_scale": metadata.get("expert_weights_scale"),
+        # llama.cpp always scales embeddings; there is no key.
+        "mup_enabled": True,
+    }
+
+
+def dbrx(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "attn_config": {
+            "kv_n_heads": metadata.get("attention.head_count_kv"),
+            "clip_qkv": metadata.get("attention.clamp_kqv"),
+            "rope_theta": metadata.get("rope.freq_base", 10_000.0),
+        },
+        "ffn_config": {
+            "ffn_hidden_size": metadata.get("feed_forward_length"),
+            "moe_num_experts": metadata.require("expert_count"),
+            "moe_top_k": metadata.require("expert_used_count"),
+        },
+    }
+
+
 def minimax_m2(metadata: Metadata) -> Mapping[str, Any]:
     return {
         "num_local_experts": metadata.require("expert_count"),

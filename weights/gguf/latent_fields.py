@@ -67,6 +67,50 @@ def deepseek_v3(metadata: Metadata) -> Mapping[str, Any]:
     return {**fields, "norm_topk_prob": normalized, "rope_interleave": True}
 
 
+def mistral4(metadata: Metadata) -> Mapping[str, Any]:
+    return deepseek_v3(metadata)
+
+
+def glm_dsa(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        **deepseek_v3(metadata),
+        "index_n_heads": metadata.require("attention.indexer.head_count"),
+        "index_head_dim": metadata.require("attention.indexer.key_length"),
+        "index_topk": metadata.require("attention.indexer.top_k"),
+    }
+
+
+def kimi_linear(metadata: Metadata) -> Mapping[str, Any]:
+    """Layers without key heads have Kimi Delta Attention; the converter counts them from 1."""
+    heads = metadata.require("attention.head_count_kv")
+    if not isinstance(heads, list):
+        raise BadModelFile(
+            f"{metadata.file.path}: kimi-linear.attention.head_count_kv must be a list"
+        )
+    tensors = metadata.file.tensors
+    betas = [tensors.get(f"blk.{i}.ssm_beta.weight") for i, count in enumerate(heads) if not count]
+    return {
+        **_latent(metadata),
+        "linear_attn_config": {
+            "full_attn_layers": [i + 1 for i, count in enumerate(heads) if count],
+            "kda_layers": [i + 1 for i, count in enumerate(heads) if not count],
+            "num_heads": next((each.shape[0] for each in betas if each is not None), None),
+            "head_dim": metadata.require("kda.head_dim"),
+            "short_conv_kernel_size": metadata.require("ssm.conv_kernel"),
+        },
+        "num_experts": metadata.require("expert_count"),
+        "num_experts_per_token": metadata.require("expert_used_count"),
+        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
+        "num_shared_experts": metadata.get("expert_shared_count"),
+        "first_k_dense_replace": metadata.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": metadata.get("expert_weights_scale", 1.0),
+        "num_expert_group": metadata.get("expert_group_count", 1),
+        "topk_group": metadata.get("expert_group_used_count", 1),
+        # llama.cpp always normalizes; its converter writes no key.
+        "moe_renormalize": metadata.get("expert_weights_norm", True),
+    }
+
+
 def youtu(metadata: Metadata) -> Mapping[str, Any]:
     return {**_latent(metadata), "rope_interleave": True}
 

@@ -12,6 +12,8 @@ from swiftchat.weights.architectures.parts.fields import MAX_LAYERS
 from swiftchat.weights.gguf.metadata import Metadata, is_size
 from swiftchat.weights.gguf.rope import ROPE_TENSORS
 
+_ALIBI = 8.0  # of all supported architectures with linear biases
+
 
 def no_fields(metadata: Metadata) -> Mapping[str, Any]:
     return {}
@@ -150,3 +152,12 @@ def seed_oss(metadata: Metadata) -> Mapping[str, Any]:
         "attention_bias": attention_bias(metadata),
         "attention_out_bias": metadata.has_tensor("attn_output.bias"),
     }
+
+
+def mpt(metadata: Metadata) -> Mapping[str, Any]:
+    if metadata.get("attention.max_alibi_bias", 0.0) != _ALIBI:
+        raise BadModelFile(
+            f"{metadata.file.path}: mpt.attention.max_alibi_bias must be {_ALIBI:g}: MPT with "
+            "learned positions or other biases is not supported"
+        )
+    return {"attn_config": {"alibi": True, "clip_qkv": metadata.get("attention.clamp_kqv")}}

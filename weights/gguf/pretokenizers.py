@@ -63,6 +63,30 @@ _DEEPSEEK3_PATTERNS = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+_GROUPED_DIGITS = r"\d{1,3}(?=(?:\d{3})*(?!\d))"  # groups of three, counted from the end
+_AFMOE_PATTERNS = (
+    _GROUPED_DIGITS,
+    "[一-鿿㐀-䶿豈-\ufaff぀-ゟ゠-ヿ･-ﾟ⼀-\u2fdfเ-\u0e7f\u0e80-\u0eff"
+    "ក-\u17ffက-႟ꩠ-ꩿꧠ-\ua9ff가-\ud7afᄀ-ᇿ]+",
+    _DEEPSEEK3_PATTERNS[2],
+)
+_BAILING_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_JAIS2_PATTERN = _LLAMA3_PATTERN.removesuffix(r"|\s+(?!\S)|\s+") + "".join(
+    rf"|\s{{{count}}}(?!\S)" for count in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2")
+)
+# As GPT-4o's, but letters of Chinese characters are pieces of their own.
+_UPPER, _LOWER = (
+    rf"(?:(?!\p{{Han}})[\p{{{case}}}\p{{Lm}}\p{{Lo}}\p{{M}}])" for case in (r"Lu}\p{Lt", "Ll")
+)
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_KIMI_PATTERN = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDINGS}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDINGS}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _BLOOM_PATTERN = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _FALCON_PUNCTUATION = r"[\p{P}$+<=>^~|`]+"
 
@@ -120,6 +144,12 @@ PRE_TOKENIZERS: Mapping[str, dict[str, Any]] = MappingProxyType(
         **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), _split(_QWEN2_PATTERN)),
         **dict.fromkeys(("hunyuan", "solar-open", "megrez", "grok-2"), _split(_QWEN2_PATTERN)),
         "qwen35": _split(_QWEN35_PATTERN),
+        "kimi-k2": _split(_KIMI_PATTERN),
+        "afmoe": _split(*_AFMOE_PATTERNS),
+        **dict.fromkeys(("bailingmoe", "bailingmoe2"), _split(_BAILING_PATTERN)),
+        "jais-2": _split(_JAIS2_PATTERN + r"|\s"),
+        "tiny_aya": _split(_GROUPED_DIGITS, _GPT4O_PATTERN),
+        "viking": _split(_BLOOM_PATTERN, r"\p{N}"),
         "youtu": _split(*_YOUTU_PATTERNS),
         "seed-coder": _split(_SEED_CODER_PATTERN),
         "exaone-moe": _split(_EXAONE_MOE_PATTERN),
@@ -127,7 +157,9 @@ PRE_TOKENIZERS: Mapping[str, dict[str, Any]] = MappingProxyType(
         "tekken": _split(_TEKKEN_PATTERN),
         "deepseek-llm": _split(*_DEEPSEEK_LLM_PATTERNS),
         "deepseek-coder": _split(*_DEEPSEEK_CODER_PATTERNS),
-        **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _split(*_DEEPSEEK3_PATTERNS)),
+        **dict.fromkeys(
+            ("deepseek-v3", "hunyuan-dense", "joyai-llm"), _split(*_DEEPSEEK3_PATTERNS)
+        ),
         "falcon": _FALCON,
         **dict.fromkeys(("bloom", "gpt3-finnish", "poro-chat"), _split(_BLOOM_PATTERN)),
     }

@@ -12,7 +12,7 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.formats.ggml_dequantize import dequantize
 from swiftchat.weights.formats.gguf import GgufFile
-from swiftchat.weights.gguf.metadata import Metadata, shortest_decimal
+from swiftchat.weights.gguf.metadata import Metadata, is_size, shortest_decimal
 
 __all__ = ["ROPE_TENSORS", "proportional_share", "rope_fields"]
 
@@ -62,17 +62,27 @@ def _yarn(metadata: Metadata, factor: Any) -> dict[str, Any]:
         "beta_slow": metadata.get("rope.scaling.yarn_beta_slow"),
     }
     multiplier = metadata.get("rope.scaling.yarn_log_multiplier")
-    if metadata.name == "deepseek2" and multiplier is not None:
+    if metadata.name in ("deepseek2", "mistral4", "glm-dsa") and multiplier is not None:
         # It also scales the attention scores; the keys of transformers are ten times as large.
         fields |= dict.fromkeys(("mscale", "mscale_all_dim"), round(multiplier * 10, 6))
     if metadata.name == "mistral3":
         # Here it has the value of transformers. The other key lets queries grow with the position.
         fields |= dict.fromkeys(("mscale", "mscale_all_dim"), multiplier)
         fields["llama_4_scaling_beta"] = metadata.get("attention.temperature_scale") or None
+    if metadata.name == "mistral4":
+        # The converter does not write it; this is the value of the published models.
+        fields["llama_4_scaling_beta"] = metadata.get("attention.temperature_scale", 0.1)
+        rotated, width = (metadata.get(key) for key in _MISTRAL4_SIZES)
+        if is_size(rotated) and is_size(width):
+            fields["partial_rotary_factor"] = rotated / width
     present = {name: value for name, value in fields.items() if value is not None}
     # There is no key for it. GPT-OSS was trained without rounding the range of frequencies.
     truncate = {"truncate": False} if metadata.name == "gpt-oss" else {}
     return {"rope_type": "yarn", **present, **truncate}
+
+
+# The rotated and all elements of a head.
+_MISTRAL4_SIZES = ("rope.dimension_count", "attention.key_length_mla")
 
 
 def _longrope(

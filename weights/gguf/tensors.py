@@ -15,6 +15,7 @@ from swiftchat.weights.architectures.tensors import canonical_shapes, canonical_
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
 from swiftchat.weights.gguf.architectures import GgufArchitecture, gguf_architecture
+from swiftchat.weights.gguf.flat_experts import FlatExperts
 from swiftchat.weights.gguf.key_value_matrix import KeyValueMatrix
 from swiftchat.weights.gguf.merged_rows import MergedRows
 from swiftchat.weights.gguf.metadata_number import MetadataNumber
@@ -41,7 +42,10 @@ _KEYS, _VALUES = "attn_k_b.weight", "attn_v_b.weight"
 _GATES = frozen(gate_up="ffn_gate.weight", shared_gate_up="ffn_gate_shexp.weight")
 _DELTA_QUERIES, _DELTA_GATES = "attn_qkv.weight", "attn_gate.weight"
 _IN_METADATA = frozen(xielu_positive="xielu.alpha_p", xielu_negative="xielu.alpha_n")
-_RESHAPED = frozenset({"mixer_conv", "mixer_decay", "mixer_skip", "mixer_norm"})
+_RESHAPED = frozenset(
+    {"mixer_conv", "mixer_conv_q", "mixer_conv_k", "mixer_conv_v"}
+    | {"mixer_decay", "mixer_skip", "mixer_norm"}
+)
 _KEPT = QUANTIZABLE | {"embed", "lm_head"}
 
 Rows = range | npt.NDArray[np.intp]
@@ -67,7 +71,13 @@ class TensorSource:
 
 
 MergedSource = (
-    MetadataNumber | StackedExperts | KeyValueMatrix | MergedRows | MixerTensor | OrderedColumns
+    MetadataNumber
+    | StackedExperts
+    | FlatExperts
+    | KeyValueMatrix
+    | MergedRows
+    | MixerTensor
+    | OrderedColumns
 )
 Source = TensorSource | MergedSource
 
@@ -99,6 +109,11 @@ def tensor_sources(
         if config.layer_sizes and layer is not None:
             shapes = by_size[config.layer_sizes[layer]]
         name = tensor_name(config, canonical, layer, expert)
+        if canonical in ("experts_gate", "experts_up") or (
+            canonical == "experts_down" and len(shapes[canonical]) == 2
+        ):
+            sources[name] = _flat(file, architecture, config, canonical, layer)
+            continue
         if canonical.removesuffix("_bias") in ("experts_gate_up", "experts_down"):
             sources[name] = _stacked(file, architecture, config, shapes, canonical, layer)
             continue
@@ -154,6 +169,20 @@ def _number(file: GgufFile, key: str, layer: int) -> float:
             f"{file.path}: {metadata.name}.{key} must be a list with a number for each layer"
         )
     return float(found[layer])
+
+
+def _flat(
+    file: GgufFile,
+    architecture: GgufArchitecture,
+    config: ModelConfig,
+    canonical: str,
+    layer: int | None,
+) -> FlatExperts:
+    is_down = canonical == "experts_down"
+    shape = (config.expert_size, config.hidden_size)
+    name = architecture.tensor_name(config, canonical.replace("experts", "expert"))
+    whole = (config.num_experts, *(shape[::-1] if is_down else shape))
+    return FlatExperts((_checked(file, name.format(i=layer), whole),), is_down)
 
 
 def _stacked(

@@ -105,6 +105,26 @@ def test_pre_tokenizers_split_like_the_original_models(pre: str, pieces: list[st
     assert [piece for piece, _ in split] == pieces
 
 
+# Expected by reading the published patterns.
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("kimi-k2", "I'll GOgo漢字と12345!\n x", "I'll| GOgo|漢字|と|123|45|!\n| x"),
+        ("kimi-k2", "ab漢c", "ab|漢|c"),
+        ("afmoe", "a 1234567 漢字!", "a| |1|234|567| |漢字|!"),
+        ("tiny_aya", "It's 12345", "It's| |12|345"),
+        ("bailingmoe", "I'LL say 12\n\nx", "I|'LL| say| |1|2|\n\n|x"),
+        ("jais-2", "a" + 7 * " " + "b12345", "a|    |  | b|123|45"),
+        ("viking", "ab 12", "ab| |1|2"),
+    ],
+)
+def test_pre_tokenizers_of_particular_models(pre: str, text: str, pieces: str) -> None:
+    """By the reference library and by our tokenizer, whose expressions are another library's."""
+    split = tokenizer(pre=pre).pre_tokenizer.pre_tokenize_str(text)
+    found = [text[start:end] for _, (start, end) in split]
+    assert found == pieces.split("|")
+
+
 @pytest.mark.parametrize(
     ("changes", "adds"),
     [

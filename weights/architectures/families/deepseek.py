@@ -32,6 +32,7 @@ from swiftchat.weights.architectures.parts.fields import (
     number,
     optional_integer,
     optional_number,
+    without_keys,
 )
 from swiftchat.weights.architectures.parts.latent import LatentAttention
 from swiftchat.weights.architectures.parts.rope import QueryGrowth, RopeConfig, yarn_magnitude
@@ -164,6 +165,8 @@ _MISTRAL4_ROPE = frozen(
 def _mistral4(config: Fields) -> Mapping[str, Any]:
     if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
         config = {**config, "rope_parameters": _MISTRAL4_ROPE}
+    # The rotated fraction of a head is that of its sizes.
+    config = without_keys(config, ("partial_rotary_factor",))
     rope = mapping(config, "rope_scaling") or mapping(config, "rope_parameters") or {}
     beta = number(rope, "llama_4_scaling_beta", above=0.0, below=1e6)
     name = "original_max_position_embeddings"
@@ -301,7 +304,7 @@ DEEPSEEK: Mapping[str, Architecture] = {
         name="mistral4",
         model_type="mistral4",
         overrides=_mistral4,
-        supported_keys=V3_KEYS,
+        supported_keys=V3_KEYS | {"partial_rotary_factor"},
         renamed=frozen(num_local_experts="n_routed_experts"),
         tensors=_MISTRAL4_TENSORS,
         defaults=frozen(

@@ -3,7 +3,7 @@
 Every function raises `BadModelFile` with the field's name, the expected value and the found one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from swiftchat.errors import BadModelFile
@@ -112,3 +112,15 @@ def layer_types(config: Fields) -> list[str] | None:
     if not isinstance(found, list) or not all(isinstance(kind, str) for kind in found):
         raise invalid("layer_types", f"a list of {num_layers(config)} names", found)
     return found
+
+
+def without_keys(config: Fields, names: Collection[str]) -> Fields:
+    """Return `config` without these keys, also in its parameters of rotary embeddings."""
+    if not names:
+        return config
+    kept = {name: value for name, value in config.items() if name not in names}
+    for field in ("rope_parameters", "rope_scaling"):
+        rope = mapping(kept, field)
+        if rope:
+            kept[field] = {name: value for name, value in rope.items() if name not in names}
+    return kept
