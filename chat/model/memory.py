@@ -164,6 +164,8 @@ def _largest_context(
     model: "Model", device: DeviceMemory, weights_bytes: int, per_token: int
 ) -> int:
     room_bytes = int(device.free_bytes * (1 - RESERVED_FRACTION)) - weights_bytes
+    if not per_token:  # states instead of keys and values
+        return model.config.max_context_tokens if room_bytes >= 0 else 0
     return min(max(0, room_bytes // per_token), model.config.max_context_tokens)
 
 

@@ -39,6 +39,8 @@ models (`llama.py`, `qwen.py`, `gemma.py`, …), and one decoder runs them all. 
 logits with those of transformers in fp32 on the CPU: prefill in chunks, token by token, with
 history, and in a batch. The largest accepted difference is 1e-4 of the largest logit. ChatGLM-6B
 is not part of transformers; its tests compare with an fp64 reference.
+`tests/engine/model/test_every_architecture.py` converts and quantizes each, shows it, and plans its
+memory for `--tp auto`.
 
 The columns for file formats and for parallelism list the devices on which tests run the
 architecture that way (`tests/support/coverage.py` reads this from the parameters of the tests); GPU
