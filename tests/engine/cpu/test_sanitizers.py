@@ -49,11 +49,12 @@ def python(*arguments: str, libraries: Path) -> "subprocess.CompletedProcess[str
 
 
 @needs_gcc
-def test_kernels(pytestconfig: pytest.Config) -> None:
+def test_kernels(pytestconfig: pytest.Config, tmp_path: Path) -> None:
     """AVX2 runs everywhere and shares with the other variants all but the innermost loops."""
-    assert TARGET is not None and pytestconfig.cache is not None
-    # A folder that stays, so that only changes are compiled again.
-    libraries = pytestconfig.cache.mkdir("swiftchat-sanitized-kernels")
+    assert TARGET is not None
+    cache = getattr(pytestconfig, "cache", None)
+    # A folder that stays, so that only changes are compiled again; without pytest's cache, all.
+    libraries = tmp_path if cache is None else cache.mkdir("swiftchat-sanitized-kernels")
     build(TARGET, libraries, [VARIANT], SANITIZERS, kernels=SOURCES)
     done = python(
         *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"),
