@@ -38,6 +38,7 @@ from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 MAX_SETS = 16  # of adapters in memory
+MAX_PROMPTS = 16  # soft prompts without adapters in memory; sequences keep theirs
 
 _States = tuple[tuple[int, int], ...]
 # Records a decoder with adapters as a native program.
@@ -114,6 +115,7 @@ class Tunings:
         files = [file for adapter, _ in adapters for file in adapter.files]
         self._files[tuning] = (*files, *(prompt.files if prompt is not None else ()))
         self._loaded[tuning, _states(self._files[tuning])] = loaded
+        self._forget_prompts()
         return loaded
 
     def are_used_by(self, batch: Batch) -> bool:
@@ -150,6 +152,11 @@ class Tunings:
 
     def _open(self, path: str) -> Adapter:
         return open_adapter(Path(path), self._shard.config)
+
+    def _forget_prompts(self) -> None:
+        prompts = [key for key, loaded in self._loaded.items() if loaded.set_index < 0]
+        for key in prompts[:-MAX_PROMPTS]:
+            del self._loaded[key]
 
     def _place_for(self, in_use: Collection[int]) -> int:
         """Return the number of an empty set, or of the least recently used one, emptied."""

@@ -8,10 +8,13 @@ import peft
 import pytest
 import torch
 
+from swiftchat.engine.adapters import tunings
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.generation.engine import Engine, Outcome
 from swiftchat.errors import BadModelFile, ContextOverflow, UsageError
+from swiftchat.weights.adapters.soft_prompt import SoftPrompt
+from swiftchat.weights.architectures.config import ModelConfig
 from tests.support import adapters, tiny
 
 NUM_TOKENS = 9
@@ -74,6 +77,28 @@ def test_answers_share_the_blocks_of_a_soft_prompt(
     params = tiny.SamplingParams()
     with pytest.raises(ContextOverflow, match="the soft prompt 6"):
         engine.add(1, [5] * (engine.ctx_size_tokens - NUM_VIRTUAL), params, tuning=tuning)
+
+
+def test_only_the_last_soft_prompts_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = tiny.make("llama", tmp_path / "model")
+    engine = tiny.engine(tmp_path / "model")
+    opened, open_soft_prompt = list[str](), tunings.open_soft_prompt
+
+    def opening(path: Path, config: ModelConfig) -> SoftPrompt:
+        opened.append(path.name)
+        return open_soft_prompt(path, config)
+
+    monkeypatch.setattr(tunings, "open_soft_prompt", opening)
+    monkeypatch.setattr(tunings, "MAX_PROMPTS", 2)
+    config = peft.PromptTuningConfig(num_virtual_tokens=NUM_VIRTUAL, task_type="CAUSAL_LM")
+    folders = {
+        name: adapters.make_soft_prompt(tmp_path / name, reference, config)[0] for name in "abc"
+    }
+    for name in "abacacb":  # b gives way to c, then a to b
+        engine.tune(Tuning(soft_prompt=str(folders[name])))
+    assert "".join(opened) == "abcb"
 
 
 def test_wrong_soft_prompts_are_named(tmp_path: Path) -> None:
