@@ -24,6 +24,7 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and config.query_growth is None
         and not config.inner_norms
         and not config.output_norm_layers
+        and not config.gate_by_head
         and latent_kernels_cover(config, dtype)
         and config.attention_chunk is None
         and not config.layer_sizes

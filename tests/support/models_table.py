@@ -101,6 +101,9 @@ Differences from other programs:
   to prompts but not to decode steps; here it applies to both, so that caching changes nothing.
 - **DBRX** has the base of its rotation in `attn_config`, as its published code reads it;
   transformers ignores it there and takes 10,000.
+- **MiniCPM**, **EXAONE 3** and **Ling 2.0** are published with code of their own, and transformers
+  has no class for them. Their tests compare with Granite, Llama and GLM-4.5 of the same weights.
+  The sparse attention of MiniCPM 4 to long contexts is computed as full attention.
 - **Aya Vision**, **Command A Vision** and **Granite Speech**: logits are scaled as those of the
   language models inside. The classes of transformers leave that out, which changes sampling, but
   no greedy answer.

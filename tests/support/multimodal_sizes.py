@@ -220,6 +220,17 @@ MULTIMODAL_SIZES: dict[str, dict[str, Any]] = {
         "vision_config": _VISION,
         "image_token_id": 0,
     },
+    "lfm3_vl": {
+        "text_config": {
+            **_TEXT,
+            "model_type": "lfm3",
+            "layer_types": ["conv", "conv", "full_attention", "sliding_attention"],
+        },
+        "vision_config": {**_QWEN_VISION, "out_hidden_size": 48, "num_attention_heads": 2},
+        "image_token_id": 0,
+        "video_token_id": 0,
+        "projector_hidden_size": 32,
+    },
     "kimi_k25": {
         "text_config": {
             **_TEXT,

@@ -176,6 +176,10 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         }
     },
     "lfm2": {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_bias": True},
+    "lfm3": {
+        "layer_types": ["conv", "conv", "full_attention", "sliding_attention"],
+        "conv_bias": True,
+    },
     "lfm2_moe": {
         "layer_types": ["conv", "full_attention", "conv", "conv"],
         "num_dense_layers": 1,

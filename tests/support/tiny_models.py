@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from tests.support import tiny_chatglm
+from tests.support import repacked_models, tiny_chatglm
 
 if TYPE_CHECKING:
     import transformers
@@ -305,5 +305,8 @@ def _write(folder: Path, architecture: str, tensors: dict[str, torch.Tensor], **
 REPACKED: dict[str, Callable[[Path], Any]] = {
     "internlm2": make_internlm2,
     "chatglm3": make_chatglm,
+    "exaone": lambda folder: repacked_models.exaone(make("llama", folder), folder),
+    "minicpm": repacked_models.minicpm,
+    "ling": repacked_models.ling,
     "chatglm-6b": lambda folder: tiny_chatglm.make(folder, VOCAB_SIZE),
 }

@@ -58,7 +58,8 @@ class ModelConfig:
     `alibi_scale`. `attention_softcap` and `logit_softcap` c replace x by c·tanh(x/c).
     `prefix_lm`: prompts have a bidirectional prefix. `clip_qkv` limits the size of queries, keys
     and values. `query_growth` scales queries at late positions. With `attention_gate` the
-    attention's output is multiplied by the sigmoid of a projection of its input. `latent`: keys and
+    attention's output is multiplied by the sigmoid of a projection of its input, which with
+    `gate_by_head` has one element for each head. `latent`: keys and
     values are functions of a latent; `head_dim` is then the width of queries and keys.
 
     `mixer_layers` have a `mixer` with a state of fixed size instead of attention, or if
@@ -134,6 +135,7 @@ class ModelConfig:
     clip_qkv: float | None = None
     query_growth: QueryGrowth | None = None
     attention_gate: bool = False
+    gate_by_head: bool = False
     latent: LatentAttention | None = None
     logit_scale: float = 1.0
     query_scalar: float | None = None

@@ -23,6 +23,7 @@ from swiftchat.weights.architectures.families.llama_like import LLAMA_LIKE
 from swiftchat.weights.architectures.families.mamba import MAMBA
 from swiftchat.weights.architectures.families.moe import MOE
 from swiftchat.weights.architectures.families.nemotron_h import NEMOTRON_H
+from swiftchat.weights.architectures.families.own_code import OWN_CODE
 from swiftchat.weights.architectures.families.phi import PHI
 from swiftchat.weights.architectures.families.qwen import QWEN
 from swiftchat.weights.architectures.families.qwen_next import QWEN_NEXT
@@ -67,6 +68,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **GPT_LIKE,
         **SINUSOIDAL,
         **BLOOM_FALCON_OPT,
+        **OWN_CODE,
     }
 )
 

@@ -275,7 +275,7 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "up": (inner, hidden),
         "gate_up": (2 * inner, hidden),
         "down": (hidden, inner),
-        "attn_gate": (q_rows, hidden),
+        "attn_gate": (config.num_heads if config.gate_by_head else q_rows, hidden),
         "router": (experts, hidden),
         "router_correction": (experts,),
         "experts_gate": (experts * narrow, hidden),

@@ -79,7 +79,7 @@ def test_dummy_weights_generate(swept) -> None:
 OUTER_CLASSES = {
     *("Gemma3nForConditionalGeneration", "KimiK25ForConditionalGeneration", "Phi4MMForCausalLM"),
     *("Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniModel"),
-    "Qwen3OmniMoeForConditionalGeneration",
+    *("Qwen3OmniMoeForConditionalGeneration", "KimiVLForConditionalGeneration"),
 }
 
 

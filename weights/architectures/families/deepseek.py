@@ -134,18 +134,21 @@ def _youtu(config: Fields) -> Mapping[str, Any]:
 
 
 def _minicpm3(config: Fields) -> Mapping[str, Any]:
-    hidden, layers = hidden_size(config), num_layers(config)
     if config.get("v_head_dim") is None:
-        config = {**config, "v_head_dim": hidden // num_heads(config)}
+        config = {**config, "v_head_dim": hidden_size(config) // num_heads(config)}
+    return {**latent_fields(config, interleaved=False), **minicpm_multipliers(config)}
+
+
+def minicpm_multipliers(config: Fields) -> Mapping[str, Any]:
+    """Return the scales of embeddings, residuals and logits of all MiniCPM models."""
     depth = optional_number(config, "scale_depth", above=0.0, below=1e6)
     base = optional_number(config, "dim_model_base", above=0.0, below=1e9)
-    residual = 1.0 if depth is None else depth / math.sqrt(layers)
+    residual = 1.0 if depth is None else depth / math.sqrt(num_layers(config))
     return {
-        **latent_fields(config, interleaved=False),
         "embedding_scale": number(config, "scale_emb", above=0.0, below=1e6),
         "residual_scale": residual,
         "norm_eps": number(config, "rms_norm_eps", above=0.0, below=1.0) / residual**2,
-        "logit_scale": 1.0 if base is None else base / hidden,
+        "logit_scale": 1.0 if base is None else base / hidden_size(config),
     }
 
 

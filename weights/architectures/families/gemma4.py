@@ -25,11 +25,10 @@ from swiftchat.weights.architectures.parts.fields import (
     mapping,
     num_heads,
     num_layers,
-    number,
     optional_integer,
 )
 from swiftchat.weights.architectures.parts.layers import LayerSizes, PerLayerEmbeddings
-from swiftchat.weights.architectures.parts.rope import RopeConfig
+from swiftchat.weights.architectures.parts.rope import rope_of_kind
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 PER_LAYER_TENSORS = frozen(
@@ -60,7 +59,7 @@ def _gemma4(config: Fields) -> Mapping[str, Any]:
     full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
     sizes = _sizes(config, kinds, sources)
     heads = {kind: size.head_dim for kind, size in zip(kinds, sizes, strict=True)}
-    ropes = {kind: _rope(config, kind, head_dim) for kind, head_dim in heads.items()}
+    ropes = {kind: rope_of_kind(config, _ROPES, kind, head_dim) for kind, head_dim in heads.items()}
     rope = ropes["full_attention"]
     window = integer(config, "sliding_window", 1, MAX_CONTEXT) if len(full) < len(kinds) else None
     as_values = full if flag(config, "attention_k_eq_v") else frozenset()
@@ -150,27 +149,6 @@ def _sizes(config: Fields, kinds: Sequence[str], sources: Sequence[int]) -> tupl
         is_shared = bool(sources) and sources[i] != i
         sizes.append(LayerSizes(head_dim, kv_heads, width * (wide if is_shared else 1)))
     return tuple(sizes)
-
-
-def _rope(config: Fields, kind: str, head_dim: int) -> RopeConfig:
-    named = mapping(config, "rope_parameters")
-    rope = mapping(_ROPES if named is None else named, kind)
-    if rope is None:
-        raise invalid(f"rope_parameters.{kind}", "an object", None)
-    theta = number(rope, "rope_theta", above=0.0, below=1e12, default=1e4)
-    fraction = number(rope, "partial_rotary_factor", above=0.0, below=1.0 + 1e-9, default=1.0)
-    match rope.get("rope_type"):
-        case "default":
-            return RopeConfig(theta)
-        case "proportional":
-            linear = {"rope_type": "linear", "rope_theta": theta, "factor": rope.get("factor", 1.0)}
-            pairs = int(fraction * head_dim // 2)
-            scaled = RopeConfig.from_hf({"rope_scaling": linear}, head_dim)
-            return replace(scaled, num_pairs=pairs)
-    if fraction != 1.0:
-        raise invalid("partial_rotary_factor", "absent but for proportional rope", fraction)
-    context = {"max_position_embeddings": config.get("max_position_embeddings")}
-    return RopeConfig.from_hf({**context, "rope_parameters": rope}, head_dim)
 
 
 def _experts(config: Fields) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any
 from swiftchat.weights.architectures.families.moe import MOE_KEYS, experts_of_width
 from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
 from swiftchat.weights.architectures.parts.fields import (
+    MAX_CONTEXT,
+    MAX_HEAD_DIM,
     MAX_LAYERS,
     MAX_WIDTH,
     Fields,
@@ -19,8 +21,10 @@ from swiftchat.weights.architectures.parts.fields import (
     layer_types,
     num_layers,
     number,
+    optional_integer,
 )
 from swiftchat.weights.architectures.parts.mixers import ShortConv
+from swiftchat.weights.architectures.parts.rope import rope_of_kind
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 MAX_KERNEL = 1024
@@ -88,6 +92,42 @@ def _lfm2_moe(config: Fields) -> Mapping[str, Any]:
     }
 
 
+def _lfm3(config: Fields) -> Mapping[str, Any]:
+    kinds, count = layer_types(config), num_layers(config)
+    if kinds is None:
+        others = {0: "sliding_attention", 2: "full_attention"}
+        kinds = ["conv", *(others.get(i % 4, "conv") for i in range(1, count))]
+    full = frozenset(i for i, kind in enumerate(kinds) if kind != "sliding_attention")
+    window = optional_integer(config, "sliding_window", 1, MAX_CONTEXT)
+    if len(full) < count and window is None:
+        raise invalid("sliding_window", "a number, as layer_types has sliding_attention", "none")
+    attention = ["full_attention" if kind == "sliding_attention" else kind for kind in kinds]
+    head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
+    return {
+        "activation": "silu",
+        "attention_bias": flag(config, "attention_bias"),
+        "mlp_bias": False,
+        "qk_norm": "head",
+        "norm_order": "sandwich" if flag(config, "use_sandwich_norm") else "pre",
+        "attention_gate": flag(config, "use_attention_gate"),
+        "gate_by_head": flag(config, "use_attention_gate"),
+        "rope": rope_of_kind(config, _LFM3_ROPES, "full_attention", head_dim),
+        "local_rope": rope_of_kind(config, _LFM3_ROPES, "sliding_attention", head_dim),
+        "sliding_window": window if len(full) < count else None,
+        "full_layers": full if len(full) < count else frozenset(),
+        "mixer": ShortConv(
+            hidden_size(config),
+            integer(config, "conv_L_cache", 2, MAX_KERNEL),
+            flag(config, "conv_bias"),
+        ),
+        "mixer_layers": mixer_layers(config, attention, "conv"),
+    }
+
+
+_LFM3_ROPES = frozen(
+    full_attention=frozen(rope_type="proportional", rope_theta=1e6, partial_rotary_factor=0.5),
+    sliding_attention=frozen(rope_type="default", rope_theta=1e4),
+)
 _TENSORS = {
     "final_norm": "model.embedding_norm.weight",
     "o": "self_attn.out_proj.weight",
@@ -105,6 +145,7 @@ _TENSORS = {
     "mixer_out": "conv.out_proj.weight",
     "mixer_out_bias": "conv.out_proj.bias",
 }
+_LLAMA_NAMES = ("o", "q_norm", "k_norm")  # which LFM3 has
 _EXPERTS = {
     "router": "feed_forward.gate.weight",
     "router_correction": "feed_forward.expert_bias",
@@ -136,6 +177,35 @@ LFM2: Mapping[str, Architecture] = {
             block_auto_adjust_ff_dim=True,
             block_ffn_dim_multiplier=1.0,
             block_multiple_of=256,
+        ),
+    ),
+    "Lfm3ForCausalLM": Architecture(
+        name="lfm3",
+        model_type="lfm3",
+        overrides=_lfm3,
+        supported_keys=frozenset({"sliding_window"}),
+        renamed=frozen(rms_norm_eps="norm_eps"),
+        tensors=llama_tensors(
+            {
+                **{name: rest for name, rest in _TENSORS.items() if name not in _LLAMA_NAMES},
+                "attn_gate": "self_attn.gate_proj.weight",
+                "attn_out_norm": "post_operator_norm.weight",
+                "mlp_out_norm": "post_ffn_norm.weight",
+            }
+        ),
+        defaults=frozen(
+            max_position_embeddings=128_000,
+            norm_eps=1e-5,
+            num_key_value_heads=4,
+            head_dim=128,
+            intermediate_size=7680,
+            sliding_window=256,
+            tie_word_embeddings=True,
+            conv_L_cache=7,
+            use_sandwich_norm=True,
+            use_attention_gate=True,
+            bos_token_id=124_894,
+            eos_token_id=124_900,
         ),
     ),
     "Lfm2MoeForCausalLM": Architecture(

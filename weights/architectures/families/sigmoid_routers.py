@@ -66,7 +66,8 @@ def first_dense(config: Fields, name: str) -> frozenset[int]:
     return frozenset(range(integer(config, name, 0, MAX_LAYERS)))
 
 
-def _glm4_moe(config: Fields) -> Mapping[str, Any]:
+def glm4_moe(config: Fields) -> Mapping[str, Any]:
+    """Return the fields of GLM-4.5 and Ling 2.0."""
     router = sigmoid_router(
         config, normalized=flag(config, "norm_topk_prob"), scale="routed_scaling_factor"
     )
@@ -85,7 +86,7 @@ def _dots1(config: Fields) -> Mapping[str, Any]:
     windowed = config.get("sliding_window") is not None
     bias = flag(config, "attention_bias")
     return {
-        **_glm4_moe(config),
+        **glm4_moe(config),
         "qk_norm": "head",
         "output_bias": bias,
         "layer_types": kinds if windowed else None,
@@ -167,7 +168,7 @@ SIGMOID_ROUTERS: Mapping[str, Architecture] = {
     "Glm4MoeForCausalLM": Architecture(
         name="glm4_moe",
         model_type="glm4_moe",
-        overrides=_glm4_moe,
+        overrides=glm4_moe,
         supported_keys=MOE_KEYS | {"partial_rotary_factor", "use_qk_norm"},
         renamed=frozen(num_local_experts="n_routed_experts"),
         tensors=_GLM_TENSORS,
@@ -181,7 +182,7 @@ SIGMOID_ROUTERS: Mapping[str, Architecture] = {
     "SolarOpenForCausalLM": Architecture(
         name="solar_open",
         model_type="solar_open",
-        overrides=_glm4_moe,
+        overrides=glm4_moe,
         supported_keys=MOE_KEYS,
         renamed=frozen(num_local_experts="n_routed_experts"),
         tensors=_GLM_TENSORS,

@@ -137,6 +137,31 @@ def layer_ropes(config: Fields, head_dim: int, local_theta: float) -> dict[str, 
     }
 
 
+def rope_of_kind(config: Fields, default: Fields, kind: str, head_dim: int) -> RopeConfig:
+    """Return the rotation of a kind of layers; `default` are the parameters of all kinds.
+
+    "proportional": a part of the pairs is rotated, by the angles of the whole head.
+    """
+    named = mapping(config, "rope_parameters")
+    rope = mapping(default if named is None else named, kind)
+    if rope is None:
+        raise invalid(f"rope_parameters.{kind}", "an object", None)
+    theta = number(rope, "rope_theta", above=0.0, below=1e12, default=1e4)
+    fraction = number(rope, "partial_rotary_factor", above=0.0, below=1.0 + 1e-9, default=1.0)
+    match rope.get("rope_type"):
+        case "default":
+            return RopeConfig(theta)
+        case "proportional":
+            linear = {"rope_type": "linear", "rope_theta": theta, "factor": rope.get("factor", 1.0)}
+            pairs = int(fraction * head_dim // 2)
+            scaled = RopeConfig.from_hf({"rope_scaling": linear}, head_dim)
+            return replace(scaled, num_pairs=pairs)
+    if fraction != 1.0:
+        raise invalid("partial_rotary_factor", "absent but for proportional rope", fraction)
+    context = {"max_position_embeddings": config.get("max_position_embeddings")}
+    return RopeConfig.from_hf({**context, "rope_parameters": rope}, head_dim)
+
+
 def _llama3(config: Fields, rope: Fields) -> dict[str, Any]:
     low = number(rope, "low_freq_factor", above=0.0, below=1e6)
     return {
