@@ -15,6 +15,11 @@ from swiftchat.weights.architectures.tensors import canonical_shapes, canonical_
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
 from swiftchat.weights.gguf.architectures import GgufArchitecture, gguf_architecture
+from swiftchat.weights.gguf.expert_sources import (
+    checked_tensor,
+    flat_experts,
+    stacked_experts,
+)
 from swiftchat.weights.gguf.flat_experts import FlatExperts
 from swiftchat.weights.gguf.key_value_matrix import KeyValueMatrix
 from swiftchat.weights.gguf.merged_rows import MergedRows
@@ -112,16 +117,16 @@ def tensor_sources(
         if canonical in ("experts_gate", "experts_up") or (
             canonical == "experts_down" and len(shapes[canonical]) == 2
         ):
-            sources[name] = _flat(file, architecture, config, canonical, layer)
+            sources[name] = flat_experts(file, architecture, config, canonical, layer)
             continue
         if canonical.removesuffix("_bias") in ("experts_gate_up", "experts_down"):
-            sources[name] = _stacked(file, architecture, config, shapes, canonical, layer)
+            sources[name] = stacked_experts(file, architecture, config, shapes, canonical, layer)
             continue
         gate = f"blk.{layer}.{_GATES.get(canonical)}"
         if gate in file.tensors:
             num_rows, columns = shapes[canonical]
             pair = (gate, gate.replace("gate", "up"))
-            halves = [_checked(file, each, (num_rows // 2, columns)) for each in pair]
+            halves = [checked_tensor(file, each, (num_rows // 2, columns)) for each in pair]
             sources[name] = MergedRows((halves[0], halves[1]))
             continue
         if canonical in _IN_METADATA:
@@ -137,7 +142,7 @@ def tensor_sources(
         candidates = _candidates(architecture, config, shapes, canonical, expert or 0)
         present = [each for each in candidates if each.name.format(i=layer) in file.tensors]
         chosen = (present or candidates)[0]
-        tensor = _checked(file, chosen.name.format(i=layer), chosen.shape)
+        tensor = checked_tensor(file, chosen.name.format(i=layer), chosen.shape)
         rows = row_order(architecture, config, canonical, shapes[canonical][0])
         sources[name] = TensorSource(
             tensor,
@@ -171,42 +176,6 @@ def _number(file: GgufFile, key: str, layer: int) -> float:
     return float(found[layer])
 
 
-def _flat(
-    file: GgufFile,
-    architecture: GgufArchitecture,
-    config: ModelConfig,
-    canonical: str,
-    layer: int | None,
-) -> FlatExperts:
-    is_down = canonical == "experts_down"
-    shape = (config.expert_size, config.hidden_size)
-    name = architecture.tensor_name(config, canonical.replace("experts", "expert"))
-    whole = (config.num_experts, *(shape[::-1] if is_down else shape))
-    return FlatExperts((_checked(file, name.format(i=layer), whole),), is_down)
-
-
-def _stacked(
-    file: GgufFile,
-    architecture: GgufArchitecture,
-    config: ModelConfig,
-    shapes: Mapping[str, tuple[int, ...]],
-    canonical: str,
-    layer: int | None,
-) -> StackedExperts:
-    matrix, shape = canonical.removesuffix("_bias"), shapes[canonical]
-    kinds = ("gate", "up") if matrix == "experts_gate_up" else ("down",)
-    names = [architecture.tensor_name(config, f"expert_{kind}") for kind in kinds]
-    merged = architecture.tensor_name(config, "expert_gate_up")
-    if len(kinds) > 1 and merged.format(i=layer) in file.tensors:
-        kinds, names = ("gate_up",), [merged]
-    if matrix != canonical:
-        names = [name.replace(".weight", ".bias") for name in names]
-    part = (shape[0], shape[1] // len(kinds), *shape[2:])
-    tensors = [_checked(file, name.format(i=layer), part) for name in names]
-    is_transposed = canonical in architecture.target.transposed
-    return StackedExperts(tuple(tensors), config.interleaved_gate, is_transposed)
-
-
 def _mixer_source(
     file: GgufFile,
     architecture: GgufArchitecture,
@@ -222,7 +191,7 @@ def _mixer_source(
         # Dimensions of size 1 and groups differ in the file.
         tensor = file.tensors.get(name)
         if tensor is None or math.prod(tensor.shape) != math.prod(shape):
-            tensor = _checked(file, name, shape)
+            tensor = checked_tensor(file, name, shape)
         order = value_rows(_gated_delta(config), canonical) if in_turns else None
         return MixerTensor((tensor,), shape, canonical == "mixer_decay", order)
     if canonical == "shared_router" and name in file.tensors:
@@ -236,7 +205,7 @@ def _mixer_source(
         spans = value_columns(_gated_delta(config))
         if spans is not None:
             shape = canonical_shapes(config)[canonical]
-            return OrderedColumns((_checked(file, name, shape),), spans)
+            return OrderedColumns((checked_tensor(file, name, shape),), spans)
     return None
 
 
@@ -249,8 +218,8 @@ def _queries_and_gates(file: GgufFile, config: ModelConfig, layer: int | None) -
     """Return the projections of gated DeltaNet, which newer files have apart and by kind."""
     mixer = _gated_delta(config)
     shapes = mixer.shapes(config.hidden_size)
-    queries = _checked(file, f"blk.{layer}.{_DELTA_QUERIES}", shapes["mixer_qkv"])
-    gates = _checked(file, f"blk.{layer}.{_DELTA_GATES}", shapes["mixer_z"])
+    queries = checked_tensor(file, f"blk.{layer}.{_DELTA_QUERIES}", shapes["mixer_qkv"])
+    gates = checked_tensor(file, f"blk.{layer}.{_DELTA_GATES}", shapes["mixer_z"])
     return MergedRows((queries, gates), grouped_rows(mixer))
 
 
@@ -258,8 +227,10 @@ def _keys_and_values(file: GgufFile, config: ModelConfig, layer: int | None) -> 
     """Return the matrices of keys and values, which files since 2025 have apart."""
     heads, latent = config.num_heads, config.latent
     assert latent is not None
-    keys = _checked(file, f"blk.{layer}.{_KEYS}", (heads, latent.kv_rank, latent.nope_dim))
-    values = _checked(file, f"blk.{layer}.{_VALUES}", (heads, latent.value_dim, latent.kv_rank))
+    keys = checked_tensor(file, f"blk.{layer}.{_KEYS}", (heads, latent.kv_rank, latent.nope_dim))
+    values = checked_tensor(
+        file, f"blk.{layer}.{_VALUES}", (heads, latent.value_dim, latent.kv_rank)
+    )
     return KeyValueMatrix((keys, values))
 
 
@@ -325,14 +296,6 @@ def _shifted(rows: Rows, first: int) -> Rows:
     if isinstance(rows, range):
         return range(rows.start + first, rows.stop + first)
     return rows + first
-
-
-def _checked(file: GgufFile, name: str, shape: tuple[int, ...]) -> GgufTensor:
-    tensor = file.tensors.get(name)
-    if tensor is None or tensor.shape != shape:
-        found = "nothing" if tensor is None else str(list(tensor.shape))
-        raise BadModelFile(f"{file.path}: tensor {name}: expected {list(shape)}, found {found}")
-    return tensor
 
 
 def _reject_unknown_tensors(
