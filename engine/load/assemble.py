@@ -170,10 +170,12 @@ class _Assembler:
             project_in=self._matrix(
                 *("mixer_in", "mixer_qkvz", "mixer_ba"),
                 *("mixer_qkv", "mixer_q", "mixer_k", "mixer_v", "mixer_z", "mixer_b", "mixer_a"),
-                *("mixer_step_in", "mixer_gate_in"),
+                *("mixer_step_in", "mixer_gate_in", "mixer_x_in", "mixer_y_in"),
                 layer=i,
             ),
-            project_in_bias=self._optional("mixer_in_bias", layer=i),
+            project_in_bias=self._optional(
+                "mixer_in_bias", "mixer_x_in_bias", "mixer_y_in_bias", layer=i
+            ),
             conv=self._required(
                 "mixer_conv", "mixer_conv_q", "mixer_conv_k", "mixer_conv_v", layer=i
             ).squeeze(1),
@@ -190,6 +192,7 @@ class _Assembler:
             b_norm=self._exact("mixer_b_norm", layer=i),
             c_norm=self._exact("mixer_c_norm", layer=i),
             project_gate=self._exact("mixer_gate", layer=i),
+            gate_bias=self._exact("mixer_gate_bias", layer=i),
         )
 
     def _experts(self, i: int) -> Experts:

@@ -8,6 +8,7 @@ from swiftchat.engine.mixers.gated_delta import gated_delta
 from swiftchat.engine.mixers.kimi_delta import kimi_delta
 from swiftchat.engine.mixers.mamba import mamba
 from swiftchat.engine.mixers.mamba2 import mamba2
+from swiftchat.engine.mixers.rg_lru import rg_lru
 from swiftchat.engine.mixers.short_conv import Activation, short_conv
 from swiftchat.engine.mixers.states import LayerStates, StateRows
 from swiftchat.engine.mixers.weights import MixerWeights
@@ -16,6 +17,7 @@ from swiftchat.weights.architectures.parts.mixers import (
     KimiDelta,
     Mamba,
     Mamba2,
+    RgLru,
     ShortConv,
     StateMixer,
 )
@@ -76,6 +78,8 @@ def _scan(
             return kimi_delta(inputs, states, mixer, weights, activation)
         case Mamba2():
             return mamba2(inputs, states, mixer, weights, activation)
+        case RgLru():
+            return rg_lru(inputs, states, mixer, weights, activation)
         case Mamba():
             return mamba(inputs, states, mixer, weights, activation)
     raise NotImplementedError(type(mixer).__name__)

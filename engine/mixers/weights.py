@@ -15,7 +15,7 @@ class MixerWeights:
     biases of steps, `skip` the weights of a mixer's input in its output, fp32 for each head; `norm`
     is fp32 for the elements of one head or of all. Those after it are fp32: Mamba's projections
     of its input, and of that to steps, and norms of the three parts in between; Kimi's second
-    matrices of steps and of output gates.
+    matrices of steps and of output gates; RG-LRU's matrices of blocks, with a bias of the gates.
     """
 
     project_in: LinearWeight
@@ -34,6 +34,7 @@ class MixerWeights:
     b_norm: Tensor | None = None
     c_norm: Tensor | None = None
     project_gate: Tensor | None = None
+    gate_bias: Tensor | None = None
 
     @property
     def matrices(self) -> list[LinearWeight]:

@@ -176,6 +176,13 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         }
     },
     "lfm2": {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_bias": True},
+    "recurrent_gemma": {
+        "attention_window_size": 7,
+        "head_dim": ABSENT,
+        "sliding_window": ABSENT,
+        "lru_width": 48,
+        "logits_soft_cap": 5.0,
+    },
     "lfm3": {
         "layer_types": ["conv", "conv", "full_attention", "sliding_attention"],
         "conv_bias": True,

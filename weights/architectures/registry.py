@@ -27,6 +27,7 @@ from swiftchat.weights.architectures.families.own_code import OWN_CODE
 from swiftchat.weights.architectures.families.phi import PHI
 from swiftchat.weights.architectures.families.qwen import QWEN
 from swiftchat.weights.architectures.families.qwen_next import QWEN_NEXT
+from swiftchat.weights.architectures.families.recurrent_gemma import RECURRENT_GEMMA
 from swiftchat.weights.architectures.families.sigmoid_routers import SIGMOID_ROUTERS
 from swiftchat.weights.architectures.families.sinusoidal import SINUSOIDAL
 from swiftchat.weights.architectures.families.softmax_routers import SOFTMAX_ROUTERS
@@ -47,6 +48,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **GEMMA,
         **GEMMA3N,
         **GEMMA4,
+        **RECURRENT_GEMMA,
         **PHI,
         **GLM,
         **LLAMA_LIKE,

@@ -63,6 +63,8 @@ QUANTIZABLE = frozenset(
         "mixer_q",
         "mixer_k",
         "mixer_v",
+        "mixer_x_in",
+        "mixer_y_in",
         "mixer_z",
         "mixer_out",
     )

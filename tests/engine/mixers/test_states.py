@@ -26,7 +26,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6)
 PROMPT = tiny.random_ids(22, seed=1)
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "kimi_linear", "mamba2", "falcon_h1"])
+@pytest.fixture(
+    scope="module", params=["qwen3_next", "kimi_linear", "recurrent_gemma", "mamba2", "falcon_h1"]
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp(request.param)
     return folder, reference.make_reference(request.param, folder)
