@@ -22,7 +22,7 @@ from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.params import EngineConfig, ServeConfig
 from swiftchat.engine.api.protocol import RESTART_HINT, Message
 from swiftchat.engine.device.driver import open_early
-from swiftchat.engine.device.lazy_torch import import_torch
+from swiftchat.engine.device.lazy_torch import import_torch, without_collections
 from swiftchat.engine.ranks.auto_tp import require_gpus, resolve_tp
 from swiftchat.engine.ranks.spawn import start_ranks
 from swiftchat.engine.ranks.supervisor import RankSupervisor
@@ -96,12 +96,13 @@ class Worker:
             open_early(config.device)
         # Imported here, not at the top: torch takes a second, and progress is already shown.
         progress("importing torch", 0, 1)
-        import_torch()
-        progress("preparing the engine", 0, 1)
-        from swiftchat.cuda.cubin_cache import user_cache_folder
-        from swiftchat.engine.api.kv_folder import user_kv_folder
-        from swiftchat.engine.generation.build import build_engine
-        from swiftchat.engine.ranks.spmd import SpmdEngine
+        with without_collections():
+            import_torch()
+            progress("preparing the engine", 0, 1)
+            from swiftchat.cuda.cubin_cache import user_cache_folder
+            from swiftchat.engine.api.kv_folder import user_kv_folder
+            from swiftchat.engine.generation.build import build_engine
+            from swiftchat.engine.ranks.spmd import SpmdEngine
 
         engine: AnyEngine
         if size == 1:

@@ -1,10 +1,11 @@
 """Import torch without the modules that only its compiler uses: 0.9 s instead of 1.1."""
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -30,6 +31,20 @@ def import_torch() -> None:
     importlib.import_module("torch")
     with contextlib.suppress(ModuleNotFoundError):  # other versions of torch
         importlib.import_module(_NEEDED_MODULE)
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Import many modules without garbage collections, which take a tenth of the time.
+
+    Later collections do not examine what exists at the end.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class _DeferringFinder(MetaPathFinder):

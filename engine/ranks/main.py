@@ -21,7 +21,7 @@ from swiftchat.engine.api import protocol
 from swiftchat.engine.api.child_process import exit_with_parent
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import Message, OnProgress
-from swiftchat.engine.device.lazy_torch import import_torch
+from swiftchat.engine.device.lazy_torch import import_torch, without_collections
 from swiftchat.engine.ranks.supervisor import HEARTBEAT_TIMEOUT_S
 from swiftchat.errors import SwiftchatError
 
@@ -102,8 +102,9 @@ def load_on_same_host(
     """Build the engine of a rank on rank 0's machine, from the same files."""
     # Imported here because torch takes a second, while heartbeats are already being sent; and
     # before the load message, which comes only after rank 0 has imported torch itself.
-    import_torch()
-    from swiftchat.engine.ranks.spmd import SpmdRank, join_on_same_host
+    with without_collections():
+        import_torch()
+        from swiftchat.engine.ranks.spmd import SpmdRank, join_on_same_host
 
     message = receive_load()
     config = EngineConfig.from_wire(message["config"])
