@@ -19,7 +19,7 @@ from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny
-from tests.support.reference import MODEL_TYPES, SWEPT_TYPES
+from tests.support.reference import MODEL_TYPES, ONLY_MULTIMODAL, SWEPT_TYPES, make_reference
 from tests.support.speculation import use_oracle
 
 NUM_TOKENS = 24
@@ -137,6 +137,9 @@ def test_every_architecture_has_a_test_model(tmp_path: Path) -> None:
     tested = set()
     for name in [*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED]:
         tiny.make(name, tmp_path)
+        tested.add(Model.open(tmp_path).config.architecture)
+    for model_type in ONLY_MULTIMODAL:
+        make_reference(model_type, tmp_path)
         tested.add(Model.open(tmp_path).config.architecture)
     swept = {MODEL_TYPES[model_type] for model_type in SWEPT_TYPES}
     assert tested | swept == set(ARCHITECTURES)

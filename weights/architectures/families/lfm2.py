@@ -97,9 +97,11 @@ def _lfm3(config: Fields) -> Mapping[str, Any]:
     if kinds is None:
         others = {0: "sliding_attention", 2: "full_attention"}
         kinds = ["conv", *(others.get(i % 4, "conv") for i in range(1, count))]
-    full = frozenset(i for i, kind in enumerate(kinds) if kind != "sliding_attention")
-    window = optional_integer(config, "sliding_window", 1, MAX_CONTEXT)
-    if len(full) < count and window is None:
+    full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
+    window, windowed = None, "sliding_attention" in kinds
+    if windowed:
+        window = optional_integer(config, "sliding_window", 1, MAX_CONTEXT)
+    if windowed and window is None:
         raise invalid("sliding_window", "a number, as layer_types has sliding_attention", "none")
     attention = ["full_attention" if kind == "sliding_attention" else kind for kind in kinds]
     head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
@@ -113,8 +115,8 @@ def _lfm3(config: Fields) -> Mapping[str, Any]:
         "gate_by_head": flag(config, "use_attention_gate"),
         "rope": rope_of_kind(config, _LFM3_ROPES, "full_attention", head_dim),
         "local_rope": rope_of_kind(config, _LFM3_ROPES, "sliding_attention", head_dim),
-        "sliding_window": window if len(full) < count else None,
-        "full_layers": full if len(full) < count else frozenset(),
+        "sliding_window": window,
+        "full_layers": full if windowed else frozenset(),
         "mixer": ShortConv(
             hidden_size(config),
             integer(config, "conv_L_cache", 2, MAX_KERNEL),

@@ -197,6 +197,7 @@ QWEN: Mapping[str, Architecture] = {
                 "max_position_embeddings": 128_000,
             },
             rope_theta=5e5,
+            tie_word_embeddings=True,
         ),
     ),
 }
