@@ -53,7 +53,7 @@ class Parameters:
                 conv = self._conv(native.Activation.NONE)
                 conv.gated = True
                 return NativeMixer(kind.width, bias, conv)
-            case GatedDelta() if kind.beta_scale == 1.0:
+            case GatedDelta():
                 conv, width = self._conv(activation), kind.value_width
                 return NativeMixer(width, bias, conv, self._delta(kind))
             case Mamba2():
@@ -90,6 +90,7 @@ class Parameters:
             num_value_heads=kind.num_value_heads,
             key_dim=kind.key_dim,
             value_dim=kind.value_dim,
+            beta_scale=kind.beta_scale,
             q_norm=self._unit_norm(kind.key_dim, kind.key_dim**-0.5),
             k_norm=self._unit_norm(kind.key_dim, 1.0),
             norm=Norm(NormKind.RMS, kind.norm_eps, self.references.floats(self.weights.norm)),

@@ -33,7 +33,7 @@ from swiftchat.engine.cpu.structures import (
     SoftcapOp,
 )
 
-PROGRAM_VERSION = 8
+PROGRAM_VERSION = 9
 
 
 class Op(Union):

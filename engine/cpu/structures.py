@@ -305,6 +305,7 @@ class GatedDeltaOp(Structure):
     _fields_ = (
         ("header", OpHeader),
         *_ints("x", "out", "num_key_heads", "num_value_heads", "key_dim", "value_dim"),
+        ("beta_scale", c_float),
         ("q_norm", Norm),
         ("k_norm", Norm),
         ("norm", Norm),

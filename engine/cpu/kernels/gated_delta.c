@@ -65,7 +65,7 @@ static void scan(const GatedDeltaOp *op, const Run *run, const Span *span, int h
         const float *gates = x + 2 * keys + 2 * values_width; /* beta and steps of the heads */
         float *out = run->buffers[op->out] + row * values_width + head * value_dim + first;
         const float step = gates[op->num_value_heads + head] + op->step_bias[head];
-        const float beta = fast_sigmoid(gates[head]);
+        const float beta = op->beta_scale * fast_sigmoid(gates[head]);
         float values[COLUMNS] = {0};
         memcpy(values, x + 2 * keys + head * value_dim + first, nbytes);
         norm_row(&op->q_norm, x + key_head * key_dim, key_dim, q);

@@ -9,7 +9,7 @@
 #pragma once
 #include "matrix.h"
 
-enum { PROGRAM_VERSION = 8, MAX_EXPERT_GROUPS = 64 };
+enum { PROGRAM_VERSION = 9, MAX_EXPERT_GROUPS = 64 };
 
 enum OpKind {
     OP_EMBED,
@@ -222,11 +222,13 @@ typedef struct {
 
 /* Gated DeltaNet after its convolution, as engine/mixers/gated_delta.py defines it. A row of x has
    queries and keys of the key heads, values and output gates of the value heads, beta and steps of
-   each of these; out [num_value_heads * value_dim]. q_norm and k_norm give queries and keys their
-   lengths, `norm` is of the outputs of a head. `decay` and `step_bias` fp32 [num_value_heads]. */
+   each of these; out [num_value_heads * value_dim]. beta_scale multiplies beta. q_norm and k_norm give
+   queries and keys their lengths, `norm` is of the outputs of a head. `decay` and `step_bias` fp32
+   [num_value_heads]. */
 typedef struct {
     OpHeader header;
     int32_t x, out, num_key_heads, num_value_heads, key_dim, value_dim;
+    float beta_scale;
     Norm q_norm, k_norm, norm;
     const float *decay, *step_bias;
     float *state; /* [num_slots, num_value_heads, key_dim, value_dim] */

@@ -1,6 +1,6 @@
 """The recurrence of gated DeltaNet, token by token in fp64."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -27,11 +27,13 @@ class Case(ScanCase):
     value_heads: int = 6
     key_dim: int = 19
     value_dim: int = 37
+    beta_scale: float = 1.0
 
     @property
     def kind(self) -> GatedDelta:
         sizes = (self.key_heads, self.value_heads, self.key_dim, self.value_dim)
-        return GatedDelta(*sizes, kernel=1, norm_eps=EPS, by_key_head=False)
+        delta = GatedDelta(*sizes, kernel=1, norm_eps=EPS, by_key_head=False)
+        return replace(delta, beta_scale=self.beta_scale)
 
     @property
     def sizes(self) -> list[int]:
@@ -71,7 +73,8 @@ class Case(ScanCase):
         g = -weights.decay.double().exp() * F.softplus(step + weights.step_bias)
         s = s * g.exp().view(-1, 1, 1)
         wrong = v - torch.einsum("hkv,hk->hv", s, k)
-        s = s + torch.einsum("hk,hv->hkv", k, beta.sigmoid().unsqueeze(1) * wrong)
+        share = self.beta_scale * beta.sigmoid().unsqueeze(1)
+        s = s + torch.einsum("hk,hv->hkv", k, share * wrong)
         out = torch.einsum("hkv,hk->hv", s, q * self.key_dim**-0.5)
         out = out / (out.square().mean(1, keepdim=True) + EPS).sqrt() * weights.norm
         return s, (out * F.silu(z)).flatten()
@@ -82,6 +85,7 @@ CASES = {
     "one head": Case(1, 1, 1, 1),
     "usual sizes": Case(1, 2, 128, 128),
     "as many key heads": Case(3, 3, 8, 65),
+    "twice the correction": Case(2, 4, 24, 48, beta_scale=2.0),
 }
 
 
