@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.packed_layout import GROUP_SIZES
+from swiftchat.cuda.packed_layout import GROUP_SIZES, TILE_COLUMNS, padded_columns
 from swiftchat.cuda.packed_matrix import PackedMatrix
 
 _THREADS = 256
@@ -105,8 +105,11 @@ def dequantize(gpu: Gpu, matrix: PackedMatrix, out: Tensor) -> None:
     kernel = gpu.kernel(_dequantize_spec(dtype, matrix.scheme, matrix.group_size))
     if rows == 0:
         return
+    blocks, most = len(matrix.tiles), _DEQUANTIZE_BLOCKS_PER_SM * gpu.num_sms
+    tiles = padded_columns(matrix.scheme, k) // TILE_COLUMNS[matrix.scheme]
+    parts = max(1, min(most // blocks, -(-tiles // (_THREADS // 32))))
     kernel(
-        min(len(matrix.tiles), _DEQUANTIZE_BLOCKS_PER_SM * gpu.num_sms),
+        (min(blocks, most), parts),
         _THREADS,
         num_bytes=matrix.nbytes + out.nbytes,
         tiles=matrix.tiles,

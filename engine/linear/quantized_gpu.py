@@ -36,6 +36,7 @@ from swiftchat.weights.quantization.scheme import (
 )
 
 _TILE_BYTES = 1 << 25  # of weights dequantized at a time: they stay in L2
+_ALIGNED_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,9 @@ class GpuQuantizedWeight(LinearWeight):
     def _matmul_tiles(self, x: Tensor, bias: Tensor | None) -> Tensor:
         num_rows, num_columns = self.shape
         out = x.new_empty(len(x), num_rows)
-        step = max(8, _TILE_BYTES // (num_columns * x.itemsize) // 8 * 8)
+        # Tiles of about the same size, which fill whole tiles of cuBLAS.
+        num_tiles = -(-num_rows * num_columns * x.itemsize // _TILE_BYTES)
+        step = -(-num_rows // num_tiles // _ALIGNED_ROWS) * _ALIGNED_ROWS
         scratch = x.new_empty(min(num_rows, step), num_columns)
         for start in range(0, num_rows, step):
             tile = self.matrix.rows(start, min(num_rows, start + step))

@@ -25,21 +25,31 @@ constexpr float MIN_SCALE = 0x1p-100f;  // so that zeros can be divided by it
 
 using Values = typename Choose<AS_T, T, u8>::type;
 
-// The result for NaN does not matter: the scale is NaN too.
-__device__ __forceinline__ u8 quantize_value(float at) {
-    if (SCHEME == INT8) return (u8)(signed char)max(min(__float2int_rn(at), 127), -128);
-    return __nv_cvt_float_to_fp8(at, __NV_SATFINITE, __NV_E4M3);
+// x / scale, correctly rounded (Markstein, 1990), in a third of the instructions of a division; `inverse` is
+// 1 / scale. Beyond the limits, where all results saturate, the first product could be infinite and become NaN.
+__device__ __forceinline__ float quotient(float x, float scale, float inverse) {
+    float first = fminf(fmaxf(x * inverse, -0x1p20f), 0x1p20f);
+    return fmaf(fmaf(-first, scale, x), inverse, first);
 }
-__device__ __forceinline__ u8 stored_value(float at, u8) { return quantize_value(at); }
-template <typename A> __device__ __forceinline__ A stored_value(float at, A) {
-    u32 byte = quantize_value(at);
-    return from_float<A>(SCHEME == INT8 ? int8_at(byte, 0) : fp8_at(byte, 0));
+// Two quantized values; those of NaN do not matter, because the scale is NaN too.
+__device__ __forceinline__ u32 quantize_pair(float low, float high) {
+    if (SCHEME == FP8) return __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, __NV_E4M3);
+    constexpr float ROUND = 0x1.8p23f;  // the sum's last bits are the nearest integer
+    u32 first = __float_as_uint(fminf(fmaxf(low, -128), 127) + ROUND);
+    u32 second = __float_as_uint(fminf(fmaxf(high, -128), 127) + ROUND);
+    return __byte_perm(first, second, 0x40) & 0xffff;
+}
+__device__ __forceinline__ void store_pair(u8* to, u32 pair) { to[0] = pair, to[1] = pair >> 8; }
+template <typename A> __device__ __forceinline__ void store_pair(A* to, u32 pair) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) to[i] = from_float<A>(SCHEME == INT8 ? int8_at(pair, i) : fp8_at(pair, i));
 }
 
-__device__ __forceinline__ void store_values(Values* to, const Pack<T, 8>& x, float scale) {
+__device__ __forceinline__ void store_values(Values* to, const Pack<T, 8>& x, float scale, float inverse) {
     Vec<Values, 8> values;
 #pragma unroll
-    for (int i = 0; i < 8; i++) values.at[i] = stored_value(x[i] / scale, Values());
+    for (int i = 0; i < 8; i += 2)
+        store_pair(values.at + i, quantize_pair(quotient(x[i], scale, inverse), quotient(x[i + 1], scale, inverse)));
     constexpr int PARTS = sizeof(values) > 16 ? 2 : 1;  // one instruction stores at most 16 bytes
 #pragma unroll
     for (int i = 0; i < PARTS; i++)
@@ -83,11 +93,12 @@ quantize_kernel(const T* x, Values* values, float* scales, int k, float fixed_sc
         scale = __uint_as_float(max(found, __float_as_uint(MIN_SCALE)));
     }
     if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+    float inverse = 1 / scale;
 #if VECTORS
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)
-        if (first + v * STRIDE < k) store_values(to + first + v * STRIDE, elements[v], scale);
+        if (first + v * STRIDE < k) store_values(to + first + v * STRIDE, elements[v], scale, inverse);
 #else
-    for (int i = first; i < k; i += STRIDE) store_values(to + i, load<8>(from + i), scale);
+    for (int i = first; i < k; i += STRIDE) store_values(to + i, load<8>(from + i), scale, inverse);
 #endif
 }
