@@ -150,6 +150,7 @@ def _check_only(
     *,
     shared_bytes: int = 0,
     num_bytes: int = 0,
+    cluster: int = 1,
     **arguments: Any,
 ) -> None:
     """Check a launch's arguments without launching."""
@@ -184,9 +185,12 @@ class Kernel:
         *,
         shared_bytes: int = 0,
         num_bytes: int = 0,
+        cluster: int = 1,
         **arguments: Any,
     ) -> None:
         """Launch `grid` blocks of `block` threads on torch's current stream.
+
+        Each `cluster` neighboring blocks share a processing cluster.
 
         `arguments` are exactly those that the spec declares: numbers, tensors (passed as
         pointers), None (a null pointer) and tensor maps. `num_bytes` is the least number of bytes
@@ -207,11 +211,14 @@ class Kernel:
         config.sharedMemBytes = shared_bytes
         config.hStream = torch.cuda.current_stream(self._gpu.device).cuda_stream
         if self._gpu.has_dependent_launch:
-            config.attrs, config.numAttrs = [_dependent_launch()], 1
+            attributes = [_dependent_launch()] + ([_clusters_of(cluster)] if cluster > 1 else [])
+            config.attrs, config.numAttrs = attributes, len(attributes)
         values = tuple(_value(arguments[name]) for name in self._names)
         check(driver.cuLaunchKernelEx(config, self._function, (values, self._types), 0))
         if self._gpu.launches is not None:
-            repeat = partial(self, grid, block, shared_bytes=shared_bytes, **arguments)
+            repeat = partial(
+                self, grid, block, shared_bytes=shared_bytes, cluster=cluster, **arguments
+            )
             self._gpu.launches.append(Launch(self._spec, num_bytes, repeat))
 
     def attribute(self, name: str) -> int:
@@ -258,5 +265,16 @@ def _dependent_launch() -> Any:
     value.programmaticStreamSerializationAllowed = 1
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value = value
+    return attribute
+
+
+def _clusters_of(blocks: int) -> Any:
+    """Return the launch attribute for clusters of neighboring blocks."""
+    driver = cuda_driver()
+    value = driver.CUlaunchAttributeValue()
+    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = blocks, 1, 1
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     attribute.value = value
     return attribute

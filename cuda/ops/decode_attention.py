@@ -30,13 +30,15 @@ _OTHER_SHARED_BYTES = 3 * 1024  # at most: statistics, barriers, alignment
 _BLOCKS_PER_SM = 1
 _MAX_SPLITS = 256
 # The least number of splits while there are few sequences. Otherwise one long sequence could keep
-# a few multiprocessors busy after the others are done. Many sequences even out.
+# a few multiprocessors busy after the others are done. Many sequences even out. Short sequences use
+# no more splits than there are multiprocessors for.
 _MIN_SPLITS = 4
 _ARGUMENTS = (
     "tensor_map map, pointer q, pointer cache, pointer block_tables, pointer context_lens, "
     "pointer alibi_slopes, pointer sinks, pointer out, pointer workspace, int64 q_stride, "
     "int num_kv_heads, int group_size, int head_dim, int log2_block_size, int max_blocks, "
-    "int window, int early_reads, int num_splits, int num_seqs, float scale, float softcap"
+    "int window, int early_reads, int num_splits, int few_splits, int num_seqs, float scale, "
+    "float softcap"
 )
 
 
@@ -155,6 +157,7 @@ def decode_attention(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     early_reads: bool = False,
+    even_lengths: bool = False,
     kv_scales: KVScales | None = None,
 ) -> None:
     """Write softmax(scale q Kᵀ) V to `out` [num_seqs, num_heads, head_dim], T like q and cache.
@@ -168,14 +171,17 @@ def decode_attention(
     scores (0: off), and `alibi_slopes` fp32 [num_heads] times the distance to the last token is
     added. `sinks` fp32 [num_heads] are the scores of one more key, whose value is 0. `early_reads`
     promises that since the stream was idle, or since the current graph began, no kernel has written
-    anything that this one reads, except q and the last token's keys and values.
+    anything that this one reads, except q and the last token's keys and values. `even_lengths` is a
+    hint that the sequences have about as many tokens.
     """
     _check_sizes(cache, head_dim_of(cache, kv_scales), q.shape[1], window, softcap)
     _check_tensors(gpu, q, cache, block_tables, context_lens, alibi_slopes, out, kv_scales)
     if len(q) == 0:
         return
     check_tensor("sinks", sinks, (q.shape[1],), "float32", gpu)
-    plan = _Plan.of(gpu, q, cache, block_tables.shape[1], window, scheme_of(kv_scales))
+    plan = _Plan.of(
+        gpu, q, cache, block_tables.shape[1], window, scheme_of(kv_scales), even=even_lengths
+    )
     plan.check_workspace(workspace, q)
     gpu.kernel(plan.layout.spec)(
         plan.num_blocks,
@@ -206,12 +212,21 @@ class _Plan:
     layout: Layout
     group_size: int
     num_splits: int
+    few_splits: int  # of a short sequence
     num_blocks: int  # of the grid
     shared_bytes: int
 
     @classmethod
     def of(
-        cls, gpu: Gpu, q: Tensor, cache: Tensor, max_blocks: int, window: int, scheme: str | None
+        cls,
+        gpu: Gpu,
+        q: Tensor,
+        cache: Tensor,
+        max_blocks: int,
+        window: int,
+        scheme: str | None,
+        *,
+        even: bool,
     ) -> "_Plan":
         num_seqs, num_heads, head_dim = q.shape
         num_kv_heads, block_size = cache.shape[1] // 2, cache.shape[2]
@@ -219,14 +234,19 @@ class _Plan:
         layout = Layout.of(q.dtype, head_dim, group_size, gpu.block_shared_bytes, scheme)
         head_tiles = num_kv_heads * -(-group_size // layout.rows)
         visible = min(max_blocks * block_size, window + layout.step if window else 2**31)
-        num_splits = _num_splits(gpu, head_tiles * num_seqs, visible, layout.step * layout.warps)
-        blocks = head_tiles * num_splits * num_seqs
-        if blocks > gpu.num_sms:  # two blocks share a multiprocessor
+        units, step = head_tiles * num_seqs, layout.step * layout.warps
+        few_splits = _num_splits(gpu, units, visible, step, least=1)
+        num_splits = few_splits if even else _num_splits(gpu, units, visible, step)
+        blocks = units * num_splits
+        # Two blocks share a multiprocessor, or one and a block of `linear` with several rows.
+        if blocks > gpu.num_sms or num_seqs > 1:
             layout = Layout.of(q.dtype, head_dim, group_size, gpu.sm_shared_bytes // 2, scheme)
         # One block for each multiprocessor and room for two: the next kernel gets a block on each.
         ring_bytes = layout.warps * layout.stages * layout.tile_bytes
         shared_bytes = max(ring_bytes, gpu.sm_shared_bytes // 3)
-        return cls(layout, group_size, num_splits, max(blocks, gpu.num_sms), shared_bytes)
+        return cls(
+            layout, group_size, num_splits, few_splits, max(blocks, gpu.num_sms), shared_bytes
+        )
 
     def check_workspace(self, workspace: Tensor, q: Tensor) -> None:
         num_seqs, num_heads, head_dim = q.shape
@@ -241,6 +261,7 @@ class _Plan:
             "q_stride": q.stride(0),
             "group_size": self.group_size,
             "num_splits": self.num_splits,
+            "few_splits": self.few_splits,
             "num_seqs": len(q),
         }
 
@@ -250,10 +271,12 @@ def _partial_size(head_dim: int) -> int:
     return head_dim // 4 * 6
 
 
-def _num_splits(gpu: Gpu, blocks: int, max_tokens: int, block_tokens: int) -> int:
+def _num_splits(
+    gpu: Gpu, blocks: int, max_tokens: int, block_tokens: int, least: int = _MIN_SPLITS
+) -> int:
     """Return the splits of a sequence: enough to use all multiprocessors, none without tokens."""
     sm_blocks = _BLOCKS_PER_SM * gpu.num_sms
-    splits = max(sm_blocks // blocks, _MIN_SPLITS if blocks < 2 * sm_blocks else 1)
+    splits = max(sm_blocks // blocks, least if blocks < 2 * sm_blocks else 1)
     return max(1, min(splits, _MAX_SPLITS, -(-max_tokens // block_tokens)))
 
 

@@ -15,6 +15,7 @@ from swiftchat.cuda.ops.linear_layout import (
     MAX_SPLITS,
     THREADS,
     Layout,
+    box_rows_of,
     compiled_rows,
     linear_fits,
 )
@@ -269,7 +270,7 @@ def _launch(
 ) -> None:
     """Launch the kernel of these options of `linear_spec`."""
     n, (m, k), dtype = len(x), weight.shape, weight.dtype
-    splittable = options["epilogue"] in _SPLITTABLE
+    splittable = options["epilogue"] in _SPLITTABLE and norm is None
     has_changes = changes is not None
     if not linear_fits(
         gpu, n, weight, splittable=splittable, pair_span=pair_span, has_changes=has_changes
@@ -280,7 +281,13 @@ def _launch(
     if isinstance(weight, PackedMatrix):
         data, row_scale = weight.tiles, weight.row_scale
         options = {**options, "scheme": weight.scheme, "group_size": weight.group_size}
-    layout = Layout.of(gpu, n, weight, has_changes=has_changes)
+    layout = Layout.of(
+        gpu,
+        n,
+        weight,
+        has_norm=norm is not None,
+        has_changes=has_changes,
+    )
     if layout.num_splits > 1:
         partial_sums = layout.num_splits * n * m
         if workspace.partial_sums.numel() < partial_sums or not workspace.has_counters(m):
@@ -288,7 +295,9 @@ def _launch(
                 f"the workspace is too small for {m} rows in {layout.num_splits} splits"
             )
     row_bias = bias is not None and bias.dim() == 2
-    num_blocks = gpu.num_sms // layout.num_splits * layout.num_splits
+    together = layout.num_splits * layout.cluster
+    num_blocks = gpu.num_sms // together * together
+    box_rows = box_rows_of(pair_span)
     low_rank = row_changes.NONE
     if changes is not None:
         low_rank = changes.arguments(gpu, n, k, num_blocks, narrow_elements(compiled_rows(n)))
@@ -297,6 +306,7 @@ def _launch(
         norm=norm is not None,
         row_bias=row_bias,
         low_rank=has_changes,
+        cluster=layout.cluster,
         **options,
     )
     gpu.kernel(spec)(
@@ -304,6 +314,8 @@ def _launch(
         THREADS,
         shared_bytes=layout.shared_bytes,
         num_bytes=weight.nbytes,
+        cluster=layout.cluster,
+        **layout.maps(gpu, x, weight, box_rows),
         weight=data,
         bias=bias,
         x=x,
@@ -324,6 +336,7 @@ def _launch(
         row_scale=row_scale,
         x_scale=x_scale,
         bias_stride=bias.stride(0) if bias is not None and row_bias else 0,
+        box_rows=box_rows,
         **low_rank,
     )
 

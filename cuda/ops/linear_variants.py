@@ -3,17 +3,17 @@
 from typing import Any
 
 from swiftchat.cuda.gpu import DTYPE_NAMES, KernelSpec
-from swiftchat.cuda.ops.linear_layout import compiled_rows
+from swiftchat.cuda.ops.linear_layout import compiled_rows, streams_x
 from swiftchat.cuda.ops.row_changes import ARGUMENTS
 from swiftchat.cuda.packed_layout import GROUP_SIZES
 
 _ARGUMENTS = (
-    "pointer weight, pointer bias, pointer x, pointer norm_weight, pointer out, float eps, "
-    "float weight_offset, int n, int m, int k, int pair_span, int num_splits, int num_stages, "
-    "pointer partial_sums, pointer counters, pointer cos_sin, pointer positions, "
-    "pointer slot_mapping, pointer cache, int num_heads, int num_kv_heads, int head_dim, "
-    "int log2_block_size, int world_size, pointer row_scale, pointer x_scale, int bias_stride, "
-    + ARGUMENTS
+    "pointer weight, pointer bias, pointer x, "
+    "pointer norm_weight, pointer out, float eps, float weight_offset, int n, int m, int k, "
+    "int pair_span, int num_splits, int num_stages, pointer partial_sums, pointer counters, "
+    "pointer cos_sin, pointer positions, pointer slot_mapping, pointer cache, int num_heads, "
+    "int num_kv_heads, int head_dim, int log2_block_size, int world_size, pointer row_scale, "
+    "pointer x_scale, int bias_stride, int box_rows, " + ARGUMENTS
 )
 
 
@@ -29,8 +29,10 @@ def linear_spec(
     group_size: int = 0,
     row_bias: bool = False,
     low_rank: bool = False,
+    cluster: int = 1,
 ) -> KernelSpec:
     """Return the kernel for n activation rows of dtype `dtype` (`DTYPE_NAMES`)."""
+    stream_x = streams_x(cluster, is_16_bit=dtype != "float", is_plain=scheme == "PLAIN", norm=norm)
     defines = {
         "DTYPE": dtype,
         "EPILOGUE": epilogue,
@@ -42,8 +44,11 @@ def linear_spec(
         "GROUP_SIZE": str(group_size),
         "ROW_BIAS": str(int(row_bias)),
         "LOW_RANK": str(int(low_rank)),
+        "CLUSTER": str(cluster),
+        "STREAM_X": str(int(stream_x)),
     }
-    return KernelSpec("linear", _ARGUMENTS, defines)
+    maps = ["tensor_map map, "] * (scheme == "PLAIN") + ["tensor_map x_map, "] * stream_x
+    return KernelSpec("linear", "".join(maps) + _ARGUMENTS, defines)
 
 
 _EPILOGUES: list[dict[str, Any]] = [
@@ -59,7 +64,9 @@ _EPILOGUES: list[dict[str, Any]] = [
     {"epilogue": "ROPE_CACHE", "norm": True},
 ]
 _SHAPES: list[dict[str, Any]] = [
-    {"dtype": dtype, "n": n} for dtype in DTYPE_NAMES.values() for n in (1, 8, 16)
+    {"dtype": dtype, "n": n, "cluster": 2 if n > 1 else 1}
+    for dtype in DTYPE_NAMES.values()
+    for n in (1, 8, 16)
 ]
 _PACKED: list[dict[str, Any]] = [
     {"scheme": "INT8"},
@@ -86,11 +93,16 @@ VARIANTS = (
     ]
     + [
         # Changes by adapters, in every epilogue and with every packing.
-        linear_spec(**_SHAPES[(4 * i) % len(_SHAPES)], **epilogue, low_rank=True)
+        linear_spec(**{**_SHAPES[(4 * i) % len(_SHAPES)], "cluster": 1}, **epilogue, low_rank=True)
         for i, epilogue in enumerate(_EPILOGUES)
     ]
     + [
-        linear_spec(**_SHAPES[i % len(_SHAPES)], epilogue="RESIDUAL", **packing, low_rank=True)
+        linear_spec(
+            **{**_SHAPES[i % len(_SHAPES)], "cluster": 1},
+            epilogue="RESIDUAL",
+            **packing,
+            low_rank=True,
+        )
         for i, packing in enumerate(_PACKED)
     ]
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -209,7 +209,7 @@ def prefill_attention(
     tiles = _Tiles.of(gpu, shape, out.shape[1], group_size, counts, max_splits)
     if tiles.num_tiles == 0:
         return
-    split_arguments: dict[str, Tensor | int] = {}
+    split_arguments: dict[str, Any] = {}
     if tiles.num_splits > 1:
         shape, partials = replace(shape, split=True), new_partials(gpu, tiles.num_splits, out)
         split_arguments = {

@@ -258,6 +258,7 @@ class FusedDecoder:
             softcap=ops.softcap,
             sinks=layer.sinks,
             early_reads=self._early_reads,
+            even_lengths=not self._early_reads,
             kv_scales=kv_scales,
         )
         return output.view(n, -1) if gates is None else ops.gate(output.view(n, -1), gates)

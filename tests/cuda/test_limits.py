@@ -15,7 +15,9 @@ SHARED_BYTES = {"sm_80": 166_912, "sm_89": 101_376, "sm_90a": 232_448}
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("k", [8, 48, 576, 896, 4096, 14_336, 28_672])
 def test_linear_fits_on_every_architecture(arch: str, dtype: torch.dtype, k: int) -> None:
-    gpu = SimpleNamespace(block_shared_bytes=SHARED_BYTES[arch], num_sms=128)
+    gpu = SimpleNamespace(
+        block_shared_bytes=SHARED_BYTES[arch], num_sms=128, has_copy_engine=arch == "sm_90a"
+    )
     weight = torch.empty(16, k, dtype=dtype, device="meta")
     fits = [linear_fits(gpu, n, weight, splittable=True) for n in range(1, MAX_GEMV_ROWS + 2)]  # type: ignore[arg-type]
     assert fits[0] and not fits[-1]

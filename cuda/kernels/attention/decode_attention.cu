@@ -17,6 +17,7 @@
 //                 elements are the sentinel before and after
 //   group_size    query heads on each KV head
 //   window        only the last `window` tokens are visible; 0: all
+//   num_splits    blocks of a sequence and column; short sequences use few_splits of them
 //   early_reads   context_lens, block_tables, and all keys and values except the newest token's were
 //                 written before the current chain of dependent launches: they are read without waiting
 //   softcap       scores become softcap * tanh(score / softcap); 0: off    (Gemma 2, 2024)
@@ -261,7 +262,7 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
                         const int* block_tables, const int* context_lens, const float* alibi_slopes,
                         const float* sinks, T* out, float* workspace, i64 q_stride,
                         int num_kv_heads, int group_size, int head_dim, int log2_block_size, int max_blocks,
-                        int window, int early_reads, int num_splits, int num_seqs, float scale,
+                        int window, int early_reads, int num_splits, int few_splits, int num_seqs, float scale,
                         float softcap
 #ifdef KV_SCHEME
                         , const float* kv_scales
@@ -282,7 +283,7 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) prefetch_map(map);
 #endif
-    BlockWork work(num_kv_heads * ((group_size + ROWS - 1) / ROWS), num_splits, num_seqs);
+    BlockWork work(num_kv_heads * ((group_size + ROWS - 1) / ROWS), num_splits, few_splits, num_seqs);
     if (!early_reads || work.sequence >= num_seqs) wait_for_upstream();
     if (work.sequence >= num_seqs) return;
     Heads heads(work, num_kv_heads * group_size, group_size);
@@ -291,6 +292,7 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
     int early = lane() < max_blocks ? table[lane()] : 0, length = context_lens[work.sequence];
     TokenRange range(work, length, window);
     if (length <= 0 || work.split >= range.splits) {
+        if (work.split > 0) return;  // the first split's block waits
         wait_for_upstream();
         if (length <= 0 && work.split == 0) write_zeros(heads, head_dim, out);
         return;

@@ -15,6 +15,8 @@ using WarpMma = TileMma<T>;
 using StageScales = NoScales;
 #endif
 
+constexpr int LONG_STEPS = 16;  // of a warp, from which on sequences may use more than few_splits
+
 // The visible tokens [begin, end) and this warp's work of them. Steps of STEP tokens are dealt to the warps of
 // the splits in turn. The number of splits in use gives each warp a step, or is 1 if combining would take
 // longer than more steps. Every split in use has a step.
@@ -27,6 +29,8 @@ struct TokenRange {
         end = length;
         int start = begin / STEP, steps = (end + STEP - 1) / STEP - start;
         splits = min(work.num_splits, (steps + NUM_WARPS - 1) / NUM_WARPS);
+        if (splits > work.few_splits)
+            splits = max(work.few_splits, min(splits, steps / (NUM_WARPS * LONG_STEPS)));
         if (steps <= DIRECT_STEPS) splits = 1;
         int turn = splits * NUM_WARPS, own = work.split * NUM_WARPS + warp();
         first = (start + own) * STEP;

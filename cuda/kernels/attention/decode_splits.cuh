@@ -6,10 +6,10 @@
 // A block's part of the work. There may be more blocks than work: then `sequence` is num_seqs or more.
 struct BlockWork {
     int column, split, sequence;  // a column is a KV head and ROWS of its query heads
-    int num_splits, num_seqs;
+    int num_splits, few_splits, num_seqs;
 
-    __device__ BlockWork(int columns, int splits, int sequences)
-        : num_splits(splits), num_seqs(sequences) {
+    __device__ BlockWork(int columns, int splits, int few, int sequences)
+        : num_splits(splits), few_splits(few), num_seqs(sequences) {
         column = blockIdx.x % columns;
         split = blockIdx.x / columns % splits;
         sequence = blockIdx.x / columns / splits;

@@ -108,6 +108,23 @@ __device__ __forceinline__ void copy_box(void* to, const TensorMap& map, int col
         : "memory");
 }
 
+// L2 policies. Evict first: for what is read once.
+__device__ __forceinline__ u64 evict_first() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// The same with an L2 policy.
+__device__ __forceinline__ void copy_box(void* to, const TensorMap& map, int column, int row, u64* barrier,
+                                         u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(policy)
+        : "memory");
+}
+
 // Copies `bytes` (a multiple of 16) between addresses aligned to 16. One thread calls it.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, u32 bytes, u64* barrier) {
     asm volatile(
@@ -130,14 +147,13 @@ __device__ __forceinline__ void copy_rows(u8* to, int stride, const void* from, 
     for (int r = 0; r < NUM_ROWS; r++) row[r] = (const void*)__shfl_sync(ALL, (u64)from, r);
     if (!elected()) return;  // elect.sync: the compiler generates no loop over threads
     barrier_expect(barrier, bytes * NUM_ROWS);
-    u64 evict_first;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
+    u64 policy = evict_first();
 #pragma unroll
     for (int r = 0; r < NUM_ROWS; r++)
         asm volatile(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
             "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to + r * stride)),
-            "l"(row[r]), "r"(bytes), "r"(shared_address(barrier)), "l"(evict_first)
+            "l"(row[r]), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
             : "memory");
 #else
     constexpr int LANES = WARP / NUM_ROWS;  // that share a row

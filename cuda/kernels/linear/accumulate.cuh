@@ -46,24 +46,40 @@ __device__ __forceinline__ float weight_at(const u32 (&words)[4], int i) {
 #endif
 }
 
-// A thread's operands of a step: 16 bytes each of the weight rows g and g + 8, and the address of their
-// columns in activation row 0. `low` and `high` are the step's data of the rows 0 … 7 and 8 … 15,
-// `column` is its first column in this split. In the last step of a plain row some threads have no
-// columns: the stage still holds older data there, so they use zeros.
+// A thread's operands of a step: 16 bytes each of the weight rows g and g + 8, and the place of their
+// columns in x. `low` and `high` are the step's data of the rows 0 … 7 and 8 … 15, `column` is its first
+// column in this split. In the last step of a plain row some threads have no columns: the stage still holds
+// older data there, so they use zeros. With STREAM_X `activations` is the warp's panel, `column` the number of
+// the step in it, and all columns past the end are zeros.
 struct Fragment {
     uint4 rows[2] = {};
     const u8* x;
+    int chunk;  // STREAM_X: of 16 bytes in the panel
 
     __device__ __forceinline__ Fragment(const u8* low, const u8* high, const u8* activations,
                                         int column, int end) {
         int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-        int at = SCHEME == PLAIN ? g * RUN_BYTES + t * 16 : lane * 16;
+        int at = SCHEME == PLAIN ? g * BOX_BYTES + t * 16 : lane * 16;
+#if STREAM_X
+        x = activations;
+        chunk = column * 4 + t;
+#else
         column += t * (GROUPED ? 8 : FRAGMENT);
         bool inside = SCHEME != PLAIN || column < end;
         x = activations + (inside ? column : 0) * (int)sizeof(T);
         if (!inside) return;
+#endif
         rows[0] = *(const uint4*)(low + at);
         rows[1] = *(const uint4*)(high + at);
+    }
+
+    // The eight elements of an activation row for a pair of mma instructions.
+    template <typename A> __device__ __forceinline__ uint4 load(int row, int pair, int stride) const {
+#if STREAM_X
+        return *(const uint4*)(x + row * PANEL_BYTES + (chunk ^ row % 8) * 16);
+#else
+        return *(const uint4*)(x + pair * OCTET_STRIDE * (int)sizeof(A) + row * stride);
+#endif
     }
 };
 
@@ -84,7 +100,7 @@ template <typename A> struct Accumulator {
 #pragma unroll
         for (int i = 0; i < TILE_GROUPS; i++) {
             float partial[HALVES][2][4] = {};
-            add_pairs<MMA_PAIRS / TILE_GROUPS>(partial, words, fragment.x, i * (MMA_PAIRS / TILE_GROUPS), stride, n);
+            add_pairs<MMA_PAIRS / TILE_GROUPS>(partial, words, fragment, i * (MMA_PAIRS / TILE_GROUPS), stride, n);
             const float* sums = group_sums(activations, stride, n) + column / GROUP_SIZE + i;
             int g = threadIdx.x % WARP / 4, entry = i * TILE_ROWS + g;
 #pragma unroll
@@ -101,14 +117,14 @@ template <typename A> struct Accumulator {
             }
         }
 #else
-        add_pairs<MMA_PAIRS>(sum, words, fragment.x, 0, stride, n);
+        add_pairs<MMA_PAIRS>(sum, words, fragment, 0, stride, n);
 #endif
     }
 
     // Adds the products of COUNT pairs of mma instructions from `first` on.
     template <int COUNT>
     __device__ __forceinline__ static void add_pairs(float (&to)[HALVES][2][4],
-                                                     const u32 (&words)[2][4], const u8* x, int first,
+                                                     const u32 (&words)[2][4], const Fragment& fragment, int first,
                                                      int stride, int n) {
         int g = threadIdx.x % WARP / 4;
 #pragma unroll
@@ -119,23 +135,21 @@ template <typename A> struct Accumulator {
 #pragma unroll
             for (int h = 0; h < HALVES; h++) {
                 uint4 v = {};  // for one activation row only lanes 0 … 3 load, to save bandwidth
-                if (MAX_N > 1 || g == 0)
-                    v = *(const uint4*)(x + p * OCTET_STRIDE * (int)sizeof(A) +
-                                        min(g + 8 * h, n - 1) * stride);
+                if (MAX_N > 1 || g == 0) v = fragment.load<A>(min(g + 8 * h, n - 1), p, stride);
                 mma<A>(to[h][0], a[0], b[0], a[1], b[1], v.x, v.y);
                 mma<A>(to[h][1], a[2], b[2], a[3], b[3], v.z, v.w);
             }
         }
     }
 
-    __device__ __forceinline__ void store(float (*sums)[SUMS_STRIDE], int n) {
+    template <typename Put> __device__ __forceinline__ void store(Put put, int n) {
         int g = threadIdx.x % WARP / 4;
 #pragma unroll
         for (int h = 0; h < HALVES; h++)
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 int row = threadIdx.x % 4 * 2 + j % 2 + 8 * h;
-                if (row < n) sums[row][g + j / 2 * 8] = sum[h][0][j] + sum[h][1][j];
+                if (row < n) put(row, g + j / 2 * 8, sum[h][0][j] + sum[h][1][j]);
                 sum[h][0][j] = sum[h][1][j] = 0;
             }
     }
@@ -167,13 +181,14 @@ template <> struct Accumulator<float> {
                 for (int b = 0; b < MAX_N; b++)
                     if (b < n) {
                         float4 v = *(const float4*)(fragment.x + b * stride + at * 4);
-                        sum[r][b] += w[0] * v.x + w[1] * v.y + w[2] * v.z + w[3] * v.w;
+                        // explicit, so that the rounding is the same in every variant
+                        sum[r][b] = fmaf(w[3], v.w, fmaf(w[2], v.z, fmaf(w[1], v.y, fmaf(w[0], v.x, sum[r][b]))));
                     }
             }
         }
     }
 
-    __device__ __forceinline__ void store(float (*sums)[SUMS_STRIDE], int n) {
+    template <typename Put> __device__ __forceinline__ void store(Put put, int n) {
         int lane = threadIdx.x % WARP;
 #pragma unroll
         for (int r = 0; r < 2; r++)
@@ -181,7 +196,7 @@ template <> struct Accumulator<float> {
             for (int b = 0; b < MAX_N; b++) {
                 float v = sum[r][b] + __shfl_xor_sync(ALL, sum[r][b], 1);
                 v += __shfl_xor_sync(ALL, v, 2);
-                if (b < n && lane % 4 == 0) sums[b][lane / 4 + 8 * r] = v;
+                if (b < n && lane % 4 == 0) put(b, lane / 4 + 8 * r, v);
                 sum[r][b] = 0;
             }
     }
@@ -189,15 +204,15 @@ template <> struct Accumulator<float> {
 
 using WarpAccumulator = Choose<INT8_PLANES, Int8PlanesAccumulator, Accumulator<T>>::type;
 
-// Stores the sums of x over each group of the columns of this warp, by mma with a matrix of ones:
-// lane t of the first row gets those of the activation rows 2t, 2t + 1.
+// Stores the sums of x over each group, by mma with a matrix of ones: lane t of the first row gets those of the
+// activation rows 2t, 2t + 1.
 __device__ __forceinline__ void sum_groups(const Work& work, u8* activations, int stride, int n) {
 #if GROUP_SIZE > 0
     if constexpr (MMA && !INT8_PLANES) {
         constexpr u32 ONES = IS_HALF ? 0x3c003c00 : 0x3f803f80;
         constexpr int GROUP_PAIRS = MMA_PAIRS / TILE_GROUPS;
         int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-        int first = threadIdx.x / WARP * STEP, columns = work.end - work.begin;
+        int first = threadIdx.x / WARP * STEP, columns = work.columns;
 #pragma unroll 2
         for (int column = first; column < columns; column += CONSUMERS * STEP) {
             const u8* x = activations + (column + t * 8) * (int)sizeof(T);
@@ -220,27 +235,35 @@ __device__ __forceinline__ void sum_groups(const Work& work, u8* activations, in
                 }
             }
         }
-        __syncwarp();
+        named_barrier<1, CONSUMER_THREADS>();
     }
 #endif
 }
 
-// Adds the products of a stage: `width` columns of the M tile, of which `column` is the first.
-__device__ __forceinline__ void add_chunk(WarpAccumulator& accumulator, const u8* stage, u8* activations, int stride, int n,
-                                          const Work& work, int column, int width) {
+// Adds the products of a stage, with this block's columns of the M tile from `own` on. The warps that share the tile
+// have neighboring columns; `stage` is this warp's first step.
+__device__ __forceinline__ void add_chunk(WarpAccumulator& accumulator, const u8* stage, u8* activations, int stride,
+                                          int n, const Work& work, int own) {
     constexpr int STEP_STRIDE = SCHEME == PLAIN ? STEP_BYTES : PACKED_TILE_BYTES;
-    constexpr int HIGH = M_TILE / 2 * RUNS / M_TILE * RUN_BYTES;
-    int warp = threadIdx.x / WARP;
+    int column = own + threadIdx.x / WARP % SHARERS * (STEPS * STEP);
     auto add = [&](int j) {
-        int step = j * CONSUMERS + warp;
-        const u8* low = stage + step * STEP_STRIDE;
-        accumulator.add(low, low + HIGH, activations, stride, n, work, column + step * STEP, column + width);
+        const u8* low = stage + j * STEP_STRIDE;
+        accumulator.add(low, low + EIGHT_ROWS_BYTES, activations, stride, n, work, STREAM_X ? j : column + j * STEP,
+                        work.columns);
     };
-    if (width == CHUNK) {
+    if (own + OWN <= work.columns) {
         constexpr int TOGETHER = MMA ? STEPS : 1;
 #pragma unroll TOGETHER
         for (int j = 0; j < STEPS; j++) add(j);
     } else {
-        for (int j = 0; (j * CONSUMERS + warp) * STEP < width; j++) add(j);
+        for (int j = 0; j < STEPS && column + j * STEP < work.columns; j++) add(j);
     }
+}
+
+// The bytes from a stage to this warp's first step in it.
+__device__ __forceinline__ int first_step_bytes() {
+    int warp = threadIdx.x / WARP, step = warp % SHARERS * STEPS, tile = warp / SHARERS;
+    int within = SCHEME == PLAIN ? step * STEP_BYTES / BOX_BYTES * (TILE_ROWS * BOX_BYTES) + step * STEP_BYTES % BOX_BYTES
+                                 : step * PACKED_TILE_BYTES;
+    return tile * (M_TILE / TILE_ROWS) * EIGHT_ROWS_BYTES + within;
 }

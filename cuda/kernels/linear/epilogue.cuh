@@ -134,9 +134,13 @@ __device__ void epilogue(const Arguments& a, const Work& work, Shared& shared, i
 #if LOW_RANK
     gather(a, low_rank, shared, buffer);
 #endif
-    float2 next_scales = row_scales(a, work, work.first + buffer * work.step);
-    for (int tile = work.first + buffer * work.step; tile < work.tiles;
-         tile += EPILOGUES * work.step, uses++) {
+    int first = work.first + work.rank + buffer * work.step;
+    float2 next_scales = row_scales(a, work, first);
+#if CLUSTER > 1
+    u32 peer_empty = address_in(work.rank ^ 1, &shared.peer_empty[buffer]);
+    if (NORM) barrier_wait_cluster(&shared.squares_full, 0);
+#endif
+    for (int tile = first; tile < work.tiles; tile += EPILOGUES * work.step, uses++) {
         float2 scales = next_scales;  // loaded a tile ahead: memory latency may exceed a tile's time
         next_scales = row_scales(a, work, tile + EPILOGUES * work.step);
         int low = row_of(a, tile, lane % PAIRS), high = row_of(a, tile, lane % PAIRS + PAIRS);
@@ -147,7 +151,12 @@ __device__ void epilogue(const Arguments& a, const Work& work, Shared& shared, i
             changes[j] = expand(a, low_rank, shared, lane / PAIRS + j * (WARP / PAIRS), low, high);
         prefetch_expand(a, low_rank, tile + EPILOGUES * work.step);
 #endif
+#if CLUSTER > 1
+        if (lane == 0) barrier_expect(&shared.sums_full[buffer], SHARERS * M_TILE * 4 * a.n);
+        barrier_wait_cluster(&shared.sums_full[buffer], uses & 1);
+#else
         barrier_wait(&shared.sums_full[buffer], uses & 1);
+#endif
         float y_low[ROUNDS], y_high[ROUNDS];
 #pragma unroll
         for (int j = 0; j < ROUNDS; j++) {
@@ -172,6 +181,9 @@ __device__ void epilogue(const Arguments& a, const Work& work, Shared& shared, i
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(&shared.sums_empty[buffer]);
+#if CLUSTER > 1
+        if (lane == 0) barrier_arrive_remote(peer_empty);
+#endif
         bool last = true;
 #if EPILOGUE == RESIDUAL || EPILOGUE == SEND
         if (a.num_splits > 1) last = combine_splits<ROUNDS>(a, work, tile, low, high, y_low, y_high);

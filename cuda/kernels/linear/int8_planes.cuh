@@ -17,13 +17,13 @@ constexpr int X_GROUP = GROUPED ? GROUP_SIZE : STEP;
 // the same time in different banks: four lanes of a row read 64 contiguous bytes, or with 8-bit weights
 // as T, 16 of every 32.
 __device__ __forceinline__ int activation_stride(const Work& work) {
-    int bytes = (work.end - work.begin) * (INT8_PLANES ? 1 : (int)sizeof(T));
+    int bytes = work.places() * (INT8_PLANES ? 1 : (int)sizeof(T));
     return (bytes + 127) / 128 * 128 + (BITS == 8 && !INT8_PLANES && !GROUPED ? 16 : 64);
 }
 
 // Elements from one activation row's group sums to the next one's; odd, to avoid bank conflicts.
 __device__ __forceinline__ int group_sums_stride(const Work& work) {
-    return (work.end - work.begin) / X_GROUP | 1;
+    return work.places() / X_GROUP | 1;
 }
 // The scale and the sum of each group of an int8-plane activation.
 __device__ __forceinline__ float2* group_scales(u8* activation, int stride) {
@@ -105,7 +105,8 @@ __device__ __forceinline__ void store_planes(const float (&x)[EACH], int column,
         group_scales(activation, stride)[column / X_GROUP] = make_float2(scale, (float)sum);
 }
 
-// A warp's partial sums: threads (g, 0) have those of the weight rows g and g + 8.
+// A warp's partial sums: threads (g, 0) have those of the weight rows g and g + 8. `store` calls put(activation row,
+// weight row, sum), then begins anew.
 struct Int8PlanesAccumulator {
     static constexpr int STEP_MMAS = SCHEME == INT4 ? 4 : 2;
     static constexpr int GROUP_MMAS = STEP_MMAS * X_GROUP / STEP;
@@ -153,11 +154,11 @@ struct Int8PlanesAccumulator {
         }
     }
 
-    __device__ __forceinline__ void store(float (*sums)[SUMS_STRIDE], int) {
+    template <typename Put> __device__ __forceinline__ void store(Put put, int) {
         int g = threadIdx.x % WARP / 4;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            if (threadIdx.x % 4 == 0) sums[0][g + 8 * r] = sum[r];
+            if (threadIdx.x % 4 == 0) put(0, g + 8 * r, sum[r]);
             sum[r] = 0;
         }
     }

@@ -13,20 +13,26 @@ __device__ __forceinline__ float inverse_rms(const Arguments& a, const Shared& s
 
 // COLUMNS loads are in flight together, because a round trip to L2 takes longer than all of them.
 // AT_ONCE of them are used together.
-constexpr int COLUMNS = MAX_N > 1 ? 1 : NORM ? 4 : 8;
+constexpr int COLUMNS = CLUSTER > 1 ? 2 : MAX_N > 1 ? 1 : NORM ? 4 : 8;
 constexpr int AT_ONCE = COLUMNS > 4 ? 2 : COLUMNS;
 // Whether the RMSNorm factor is applied before the matmul. Otherwise the epilogue applies it, which
 // saves a pass; but fp16 cannot hold the residual stream without it.
 constexpr bool NORM_FIRST = NORM && IS_HALF && !INT8_PLANES;
 
-// Stores EACH neighboring elements of activation row b, from column `column` of x on.
+// In a cluster each thread loads some of the activation rows, so that the columns of a sum of squares are those of
+// a thread, in its order, without clusters.
+constexpr int LOADERS = CONSUMER_THREADS / CLUSTER;  // threads that divide the columns of a row
+constexpr int EACH_ROWS = (MAX_N + CLUSTER - 1) / CLUSTER;
+__device__ __forceinline__ int loaded_row(int i) { return i * CLUSTER + threadIdx.x / LOADERS; }
+
+// Stores EACH neighboring elements of activation row b, from `column` of this block's on.
 template <int EACH>
 __device__ __forceinline__ void store_activation(const float (&x)[EACH], int b, int column,
                                                  const Arguments& a, const Work& work,
                                                  u8* activations, int stride) {
-    bool valid = b < a.n && column < work.end;
+    bool valid = b < a.n && column < work.columns;
     if constexpr (INT8_PLANES) {
-        store_planes(x, column - work.begin, valid, activations, stride);
+        store_planes(x, column, valid, activations, stride);
     } else if (valid) {
         Vec<T, EACH> values;
 #pragma unroll
@@ -34,98 +40,127 @@ __device__ __forceinline__ void store_activation(const float (&x)[EACH], int b, 
             int from = INT4_ORDER && (i % 4 == 1 || i % 4 == 2) ? i ^ 3 : i;
             values.at[i] = from_float<T>(x[from]);
         }
-        *(Vec<T, EACH>*)(activations + b * stride + (column - work.begin) * sizeof(T)) = values;
+        *(Vec<T, EACH>*)(activations + b * stride + column * sizeof(T)) = values;
     }
 }
 
 #if NORM
-// Calls use(b, column, four elements of activation row b, four of norm_weight) for this thread's
-// columns; the lanes of a warp call it together, with zeros past the end. Stores the partial sums of
-// squares in shared memory.
+// Stores a warp's sums of squares of its rows, for both blocks of a cluster.
+__device__ __forceinline__ void store_squares(const float (&sums)[EACH_ROWS], const Work& work, Shared& shared) {
+    if (threadIdx.x % WARP) return;
+#if CLUSTER > 1
+    // The place is that of the warp which adds the same columns without clusters, if there is one.
+    constexpr int PASS = CONSUMER_THREADS * 4;
+    int warp = threadIdx.x % LOADERS / WARP;
+    int place = OWN < PASS ? work.column_of(warp * WARP * 4) % PASS / (WARP * 4) : work.rank * SHARERS + warp;
+    u32 peer = work.rank ^ 1;
+#pragma unroll
+    for (int i = 0; i < EACH_ROWS; i++) {
+        float* to = &shared.squares[place][loaded_row(i)];
+        *to = sums[i];
+        store_remote(address_in(peer, to), sums[i]);
+    }
+    barrier_arrive(&shared.squares_full);
+    barrier_arrive_remote(address_in(peer, &shared.squares_full));
+#else
+#pragma unroll
+    for (int i = 0; i < EACH_ROWS; i++) shared.squares[threadIdx.x / WARP][i] = sums[i];
+#endif
+}
+
+// Calls use(b, column of this block's, four elements of activation row b, four of norm_weight) for this thread's
+// columns; the lanes of a warp call it together, with zeros past the end. Returns the warp's partial sums of
+// squares.
 template <typename Use>
-__device__ __forceinline__ void for_values(const Arguments& a, const Work& work, Shared& shared,
+__device__ __forceinline__ void for_values(const Arguments& a, const Work& work, float (&squares)[EACH_ROWS],
                                            Use use) {
-    constexpr int STRIDE = CONSUMER_THREADS * 4;
-    float squares[MAX_N] = {};
-    int lane = threadIdx.x % WARP * 4;
-    for (int first = threadIdx.x * 4; first - lane < work.end; first += COLUMNS * STRIDE) {
-        float4 v[COLUMNS][MAX_N];
+    constexpr int STRIDE = LOADERS * 4;
+#pragma unroll
+    for (int i = 0; i < EACH_ROWS; i++) squares[i] = 0;
+    int lane = threadIdx.x % WARP * 4, columns = work.columns;
+    for (int first = threadIdx.x % LOADERS * 4; first - lane < columns; first += COLUMNS * STRIDE) {
+        float4 v[COLUMNS][EACH_ROWS];
         Vec<T, 4> weight[COLUMNS];
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
-            int column = first + j * STRIDE;
+            int column = work.column_of(first + j * STRIDE);
             weight[j] = {};
             if (column < a.k) weight[j] = *(const Vec<T, 4>*)(a.norm_weight + column);
 #pragma unroll
-            for (int b = 0; b < MAX_N; b++) {
-                v[j][b] = {};
+            for (int i = 0; i < EACH_ROWS; i++) {
+                int b = loaded_row(i);
+                v[j][i] = {};
                 if (b < a.n && column < a.k)
-                    v[j][b] = __ldcg((const float4*)((const float*)a.x + (i64)b * a.k + column));
+                    v[j][i] = __ldcg((const float4*)((const float*)a.x + (i64)b * a.k + column));
             }
         }
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-            for (int b = 0; b < MAX_N; b++) {
-                float4 u = v[j][b];
-                squares[b] += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
-                use(b, first + j * STRIDE, u, weight[j]);
+            for (int i = 0; i < EACH_ROWS; i++) {
+                float4 u = v[j][i];
+                // explicit, so that the rounding is the same in every variant
+                squares[i] = fmaf(u.w, u.w, fmaf(u.z, u.z, fmaf(u.y, u.y, fmaf(u.x, u.x, squares[i]))));
+                use(i, first + j * STRIDE, u, weight[j]);
             }
     }
 #pragma unroll
-    for (int b = 0; b < MAX_N; b++) {
-        float sum = warp_reduce(squares[b], Sum());
-        if (threadIdx.x % WARP == 0) shared.squares[threadIdx.x / WARP][b] = sum;
-    }
+    for (int i = 0; i < EACH_ROWS; i++) squares[i] = warp_reduce(squares[i], Sum());
 }
 
 // Loads the normalized activations into shared memory.
 __device__ void load_activations(const Arguments& a, const Work& work, Shared& shared, u8* to,
-                             int stride) {
-    float inverses[MAX_N];
+                                 int stride) {
+    float inverses[EACH_ROWS], squares[EACH_ROWS];
     if constexpr (NORM_FIRST) {
-        for_values(a, work, shared, [](int, int, float4, Vec<T, 4>) {});
+        for_values(a, work, squares, [](int, int, float4, Vec<T, 4>) {});
+        store_squares(squares, work, shared);
+#if CLUSTER > 1
+        barrier_wait_cluster(&shared.squares_full, 0);
+#else
         named_barrier<1, CONSUMER_THREADS>();
+#endif
 #pragma unroll
-        for (int b = 0; b < MAX_N; b++) inverses[b] = b < a.n ? inverse_rms(a, shared, b) : 0;
-        named_barrier<1, CONSUMER_THREADS>();
+        for (int i = 0; i < EACH_ROWS; i++)
+            inverses[i] = loaded_row(i) < a.n ? inverse_rms(a, shared, loaded_row(i)) : 0;
     }
-    for_values(a, work, shared, [&](int b, int column, float4 v, Vec<T, 4> w) {
+    for_values(a, work, squares, [&](int i, int column, float4 v, Vec<T, 4> w) {
         float f = 1, weights[4];
-        if constexpr (NORM_FIRST) f = inverses[b];
+        if constexpr (NORM_FIRST) f = inverses[i];
 #pragma unroll
         for (int j = 0; j < 4; j++) weights[j] = to_float(w.at[j]) + a.weight_offset;
         float x[4] = {v.x * f * weights[0], v.y * f * weights[1], v.z * f * weights[2], v.w * f * weights[3]};
-        store_activation(x, b, column, a, work, to, stride);
+        store_activation(x, loaded_row(i), column, a, work, to, stride);
     });
+    if (!NORM_FIRST) store_squares(squares, work, shared);
     named_barrier<1, CONSUMER_THREADS>();
 }
 #else
 __device__ void load_activations(const Arguments& a, const Work& work, Shared&, u8* to, int stride) {
-    constexpr int EACH = 16 / sizeof(T), STRIDE = CONSUMER_THREADS * EACH;
-    int lane = threadIdx.x % WARP * EACH, first = work.begin + threadIdx.x * EACH;
-    for (; first - lane < work.end; first += COLUMNS * STRIDE) {
-        uint4 v[COLUMNS][MAX_N];
+    constexpr int EACH = 16 / sizeof(T), STRIDE = LOADERS * EACH;
+    int lane = threadIdx.x % WARP * EACH, first = threadIdx.x % LOADERS * EACH, columns = work.columns;
+    for (; first - lane < columns; first += COLUMNS * STRIDE) {
+        uint4 v[COLUMNS][EACH_ROWS];
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-            for (int b = 0; b < MAX_N; b++) {
-                int column = first + j * STRIDE;
-                v[j][b] = {};
-                if (b < a.n && column < min(work.end, a.k))
-                    v[j][b] = __ldcg((const uint4*)((const T*)a.x + (i64)b * a.k + column));
+            for (int i = 0; i < EACH_ROWS; i++) {
+                int column = work.column_of(first + j * STRIDE);
+                v[j][i] = {};
+                if (loaded_row(i) < a.n && column < min(work.end, a.k))
+                    v[j][i] = __ldcg((const uint4*)((const T*)a.x + (i64)loaded_row(i) * a.k + column));
             }
 #pragma unroll
         for (int part = 0; part < COLUMNS; part += AT_ONCE) {
-            if (first - lane + part * STRIDE >= work.end) break;
+            if (first - lane + part * STRIDE >= columns) break;
 #pragma unroll
             for (int j = part; j < part + AT_ONCE; j++)
 #pragma unroll
-                for (int b = 0; b < MAX_N; b++) {
+                for (int i = 0; i < EACH_ROWS; i++) {
                     float x[EACH];
 #pragma unroll
-                    for (int i = 0; i < EACH; i++) x[i] = to_float(((const T*)&v[j][b])[i]);
-                    store_activation(x, b, first + j * STRIDE, a, work, to, stride);
+                    for (int e = 0; e < EACH; e++) x[e] = to_float(((const T*)&v[j][i])[e]);
+                    store_activation(x, loaded_row(i), first + j * STRIDE, a, work, to, stride);
                 }
         }
     }

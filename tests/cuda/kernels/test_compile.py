@@ -33,6 +33,10 @@ def entry_parameters(spec: KernelSpec) -> list[tuple[str, str]]:
         source = re.sub(r"#ifdef KV_SCHEME\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
     if spec.defines.get("KV_SCHEME") != KV_SCHEMES["int5"]:
         source = re.sub(r"#ifdef PACKED_KV\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
+    if spec.defines.get("SCHEME") != "PLAIN":
+        source = re.sub(r"#if SCHEME == PLAIN\n.*?#endif\n", "", source, flags=re.DOTALL)
+    if spec.defines.get("STREAM_X") == "0":
+        source = re.sub(r"#if STREAM_X\n.*?#endif\n", "", source, flags=re.DOTALL)
     if spec.defines.get("SPLIT") == "0":
         source = re.sub(r"#if SPLIT\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
     source = re.sub(r"#\w+.*", "", source)

@@ -192,14 +192,28 @@ def test_rope_and_cache_write(
     assert cache.isfinite().sum() == stored.sum() * 2 * kv_heads * head_dim
 
 
-def test_row_does_not_depend_on_other_rows(gpu: Gpu, workspace: Workspace) -> None:
-    make = Inputs(11, torch.bfloat16)
-    x, weight = make.normal(8, 4096), make.normal(512, 4096)
-    together, alone = (poisoned(8, 512, dtype=torch.bfloat16) for _ in range(2))
-    op.linear(gpu, x, weight, together, workspace)
-    for i in range(8):
-        op.linear(gpu, x[i : i + 1], weight, alone[i : i + 1], workspace)
-    assert torch.equal(together, alone)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "k"), [(512, 4096), (99, 576), (48, 2056), (40, 14336), (2120, 8)]
+)
+@pytest.mark.parametrize("normed", [False, True])
+def test_row_does_not_depend_on_other_rows(
+    gpu: Gpu, workspace: Workspace, dtype, rows: int, k: int, normed: bool
+) -> None:
+    """Bit for bit, unless so many rows need splits of k, which have sums of their own."""
+    make = Inputs(rows + k, dtype)
+    x = make.normal(16, k, dtype=torch.float32 if normed else dtype)
+    weight, norm = make.normal(rows, k), Norm(make.normal(k), EPS) if normed else None
+    alone = []
+    for i in range(16):
+        alone.append(poisoned(1, rows, dtype=torch.float32))
+        op.linear(gpu, x[i : i + 1], weight, alone[i], workspace, norm=norm)
+    counts = [n for n in range(2, 17) if linear_fits(gpu, n, weight)]
+    assert counts[:3] == [2, 3, 4]
+    for n in counts:
+        together = poisoned(n, rows, dtype=torch.float32)
+        op.linear(gpu, x[:n], weight, together, workspace, norm=norm)
+        assert torch.equal(together, torch.cat(alone[:n]))
 
 
 def test_unsupported_shapes_raise(gpu: Gpu, workspace: Workspace) -> None:

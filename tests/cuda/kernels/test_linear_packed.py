@@ -259,19 +259,30 @@ def test_some_heads_equal_all_heads(
         )
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
 def test_row_does_not_depend_on_other_rows(
-    gpu: Gpu, workspace: Workspace, scheme: str, group: int
+    gpu: Gpu, workspace: Workspace, scheme: str, group: int, dtype, normed: bool
 ) -> None:
-    """A single row is included if it uses the same instructions as several rows."""
-    make = Inputs(11, torch.bfloat16)
-    weight, _ = packed(make, scheme, group, 512, 4096)
-    x = make.normal(16, 4096)
-    together, apart = (poisoned(16, 512, dtype=torch.bfloat16) for _ in range(2))
-    op.linear(gpu, x, weight, together, workspace)
-    some = 1 if scheme == "FP8" else 2
-    for i in range(0, 16, some):
-        op.linear(gpu, x[i : i + some], weight, apart[i : i + some], workspace)
-    assert torch.equal(together, apart)
+    """Bit for bit. A single row as int8 planes differs, and so do INT4's sums of squares."""
+    make = Inputs(3, dtype)
+    weight, _ = packed(make, scheme, group, 120, 4224)
+    x = make.normal(16, 4224, dtype=torch.float32 if normed else dtype)
+    norm = Norm(make.normal(4224), EPS) if normed else None
+    found = []
+    for n in range(2, 17):
+        out = poisoned(n, 120, dtype=torch.float32)
+        if linear_fits(gpu, n, weight):
+            op.linear(gpu, x[:n], weight, out, workspace, norm=norm)
+            found.append(out)
+    assert len(found) > 4
+    for out in found:
+        assert torch.equal(out, found[-1][: len(out)])
+    if not uses_int8_planes(scheme, dtype, 1) and not (scheme == "INT4" and normed):
+        for i in range(2):
+            single = poisoned(1, 120, dtype=torch.float32)
+            op.linear(gpu, x[i : i + 1], weight, single, workspace, norm=norm)
+            assert torch.equal(single, found[0][i : i + 1])
 
 
 def test_unsupported_shapes_raise(gpu: Gpu, workspace: Workspace, scheme: str, group: int) -> None:
