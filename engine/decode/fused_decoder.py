@@ -115,10 +115,9 @@ class FusedDecoder:
         """Return whether n rows of this model can be computed."""
         decoder, gpu, is_last = self._decoder, self._ops.gpu, self._decoder.stages.is_last
         weights, head = decoder.weights, decoder.weights.lm_head.kernel_matrices
-        most = self._ops.max_graph_rows(weights.layers)
         return (
             fused_kernels_cover(decoder.config)
-            and (most is None or n <= most)
+            and self._ops.computes_experts(weights.layers)
             and (decoder.ranks.size == 1 or self._peer_buffers is not None)
             and (not is_last or (len(head) == 1 and linear_fits(gpu, n, head[0])))
             and all(self._supports_layer(n, layer) for layer in weights.layers)

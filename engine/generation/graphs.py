@@ -12,7 +12,7 @@ from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.decode.graph_runner import GRAPH_SIZES, GraphRunner
 from swiftchat.engine.decode.pipeline_decode import PipelineDecode
 from swiftchat.engine.decode.verification import VERIFIED_ROWS, Verification
-from swiftchat.engine.generation.prefill_graphs import PrefillGraphs
+from swiftchat.engine.generation.prefill_graphs import PrefillGraphs, computes_experts
 from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
@@ -54,7 +54,7 @@ def build_graphs(
     runner = _graph_runner(decoder, ops, cache, max_num_seqs, max_blocks, hidden_layers)
     verifier = _verifier(decoder, ops, cache, max_blocks, hidden_layers)
     prefill: PrefillGraphs | None = None
-    if PrefillGraphs.supports(decoder):
+    if PrefillGraphs.supports(decoder, ops):
         chunk_tokens = scheduler.chunk_tokens
         prefill = PrefillGraphs(decoder, ops, cache, chunk_tokens, max_blocks, hidden_layers)
     with ops.gpu.collecting() as specs:
@@ -87,11 +87,9 @@ def _graph_runner(
     hidden_layers: Collection[int],
 ) -> GraphRunner | None:
     """Return the runner of decode steps, None if they cannot be captured on some rank."""
-    max_rows = ops.max_graph_rows(decoder.weights.layers)
-    max_rows = min(max_num_seqs, GRAPH_SIZES[-1] if max_rows is None else max_rows)
-    max_rows = min(decoder.stages.gather_from_stages(decoder.ranks.min_across_ranks(max_rows)))
-    if max_rows == 0:
+    if not computes_experts(decoder, ops):
         return None
+    max_rows = min(max_num_seqs, GRAPH_SIZES[-1])
     vocab_size = decoder.config.vocab_size
     batch = DecodeBatch(ops.gpu, max_rows, max_blocks, cache.block_size, vocab_size)
     return GraphRunner(decoder, ops, cache, batch, hidden_layers=hidden_layers)
@@ -111,8 +109,7 @@ def _verifier(
     if decoder.config.mixer is not None:
         return None
     most = VERIFIED_ROWS[-1]
-    max_rows = ops.max_graph_rows(decoder.weights.layers)
-    if decoder.ranks.size * decoder.stages.size > 1 or (max_rows is not None and max_rows < most):
+    if decoder.ranks.size * decoder.stages.size > 1 or not computes_experts(decoder, ops):
         return None
     vocab_size = decoder.config.vocab_size
     batch = DecodeBatch(ops.gpu, most, max_blocks, cache.block_size, vocab_size)

@@ -19,6 +19,13 @@ GRAPH_TOKENS = (16, 32, 64, 128, 256, 512)
 _ALIGNED = 4  # int32 elements: kernels read their inputs from multiples of 16 bytes
 
 
+def computes_experts(decoder: Decoder, ops: CudaOps) -> bool:
+    """Return whether all ranks and stages compute the experts of their layers in kernels."""
+    own = ops.computes_experts(decoder.weights.layers)
+    everywhere = decoder.ranks.min_across_ranks(int(own))
+    return min(decoder.stages.gather_from_stages(everywhere)) > 0
+
+
 class PrefillGraphs:
     """Captures and replays the forward pass of one sequence's chunk, from its ids to the logits.
 
@@ -58,14 +65,15 @@ class PrefillGraphs:
         self._logits: dict[int, Tensor] = {}
 
     @classmethod
-    def supports(cls, decoder: Decoder) -> bool:
-        """Return whether a decoder's chunks can be padded.
+    def supports(cls, decoder: Decoder, ops: CudaOps) -> bool:
+        """Return whether a decoder's chunks can be padded, on all ranks.
 
-        Experts would compute the padding, and states advance with it. Latent attention of prompts
-        needs the host.
+        States would advance with the padding. Latent attention of prompts needs the host.
         """
         config = decoder.config
-        return config.num_experts == 0 and config.mixer is None and config.latent is None
+        if config.mixer is not None or config.latent is not None:
+            return False
+        return computes_experts(decoder, ops)
 
     @property
     def can_capture(self) -> bool:

@@ -11,7 +11,6 @@ from swiftchat.cuda.ops.act_and_mul import KINDS, act_and_mul
 from swiftchat.cuda.ops.copy_blocks import copy_blocks
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
 from swiftchat.cuda.ops.embedding import embed, gather_rows
-from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS
 from swiftchat.cuda.ops.norm import add_norm, norm
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
@@ -333,18 +332,16 @@ class CudaOps(Elementwise):
     def moe(
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
     ) -> Tensor:
-        if router_input is not None or not self._experts.support(layer, experts, len(x)):
+        if router_input is not None or not self._experts.support(layer, experts):
             return moe(x, experts, self._config, self, router_input)
         out = self._experts.compute(layer, x, experts)
         shared = shared_expert(x, experts, self)
         return out if shared is None else out.add_(shared)
 
-    def max_graph_rows(self, layers: Sequence[LayerWeights]) -> int | None:
-        """Return the largest batch that these layers compute without the host; None: no limit."""
+    def computes_experts(self, layers: Sequence[LayerWeights]) -> bool:
+        """Return whether the kernels compute the experts of all layers, without the host."""
         moe_layers = [(i, layer.experts) for i, layer in enumerate(layers) if layer.experts]
-        if not moe_layers:
-            return None
-        return MAX_GEMV_ROWS if all(self._experts.support(*each) for each in moe_layers) else 0
+        return all(self._experts.support(*each) for each in moe_layers)
 
     def logits_rows(self, plan: CudaPlan, x: Tensor) -> Tensor:
         if plan.logits_indices is None:

@@ -39,6 +39,8 @@ def workspace_bytes(
     widest = 4 * config.hidden_size + max(
         _layer_elements(config.of_layer(layer)) for layer in range(config.num_layers)
     )
+    # The activations and outputs of all chosen experts.
+    widest += config.experts_per_token * (config.expert_size + config.hidden_size)
     # Scans of prompts are computed in fp32, by torch.
     widest += 6 * _mixer_inputs(config)
     if config.per_layer_embeddings is not None:

@@ -59,11 +59,6 @@ struct Tokens {
     }
 };
 
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void wait_for_groups() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 // Scores of the warp's 16 heads and OWN_TOKENS tokens.
 __device__ __forceinline__ void score(float (&s)[OWN_TOKENS / 2], u32 queries, u32 keys, int head, int token) {
     int lane = threadIdx.x % WARP, matrix = lane / 8, within = lane % 8;

@@ -5,6 +5,7 @@
 // lane % 4) holds at [4j], [4j + 1] row g and at [4j + 2], [4j + 3] row g + 8, columns 8j + 2t and 8j + 2t + 1.
 // Arrays [2] hold values of row g and row g + 8.
 #pragma once
+#include "common/async_copy.cuh"
 #include "common/mbarrier.cuh"
 #include "common/mma.cuh"
 
@@ -13,16 +14,6 @@
 // banks. This is wgmma's 128-byte swizzle if the tile is aligned to 1024.
 template <int ROWS> __device__ __forceinline__ u32 chunk_offset(int row, int chunk) {
     return ((chunk >> 3) * ROWS + row) * 128 + ((chunk ^ row) & 7) * 16;
-}
-
-// Copies 16 bytes asynchronously; writes zeros if not `valid`.
-__device__ __forceinline__ void copy_chunk(u32 to, const void* from, bool valid) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(valid ? 16 : 0)
-                 : "memory");
-}
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 // Packs the accumulators of the columns 16 step … 16 step + 15 as the left operand of the next mma.

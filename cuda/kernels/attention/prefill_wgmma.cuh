@@ -3,7 +3,8 @@
 // Shared memory, aligned to 1024 bytes: queries [CONSUMERS][PANELS][64 rows][128 bytes], keys
 // [STAGES][PANELS][KEYS rows][128 bytes], values likewise. Barriers: the copies of the 128 producer threads
 // complete `full`; the first lane of each consumer warp completes `empty`.
-#include "attention/wgmma.cuh"
+#include "attention/mma_softmax.cuh"
+#include "common/wgmma.cuh"
 
 constexpr int KEY = 0, VALUE = 1;
 

@@ -127,8 +127,7 @@ def test_more_rows_than_the_fused_kernels_take(folder: Path, cubins: Path, num_r
     on_cpu, _ = tiny.run(tiny.engine(folder, **settings), prompts, params)
     engine = gpu_engine(folder, cubins, **settings)
     assert tiny.run(engine, prompts, params)[0] == on_cpu
-    # Steps of a MoE model are captured for at most 16 rows.
-    assert engine.decoder.config.num_experts or engine.stats()["graph_steps"] > 0
+    assert engine.stats()["graph_steps"] > 0
 
 
 def test_a_reused_prefix_gives_the_same_ids(folder: Path, cubins: Path) -> None:

@@ -14,7 +14,17 @@ from swiftchat.engine.schedule.batch import Batch
 from tests.support import tiny
 
 pytestmark = pytest.mark.gpu
-MODELS = (*tiny.VARIANTS, "qwen3", "gemma2", "smollm3", "olmo2", "gpt2", "bloom", "falcon-40b")
+MODELS = (
+    *tiny.VARIANTS,
+    "qwen3",
+    "gemma2",
+    "smollm3",
+    "olmo2",
+    "gpt2",
+    "bloom",
+    "falcon-40b",
+    "qwen3-moe",
+)
 SCHEMES = ("int8", "int4", "fp8")
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 

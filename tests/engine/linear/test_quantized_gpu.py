@@ -26,6 +26,7 @@ from swiftchat.weights.quantization.gguf_blocks import to_matrix as gguf_matrix
 from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Int8Groups, QuantizedMatrix
 from tests.support import gguf_directory, tiny, tiny_gguf
+from tests.support.gpu_engines import decode_logits, gpu_engine
 from tests.support.kernel_case import Inputs, assert_close
 from tests.support.packed_matrices import PACKINGS, kernels_without_gpu, packed, parts
 from tests.support.tiny_llama import tiny_llama
@@ -230,7 +231,7 @@ def test_quantized_weights_with_a_quantized_cache(
 
 
 @pytest.mark.gpu
-def test_quantized_experts_are_computed_without_graphs(tmp_path: Path) -> None:
+def test_quantized_experts_are_computed_without_graphs_in_fp32(tmp_path: Path) -> None:
     tiny.make("qwen3-moe", tmp_path / "in", moe_intermediate_size=32)
     convert(tmp_path / "in", tmp_path / "out", quantization=QuantizationSpec("int8"))
     prompts = {i: tiny.random_ids(5 + 30 * i, seed=i) for i in range(2)}
@@ -241,6 +242,25 @@ def test_quantized_experts_are_computed_without_graphs(tmp_path: Path) -> None:
     assert experts is not None and isinstance(experts.each[0].down, GpuQuantizedWeight)
     assert engine.graph_decode is None
     assert tiny.run(engine, prompts, params)[0] == on_cpu
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("chunk_tokens", [None, 1])
+def test_quantized_experts_stay_packed_in_half_precision(
+    tmp_path: Path, scheme: str, chunk_tokens: int | None
+) -> None:
+    """A prompt in one chunk, and token by token as decode steps, which are captured."""
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 96, "num_attention_heads": 8}
+    tiny.make("qwen3-moe", tmp_path / "in", **sizes)
+    convert(tmp_path / "in", tmp_path / "out", quantization=QuantizationSpec(scheme))
+    ids, out = tiny.random_ids(60, seed=5), tmp_path / "out"
+    settings = {"dtype": "float32", "kernels": False}
+    exact = decode_logits(gpu_engine(out, tmp_path, **settings), ids)
+    engine = gpu_engine(out, tmp_path, dtype="bfloat16", chunk_tokens=chunk_tokens)
+    assert engine.graph_decode is not None
+    rounded = decode_logits(engine, ids)
+    assert torch.linalg.norm(rounded - exact) <= 0.06 * torch.linalg.norm(exact)
 
 
 @pytest.mark.gpu

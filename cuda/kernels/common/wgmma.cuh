@@ -1,13 +1,13 @@
 // Hopper's warpgroup matmul (wgmma): 64 rows × N columns × 16 by four warps, asynchronous, with operands in
 // shared memory. Only for sm_90a.
 //
-// Tiles have the layout of `chunk_offset` in mma_softmax.cuh and are aligned to 1024 bytes. A descriptor holds
+// Tiles have the layout of `chunk_offset` in attention/mma_softmax.cuh and are aligned to 1024 bytes. A descriptor holds
 // a tile's address (bits 0-13), the distance of its 64-column panels (bits 16-29, used if rows are the summed
 // dimension) and of its groups of eight rows (bits 32-45), all in units of 16 bytes, and the 128-byte swizzle
 // (1 in bits 62-63). Offsets in a tile are added to the address, because the swizzle uses bits 7-9 of the
 // final address.
 #pragma once
-#include "attention/mma_softmax.cuh"
+#include "common/common.cuh"
 
 template <int ROWS> __device__ __forceinline__ u64 tile_descriptor(u32 address) {
     return (u64)((address & 0x3ffff) >> 4) | (u64)(ROWS * 128 >> 4) << 16 |

@@ -1,0 +1,55 @@
+// grouped_down: second half of the MLPs of the experts of many tokens (MoE).
+//
+//   x       T [num_choices, expert_size]: rows as `order` has them
+//   values, scales, biases: as in grouped_gate_up, of matrices [hidden_size, expert_size]
+//   order   int32 [num_choices], starts int32 [num_experts + 1]: of expert_order
+//   out     T [num_choices, hidden_size] = matrix · x + bias, at the place of the choice: row order[i] for row i of x
+//
+// Algorithm: grouped.cuh. expert_sum adds the outputs of a token.
+//
+// Requires: expert_size * sizeof T a multiple of 16, with MXFP4 expert_size of 32; hidden_size even.
+// Launch: grid (ceil(hidden_size / 128), most tiles of rows), block 256, dynamic shared memory as in compute_tile.
+// Moves the matrices of all chosen experts, x and out.
+// Accuracy: fp32 sums of weights rounded to T, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 1e-5 (fp32).
+// Test: tests/cuda/kernels/test_grouped_down.py
+#include "moe/grouped.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+grouped_down_kernel(const T* x, const u64* values, const u64* scales, const u64* biases, const int* order,
+                    const int* starts, T* out, int num_experts, int hidden_size, int expert_size) {
+    extern __shared__ __align__(1024) u8 stages[];
+    start_dependents();
+    wait_for_upstream();
+    ExpertRows rows(starts, num_experts, blockIdx.y);
+    if (rows.first == rows.end) return;
+    int first = blockIdx.x * TILE_COLUMNS, num_rows = rows.end - rows.first;
+    auto input_of = [&](int i) { return i < num_rows ? rows.first + i : -1; };
+    auto row_of = [&](int i) { return first + i < hidden_size ? first + i : -1; };
+    u64 own_scales = scales ? scales[rows.expert] : 0;
+    Activations activations(x, input_of, expert_size);
+    Matrix matrix(values[rows.expert], own_scales, row_of, expert_size);
+    Sums sums = {};
+    compute_tile(sums, activations, matrix, stages, num_rows);
+
+    int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    const T* bias = biases ? (const T*)biases[rows.expert] : nullptr;
+#pragma unroll
+    for (int j = 0; j < MMA_COLUMNS; j++) {
+        int output = first + warp / ROW_WARPS * OWN_COLUMNS + j * 8 + 2 * t;
+        if (output >= hidden_size) continue;
+        float factors[2], shifts[2];
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            factors[c] = Matrix::scale(own_scales, output + c);
+            shifts[c] = bias ? to_float(bias[output + c]) : 0.f;
+        }
+#pragma unroll
+        for (int i = 0; i < MMA_ROWS * 2; i++) {
+            int at = warp % ROW_WARPS * OWN_ROWS + i * 8 + g;
+            if (at >= num_rows) continue;
+            const float* own = &sums.at[i / 2][j][i % 2 * 2];
+            T* to = out + (i64)order[rows.first + at] * hidden_size + output;
+            store_pair(to, own[0] * factors[0] + shifts[0], own[1] * factors[1] + shifts[1]);
+        }
+    }
+}

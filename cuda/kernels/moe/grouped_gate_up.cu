@@ -1,0 +1,75 @@
+// grouped_gate_up: first half of the MLPs of the experts of many tokens (MoE): activation(gate) * up.
+//
+//   x       T [n, hidden_size]
+//   values  u64 [num_experts]: addresses of each expert's matrix [2 * expert_size, hidden_size]: of its elements T,
+//           with MXFP4 u8 [2 * expert_size, hidden_size / 2], or of its packed tiles (linear/packed_layout.cuh)
+//   scales  u64 [num_experts], null with PLAIN: addresses of scales, with MXFP4 u8 [2 * expert_size,
+//           hidden_size / 32], of packed matrices fp32 [2 * expert_size]
+//   biases  u64 [num_experts] or null: addresses of biases T [2 * expert_size]
+//   order   int32 [n * experts_per_token], starts int32 [num_experts + 1]: of expert_order
+//   out     T [n * experts_per_token, expert_size]: rows in that order; as in expert_gate_up, with gate_step and limit
+//
+// Algorithm: grouped.cuh. A block has 64 gate rows and the 64 up rows that belong to them, in turns of eight, so that
+// a thread has both sums of an output.
+//
+// Requires: hidden_size * sizeof T a multiple of 16, with MXFP4 hidden_size of 32; expert_size even; for packed
+// matrices a multiple of 8 and gate_step 1.
+// Launch: grid (ceil(expert_size / 64), most tiles of rows), block 256, dynamic shared memory as in compute_tile.
+// Moves the matrices of all chosen experts, and x once for each.
+// Accuracy: fp32 sums of weights rounded to T, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 1e-5 (fp32).
+// Test: tests/cuda/kernels/test_grouped_gate_up.py
+#include "moe/gated.cuh"
+#include "moe/grouped.cuh"
+
+constexpr int PAIRS = TILE_COLUMNS / 2;
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+grouped_gate_up_kernel(const T* x, const u64* values, const u64* scales, const u64* biases, const int* order,
+                       const int* starts, T* out, int num_experts, int hidden_size, int expert_size,
+                       int experts_per_token, int gate_step, float limit) {
+    extern __shared__ __align__(1024) u8 stages[];
+    start_dependents();
+    wait_for_upstream();
+    ExpertRows rows(starts, num_experts, blockIdx.y);
+    if (rows.first == rows.end) return;
+    int first = blockIdx.x * PAIRS, to_up = gate_step == 2 ? 1 : expert_size, num_rows = rows.end - rows.first;
+    auto token_of = [&](int i) { return i < num_rows ? order[rows.first + i] / experts_per_token : -1; };
+    // Of 16 rows of the tile eight are gate rows, then the up rows of the same outputs come.
+    auto row_of = [&](int i) {
+        int output = first + i / 16 * 8 + i % 8;
+        return output < expert_size ? output * gate_step + (i % 16 < 8 ? 0 : to_up) : -1;
+    };
+    u64 own_scales = scales ? scales[rows.expert] : 0;
+    Activations activations(x, token_of, hidden_size);
+    Matrix matrix(values[rows.expert], own_scales, row_of, hidden_size);
+    Sums sums = {};
+    compute_tile(sums, activations, matrix, stages, num_rows);
+
+    int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    const T* bias = biases ? (const T*)biases[rows.expert] : nullptr;
+#pragma unroll
+    for (int j = 0; j < MMA_COLUMNS / 2; j++) {
+        int output = first + warp / ROW_WARPS * (OWN_COLUMNS / 2) + j * 8 + 2 * t;
+        if (output >= expert_size) continue;
+        float factors[2][2], shifts[2][2];  // of gate and up
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            int row = (output + c % 2) * gate_step + c / 2 * to_up;
+            factors[c / 2][c % 2] = Matrix::scale(own_scales, row);
+            shifts[c / 2][c % 2] = bias ? to_float(bias[row]) : 0.f;
+        }
+#pragma unroll
+        for (int i = 0; i < MMA_ROWS * 2; i++) {
+            int at = warp % ROW_WARPS * OWN_ROWS + i * 8 + g;
+            if (at >= num_rows) continue;
+            float results[2];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                float gate = sums.at[i / 2][2 * j][i % 2 * 2 + c], up = sums.at[i / 2][2 * j + 1][i % 2 * 2 + c];
+                results[c] = gated<ACTIVATION>(gate * factors[0][c] + shifts[0][c], up * factors[1][c] + shifts[1][c],
+                                               limit);
+            }
+            store_pair(out + (i64)(rows.first + at) * expert_size + output, results[0], results[1]);
+        }
+    }
+}

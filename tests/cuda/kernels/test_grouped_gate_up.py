@@ -1,0 +1,105 @@
+"""grouped_gate_up against fp64. Tolerance: one rounding of the result."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops import grouped_experts
+from swiftchat.cuda.ops.grouped_experts import grouped_gate_up
+from swiftchat.cuda.packed_layout import TILE_COLUMNS
+from tests.support.grouped_experts import (
+    CASES,
+    RandomMatrices,
+    random_choices,
+    sorted_choices,
+)
+from tests.support.kernel_case import Inputs, assert_close, poisoned
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize(("kind", "n", "experts", "chosen", "hidden", "inner"), CASES)
+def test_gate_up_equals_fp64(
+    gpu: Gpu, kind: str, n: int, experts: int, chosen: int, hidden: int, inner: int
+) -> None:
+    case = RandomMatrices(kind, experts, 2 * inner, hidden)
+    dtype = case.dtype
+    x, ids = Inputs(n, dtype).normal(n, hidden), random_choices(n, n, experts, chosen)
+    rows, order, expert = sorted_choices(gpu, ids, experts)
+    products = torch.empty(len(order), 2 * inner, dtype=torch.float64, device="cuda")
+    for e in range(experts):
+        own = expert == e
+        products[own] = x.double()[order[own] // chosen] @ case.matrices[e].T
+    # Packed matrices have all gate rows first.
+    step = 1 if case.plain.scheme in TILE_COLUMNS else 2
+    for matrices, gate_step, limit in ((case.plain, 1, 0.0), (case.biased, step, 1.5)):
+        out = poisoned(len(order), inner, dtype=dtype)
+        settings = {"gate_step": gate_step, "limit": limit}
+        grouped_gate_up(gpu, x, matrices, rows, out, "gelu_sigmoid", **settings)
+        wide = products if matrices.biases is None else products + case.biases[expert]
+        gate, up = (wide[:, 0::2], wide[:, 1::2]) if gate_step == 2 else wide.chunk(2, 1)
+        if limit:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + 1
+        expected = gate * torch.sigmoid(1.702 * gate) * up
+        assert_close(out, expected, case.tolerance)
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "float32", "int4-64", "int8"])
+def test_rows_do_not_depend_on_the_tiles(
+    gpu: Gpu, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 16-bit matrices they may: Hopper has another matmul for large tiles."""
+    case = RandomMatrices(kind, 4, 192, 320)
+    dtype = case.dtype
+    x, ids = Inputs(5, dtype).normal(90, 320), random_choices(5, 90, 4, 2)
+    rows, *_ = sorted_choices(gpu, ids, 4)
+    found = []
+    for threshold in (1, 1000):
+        monkeypatch.setattr(grouped_experts, "_MIN_LARGE_TILE_ROWS", threshold)
+        found.append(poisoned(180, 96, dtype=dtype))
+        grouped_gate_up(gpu, x, case.biased, rows, found[-1], "silu")
+    assert torch.equal(*found)
+
+
+def test_replays_read_the_current_choices(gpu: Gpu) -> None:
+    case = RandomMatrices("bfloat16", 8, 64, 64)
+    dtype = case.dtype
+    x, out = Inputs(1, dtype).normal(60, 64), poisoned(120, 32, dtype=torch.bfloat16)
+    ids = random_choices(1, 60, 8, 2)
+
+    def run() -> None:
+        grouped_gate_up(gpu, x, case.plain, sorted_choices(gpu, ids, 8)[0], out, "silu")
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    ids.copy_(random_choices(2, 60, 8, 2))
+    run()
+    expected = out.clone()
+    out.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(out, expected)
+
+
+def test_unsupported_shapes_raise(gpu: Gpu) -> None:
+    case = RandomMatrices("mxfp4", 2, 64, 64)
+    rows, *_ = sorted_choices(gpu, random_choices(1, 4, 2, 1), 2)
+    make = Inputs(1, case.dtype)
+    x, out = make.normal(4, 64), make.normal(4, 32)
+    for matrices, match in (
+        (replace(case.plain, columns=48), "does not take MXFP4 matrices of 64 rows of 48"),
+        (replace(case.plain, rows=66), "matrices must be"),
+        (replace(case.plain, values=case.plain.values.int()), "values must be"),
+        (replace(case.plain, scales=None), "MXFP4 matrices with scales None"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            grouped_gate_up(gpu, x, matrices, rows, out, "silu")
+    with pytest.raises(ValueError, match="order must be"):
+        grouped_gate_up(gpu, x, case.plain, rows, make.normal(8, 32), "silu")
+    packed = RandomMatrices("int8", 2, 64, 64)
+    with pytest.raises(ValueError, match="32 outputs of INT8"):
+        grouped_gate_up(gpu, x, packed.plain, rows, out, "silu", gate_step=2)
