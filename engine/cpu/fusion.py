@@ -22,6 +22,7 @@ from swiftchat.engine.cpu.structures import (
     LinearOp,
     LowRankOp,
     Mamba2Op,
+    MambaOp,
     NormKind,
     NormOp,
     RotaryOp,
@@ -30,7 +31,7 @@ from swiftchat.engine.cpu.structures import (
 )
 
 # These need or write the rows of all tokens.
-_ALL_TOKENS = (EmbedOp, AttentionOp, ConvOp, GatedDeltaOp, Mamba2Op)
+_ALL_TOKENS = (EmbedOp, AttentionOp, ConvOp, GatedDeltaOp, Mamba2Op, MambaOp)
 
 
 def fuse(recording: Recording) -> None:

@@ -13,6 +13,7 @@ from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
+    Mamba,
     Mamba2,
     ShortConv,
     StateMixer,
@@ -20,7 +21,7 @@ from swiftchat.weights.architectures.parts.mixers import (
 
 _UNIT_EPS = 1e-6  # of the lengths of keys and queries, as in engine/mixers/gated_delta.py
 
-Scan = native.GatedDeltaOp | native.Mamba2Op
+Scan = native.GatedDeltaOp | native.Mamba2Op | native.MambaOp
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Parameters:
                 # The bias is not scaled with the input.
                 bias = bias if bias is None or before == 1.0 else bias.float() / before
                 return NativeMixer(kind.width, bias, conv, self._mamba2(kind))
+            case Mamba():
+                return NativeMixer(kind.width, bias, self._conv(activation), self._mamba(kind))
         raise CannotRecordError("no kernel computes this kind of mixer")
 
     def _conv(self, activation: native.Activation, scales: Tensor | None = None) -> native.ConvOp:
@@ -116,6 +119,32 @@ class Parameters:
             decay=self.references.floats(self.weights.decay),
             step_bias=self.references.floats(self.weights.step_bias),
             skip=self.references.floats(self.weights.skip),
+            state=self.states[1].data_ptr(),
+        )
+
+    def _mamba(self, kind: Mamba) -> native.MambaOp:
+        weights, floats = self.weights, self.references.floats
+        decay = weights.decay
+        assert decay is not None
+
+        def norm(weight: Tensor | None, width: int) -> Norm:
+            if kind.norm_eps is None:
+                return Norm(NormKind.NONE)
+            present = torch.ones(width) if weight is None else weight
+            return Norm(NormKind.RMS, kind.norm_eps, floats(present))
+
+        return native.MambaOp(
+            width=kind.width,
+            state_size=kind.state_size,
+            step_rank=kind.step_rank,
+            step_norm=norm(weights.step_norm, kind.step_rank),
+            b_norm=norm(weights.b_norm, kind.state_size),
+            c_norm=norm(weights.c_norm, kind.state_size),
+            to_parts=floats(weights.project_x),
+            to_step=floats(weights.project_step),
+            decay=floats(-decay.exp()),
+            step_bias=floats(weights.step_bias),
+            skip=floats(weights.skip),
             state=self.states[1].data_ptr(),
         )
 

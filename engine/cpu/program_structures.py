@@ -24,6 +24,7 @@ from swiftchat.engine.cpu.structures import (
     LowRank,
     LowRankOp,
     Mamba2Op,
+    MambaOp,
     Matrix,
     MoeOp,
     Norm,
@@ -33,7 +34,7 @@ from swiftchat.engine.cpu.structures import (
     SoftcapOp,
 )
 
-PROGRAM_VERSION = 9
+PROGRAM_VERSION = 10
 
 
 class Op(Union):
@@ -55,6 +56,7 @@ class Op(Union):
         ("gate", GateOp),
         ("gated_delta", GatedDeltaOp),
         ("mamba2", Mamba2Op),
+        ("mamba", MambaOp),
     )
 
     @classmethod
@@ -115,7 +117,7 @@ STRUCTURES = (
     *(Op, Matrix, Buffer, ProgramStruct, Span, Run, Norm, LayerCache, Expert, EmbedOp, NormOp),
     *(LinearOp, RotaryOp, AttentionOp, ActAndMulOp, AddScaledOp, SoftcapOp, GatherOp, MoeOp),
     *(LowRank, Delta, LowRankOp, ConvOp, DropColumnsOp, GateOp, GatedDeltaOp),
-    Mamba2Op,
+    *(Mamba2Op, MambaOp),
 )
 
 

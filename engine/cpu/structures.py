@@ -39,6 +39,7 @@ class OpKind(IntEnum):
     GATE = 13
     GATED_DELTA = 14
     MAMBA2 = 15
+    MAMBA = 16
 
 
 class RowSet(IntEnum):
@@ -323,6 +324,16 @@ class Mamba2Op(Structure):
     )
 
 
+class MambaOp(Structure):
+    KIND = OpKind.MAMBA
+    _fields_ = (
+        ("header", OpHeader),
+        *_ints("x", "out", "width", "state_size", "step_rank"),
+        *((name, Norm) for name in ("step_norm", "b_norm", "c_norm")),
+        *_addresses("to_parts", "to_step", "decay", "step_bias", "skip", "state"),
+    )
+
+
 AnyOp = (
     EmbedOp
     | NormOp
@@ -340,4 +351,5 @@ AnyOp = (
     | GateOp
     | GatedDeltaOp
     | Mamba2Op
+    | MambaOp
 )

@@ -9,7 +9,7 @@
 #pragma once
 #include "matrix.h"
 
-enum { PROGRAM_VERSION = 9, MAX_EXPERT_GROUPS = 64 };
+enum { PROGRAM_VERSION = 10, MAX_EXPERT_GROUPS = 64 };
 
 enum OpKind {
     OP_EMBED,
@@ -28,6 +28,7 @@ enum OpKind {
     OP_GATE,
     OP_GATED_DELTA,
     OP_MAMBA2,
+    OP_MAMBA,
     NUM_OP_KINDS
 };
 enum RowSet { ROWS_TOKENS, ROWS_LOGITS };
@@ -248,6 +249,18 @@ typedef struct {
     float *state; /* [num_slots, num_heads, head_dim, state_size] */
 } Mamba2Op;
 
+/* Mamba after its convolution, as engine/mixers/mamba.py defines it. A row of x has x and output gates of
+   all channels; out [width]. Rows of to_parts [step_rank + 2 * state_size, width] make the inputs of
+   steps, b and c of x, which have norms; to_step [width, step_rank]. `decay` [width, state_size] is
+   negative; it, `step_bias` and `skip` [width] are fp32. */
+typedef struct {
+    OpHeader header;
+    int32_t x, out, width, state_size, step_rank;
+    Norm step_norm, b_norm, c_norm;
+    const float *to_parts, *to_step, *decay, *step_bias, *skip;
+    float *state; /* [num_slots, width, state_size] */
+} MambaOp;
+
 typedef union {
     OpHeader header;
     EmbedOp embed;
@@ -266,6 +279,7 @@ typedef union {
     GateOp gate;
     GatedDeltaOp gated_delta;
     Mamba2Op mamba2;
+    MambaOp mamba;
 } Op;
 
 typedef struct {
@@ -331,4 +345,4 @@ typedef struct {
 extern const OpKernels embed_kernels, norm_kernels, linear_kernels, rotary_kernels, attention_kernels,
     act_and_mul_kernels, add_scaled_kernels, softcap_kernels, gather_kernels, moe_kernels,
     low_rank_kernels, conv_kernels, drop_columns_kernels, gate_kernels,
-    gated_delta_kernels, mamba2_kernels;
+    gated_delta_kernels, mamba2_kernels, mamba_kernels;
