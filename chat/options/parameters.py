@@ -154,7 +154,12 @@ PARAMETERS: dict[str, Parameter | ChoiceParameter] = {
         _sampled(
             "diversity_rate", float, "Beam search: fewer continuations of one beam; 0 is off."
         ),
-        _sampled("speculate_tokens", int, "Most proposed tokens of a step (8).", ("draft_max",)),
+        _sampled(
+            "speculate_tokens",
+            int,
+            "Most proposed tokens of a step (15; the CPU takes 8).",
+            ("draft_max",),
+        ),
         Parameter(
             "ctx_size",
             int,

@@ -165,7 +165,7 @@ SAMPLING_RANGES = {
     "beams": Range(f"between 1 and {MAX_BEAMS}", 1, MAX_BEAMS),
     "length_penalty": Range("between -10 and 10", -10, 10),
     "diversity_rate": Range("between 0 and 100", 0, 100),
-    "speculate_tokens": Range("between 1 and 8", 1, 8),
+    "speculate_tokens": Range("between 1 and 15", 1, 15),
 }
 LOGIT_BIAS_RANGE = _PENALTY
 
@@ -231,7 +231,7 @@ class SamplingParams:
     overflow: str = "error"
     overflow_keep: int | None = None
     speculate: str = "auto"
-    speculate_tokens: int = 8
+    speculate_tokens: int = 15
     beams: int | None = None
     returned_beams: int = 1
     length_penalty: float = 1.0

@@ -57,15 +57,22 @@ class DecodeBatch:
     ) -> None:
         self.max_rows = max_rows = padded_rows(max_rows)
         self.block_size = block_size
-        # All fields share one tensor, which one copy from pinned memory fills.
         names = [*_INT_FIELDS, *_FLOAT_FIELDS]
-        self._fields = torch.zeros(len(names), max_rows, dtype=torch.int32, device=gpu.device)
-        self._host_fields = self._fields.cpu().pin_memory()
+        max_blocks = -(-max_blocks // 4) * 4  # rows of 16 bytes
+        # One tensor that one copy from pinned memory fills: seeds, fields, block tables. The rows
+        # of tables that are not used are left out, so they come last.
+        self._num_fields = (2 + len(names)) * max_rows
+        size = self._num_fields + max_rows * max_blocks
+        self._inputs = torch.zeros(size, dtype=torch.int32, device=gpu.device)
+        self._host_inputs = self._inputs.cpu().pin_memory()
+        fields = self._inputs[2 * max_rows : self._num_fields].view(len(names), max_rows)
         # Views: assigning an element takes a tenth of the time of torch's.
-        self._host_ints = self._host_fields.numpy()
+        host = self._host_inputs.numpy()
+        self._host_seeds = host[: 2 * max_rows].view(np.int64)
+        self._host_ints = host[2 * max_rows : self._num_fields].reshape(len(names), max_rows)
         self._host_floats = self._host_ints.view(np.float32)
         self._index = {name: i for i, name in enumerate(names)}
-        ints = (self._fields[self._index[name]] for name in _INT_FIELDS)
+        ints = (fields[self._index[name]] for name in _INT_FIELDS)
         (
             self.tokens,
             self.positions,
@@ -79,8 +86,8 @@ class DecodeBatch:
             _,
         ) = ints
         first = self._index["state_slots_even"]
-        self.state_slots = self._fields[first : first + 2]
-        floats = (self._fields[self._index[name]].view(torch.float32) for name in _FLOAT_FIELDS)
+        self.state_slots = fields[first : first + 2]
+        floats = (fields[self._index[name]].view(torch.float32) for name in _FLOAT_FIELDS)
         (
             self.temperature,
             self.top_p,
@@ -89,10 +96,9 @@ class DecodeBatch:
             self.presence_penalty,
             self.frequency_penalty,
         ) = floats
-        self.seeds = torch.zeros(max_rows, dtype=torch.int64, device=gpu.device)
-        max_blocks = -(-max_blocks // 4) * 4  # rows of 16 bytes
-        self.block_tables = torch.zeros(max_rows, max_blocks, dtype=torch.int32, device=gpu.device)
-        self._host_tables = self.block_tables.cpu().pin_memory()
+        self.seeds = self._inputs[: 2 * max_rows].view(torch.int64)
+        self.block_tables = self._inputs[self._num_fields :].view(max_rows, max_blocks)
+        self._host_tables = self._host_inputs[self._num_fields :].view(max_rows, max_blocks)
         self._host_block_tables = self._host_tables.numpy()  # a view
         self.counts = torch.zeros(max_rows, vocab_size, dtype=torch.int32, device=gpu.device)
         self.bias = torch.zeros(max_rows, vocab_size, device=gpu.device)
@@ -122,18 +128,13 @@ class DecodeBatch:
         for name in ("slot_mapping", "state_slots_even", "state_slots_odd"):
             self._host_ints[self._index[name]] = -1
         n = 0
-        for row in rows:
-            n += self._load_sequence(n, row)
-        # Whole rows, with old entries at their ends: one copy, because they are contiguous.
-        self.block_tables[:n].copy_(self._host_tables[:n], non_blocking=True)
-        pairs = zip(rows, seeds, strict=True)
-        seeds = [seed for row, seed in pairs for _ in range(1 + len(row.proposed))]
-        self._fields.copy_(self._host_fields, non_blocking=True)
-        signed = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
-        # This copy from pageable memory also waits for all copies above.
-        self.seeds[: len(signed)] = torch.tensor(
-            signed, dtype=torch.int64, device=self.seeds.device
-        )
+        for row, seed in zip(rows, seeds, strict=True):
+            end = n + self._load_sequence(n, row)
+            self._host_seeds[n:end] = seed - 2**64 if seed >= 2**63 else seed
+            n = end
+        # Whole rows of the block tables, with old entries at their ends.
+        used = slice(0, self._num_fields + n * self.block_tables.shape[1])
+        self._inputs[used].copy_(self._host_inputs[used], non_blocking=True)
 
     def _load_sequence(self, first: int, row: Row) -> int:
         """Assign rows from `first` on to a sequence's last token and the proposed ones.
@@ -166,10 +167,11 @@ class DecodeBatch:
             ints[index["slot_mapping"], i] = table[at // size] * size + at % size
         rows = first if count == 1 else slice(first, first + count)
         for name, value in settings.items():
-            self._host_ints[self._index[name], rows] = value
+            if value:  # the others are 0 already
+                ints[index[name], rows] = value
         off = {} if params.has_penalties else _PENALTIES_OFF
         for name in _FLOAT_FIELDS:
-            self._host_floats[self._index[name], rows] = off.get(name, getattr(params, name))
+            self._host_floats[index[name], rows] = off.get(name, getattr(params, name))
         self._host_block_tables[rows, : len(table)] = table
         for number in range(first, first + count):
             self._num_blocks[number] = len(table)

@@ -70,7 +70,7 @@ class GraphRunner:
         self._hidden: dict[tuple[Part, int, bool], HiddenStates] = {}
         self._last_hidden: HiddenStates | None = None
         self._decoder, self._ops, self._cache, self.batch = decoder, ops, cache, batch
-        self._sizes = sizes
+        self.sizes = sizes
         self._fused = FusedDecoder(decoder, ops, cache, batch, shares_blocks=shares_blocks)
         self._graphs: dict[tuple[Part, int, bool], torch.cuda.CUDAGraph] = {}
         self._deltas: FusedDeltas | None = None
@@ -170,7 +170,7 @@ class GraphRunner:
     def can_adapt(self, sequences: Seq[Sequence]) -> bool:
         """Return whether steps with `adapted` compute the adapters of these sequences."""
         sets = {s.tuning.set_index for s in sequences if s.tuning is not None and s.has_adapters}
-        size = next(size for size in self._sizes if size >= len(sequences))
+        size = next(size for size in self.sizes if size >= len(sequences))
         return sets <= self._computable and self._fused.supports(min(size, self.batch.max_rows))
 
     def load_adapters(self, sequences: Seq[Sequence]) -> None:
@@ -198,7 +198,7 @@ class GraphRunner:
         return self._graphs[key]
 
     def _key(self, num_rows: int, part: Part, adapted: bool) -> tuple[Part, int, bool]:
-        size = next(size for size in self._sizes if size >= num_rows)
+        size = next(size for size in self.sizes if size >= num_rows)
         return part, size, adapted and part != "sampling"
 
     def _capture(self, n: int, launch: Callable[[int], None]) -> torch.cuda.CUDAGraph:

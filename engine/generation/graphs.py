@@ -108,11 +108,10 @@ def _verifier(
     """
     if decoder.config.mixer is not None:
         return None
-    most = VERIFIED_ROWS[-1]
     if decoder.ranks.size * decoder.stages.size > 1 or not computes_experts(decoder, ops):
         return None
     vocab_size = decoder.config.vocab_size
-    batch = DecodeBatch(ops.gpu, most, max_blocks, cache.block_size, vocab_size)
+    batch = DecodeBatch(ops.gpu, VERIFIED_ROWS[-1], max_blocks, cache.block_size, vocab_size)
     return GraphRunner(
         *(decoder, ops, cache, batch, VERIFIED_ROWS),
         shares_blocks=True,

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.decode.verification import VERIFIED_ROWS
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.model.cuda_ops import CudaOps
@@ -36,9 +35,11 @@ def speculation_of(
     is_on_gpu, weights = isinstance(decoder.ops, CudaOps), decoder.weights
     costs, max_rows, step_s = StepCosts(_ROW_COST), MAX_VERIFIED_ROWS, None
     if is_on_gpu:
-        num_bytes, num_layers = resident_bytes(weights), len(weights.layers)
+        # All ranks must decide alike.
+        num_bytes = decoder.ranks.min_across_ranks(resident_bytes(weights))
+        num_layers = len(weights.layers)
         costs = StepCosts.on_gpu(num_bytes, num_layers, is_quantized=has_quantized(weights))
-        max_rows = VERIFIED_ROWS[-1] if graphs.verification is not None else 1
+        max_rows = 1 if graphs.verification is None else graphs.verification.max_rows
         step_s = gpu_step_s(num_bytes, num_layers)
     if decoder.config.mixer is not None:
         max_rows = 1  # a state cannot forget the tokens that are rejected

@@ -51,11 +51,11 @@ class PromptLookup:
         if not length:
             return []
         best_num, best_gain = 0, _LEAST_GAIN
-        probability, expected = 1.0, 1.0
+        probability, expected, plain = 1.0, 1.0, costs.cost(num_rows)
         for k in range(1, max_tokens + 1):
             probability *= self._rate(length + k - 1)
             expected += probability
-            gain = expected * costs.cost(num_rows) / costs.cost(num_rows + k)
+            gain = expected * plain / costs.cost(num_rows + k)
             if gain > best_gain:
                 best_num, best_gain = k, gain
         return self._automaton.following(best_num) if best_num else []
@@ -80,5 +80,9 @@ class PromptLookup:
 _LEAST_GAIN = 1.05  # the expected gain that a proposal must have
 
 
+# Of each match length up to the least one of the last class.
+_CLASS_OF = tuple(sum(n >= least for least in _CLASSES) - 1 for n in range(_CLASSES[-1] + 1))
+
+
 def _class_of(match_length: int) -> int:
-    return sum(match_length >= least for least in _CLASSES) - 1
+    return _CLASS_OF[min(match_length, _CLASSES[-1])]

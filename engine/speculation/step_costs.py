@@ -1,32 +1,40 @@
 """The cost of a step by its number of rows, relative to a decode step of one row."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 _SMOOTHING, _SMOOTHING_DOWN = 0.1, 0.4  # weights of a new measurement
-# On a GPU, from measurements on an H200 (docs/performance.md): what a step with several rows costs
-# more than one with a single row, by kind of weights; the host's part of a verification; the speed
-# of reading weights, and the time of a layer's kernels beyond that.
-_MORE_ROWS, _MORE_ROWS_QUANTIZED = 0.25, 0.5
-_HOST_S, _BYTES_PER_S, _LAYER_S = 0.4e-3, 4e12, 10e-6
+# On a GPU, from measurements on an H200 (docs/performance.md): what a captured step of so many rows
+# costs more than one with a single row, by kind of weights; the host's part of a verification; the
+# speed of reading weights, and the time of a layer's kernels beyond that.
+_MORE_ROWS, _MORE_ROWS_QUANTIZED = {8: 0.15, 16: 0.25}, {8: 0.45, 16: 1.0}
+_HOST_S, _BYTES_PER_S, _LAYER_S = 0.15e-3, 4e12, 10e-6
 
 
 class StepCosts:
-    """A straight line: 1 for one row, and `slope` more for each further row, after a `jump`.
+    """1 for one row, and `slope` more for each further row, on top of a jump.
 
-    `measured` fits the slope to durations of steps, `one_row_s` is that of one row in seconds.
+    `jumps` are those of captured steps by their number of rows, ascending; other steps are padded
+    to the next one. `measured` fits the slope to durations of steps, `one_row_s` is that of one
+    row in seconds.
     """
 
-    def __init__(self, slope: float, jump: float = 0.0) -> None:
-        self.slope, self._jump = slope, jump
+    def __init__(self, slope: float, jumps: Mapping[int, float] = MappingProxyType({})) -> None:
+        self.slope, self._jumps = slope, jumps
         self.one_row_s: float | None = None
 
     @classmethod
     def on_gpu(cls, weights_bytes: int, num_layers: int, *, is_quantized: bool) -> "StepCosts":
-        """Estimate the costs of captured steps; up to 8 rows cost the same."""
-        step_s = gpu_step_s(weights_bytes, num_layers)
+        """Estimate the costs of captured steps."""
+        host = _HOST_S / gpu_step_s(weights_bytes, num_layers)
         rows = _MORE_ROWS_QUANTIZED if is_quantized else _MORE_ROWS
-        return cls(0.0, rows + _HOST_S / step_s)
+        return cls(0.0, {size: more + host for size, more in rows.items()})
 
     def cost(self, num_rows: int) -> float:
-        return 1 if num_rows <= 1 else 1 + self._jump + self.slope * (num_rows - 1)
+        if num_rows <= 1:
+            return 1.0
+        jump = next((more for size, more in self._jumps.items() if size >= num_rows), 0.0)
+        return 1 + jump + self.slope * (num_rows - 1)
 
     def measured(self, num_rows: int, duration_s: float) -> None:
         """Receive how long a step with this number of decode rows took."""

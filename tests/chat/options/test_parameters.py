@@ -44,7 +44,7 @@ WRONG = {
     "no_repeat_ngram": "-1",
     "min_tokens": "-1",
     "speculate": "fast",
-    "speculate_tokens": "9",
+    "speculate_tokens": "16",
     "overflow": "drop",
     "overflow_keep": "-1",
     "beams": "65",
