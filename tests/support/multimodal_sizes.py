@@ -192,7 +192,12 @@ MULTIMODAL_SIZES: dict[str, dict[str, Any]] = {
         "video_token_id": 0,
     },
     "qwen3_vl_moe": {
-        "text_config": {**_sections(2, 1, 1, mrope_interleaved=True), **_EXPERTS},
+        # Transformers finds out by the sizes of the file which axes of experts are exchanged.
+        "text_config": {
+            **_sections(2, 1, 1, mrope_interleaved=True),
+            **_EXPERTS,
+            "moe_intermediate_size": 20,
+        },
         "vision_config": _QWEN3_VISION,
         **_QWEN_IDS,
     },
