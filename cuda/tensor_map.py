@@ -1,6 +1,6 @@
-"""Tensor maps: 2-D tensors as the tensor memory accelerator (TMA) of sm_90 and newer reads them."""
+"""Tensor maps: tensors as the tensor memory accelerator (TMA) of sm_90 and newer reads them."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -19,14 +19,45 @@ def tensor_map(gpu: Gpu, rows: Tensor, box_rows: int, box_bytes: int = _SWIZZLE_
     be a multiple of 16 bytes. Before sm_90 the map is empty.
     """
     if not gpu.has_copy_engine:
-        return cuda_driver().CUtensorMap()
-    return _encode(rows.data_ptr(), *rows.shape, rows.element_size(), box_rows, box_bytes)
+        return empty_map()
+    num_rows, row_size = rows.shape
+    item_bytes = rows.element_size()
+    sizes, strides, box = (row_size, num_rows), (row_size * item_bytes,), (box_bytes, box_rows)
+    return _encode(rows.data_ptr(), sizes, strides, item_bytes, box)
+
+
+@cache
+def empty_map() -> Any:
+    """Return a map for kernels that do not use theirs."""
+    return cuda_driver().CUtensorMap()
+
+
+def heads_map(gpu: Gpu, heads: Tensor, box_rows: int) -> Any:
+    """Return a tensor map of `heads` [num_rows, num_heads, head_dim], in boxes of one head.
+
+    Boxes are those of `tensor_map` with 128 bytes of a row. Rows may be apart, by a multiple of 16
+    bytes.
+    """
+    if not gpu.has_copy_engine:
+        return empty_map()
+    num_rows, num_heads, head_dim = heads.shape
+    item_bytes = heads.element_size()
+    strides = (head_dim * item_bytes, heads.stride(0) * item_bytes)
+    sizes = (head_dim, num_heads, num_rows)
+    box = (_SWIZZLE_BYTES, 1, box_rows)
+    return _encode(heads.data_ptr(), sizes, strides, item_bytes, box)
 
 
 @lru_cache(maxsize=4096)  # an entry for each matrix and each layer's cache
 def _encode(
-    pointer: int, num_rows: int, row_size: int, item_bytes: int, box_rows: int, box_bytes: int
+    pointer: int,
+    sizes: tuple[int, ...],
+    strides_bytes: tuple[int, ...],
+    item_bytes: int,
+    box: tuple[int, ...],
 ) -> Any:
+    """Encode a map of `sizes`, columns first; a `box` has bytes of a row, then the other sizes."""
+    box_bytes, *box_rows = box
     cuda = cuda_driver()
     kinds = cuda.CUtensorMapDataType
     kind = {
@@ -38,12 +69,12 @@ def _encode(
     return check(
         cuda.cuTensorMapEncodeTiled(
             kind,
-            2,
+            len(sizes),
             pointer,
-            [cuda.cuuint64_t(row_size), cuda.cuuint64_t(num_rows)],
-            [cuda.cuuint64_t(row_size * item_bytes)],
-            [cuda.cuuint32_t(box_bytes // item_bytes), cuda.cuuint32_t(box_rows)],
-            [cuda.cuuint32_t(1), cuda.cuuint32_t(1)],
+            [cuda.cuuint64_t(size) for size in sizes],
+            [cuda.cuuint64_t(stride) for stride in strides_bytes],
+            [cuda.cuuint32_t(size) for size in (box_bytes // item_bytes, *box_rows)],
+            [cuda.cuuint32_t(1)] * len(sizes),
             cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             swizzles.CU_TENSOR_MAP_SWIZZLE_128B
             if box_bytes == _SWIZZLE_BYTES

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from decode import CUBINS, load_rows, prefill_ms, step_bytes
 from first_token import median_ms
-from prefill_attention import ours, tflops, torchs
+from prefill_attention import layer_us, ours, tflops, torchs
 from timing import bandwidth_ceiling_bytes_per_s, median_us
 from torch.nn.attention import SDPBackend
 from tp import run_alone
@@ -181,7 +181,7 @@ def attention() -> Iterator[Figure]:
             runs: dict[str, Callable[[], object]] = {"ours": ours(gpu, length, path, dim)}
             runs["cuDNN"] = torchs(length, SDPBackend.CUDNN_ATTENTION, dim)
             for who, run in runs.items():
-                rate = tflops(length, median_us(run), dim)
+                rate = tflops(length, layer_us(run, length), dim)
                 name = f"attention, head size {dim}, {length} tokens, {who}"
                 yield Figure(name, rate, "TFLOP/s")
 

@@ -17,8 +17,10 @@ from swiftchat.cuda.quantized_kv import (
     scheme_of,
     scheme_parameters,
 )
+from swiftchat.cuda.tensor_map import empty_map, heads_map, tensor_map
 
 _ARGUMENTS = (
+    "tensor_map cache_map, tensor_map q_map, "
     "pointer q, pointer cache, pointer block_tables, pointer query_starts, pointer context_lens, "
     "pointer prefix_lens, pointer alibi_slopes, pointer sinks, pointer out, int64 q_stride, "
     "int num_seqs, int max_blocks, int num_heads, int num_kv_heads, int head_dim, "
@@ -31,6 +33,7 @@ _PATHS = {"fma": "0", "mma": "1", "wgmma": "2"}
 _L2_BYTES = 32 * 2**20
 # Fewer keys take less time than combining the results; as in the kernel.
 _MIN_SPLIT_KEYS = 256
+_BOX_QUERIES = 64  # a consumer warpgroup's, of one head
 # With less shared memory a block, the `mma` path uses tiles of half the size.
 _LARGE_SHARED_BYTES = 160 * 1024
 
@@ -49,7 +52,7 @@ class Shape:
     @property
     def consumers(self) -> int:
         """Warpgroups with queries: three, or two if three would need too many registers."""
-        return 2 if self.dim > 128 or (self.dim == 128 and self.biased) else 3
+        return 3 if self.dim == 64 and not self.biased else 2
 
     @property
     def num_rows(self) -> int:
@@ -69,10 +72,16 @@ class Shape:
             return 4 * ((16 + 2 * 32) * (self.dim + 1) + 16 * 33)
         row_bytes = 128 * ceil(self.dim / 64)
         if self.path == "wgmma":
-            num_keys, stages = 64 if self.dim > 128 else 128, 4 if self.dim == 64 else 2
-            return 1024 + (self.num_rows + 2 * stages * num_keys) * row_bytes
-        num_keys = 32 if self.small or self.dim > 128 else 64
-        return (self.num_rows + 2 * 2 * num_keys) * row_bytes
+            query_slots, stages = 1 if self.dim > 128 else 2, 4 if self.dim == 64 else 2
+            return 1024 + (query_slots * self.num_rows + 2 * stages * self.num_keys) * row_bytes
+        return (self.num_rows + 2 * 2 * self.num_keys) * row_bytes
+
+    @property
+    def num_keys(self) -> int:
+        """Keys of a tile."""
+        if self.path == "wgmma":
+            return 64 if self.dim > 128 else 128
+        return 32 if self.path == "fma" or self.small or self.dim > 128 else 64
 
     def spec(self, dtype: torch.dtype) -> KernelSpec:
         """Return the kernel of this shape."""
@@ -218,11 +227,15 @@ def prefill_attention(
             "num_splits": tiles.num_splits,
             "num_tokens": len(out),
         }
+    num_blocks = tiles.num_blocks
+    if shape.path == "wgmma":
+        num_blocks = min(num_blocks, gpu.num_sms)
     gpu.kernel(shape.spec(dtype))(
-        tiles.num_blocks,
+        num_blocks,
         shape.num_threads,
         shared_bytes=shape.shared_bytes,
         num_bytes=2 * out.nbytes,
+        **_maps(gpu, shape, q, cache),
         **cache_arguments(cache, kv_scales),
         **split_arguments,
         q=q,
@@ -282,6 +295,17 @@ class _Tiles:
         if shape.path != "fma" and num_splits > 1:
             return cls(grouped, num_heads, group_size, num_splits)
         return cls(_num_tiles(shape, *counts), num_heads)
+
+
+def _maps(gpu: Gpu, shape: Shape, q: Tensor, cache: Tensor) -> dict[str, Any]:
+    """Return the tensor maps of the `wgmma` path; others get empty ones."""
+    if shape.path != "wgmma":
+        return dict.fromkeys(("cache_map", "q_map"), empty_map())
+    rows = cache.view(-1, cache.shape[3])
+    return {
+        "cache_map": tensor_map(gpu, rows, min(cache.shape[2], shape.num_keys)),
+        "q_map": heads_map(gpu, q, _BOX_QUERIES),
+    }
 
 
 def _sizes(q: Tensor, block_tables: Tensor) -> dict[str, int]:

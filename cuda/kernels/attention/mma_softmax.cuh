@@ -82,6 +82,44 @@ __device__ __forceinline__ void online_softmax(float (&s)[N], float factor, floa
     }
 }
 
+// Like online_softmax, but `row_max` stays until it is too small by more than MAX_GROWTH, in units of log2: then
+// most tiles leave the older sums as they are. Returns whether a row of the warp has to be rescaled.
+constexpr float MAX_GROWTH = 8;
+template <int N>
+__device__ __forceinline__ bool lazy_softmax(float (&s)[N], float factor, float (&row_max)[2],
+                                             float (&sum)[2], float (&rescale)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float even = s[2 * r], odd = s[2 * r + 1];
+#pragma unroll
+        for (int j = 4; j < N; j += 4) {
+            even = fmaxf(even, s[j + 2 * r]);
+            odd = fmaxf(odd, s[j + 2 * r + 1]);
+        }
+        float greatest = fmaxf(even, odd);
+        greatest = fmaxf(greatest, __shfl_xor_sync(ALL, greatest, 1));
+        greatest = fmaxf(greatest, __shfl_xor_sync(ALL, greatest, 2));
+        bool stays = (greatest - row_max[r]) * factor <= MAX_GROWTH;  // false for two infinities
+        greatest = stays ? row_max[r] : fmaxf(row_max[r], greatest);
+        float base = greatest == -infinity() ? 0.f : greatest * factor;
+        rescale[r] = stays ? 1.f : exp2_fast(row_max[r] * factor - base);
+        row_max[r] = greatest;
+        even = sum[r] * rescale[r], odd = 0;
+#pragma unroll
+        for (int j = 0; j < N; j += 4) {
+            s[j + 2 * r] = exp2_fast(s[j + 2 * r] * factor - base);
+            s[j + 2 * r + 1] = exp2_fast(s[j + 2 * r + 1] * factor - base);
+            even += s[j + 2 * r];
+            odd += s[j + 2 * r + 1];
+        }
+        sum[r] = even + odd;
+    }
+    // The caller branches on the result; this keeps the weights before the branch.
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(s[i]));
+    return __any_sync(ALL, rescale[0] != 1.f || rescale[1] != 1.f);
+}
+
 template <int N> __device__ __forceinline__ void rescale_rows(float (&o)[N], const float (&by)[2]) {
 #pragma unroll
     for (int i = 0; i < N; i++) o[i] *= by[i / 2 % 2];

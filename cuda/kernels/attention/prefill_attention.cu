@@ -14,6 +14,8 @@
 //   sinks          fp32 [num_heads] or null: the score of one more key, whose value is 0 (Xiao et al., 2023)
 //   out            T [num_tokens, num_heads, head_dim]
 //   group_size     with SPLIT: heads in one tile, 1 or those of a KV head; 1 with ALiBi
+//   cache_map      PATH 2: tensor map of the cache's rows, in boxes of block_size rows, at most those of a tile
+//   q_map          PATH 2 without SPLIT: tensor map of q, in boxes of 64 rows of a head
 //
 // out = softmax(cap · tanh(q · kᵀ · scale / cap) + slope · (key - position)) · v over the visible keys:
 // those up to the query's position or in the prefix, and with a window w > 0 of these only keys >
@@ -25,9 +27,9 @@
 // PATH 0, fp32: 128 threads and 16 queries a block, FMAs.
 // PATH 1, bf16 and fp16: 4 warps of mma.m16n8k16 with 16 or 32 rows each; two stages of keys and values,
 //   loaded by asynchronous copies while the tile before is computed.
-// PATH 2, bf16 and fp16 on sm_90a: a producer warpgroup fills a ring of keys and values; 2 or 3 consumer
-//   warpgroups with 64 queries each use wgmma. They are not synchronized, so the softmax of one overlaps
-//   with the wgmma of another.
+// PATH 2, bf16 and fp16 on sm_90a: persistent blocks. A producer warp fills rings of queries, keys and values by
+//   the copy engine; 2 or 3 consumer warpgroups with 64 queries each use wgmma. The softmax of a tile of keys
+//   overlaps with the products of the tile before and with those of the other warpgroups, which take turns.
 //
 // SPLIT 1 (not PATH 0), for few queries: the heads of a KV head are rows of one tile, and several blocks share
 //   the keys of a tile (prefill_splits.cuh). They write `partials`, which combine_splits joins, and not `out`.
@@ -37,9 +39,10 @@
 // (PATH 1: quantized cache; head_dim is a multiple of 16, with KV_INT5 DIM, 64 or 128).
 // Requires: head_dim % 8 == 0; q's rows aligned to 16 bytes; context_lens at least the number of queries;
 // fewer than 2^31 rows in the cache.
-// Launch: grid num_tiles * num_heads: a tile of queries, the last rows of a sequence first (they see the most
-// keys); surplus tiles return at once. `heads_together` heads run at the same time, so that their keys and
-// values stay in L2. Block and shared memory: Shape in ops/prefill_attention.py.
+// Launch: grid num_tiles * num_heads, PATH 2 at most one block a multiprocessor: a tile of queries, the last rows
+// of a sequence first (they see the most keys); surplus tiles return at once. `heads_together` heads run at the
+// same time, so that their keys and values stay in L2. Block and shared memory: Shape in
+// ops/prefill_attention.py.
 // Moves at least q, out and the keys and values of the contexts; 4 · head_dim · num_heads operations for each
 // visible pair.
 // Accuracy: fp32 sums; attention weights are rounded to T: relative 2^-8 (bf16), 2^-11 (fp16), of which the
@@ -102,11 +105,10 @@ __device__ __forceinline__ void load_queries(const Arguments& a, const QueryTile
     }
 }
 
-// Converts the products of 16 rows from `row` on and the keys from `key` on to attention weights.
+// Biases and masks the products of 16 rows from `row` on and the keys from `key` on.
 template <int N>
-__device__ __forceinline__ void softmax_weights(const Arguments& a, const QueryTile& w, float (&s)[N], int row,
-                                      int key, float (&row_max)[2], float (&sum)[2],
-                                      float (&rescale)[2]) {
+__device__ __forceinline__ void prepare_scores(const Arguments& a, const QueryTile& w, float (&s)[N], int row,
+                                               int key) {
     int lane = threadIdx.x % WARP, own = row + lane / 4, column = key + lane % 4 * 2;
     if (BIASED) {
         int position[2] = {w.position + w.token(own), w.position + w.token(own + 8)};
@@ -117,9 +119,9 @@ __device__ __forceinline__ void softmax_weights(const Arguments& a, const QueryT
         int count[2] = {max(w.key_end(own) - begin[0], 0), max(w.key_end(own + 8) - begin[1], 0)};
         mask_scores(s, column, begin, count);
     }
-    online_softmax(s, BIASED ? 1.f : a.scale * LOG2_E, row_max, sum, rescale);
 }
 
+#if PATH == MMA_PATH
 // Stores finished rows in a tile of TILE_ROWS rows, and from there in full accesses to `out`.
 template <int TILE_ROWS, int N>
 __device__ __forceinline__ void put_rows(u8* tile, const float (&o)[N], int row,
@@ -144,17 +146,19 @@ __device__ __forceinline__ void store_rows(const Arguments& a, const QueryTile& 
     }
 }
 #endif
+#endif
 
 #if PATH == MMA_PATH
 #include "attention/prefill_mma.cuh"
 #elif PATH == WGMMA_PATH && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "attention/prefill_wgmma.cuh"
 #elif PATH == WGMMA_PATH
-__device__ __forceinline__ void attend(const Arguments&, const QueryTile&, u8*) { __trap(); }
+__device__ __forceinline__ void attend(const Arguments&, const TensorMap&, const TensorMap&, u8*) { __trap(); }
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-prefill_attention_kernel(const T* q, const Stored* cache, const int* block_tables,
+prefill_attention_kernel(const __grid_constant__ TensorMap cache_map, const __grid_constant__ TensorMap q_map,
+                         const T* q, const Stored* cache, const int* block_tables,
                          const int* query_starts, const int* context_lens, const int* prefix_lens,
                          const float* alibi_slopes, const float* sinks, T* out, i64 q_stride, int num_seqs,
                          int max_blocks,
@@ -187,6 +191,12 @@ prefill_attention_kernel(const T* q, const Stored* cache, const int* block_table
                    partials,   group_size,   num_splits,   num_tokens,
 #endif
     };
+#if PATH == WGMMA_PATH
+    attend(a, cache_map, q_map, shared);
+#else
     __shared__ QueryTile work;
-    if (find_tile<ROWS>(a, work)) attend(a, work, shared);
+    if (!find_tile<ROWS>(a, blockIdx.x, work, threadIdx.x == 0)) return;
+    __syncthreads();
+    attend(a, work, shared);
+#endif
 }

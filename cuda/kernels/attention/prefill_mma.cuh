@@ -74,7 +74,8 @@ __device__ __forceinline__ void attend_tile(const Arguments& a, const QueryTile&
 #ifdef KV_SCHEME
         scale_columns(s[m], scales[0]);
 #endif
-        softmax_weights(a, w, s[m], row + m * 16, key, row_max[m], sum[m], rescale);
+        prepare_scores(a, w, s[m], row + m * 16, key);
+        online_softmax(s[m], BIASED ? 1.f : a.scale * LOG2_E, row_max[m], sum[m], rescale);
         rescale_rows(o[m], rescale);
 #ifdef KV_SCHEME
         scale_columns(s[m], scales[1]);

@@ -30,7 +30,7 @@ __device__ __forceinline__ void store_split(const Arguments& a, const QueryTile&
         total += __shfl_xor_sync(ALL, total, 2);
         int own = row + lane / 4 + 8 * r;
         if (own >= w.num_rows) continue;
-        i64 token = (i64)w.split * a.num_tokens + w.start + w.token(own);
+        i64 token = (i64)w.split * a.num_tokens + w.first_token + w.token(own);
         i64 at = token * a.num_heads + w.head + (w.first + own) % w.group_size;
         if (total > 0) {
             float* to = a.partials + at * a.head_dim + lane % 4 * 2;

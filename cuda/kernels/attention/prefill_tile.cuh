@@ -41,6 +41,7 @@ struct QueryTile {
     i64 values;         // from a key to its value, in elements
     int block_rows;     // rows of head_dim elements in a block of the cache
     int num_rows;       // remaining rows of the sequence; may exceed the tile
+    int first_token;    // row of q; with SPLIT of the sequence's first token
     int position;       // of the first row; with SPLIT of the sequence's first token
     int context, prefix, window;
     int head;  // with SPLIT the first one
@@ -53,8 +54,7 @@ struct QueryTile {
     const u8 *key_bits, *value_bits;  // of the cache's block 0
 #endif
 #if SPLIT
-    int first, group_size, start;  // first row; first token's row of q
-    int split;
+    int first, group_size, split;  // first row
 
     __device__ __forceinline__ int token(int row) const { return (first + row) / group_size; }
     __device__ __forceinline__ i64 query_offset(const Arguments& a, int row) const {
@@ -93,18 +93,18 @@ struct QueryTile {
     }
 };
 
-// Finds this block's tile of queries; returns false for a surplus tile. All threads of the block call it; every
-// warp searches, and one thread writes the result.
+// Finds tile `index` of all heads and queries; returns false for a surplus tile. All threads of a warp call it;
+// one of them `writes` the result, which the caller makes visible.
 template <int ROWS>
-__device__ __forceinline__ bool find_tile(const Arguments& a, QueryTile& w) {
+__device__ __forceinline__ bool find_tile(const Arguments& a, int index, QueryTile& w, bool writes) {
 #if SPLIT
-    int columns = a.num_heads / a.group_size, column = blockIdx.x % columns;
-    int tile = blockIdx.x / columns % a.num_tiles, head = column * a.group_size;
+    int columns = a.num_heads / a.group_size, column = index % columns;
+    int tile = index / columns % a.num_tiles, head = column * a.group_size;
     int rows_per_token = a.group_size;
 #else
     int per_section = a.num_tiles * a.heads_together;
-    int rest = blockIdx.x % per_section, tile = rest / a.heads_together;
-    int head = blockIdx.x / per_section * a.heads_together + rest % a.heads_together;
+    int rest = index % per_section, tile = rest / a.heads_together;
+    int head = index / per_section * a.heads_together + rest % a.heads_together;
     constexpr int rows_per_token = 1;
 #endif
     int lane = threadIdx.x % WARP;
@@ -130,15 +130,14 @@ __device__ __forceinline__ bool find_tile(const Arguments& a, QueryTile& w) {
         start = __shfl_sync(ALL, start, found);
         count = __shfl_sync(ALL, count, found);
         int first = (__shfl_sync(ALL, end, found) - 1 - tile) * ROWS;
-        if (threadIdx.x == 0) {
+        if (writes) {
             int kv_head = head / (a.num_heads / a.num_kv_heads);
             i64 head_rows = 1ll << a.log2_block_size;
 #if SPLIT
             w.q = a.q + (i64)start * a.q_stride + (i64)head * a.head_dim;
             w.first = first;
             w.group_size = a.group_size;
-            w.start = start;
-            w.split = blockIdx.x / (columns * a.num_tiles);
+            w.split = index / (columns * a.num_tiles);
 #else
             w.q = a.q + (i64)(start + first) * a.q_stride + (i64)head * a.head_dim;
             w.out = a.out + ((i64)(start + first) * a.num_heads + head) * a.head_dim;
@@ -155,6 +154,7 @@ __device__ __forceinline__ bool find_tile(const Arguments& a, QueryTile& w) {
             w.block_rows = 2 * a.num_kv_heads << a.log2_block_size;
             w.table = a.block_tables + (i64)seq * a.max_blocks;
             w.num_rows = count - first;
+            w.first_token = start + (SPLIT ? 0 : first);
             w.context = a.context_lens[seq];
             w.position = w.context - count / rows_per_token + (SPLIT ? 0 : first);
             w.prefix = a.prefix_lens ? min(a.prefix_lens[seq], w.context) : 0;
@@ -166,7 +166,6 @@ __device__ __forceinline__ bool find_tile(const Arguments& a, QueryTile& w) {
             w.value_rows = a.num_kv_heads << a.log2_block_size;
 #endif
         }
-        __syncthreads();
         return true;
     }
     return false;

@@ -125,6 +125,16 @@ __device__ __forceinline__ void copy_box(void* to, const TensorMap& map, int col
         : "memory");
 }
 
+// The same for a map of a tensor of three dimensions.
+__device__ __forceinline__ void copy_box(void* to, const TensorMap& map, int column, int middle, int row,
+                                         u64* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to)),
+        "l"(&map), "r"(column), "r"(middle), "r"(row), "r"(shared_address(barrier))
+        : "memory");
+}
+
 // Copies `bytes` (a multiple of 16) between addresses aligned to 16. One thread calls it.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, u32 bytes, u64* barrier) {
     asm volatile(

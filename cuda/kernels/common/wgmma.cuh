@@ -31,8 +31,9 @@ template <int N> __device__ __forceinline__ void fence_operand(u32 (&a)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(a[i])::"memory");
 }
-__device__ __forceinline__ void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+// Waits until at most PENDING groups are incomplete.
+template <int PENDING = 0> __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
 template <int COUNT> __device__ __forceinline__ void more_registers() {
@@ -44,11 +45,6 @@ template <int COUNT> __device__ __forceinline__ void fewer_registers() {
 // Makes writes to shared memory visible to wgmma.
 __device__ __forceinline__ void wgmma_proxy_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-// Arrives when all copies of this thread so far are complete.
-__device__ __forceinline__ void arrive_after_copies(u64* barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
-                 : "memory");
 }
 __device__ __forceinline__ void warpgroup_barrier(int id) {
     asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");

@@ -50,7 +50,7 @@ def _compiled(gpu: Gpu) -> None:
         for path in ("mma", "wgmma")
         for dtype in (torch.bfloat16, torch.float16, torch.float32)
         for dim in (16, 64, 80, 96, 128, 256)
-        for biased in ((False, True) if dim in (64, 128) else (False,))
+        for biased in ((False, True) if dim in (64, 128, 256) else (False,))
         if path != "wgmma" or gpu.arch == "sm_90a"
     ]
     shapes += [
@@ -92,6 +92,7 @@ class Case:
         alibi: bool = False,
         sinks: bool = False,
         prefixes: bool = False,
+        growing: bool = False,
         seed: int = 0,
     ) -> None:
         make = Inputs(seed, dtype)
@@ -122,6 +123,8 @@ class Case:
         for i, (context, (queries, _)) in enumerate(zip(contexts, sequences, strict=True)):
             own, order = order[: blocks[i]], order[blocks[i] :]
             keys, values = (make.normal(context, kv_heads, head_dim) for _ in range(2))
+            if growing:
+                keys *= torch.linspace(0.1, 5.0, context, device="cuda").to(dtype)[:, None, None]
             seen = torch.arange(context, device="cuda")
             if window:
                 seen = seen[max(0, context - queries + 1 - window) :]
@@ -233,12 +236,17 @@ def test_groups(gpu: Gpu, path, heads: int, kv_heads: int) -> None:
     Case(FEW, path[1], heads=heads, kv_heads=kv_heads).check(gpu, path[0])
 
 
+@pytest.mark.parametrize("block_size", [4, 8, 128])
+def test_block_sizes_of_wide_heads(gpu: Gpu, path, block_size: int) -> None:
+    Case(FEW, path[1], head_dim=256, block_size=block_size).check(gpu, path[0])
+
+
 @pytest.mark.parametrize("head_dim", [8, 16, 40, 64, 80, 96, 112, 128, 192, 256])
 def test_head_dims(gpu: Gpu, path, head_dim: int) -> None:
     Case(MIXED, path[1], head_dim=head_dim, seed=head_dim).check(gpu, path[0])
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(
     "options",
     [
@@ -253,11 +261,19 @@ def test_head_dims(gpu: Gpu, path, head_dim: int) -> None:
         {"sinks": True},
         {"window": 70, "sinks": True},
         {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True, "sinks": True},
+        {"window": 300, "growing": True, "sinks": True, "block_size": 64},
     ],
     ids=str,
 )
 def test_options(gpu: Gpu, path, head_dim: int, options: dict) -> None:
     Case(MIXED, path[1], head_dim=head_dim, **options).check(gpu, path[0])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_scores_that_grow_with_the_position(gpu: Gpu, path, head_dim: int) -> None:
+    """The greatest score of a row changes again and again, by little and by much."""
+    case = Case([(300, 0), (7, 2000), (150, 900)], path[1], head_dim=head_dim, growing=True)
+    case.check(gpu, path[0])
 
 
 def test_sinks_of_groups(gpu: Gpu, path) -> None:
