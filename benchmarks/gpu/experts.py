@@ -1,12 +1,14 @@
-"""Kernels of a mixture of experts on the GPU, alone: GPT-OSS-20B's experts in MXFP4 and bf16.
+"""Kernels of a mixture of experts on the GPU, alone: gate/up and down of published shapes.
 
-    python benchmarks/gpu/experts.py [--rows 1 4 …]
+    python benchmarks/gpu/experts.py [--cases gpt-oss-20b:MXFP4 …] [--rows 1 4 …]
 
 Every launch of a graph reads other experts, so that none are in L2. Bandwidth is that of the bytes
 that must be read; the ceiling is the fastest read measured in the same run.
 """
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from decode import CUBINS
@@ -14,114 +16,184 @@ from timing import bandwidth_ceiling_bytes_per_s, captured, median_us
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.moe import Routing, expert_down, expert_gate_up, route
-from swiftchat.cuda.ops.mxfp4 import PackedExperts, mxfp4_down, mxfp4_gate_up
+from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
+from swiftchat.cuda.ops.experts import expert_down, expert_gate_up
+from swiftchat.cuda.ops.route import Routing, route
+from swiftchat.cuda.packed_layout import tiles_shape
 
-EXPERTS, CHOSEN, HIDDEN, INNER = 32, 4, 2880, 2880
-LAYERS = 8
-
-
-def addresses(tensors: torch.Tensor) -> torch.Tensor:
-    return torch.tensor([tensor.data_ptr() for tensor in tensors], device="cuda")
+BYTES = 3_000_000_000  # of the matrices of all layers
 
 
-def packed_layers(rows: int, columns: int) -> list[tuple[PackedExperts, list[torch.Tensor]]]:
-    """Random matrices of each layer, with the tensors that hold them."""
-    layers = []
-    for _ in range(LAYERS):
-        blocks = torch.randint(
-            0, 256, (EXPERTS, rows, columns // 32, 16), dtype=torch.uint8, device="cuda"
-        )
-        scales = torch.full(blocks.shape[:-1], 120, dtype=torch.uint8, device="cuda")
-        biases = torch.randn(EXPERTS, rows, device="cuda").bfloat16()
-        experts = PackedExperts(addresses(blocks), addresses(scales), addresses(biases))
-        layers.append((experts, [blocks, scales, biases]))
-    return layers
+@dataclass(frozen=True)
+class Shape:
+    """A layer: its experts, those of a token, and their sizes."""
+
+    experts: int
+    chosen: int
+    hidden: int
+    inner: int
+    activation: str = "silu"
+    gate_step: int = 1
 
 
-def ids_of(n: int) -> list[torch.Tensor]:
-    """Different experts for every layer."""
-    rows = [
-        torch.stack([torch.randperm(EXPERTS, device="cuda")[:CHOSEN] for _ in range(n)])
-        for _ in range(LAYERS)
-    ]
-    return [each.int() for each in rows]
+SHAPES = {
+    "gpt-oss-20b": Shape(32, 4, 2880, 2880, "gelu_sigmoid", 2),
+    "qwen3-30b-a3b": Shape(128, 8, 2048, 768),
+    "deepseek-v2-lite": Shape(64, 6, 2048, 1408),
+    "granite-4-h-tiny": Shape(64, 6, 1536, 512),
+    "qwen3-next-80b-a3b": Shape(512, 10, 2048, 512),
+}
+SCHEMES = {
+    "bf16": ("PLAIN", 0),
+    "mxfp4": ("MXFP4", 0),
+    "int4": ("INT4", 128),
+    "int8": ("INT8", 0),
+    "fp8": ("FP8", 0),
+}
+CASES = [
+    "gpt-oss-20b:mxfp4",
+    "qwen3-30b-a3b:bf16",
+    "deepseek-v2-lite:bf16",
+    "granite-4-h-tiny:bf16",
+    "qwen3-next-80b-a3b:int4",
+    "qwen3-30b-a3b:int4",
+    "qwen3-30b-a3b:int8",
+    "qwen3-30b-a3b:fp8",
+]
 
 
-def report(name: str, us: float, num_bytes: int, ceiling: float) -> None:
+def random_matrices(
+    scheme: str, group_size: int, experts: int, rows: int, columns: int
+) -> tuple[ExpertMatrices, list[torch.Tensor]]:
+    """Random matrices, with the tensors that hold them. The bits of packed ones are zeros."""
+
+    def addresses(tensors: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([tensor.data_ptr() for tensor in tensors], device="cuda")
+
+    second: torch.Tensor | None = None
+    if scheme == "PLAIN":
+        first = torch.zeros(experts, rows, columns, dtype=torch.bfloat16, device="cuda")
+    elif scheme == "MXFP4":
+        shape = (experts, rows, columns // 32, 16)
+        first = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda")
+        second = torch.full(shape[:-1], 120, dtype=torch.uint8, device="cuda")
+    else:
+        shape = (experts, *tiles_shape(scheme, rows, columns, group_size))
+        first = torch.zeros(shape, dtype=torch.uint8, device="cuda")
+        second = torch.ones(experts, rows, device="cuda")
+    scales = None if second is None else addresses(second)
+    held = [first] if second is None else [first, second]
+    matrices = ExpertMatrices(
+        scheme, rows, columns, addresses(first), scales, group_size=group_size
+    )
+    return matrices, held
+
+
+def report(name: str, us: float, num_bytes: float, ceiling: float) -> None:
     rate = num_bytes / us * 1e6
-    print(f"  {name:28} {us:7.2f} us  {rate / 1e12:.2f} TB/s {rate / ceiling:4.0%}", flush=True)
+    print(f"  {name:40} {us:7.2f} us  {rate / 1e12:.2f} TB/s {rate / ceiling:4.0%}", flush=True)
 
 
-def read_experts(ids: list[torch.Tensor]) -> float:
-    """The mean number of different experts that a layer reads."""
-    return sum(len(each.unique()) for each in ids) / LAYERS
+class Case:
+    """Layers of a shape, with inputs for n rows."""
+
+    def __init__(self, gpu: Gpu, name: str) -> None:
+        shape_name, _, scheme_name = name.partition(":")
+        self.gpu, self.name, self.shape = gpu, name, SHAPES[shape_name]
+        shape, scheme = self.shape, SCHEMES[scheme_name]
+        self.layers: list[tuple[ExpertMatrices, ExpertMatrices]] = []
+        held: list[torch.Tensor] = []
+        while sum(tensor.nbytes for tensor in held) < BYTES or len(self.layers) < 2:
+            inputs, first = random_matrices(*scheme, shape.experts, 2 * shape.inner, shape.hidden)
+            outputs, second = random_matrices(*scheme, shape.experts, shape.hidden, shape.inner)
+            self.layers.append((inputs, outputs))
+            held += [*first, *second]
+        self._held = held
+
+    def load(self, n: int) -> float:
+        """Make inputs for n rows; return how many experts a layer reads on average."""
+        shape = self.shape
+        ids = [
+            torch.stack([torch.randperm(shape.experts)[: shape.chosen] for _ in range(n)])
+            for _ in self.layers
+        ]
+        self.ids = [each.int().cuda() for each in ids]
+        self.x = torch.randn(n, shape.hidden, device="cuda").bfloat16()
+        self.inner = torch.randn(n, shape.chosen, shape.inner, device="cuda").bfloat16()
+        self.weights = torch.rand(n, shape.chosen, device="cuda")
+        self.out = torch.empty(n, shape.hidden, device="cuda")
+        return sum(len(each.unique()) for each in ids) / len(ids)
+
+    def gate_up(self, layer: int) -> None:
+        shape, matrices = self.shape, self.layers[layer][0]
+        expert_gate_up(
+            *(self.gpu, self.x, matrices, self.ids[layer], self.inner, shape.activation),
+            gate_step=shape.gate_step,
+        )
+
+    def down(self, layer: int) -> None:
+        matrices = self.layers[layer][1]
+        expert_down(self.gpu, self.inner, matrices, self.ids[layer], self.weights, self.out)
+
+    def both(self, layer: int) -> None:
+        self.gate_up(layer)
+        self.down(layer)
+
+    def us(self, part: Callable[[int], None]) -> float:
+        """Time a part of a layer."""
+
+        def run() -> None:
+            for layer in range(len(self.layers)):
+                part(layer)
+
+        return median_us(captured(run).replay) / len(self.layers)
 
 
-class Layers:
-    """The experts of several layers, packed and in bf16."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        self.inputs = packed_layers(2 * INNER, HIDDEN)
-        self.outputs = packed_layers(HIDDEN, INNER)
-        self.plain = torch.randn(LAYERS // 2, EXPERTS, 2 * INNER, HIDDEN, device="cuda").bfloat16()
-        self.plain_addresses = [addresses(each) for each in self.plain] * 2
-
-    def measure(self, n: int, ceiling: float) -> None:
-        gpu, ids = self.gpu, ids_of(n)
-        num_read = read_experts(ids)
-        x = torch.randn(n, HIDDEN, device="cuda").bfloat16()
-        inner = torch.randn(n, CHOSEN, INNER, device="cuda").bfloat16()
-        weights = torch.rand(n, CHOSEN, device="cuda")
-        out = torch.empty(n, HIDDEN, device="cuda")
-        logits, chosen = torch.randn(n, 256, device="cuda"), ids[0].clone()
-        how = Routing(True, num_groups=8, top_groups=4, normalized=True, scale=2.5)
-        gate = {"gate_step": 2, "limit": 7.0}
-
-        def gate_ups() -> None:
-            for (experts, _), own in zip(self.inputs, ids, strict=True):
-                mxfp4_gate_up(gpu, x, experts, own, inner, "gelu_sigmoid", **gate)
-
-        def downs() -> None:
-            for (experts, _), own in zip(self.outputs, ids, strict=True):
-                mxfp4_down(gpu, inner, experts, own, weights, out)
-
-        def plain_gate_ups() -> None:
-            for each, own in zip(self.plain_addresses, ids, strict=True):
-                expert_gate_up(gpu, x, each, own, inner, "gelu_sigmoid", **gate)
-
-        def plain_downs() -> None:
-            for each, own in zip(self.plain_addresses, ids, strict=True):
-                expert_down(gpu, inner, each, own, weights, out)
-
-        def routes() -> None:
-            for _ in range(LAYERS):
-                route(gpu, logits, chosen, weights, how)
-
-        print(f" {n} rows: {num_read:.1f} experts a layer")
-        matrix = 2 * INNER * HIDDEN
-        for name, run, num_bytes in (
-            ("mxfp4_gate_up", gate_ups, num_read * matrix * 17 / 32),
-            ("mxfp4_down", downs, num_read * matrix / 2 * 17 / 32),
-            ("expert_gate_up bf16", plain_gate_ups, num_read * matrix * 2),
-            ("expert_down bf16", plain_downs, num_read * matrix),
-            ("route, 256 experts", routes, 0),
+def measure(gpu: Gpu, name: str, rows: list[int], ceiling: float) -> None:
+    """Time gate/up, down and both of a case; each graph has as many launches as layers."""
+    case = Case(gpu, name)
+    first, second = (each.matrix_bytes(2) for each in case.layers[0])
+    for n in rows:
+        num_read = case.load(n)
+        for part, run, num_bytes in (
+            ("gate/up", case.gate_up, first),
+            ("down", case.down, second),
+            ("both", case.both, first + second),
         ):
-            report(name, median_us(captured(run).replay) / LAYERS, int(num_bytes), ceiling)
+            report(f"{name}, {n} rows, {part}", case.us(run), num_read * num_bytes, ceiling)
+
+
+def measure_route(gpu: Gpu, ceiling: float) -> None:
+    logits = torch.randn(1, 256, device="cuda")
+    ids, weights = (
+        torch.zeros(1, 8, dtype=torch.int32, device="cuda"),
+        torch.zeros(1, 8, device="cuda"),
+    )
+    for name, how in (
+        ("128 of softmax", Routing(normalized=True)),
+        ("256 in groups", Routing(True, num_groups=8, top_groups=4, normalized=True, scale=2.5)),
+    ):
+        some = logits[:, : int(name.split()[0])].contiguous()
+
+        def run(some: torch.Tensor = some, how: Routing = how) -> None:
+            for _ in range(16):
+                route(gpu, some, ids, weights, how)
+
+        report(f"route, {name}", median_us(captured(run).replay) / 16, 0, ceiling)
 
 
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
     args = parser.parse_args()
     device = torch.device("cuda", 0)
     gpu, ceiling = Gpu(device, CubinCache(CUBINS)), bandwidth_ceiling_bytes_per_s(device)
     print(f"{torch.cuda.get_device_name()}; bandwidth ceiling {ceiling / 1e12:.2f} TB/s")
-    layers = Layers(gpu)
-    for n in args.rows:
-        layers.measure(n, ceiling)
+    measure_route(gpu, ceiling)
+    for name in args.cases:
+        measure(gpu, name, args.rows, ceiling)
 
 
 if __name__ == "__main__":

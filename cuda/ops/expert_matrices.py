@@ -6,6 +6,9 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.packed_layout import packed_bytes
+
+_MXFP4_GROUP = 32
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,9 @@ class ExpertMatrices:
     `scheme` is PLAIN (`values` are matrices T), MXFP4 (`values` uint8 [rows, columns / 2], `scales`
     uint8 [rows, columns / 32]), or INT8, FP8 or INT4 (`values` and `scales` are the tiles and row
     scales of a `PackedMatrix`). `biases` are T [rows].
+
+    The last `num_shared` experts are parts of one, whose size is the sum of theirs: their addresses
+    are those of their first gate row, or of their first column of the output matrix.
     """
 
     scheme: str
@@ -24,6 +30,7 @@ class ExpertMatrices:
     scales: Tensor | None = None
     biases: Tensor | None = None
     group_size: int = 0
+    num_shared: int = 0
 
     def check(self, gpu: Gpu) -> None:
         """Raise `ValueError` for wrong tensors; the addresses themselves are not checked."""
@@ -33,3 +40,21 @@ class ExpertMatrices:
         check_tensor("biases", self.biases, shape, "int64", gpu)
         if (self.scales is None) != (self.scheme == "PLAIN"):
             raise ValueError(f"{self.scheme} matrices with scales {self.scales}")
+
+    def matrix_bytes(self, itemsize: int) -> int:
+        """Return the bytes of a matrix, whose elements have `itemsize` bytes if it is PLAIN."""
+        match self.scheme:
+            case "PLAIN":
+                return self.rows * self.columns * itemsize
+            case "MXFP4":
+                return self.rows * self.columns // _MXFP4_GROUP * 17
+        return packed_bytes(self.scheme, self.rows, self.columns, self.group_size)
+
+    def shared_arguments(self, expert_size: int) -> dict[str, int]:
+        """Return the kernels' arguments about the parts of a shared expert."""
+        num_routed = len(self.values) - self.num_shared
+        return {"num_routed": num_routed, "shared_size": self.num_shared * expert_size}
+
+    @property
+    def defines(self) -> dict[str, str]:
+        return {"SCHEME": self.scheme, "GROUP_SIZE": str(self.group_size)}

@@ -1,6 +1,6 @@
 """Parts of a fused decode step: matmuls of several parts, mixers with a state, experts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,11 +8,13 @@ from torch import Tensor
 from swiftchat.cuda.ops.linear import Norm, linear, linear_act_and_mul, linear_residual
 from swiftchat.cuda.ops.linear_layout import linear_fits
 from swiftchat.cuda.ops.row_changes import RowChanges
+from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.linear.merged import split_bias
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.cuda_mixers import StatePlan
-from swiftchat.engine.model.cuda_ops import CudaOps
+from swiftchat.engine.model.cuda_ops import CudaOps, DecodeRows
+from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.moe import Expert
 from swiftchat.engine.model.weights import LayerWeights
 
@@ -71,28 +73,53 @@ def mix(
     return ops.mixers.mix(states, layer, projected, weights)
 
 
+def attend_to_latents(
+    ops: CudaOps,
+    batch: DecodeBatch,
+    i: int,
+    x: Tensor,
+    layer: LayerWeights,
+    norm: Norm,
+    kv: LayerKV,
+) -> Tensor:
+    """Return the latent attention of layer i for the normed stream x, before its projection."""
+    n, latent = len(x), layer.latent
+    assert latent is not None
+    projected = latent.kv_b.new_empty(n, layer.qkv.shape[0])
+    write_linear(ops, x, layer.qkv, Tuned(layer.qkv_bias), projected, norm)
+    rows = DecodeRows(batch.block_tables[:n], batch.context_lens[:n])
+    positions, slot_mapping = batch.positions[:n], batch.slot_mapping[:n]
+    return ops.decode_latents(i, projected, kv, latent, positions, slot_mapping, rows)
+
+
 def add_experts(
     ops: CudaOps, i: int, x: Tensor, layer: LayerWeights, norm: Norm, activation: str
 ) -> None:
     """Add the weighted sum of the experts of layer i for the normed stream x to x in place."""
-    experts, weight = layer.experts, layer.mlp_norm
-    assert experts is not None and weight is not None
-    normed = ops.norm_(x, None, weight, None)
-    shared = experts.shared
-    if shared is None or experts.shared_router is not None or not _fits(ops, len(x), shared):
-        ops.add_(x, ops.moe(i, normed, experts))
+    experts = layer.experts
+    assert experts is not None and norm.weight is not None
+    shared, inner = experts.shared, None
+    if not ops.experts.adds(i, experts, len(x)):
+        ops.add_(x, ops.moe(i, ops.norm_(x, None, norm.weight, None), experts))
         return
-    # The shared expert reads the stream before anything is added to it.
-    inner = normed.new_empty(len(x), shared.down.shape[1])
-    (gate_up,), (down,) = shared.gate_up.kernel_matrices, shared.down.kernel_matrices
-    linear_act_and_mul(
-        *(ops.gpu, x, gate_up, inner, ops.linear_workspace),
-        norm=norm,
-        activation=activation,
-        bias=shared.gate_up_bias,
-    )
-    ops.add_(x, ops.moe(i, normed, replace(experts, shared=None)))
-    linear_residual(ops.gpu, inner, down, x, ops.linear_workspace, bias=shared.down_bias)
+    if shared is not None and not ops.experts.adds_shared(i, experts):
+        if experts.shared_router is not None or not _fits(ops, len(x), shared):
+            ops.add_(x, ops.moe(i, ops.norm_(x, None, norm.weight, None), experts))
+            return
+        # The shared expert reads the stream before anything is added to it.
+        inner = norm.weight.new_empty(len(x), shared.down.shape[1])
+        (gate_up,) = shared.gate_up.kernel_matrices
+        linear_act_and_mul(
+            *(ops.gpu, x, gate_up, inner, ops.linear_workspace),
+            norm=norm,
+            activation=activation,
+            bias=shared.gate_up_bias,
+        )
+    ops.experts.add(i, x, norm, experts)
+    if inner is not None:
+        assert shared is not None
+        (down,) = shared.down.kernel_matrices
+        linear_residual(ops.gpu, inner, down, x, ops.linear_workspace, bias=shared.down_bias)
 
 
 def _fits(ops: CudaOps, n: int, expert: Expert) -> bool:

@@ -16,15 +16,17 @@ from swiftchat.cuda.ops.linear import (
     linear_rope_cache,
     linear_send,
 )
-from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
+from swiftchat.cuda.ops.linear_layout import M_TILE, MAX_GEMV_ROWS, linear_fits
 from swiftchat.cuda.ops.norm import add_norm
-from swiftchat.cuda.ops.rotary import head_norm_fits, rotary
+from swiftchat.cuda.ops.rotary import rotary
 from swiftchat.cuda.peer_memory import PeerBuffer
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator, PeerBuffers
+from swiftchat.engine.decode.coverage import fused_kernels_cover
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.decode.fused_branches import (
     Tuned,
     add_experts,
+    attend_to_latents,
     mix,
     mixer_fits,
     write_linear,
@@ -39,35 +41,6 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.weights import LayerWeights
-from swiftchat.weights.architectures.config import ModelConfig
-
-
-def fused_kernels_cover(config: ModelConfig) -> bool:
-    """Return whether the fused kernels compute every operation of an architecture.
-
-    They fuse RMSNorm, but not LayerNorm, into a matmul, and expect an attention and an MLP branch
-    in sequence. Gates of attention and experts are only for models with mixers.
-    """
-    size, has_mixer = config.head_dim, config.mixer is not None
-    return (
-        config.norm == "rms"
-        and config.norm_order in ("pre", "sandwich")
-        and not config.output_norm_layers
-        and config.gated
-        and config.clip_qkv is None
-        and (has_mixer or not config.attention_gate)
-        and not config.single_branch
-        and not config.mixer_with_attention
-        and not config.parallel_residual
-        and not config.embedding_norm
-        and not config.learned_positions
-        and not config.lm_head_bias
-        and not config.alibi
-        and (has_mixer or config.num_experts == 0)
-        and config.embedding_size is None
-        and config.latent is None
-        and (config.qk_norm is None or (config.qk_norm == "head" and head_norm_fits(size, size)))
-    )
 
 
 class FusedDecoder:
@@ -119,21 +92,33 @@ class FusedDecoder:
             fused_kernels_cover(decoder.config)
             and self._ops.computes_experts(weights.layers)
             and (decoder.ranks.size == 1 or self._peer_buffers is not None)
+            and (decoder.ranks.size == 1 or not self._is_special)
             and (not is_last or (len(head) == 1 and linear_fits(gpu, n, head[0])))
             and all(self._supports_layer(n, layer) for layer in weights.layers)
         )
+
+    def adapts(self, n: int) -> bool:
+        """Return whether n rows of this model can be computed with adapters."""
+        return not self._is_special and self.supports(n)
+
+    @property
+    def _is_special(self) -> bool:
+        """Whether the model has experts or latent attention: for one GPU, and without adapters."""
+        config = self._decoder.config
+        return config.num_experts > 0 or config.latent is not None
 
     def _supports_layer(self, n: int, layer: LayerWeights) -> bool:
         gpu, head_dim = self._ops.gpu, self._decoder.config.head_dim
         qkv, o = layer.qkv.kernel_matrices, layer.o.kernel_matrices
         gate_up, down = layer.gate_up.kernel_matrices, layer.down.kernel_matrices
+        span = head_dim if layer.latent is None else M_TILE
         if layer.mixer is not None:
             attends = mixer_fits(self._ops, n, layer.mixer)
         else:
             attends = (
                 len(qkv) > 0
                 and len(o) == 1
-                and all(linear_fits(gpu, n, matrix, pair_span=head_dim) for matrix in qkv)
+                and all(linear_fits(gpu, n, matrix, pair_span=span) for matrix in qkv)
                 and linear_fits(gpu, n, o[0], splittable=True)
             )
         has_mlp = layer.experts is not None or (
@@ -241,6 +226,9 @@ class FusedDecoder:
     def _attend(self, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> Tensor:
         """Return the attention output before its projection, [n, num_heads * head_dim]."""
         n, ops, batch = len(x), self._ops, self._batch
+        if layer.latent is not None:
+            norm = self._norm(layer.attn_norm)
+            return attend_to_latents(ops, batch, i, x, layer, norm, kv)
         output = self._attention_output[:n]
         cache, kv_scales = kernel_kv(kv)
         queries, gates = self._rotated_queries(x, i, layer, kv)

@@ -171,7 +171,7 @@ class GraphRunner:
         """Return whether steps with `adapted` compute the adapters of these sequences."""
         sets = {s.tuning.set_index for s in sequences if s.tuning is not None and s.has_adapters}
         size = next(size for size in self.sizes if size >= len(sequences))
-        return sets <= self._computable and self._fused.supports(min(size, self.batch.max_rows))
+        return sets <= self._computable and self._fused.adapts(min(size, self.batch.max_rows))
 
     def load_adapters(self, sequences: Seq[Sequence]) -> None:
         """Assign the sets of adapters of the first rows; the device must be idle."""

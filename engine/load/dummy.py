@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.linear.factory import WeightFactory, weight_factory
+from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.assemble import NamedSlices, assemble
@@ -84,6 +86,8 @@ class _RandomPlacement:
         self._scheme = scheme
         self._indices = {name: index for index, name in enumerate(self._shapes)}
         self._activations: ActivationQuantization | None = None
+        # There are tens of thousands of experts: quantized ones on a GPU are copies of one.
+        self._experts: dict[tuple[str, ...], GpuQuantizedWeight] = {}
         if scheme is not None and scheme in W8A8 and factory.quantizes_activations(dtype):
             self._activations = ActivationQuantization(W8A8[scheme])
 
@@ -91,6 +95,18 @@ class _RandomPlacement:
         return self._own(self._random(slices), slices).to(dtype or self._dtype)
 
     def weight(self, slices: NamedSlices, *, is_table: bool = False) -> LinearWeight:
+        kinds = tuple(self._kinds[name] for name, _ in slices)
+        expert = self._experts.get(kinds)
+        if expert is not None:
+            matrix = expert.matrix
+            copied = matrix.tiles.clone(), matrix.row_scale.clone()
+            return replace(expert, matrix=replace(matrix, tiles=copied[0], row_scale=copied[1]))
+        weight = self._new_weight(slices, is_table=is_table)
+        if kinds[0].startswith("expert_") and isinstance(weight, GpuQuantizedWeight):
+            self._experts[kinds] = weight
+        return weight
+
+    def _new_weight(self, slices: NamedSlices, *, is_table: bool) -> LinearWeight:
         whole = self._random(slices)
         weight = self._quantized(whole, slices)
         if weight is None or (is_table and not weight.supports_rows):

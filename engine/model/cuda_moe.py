@@ -1,6 +1,5 @@
 """Mixture of experts in kernels, without the host, as CUDA graphs need it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
+from swiftchat.cuda.ops.experts import ACTIVATIONS, expert_down, expert_gate_up, experts_fit
 from swiftchat.cuda.ops.grouped_experts import (
     expert_order,
     expert_sum,
@@ -15,22 +15,12 @@ from swiftchat.cuda.ops.grouped_experts import (
     grouped_fits,
     grouped_gate_up,
 )
+from swiftchat.cuda.ops.linear import Norm
 from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS
-from swiftchat.cuda.ops.moe import (
-    ACTIVATIONS,
-    Routing,
-    expert_down,
-    expert_down_fits,
-    expert_gate_up,
-    expert_gate_up_fits,
-    route,
-)
-from swiftchat.cuda.ops.mxfp4 import PackedExperts, mxfp4_down, mxfp4_fits, mxfp4_gate_up
+from swiftchat.cuda.ops.route import RouterWorkspace, Routing, route, router
 from swiftchat.cuda.packed_layout import TILE_COLUMNS
-from swiftchat.engine.linear.mxfp4_gpu import Mxfp4Weight
 from swiftchat.engine.linear.plain_gpu import GpuPlainWeight, LinearKernels
-from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight
-from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.model.expert_matrices import expert_matrices, with_shared
 from swiftchat.engine.model.moe import Experts
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
@@ -47,13 +37,18 @@ class Gates(TypedDict):
 class LayerKernels:
     """What the kernels of a layer read; the router's biases are fp32.
 
-    `has_gemv`: kernels of their own compute a few tokens.
+    `has_gemv`: kernels of their own compute a few tokens. `all_inputs` and `all_outputs` are the
+    matrices for a few tokens: parts of the shared expert are the last ones, if the kernels compute
+    it with the others. Its own router then is the last row of `router_rows`.
     """
 
     inputs: ExpertMatrices
     outputs: ExpertMatrices
+    all_inputs: ExpertMatrices
+    all_outputs: ExpertMatrices
     has_gemv: bool
     router: GpuPlainWeight
+    router_rows: Tensor
     bias: Tensor | None
     correction: Tensor | None
 
@@ -68,6 +63,9 @@ class ExpertKernels:
     def __init__(self, kernels: LinearKernels, config: ModelConfig) -> None:
         self._kernels, self._config = kernels, config
         self._layers: dict[int, LayerKernels | None] = {}
+        self._workspace: RouterWorkspace | None = None
+        if config.num_experts:
+            self._workspace = RouterWorkspace(kernels.gpu, MAX_GEMV_ROWS, config.num_experts)
         self._gates: Gates = {
             "gate_step": 2 if config.interleaved_gate else 1,
             "limit": config.gate_limit or 0.0,
@@ -88,25 +86,60 @@ class ExpertKernels:
         routing = routing_of(self._config.router)
         gpu = self._kernels.gpu
         route(gpu, logits, ids, weights, routing, bias=own.bias, correction=own.correction)
-        is_gemv = own.has_gemv and n <= MAX_GEMV_ROWS
-        return (self._each if is_gemv else self._grouped)(own, x, ids, weights)
-
-    def _each(self, own: LayerKernels, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """Compute the experts of each token by themselves."""
-        gpu, activation = self._kernels.gpu, self._config.activation
-        inner = x.new_empty(*ids.shape, self._config.expert_size)
-        out = torch.empty(x.shape, device=x.device)
-        inputs, outputs = own.inputs, own.outputs
-        if inputs.scales is not None and outputs.scales is not None:
-            packed = PackedExperts(inputs.values, inputs.scales, inputs.biases)
-            mxfp4_gate_up(gpu, x, packed, ids, inner, activation, **self._gates)
-            packed = PackedExperts(outputs.values, outputs.scales, outputs.biases)
-            mxfp4_down(gpu, inner, packed, ids, weights, out)
+        if own.has_gemv and n <= MAX_GEMV_ROWS:
+            out = torch.empty(x.shape, device=x.device)
+            self._each(own, x, ids, weights, out)
             return out
-        biases = inputs.biases
-        expert_gate_up(gpu, x, inputs.values, ids, inner, activation, biases=biases, **self._gates)
-        expert_down(gpu, inner, outputs.values, ids, weights, out, outputs.biases)
-        return out
+        return self._grouped(own, x, ids, weights)
+
+    def adds(self, layer: int, experts: Experts, n: int) -> bool:
+        """Return whether `add` computes n rows."""
+        own = self._layer(layer, experts)
+        return own is not None and own.has_gemv and n <= MAX_GEMV_ROWS
+
+    def adds_shared(self, layer: int, experts: Experts) -> bool:
+        """Return whether `add` also computes the shared expert."""
+        own = self._layer(layer, experts)
+        return own is not None and own.all_inputs.num_shared > 0
+
+    def add(self, layer: int, x: Tensor, norm: Norm, experts: Experts) -> None:
+        """Add the weighted sum of the experts' outputs to the stream x fp32 in place.
+
+        The experts read the norm of x.
+        """
+        own = self._layer(layer, experts)
+        assert own is not None and self._workspace is not None  # see `adds`
+        n, num_shared = len(x), own.all_inputs.num_shared
+        chosen = self._config.experts_per_token + num_shared
+        ids = torch.empty(n, chosen, dtype=torch.int32, device=x.device)
+        weights = torch.empty(n, chosen, device=x.device)
+        normed = own.router_rows.new_empty(x.shape)
+        router(
+            *(self._kernels.gpu, x, norm, own.router_rows, normed, ids, weights),
+            routing_of(self._config.router),
+            self._workspace,
+            bias=own.bias,
+            correction=own.correction,
+            num_shared=num_shared,
+            shared_gate=len(own.router_rows) > len(own.router.tensor),
+        )
+        self._each(own, normed, ids, weights, x, accumulate=True)
+
+    def _each(
+        self,
+        own: LayerKernels,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        out: Tensor,
+        *,
+        accumulate: bool = False,
+    ) -> None:
+        """Write the weighted sum of each token's experts for x to `out`, or add it."""
+        gpu, config = self._kernels.gpu, self._config
+        inner = x.new_empty(*ids.shape, config.expert_size)
+        expert_gate_up(gpu, x, own.all_inputs, ids, inner, config.activation, **self._gates)
+        expert_down(gpu, inner, own.all_outputs, ids, weights, out, accumulate=accumulate)
 
     def _grouped(self, own: LayerKernels, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """Compute all rows of each expert together."""
@@ -139,8 +172,8 @@ class ExpertKernels:
         if not is_covered:
             return None
         each = experts.each
-        inputs = _matrices([e.gate_up for e in each], [e.gate_up_bias for e in each])
-        outputs = _matrices([e.down for e in each], [e.down_bias for e in each])
+        inputs = expert_matrices([e.gate_up for e in each], [e.gate_up_bias for e in each])
+        outputs = expert_matrices([e.down for e in each], [e.down_bias for e in each])
         dtype = each[0].down.dtype
         if inputs is None or outputs is None:
             return None
@@ -151,12 +184,22 @@ class ExpertKernels:
             or config.hidden_size % 8
         ):
             return None
+        has_gemv, rows = self._has_gemv(inputs, outputs, dtype), experts.router
+        every = inputs, outputs
+        shared, shared_router = experts.shared, experts.shared_router
+        if shared is not None and has_gemv and not config.interleaved_gate:
+            appended = with_shared(inputs, outputs, each[0], shared)
+            if appended is not None and self._has_gemv(*appended, dtype):
+                every = appended
+                rows = rows if shared_router is None else torch.cat([rows, shared_router])
         correction = experts.correction
         return LayerKernels(
             inputs,
             outputs,
-            self._has_gemv(inputs, outputs, dtype),
+            *every,
+            has_gemv,
             GpuPlainWeight(experts.router, self._kernels),
+            rows,
             None if experts.router_bias is None else experts.router_bias.float(),
             None if correction is None else correction.float().view(-1).contiguous(),
         )
@@ -165,16 +208,8 @@ class ExpertKernels:
         self, inputs: ExpertMatrices, outputs: ExpertMatrices, dtype: torch.dtype
     ) -> bool:
         """Return whether kernels compute the experts of a few tokens by themselves."""
-        gpu, chosen, itemsize = self._kernels.gpu, self._config.experts_per_token, dtype.itemsize
-        hidden_size, expert_size = inputs.columns, outputs.columns
-        match inputs.scheme, outputs.scheme:
-            case "MXFP4", "MXFP4":
-                return mxfp4_fits(gpu, hidden_size) and mxfp4_fits(gpu, expert_size, chosen)
-            case "PLAIN", "PLAIN":
-                return expert_gate_up_fits(gpu, hidden_size, itemsize) and expert_down_fits(
-                    gpu, expert_size, chosen, itemsize
-                )
-        return False
+        gpu, chosen = self._kernels.gpu, self._config.experts_per_token + inputs.num_shared
+        return experts_fit(gpu, inputs, dtype) and experts_fit(gpu, outputs, dtype, chosen)
 
 
 def routing_fits(router: RouterConfig) -> bool:
@@ -198,47 +233,3 @@ def routing_of(router: RouterConfig) -> Routing:
         eps=router.eps,
         scale=router.scale,
     )
-
-
-def _matrices(
-    weights: Sequence[LinearWeight], biases: Sequence[Tensor | None]
-) -> ExpertMatrices | None:
-    """Return the same matrix of all experts for the kernels; None if they do not read it.
-
-    These are transposed ones, and those whose schemes differ.
-    """
-    first, scheme, group_size = weights[0], "PLAIN", 0
-    pairs: list[tuple[Tensor, Tensor | None]] = []
-    for weight in weights:
-        match weight:
-            case Mxfp4Weight():
-                scheme = "MXFP4"
-                pairs.append((weight.blocks, weight.scales))
-            case GpuQuantizedWeight(matrix):
-                scheme, group_size = matrix.scheme, matrix.group_size
-                pairs.append((matrix.tiles, matrix.row_scale))
-            case GpuPlainWeight() if weight.kernel_matrices:
-                pairs.append((weight.tensors[0], None))
-            case _:
-                return None
-    is_alike = all(_kind(weight) == _kind(first) for weight in weights)
-    is_aligned = all(values.is_contiguous() and values.data_ptr() % 16 == 0 for values, _ in pairs)
-    values = _addresses([pair[0] for pair in pairs]) if is_alike and is_aligned else None
-    if values is None:
-        return None
-    scales = _addresses([pair[1] for pair in pairs])
-    return ExpertMatrices(scheme, *first.shape, values, scales, _addresses(biases), group_size)
-
-
-def _kind(weight: LinearWeight) -> tuple[object, ...]:
-    """Return what must be the same for all experts."""
-    return type(weight), weight.description, weight.shape, weight.dtype
-
-
-def _addresses(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the addresses of contiguous tensors on their device, int64; None if one is missing."""
-    present = [tensor for tensor in tensors if tensor is not None]
-    if len(present) < len(tensors):
-        return None
-    assert all(tensor.is_contiguous() for tensor in present)
-    return torch.tensor([tensor.data_ptr() for tensor in present]).to(present[0].device)

@@ -119,7 +119,7 @@ class CudaOps(Elementwise):
         self._latent: LatentKernels | None = None
         if config.latent is not None:
             self._latent = LatentKernels(gpu, shard, ctx_size_tokens)
-        self._experts = ExpertKernels(kernels, config)
+        self.experts = ExpertKernels(kernels, config)
         self.mixers = MixerKernels(gpu, config)
         self.scale = config.attention_scale
         self.softcap = config.attention_softcap or 0.0
@@ -287,20 +287,36 @@ class CudaOps(Elementwise):
     def _attend_to_latents(
         self, plan: CudaPlan, layer: int, projected: Tensor, kv: LayerKV, weights: LatentWeights
     ) -> Tensor:
-        cos_sin = self.cos_sin(layer)
-        assert self._latent is not None and isinstance(kv, Tensor) and cos_sin is not None
+        assert self._latent is not None and isinstance(kv, Tensor)
         if plan.latents is not None:
             return self._latent.attend_by_torch(plan.latents, layer, projected, kv, weights)
         assert plan.decode is not None
+        return self.decode_latents(
+            layer, projected, kv, weights, plan.positions, plan.slot_mapping, plan.decode
+        )
+
+    def decode_latents(
+        self,
+        layer: int,
+        projected: Tensor,
+        kv: LayerKV,
+        weights: LatentWeights,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        rows: DecodeRows,
+    ) -> Tensor:
+        """Return latent attention of one token of each sequence: [n, num_heads * value_dim]."""
+        cos_sin = self.cos_sin(layer)
+        assert self._latent is not None and isinstance(kv, Tensor) and cos_sin is not None
         return self._latent.decode(
             projected,
             kv,
             weights,
             cos_sin=cos_sin,
-            positions=plan.positions,
-            slot_mapping=plan.slot_mapping,
-            block_tables=plan.decode.block_tables,
-            context_lens=plan.decode.context_lens,
+            positions=positions,
+            slot_mapping=slot_mapping,
+            block_tables=rows.block_tables,
+            context_lens=rows.context_lens,
         )
 
     def mix(self, plan: CudaPlan, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
@@ -332,16 +348,16 @@ class CudaOps(Elementwise):
     def moe(
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
     ) -> Tensor:
-        if router_input is not None or not self._experts.support(layer, experts):
+        if router_input is not None or not self.experts.support(layer, experts):
             return moe(x, experts, self._config, self, router_input)
-        out = self._experts.compute(layer, x, experts)
+        out = self.experts.compute(layer, x, experts)
         shared = shared_expert(x, experts, self)
         return out if shared is None else out.add_(shared)
 
     def computes_experts(self, layers: Sequence[LayerWeights]) -> bool:
         """Return whether the kernels compute the experts of all layers, without the host."""
         moe_layers = [(i, layer.experts) for i, layer in enumerate(layers) if layer.experts]
-        return all(self._experts.support(*each) for each in moe_layers)
+        return all(self.experts.support(*each) for each in moe_layers)
 
     def logits_rows(self, plan: CudaPlan, x: Tensor) -> Tensor:
         if plan.logits_indices is None:

@@ -1,64 +1,87 @@
 // expert_down: second half of the MLPs of each token's experts (MoE), weighted and summed.
 //
-//   x          T [n, experts_per_token, expert_size]
-//   addresses  u64 [num_experts]: each expert's matrix T [hidden_size, expert_size]
-//   biases     u64 [num_experts] or null: each expert's bias T [hidden_size]
-//   ids        int32 [n, experts_per_token]
-//   weights    fp32 [n, experts_per_token]: routing weights
-//   out        fp32 [n, hidden_size] = sum over a token's experts of weight * (matrix · x + bias)
+//   x           T [n, experts_per_token, expert_size]
+//   values      u64 [num_experts]: address of each expert's matrix [hidden_size, expert_size], as in packed_gate_up, or elements of T (PLAIN)
+//   scales      u64 [num_experts]: address of its scales, as in packed_gate_up; null for PLAIN
+//   biases      u64 [num_experts] or null: each expert's bias T [hidden_size]
+//   ids         int32 [n, experts_per_token]
+//   weights     fp32 [n, experts_per_token]: routing weights
+//   out         fp32 [n, hidden_size] = sum over a token's experts of weight * (matrix · x + bias)
+//   num_routed, shared_size  the experts from num_routed on are parts of one expert of this size: expert_size columns
+//               of its matrix [hidden_size, shared_size]
+//   accumulate  1: the sum is added to out
 //
-// Algorithm: a block computes four rows of one token. Its warps divide the experts, and if there are
-// fewer experts than warps, the columns. Their sums are added in the order of the warps.
+// Algorithm: a block computes tiles of eight rows of one token. A unit is a tile of two experts, which are the low
+// and the high rows; the warps divide the columns of all experts. Their sums are added in the order of the warps. The weights are
+// requested before the upstream kernel ends: it must be expert_gate_up or packed_gate_up, or leave ids and weights as they are.
 //
-// Requires: expert_size * sizeof T a multiple of 16.
-// Launch: grid (ceil(hidden_size / 4), n), block 256, dynamic shared memory
-// experts_per_token * expert_size * sizeof T.
-// Moves n * experts_per_token * hidden_size * expert_size * sizeof T bytes.
-// Accuracy: fp32 sums: relative 1e-5. Test: tests/cuda/kernels/test_expert_down.py
-#include "moe/expert_dot.cuh"
+// Requires: rows of whole 16 bytes; MXFP4: whole groups of 32; experts_per_token at most 32.
+// Launch: grid (any number of blocks of a token, n), block 256, dynamic shared memory: see ops/experts.py.
+// Moves n * experts_per_token times the bytes of a matrix.
+// Accuracy: fp32 sums of exact weights: relative 1e-5. Test: tests/cuda/kernels/test_expert_down.py
+#include "moe/expert_matrix.cuh"
 
-constexpr int ROWS = 4;
+constexpr int WARPS = NUM_WARPS, DEPTH = NUM_SLOTS, ROWS = 8;
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-expert_down_kernel(const T* x, const u64* addresses, const u64* biases, const int* ids, const float* weights,
-                   float* out, int hidden_size, int expert_size, int experts_per_token) {
-    extern __shared__ __align__(16) u8 dynamic[];
-    __shared__ float sums[WARPS][ROWS];
-    T* activations = (T*)dynamic;
-    start_dependents();
+extern "C" __global__ void __launch_bounds__(WARPS* WARP)
+expert_down_kernel(const T* x, const u64* values, const u64* scales, const u64* biases, const int* ids,
+                   const float* weights, float* out, int num_routed, int shared_size, int hidden_size,
+                   int expert_size, int experts_per_token, int accumulate) {
+    extern __shared__ __align__(128) u8 dynamic[];
+    __shared__ float sums[2][WARPS][ROWS], factors[Chosen::MAX];
+    __shared__ Chosen chosen;
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    int splits = max(1, WARPS / experts_per_token), split = warp % splits;
-    int at_once = WARPS / splits;
+    int pairs = (experts_per_token + 1) / 2, tiles = (hidden_size + ROWS - 1) / ROWS;
+    int each = (tiles + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * each, end = min(begin + each, tiles);
     i64 token = blockIdx.y;
-    int row = blockIdx.x * ROWS, count = min(ROWS, hidden_size - row);
-    wait_for_upstream();
-    copy_to_shared(activations, x + token * experts_per_token * expert_size, experts_per_token * expert_size);
+    u8* activations = dynamic + WARPS * DEPTH * SLOT_BYTES;
+    int stride = activation_bytes(expert_size), sums_stride = num_sums(expert_size);
+    float* activation_sums = (float*)(activations + experts_per_token * stride);
+    start_dependents();
+    ids += token * experts_per_token;
+    chosen.look_up(ids, experts_per_token, values, scales);
+    if (threadIdx.x < experts_per_token)
+        factors[threadIdx.x] = __ldcg(weights + token * experts_per_token + threadIdx.x);
     __syncthreads();
-    float total[ROWS] = {};
-    for (int choice = warp / splits; choice < experts_per_token && warp / splits < at_once; choice += at_once) {
-        const T* matrix = (const T*)addresses[ids[token * experts_per_token + choice]];
-        float weight = weights[token * experts_per_token + choice], dots[ROWS] = {};
-        add_dots(dots, matrix + (i64)row * expert_size, expert_size, count, activations + choice * expert_size, expert_size,
-                     split * WARP + lane, splits * WARP);
+    auto rows_of = [&](int unit, Row (&rows)[2]) {
+        int tile = unit / pairs, choice = (unit - tile * pairs) * 2;
+        i64 row = min(tile * ROWS + lane / 4, hidden_size - 1);
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) total[r] += weight * dots[r];
-        if (biases && split == 0 && lane < count) {
-            float bias = to_float(((const T*)biases[ids[token * experts_per_token + choice]])[row + lane]);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-                if (lane == r) total[r] += weight * bias;
+        for (int i = 0; i < 2; i++) {
+            int c = min(choice + i, experts_per_token - 1), columns = expert_size;
+            if (chosen.ids[c] >= num_routed) columns = shared_size;
+            rows[i] = Row(chosen.values[c], chosen.scales[c], row, expert_size, columns);
         }
-    }
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        float sum = warp_reduce(total[r], Sum());
-        if (lane == 0) sums[warp][r] = sum;
-    }
+    };
+    Stream<WARPS, DEPTH, decltype(rows_of)> stream(dynamic, expert_size, begin * pairs, end * pairs, rows_of);
+    wait_for_upstream();
+    stage_activations<WARPS>(activations, activation_sums, x + token * experts_per_token * expert_size,
+                             experts_per_token, expert_size);
     __syncthreads();
-    if (threadIdx.x < count) {
-        float sum = 0;
+    for (int tile = begin; tile < end; tile++) {
+        int at = tile * ROWS + threadIdx.x;
+        bool is_own = threadIdx.x < ROWS && at < hidden_size;
+        float* to = out + token * hidden_size + at;
+        float total = 0, sum = is_own && accumulate ? __ldcg(to) : 0;
+        for (int pair = 0; pair < pairs; pair++) {
+            int low = 2 * pair, high = min(low + 1, experts_per_token - 1);
+            Activations staged{{activations + low * stride, activations + high * stride},
+                               {activation_sums + low * sums_stride, activation_sums + high * sums_stride}};
+            Row rows[2];
+            rows_of(tile * pairs + pair, rows);
+            Sums own;
+            stream.add(own, tile * pairs + pair, rows, staged);
+            total += factors[low] * (own.whole(0) * row_scale(rows[0]));
+            if (high > low) total += factors[high] * (own.whole(1) * row_scale(rows[1]));
+        }
+        if (lane % 4 == 0) sums[tile % 2][warp][lane / 4] = total;
+        __syncthreads();
+        if (!is_own) continue;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += sums[w][threadIdx.x];
-        out[token * hidden_size + row + threadIdx.x] = sum;
+        for (int w = 0; w < WARPS; w++) sum += sums[tile % 2][w][threadIdx.x];
+        if (biases)
+            for (int c = 0; c < experts_per_token; c++)
+                sum += factors[c] * to_float(((const T*)biases[chosen.ids[c]])[at]);
+        *to = sum;
     }
 }

@@ -1,11 +1,13 @@
 // expert_gate_up: first half of the MLPs of each token's experts (MoE): activation(gate) * up.
 //
 //   x          T [n, hidden_size]
-//   addresses  u64 [num_experts]: each expert's matrix T [2 * expert_size, hidden_size]
+//   values     u64 [num_experts]: each expert's matrix T [2 * expert_size, hidden_size]
 //   biases     u64 [num_experts] or null: each expert's bias T [2 * expert_size]
 //   ids        int32 [n, experts_per_token]
 //   out        T [n, experts_per_token, expert_size] = ACTIVATION(gate · x) * (up · x); with a `limit` > 0
 //              gate is at most that, up is clamped to ±limit, and 1 is added to up (OpenAI gpt-oss, 2025)
+//   num_routed, shared_size  the experts from num_routed on are parts of one expert of this size, which all tokens
+//              choose: their up rows come shared_size after their gate rows
 //   gate_step  2: gate and up rows alternate; 1: all gate rows come first
 //
 // Algorithm: a warp computes two gate rows and the two up rows that belong to them; a lane has four
@@ -25,21 +27,22 @@
 constexpr int PAIRS = 2;  // of gate and up rows, a warp
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-expert_gate_up_kernel(const T* x, const u64* addresses, const u64* biases, const int* ids, T* out,
-                      int hidden_size, int expert_size, int experts_per_token, int gate_step, float limit) {
+expert_gate_up_kernel(const T* x, const u64* values, const u64* biases, const int* ids, T* out,
+                      int num_routed, int shared_size, int hidden_size, int expert_size, int experts_per_token,
+                      int gate_step, float limit) {
     extern __shared__ __align__(16) u8 dynamic[];
     T* activation = (T*)dynamic;
-    start_dependents();
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     i64 pair = blockIdx.y;
     int row = (blockIdx.x * WARPS + warp) * PAIRS, count = min(PAIRS, expert_size - row);
     wait_for_upstream();
-    const T* gate = (const T*)addresses[ids[pair]];
+    start_dependents();  // the ids are known: see expert_down
+    const T* gate = (const T*)values[ids[pair]];
     copy_to_shared(activation, x + pair / experts_per_token * hidden_size, hidden_size);
     __syncthreads();
     if (count <= 0) return;
     float gates[PAIRS] = {}, ups[PAIRS] = {};
-    i64 first = row * gate_step, to_up = gate_step == 2 ? 1 : expert_size;  // in rows
+    i64 first = row * gate_step, to_up = gate_step == 2 ? 1 : ids[pair] < num_routed ? expert_size : shared_size;  // in rows
     i64 stride = (i64)gate_step * hidden_size;
     add_dots(gates, gate + first * hidden_size, stride, count, activation, hidden_size, lane, WARP);
     add_dots(ups, gate + (first + to_up) * hidden_size, stride, count, activation, hidden_size, lane, WARP);

@@ -1,0 +1,354 @@
+// Products of rows of experts' matrices with activation rows, for packed_gate_up and expert_down.
+//
+// SCHEME is PLAIN (elements of T), INT8, FP8, INT4 (linear/packed_layout.cuh) or MXFP4 (mxfp4.cuh). Thread
+// (g, t) = (lane / 4, lane % 4) of a warp multiplies row g of eight `low` rows and row g of eight `high` rows: a
+// step is 16 bytes of each, which the thread copies to its own slots of shared memory several steps ahead, so no
+// barrier is needed. A unit is all steps of such rows; the warps of a block divide the steps of its units. The low rows are multiplied with one activation row, the high rows with another or the same:
+// in an mma the even columns are one of them, the odd columns the other.
+#pragma once
+#define MXFP4 4
+#include "common/mma.cuh"
+#include "linear/packed_layout.cuh"
+#include "moe/mxfp4.cuh"
+
+constexpr bool PACKED = SCHEME == INT8 || SCHEME == FP8 || SCHEME == INT4;
+constexpr bool MMA = !Same<T, float>::value;
+constexpr int COLUMNS = SCHEME == MXFP4 ? 32 : 16 * 8 / BITS;  // of a thread in a step
+constexpr int FRAGMENT = 16 / sizeof(T);         // activations in 16 bytes
+constexpr int FRAGMENTS = COLUMNS / FRAGMENT;    // of a thread in a step
+constexpr int STEP_COLUMNS = 4 * COLUMNS;
+constexpr bool SPREAD = GROUPED || SCHEME == INT4;  // a thread's octets are 32 columns apart
+constexpr bool HAS_TABLE = GROUPED || SCHEME == MXFP4;
+constexpr int STEP_SLOT_BYTES = (16 + (HAS_TABLE ? 4 : 0)) * WARP * 2;  // of a warp for a step
+constexpr int RUN = RUN_STEPS;                               // neighboring steps that a warp takes together
+constexpr int SLOT_BYTES = STEP_SLOT_BYTES * RUN;
+
+// Copies 16 bytes that are read once to shared memory, or zeros.
+__device__ __forceinline__ void copy_16(u32 to, const void* from, bool valid, u64 policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
+                 "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0), "l"(policy)
+                 : "memory");
+}
+__device__ __forceinline__ void copy_4(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(__cvta_generic_to_global(from))
+                 : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+__device__ __forceinline__ u64 read_once() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// Brings tables of addresses, which no kernel writes, to L1.
+__device__ __forceinline__ void touch_tables(const u64* values, const u64* scales, int num_experts) {
+    for (int i = threadIdx.x * 16; i < num_experts; i += blockDim.x * 16) {
+        asm volatile("{ .reg .u64 ignored; ld.global.nc.u64 ignored, [%0]; }" ::"l"(
+            __cvta_generic_to_global(values + i)));
+        if (SCHEME != PLAIN)
+            asm volatile("{ .reg .u64 ignored; ld.global.nc.u64 ignored, [%0]; }" ::"l"(
+                __cvta_generic_to_global(scales + i)));
+    }
+}
+
+// A thread's row of a matrix.
+struct Row {
+    const u8* values;
+    const u8* scales;  // MXFP4: of the thread's groups; packed: the element of `row_scale`
+    int end;           // steps in which the thread has columns
+
+    __device__ __forceinline__ Row() = default;
+    // The first `columns` of row `row` of a matrix with `stride` columns; of packed matrices row % 8 is lane / 4,
+    // unless row is the last.
+    __device__ __forceinline__ Row(u64 values_address, u64 scales_address, i64 row, int columns, int stride) {
+        int lane = threadIdx.x % WARP, t = lane % 4;
+        if (PACKED) {
+            end = padded_columns(columns) / STEP_COLUMNS;
+            i64 block_bytes = padded_columns(stride) / STEP_COLUMNS * PACKED_TILE_BYTES;
+            values = (const u8*)values_address + row / TILE_ROWS * block_bytes + lane * 16;
+            scales = (const u8*)scales_address + row * 4;
+        } else {
+            end = (bytes_of(columns) - t * 16 + 63) / 64;
+            values = (const u8*)values_address + row * bytes_of(stride) + t * 16;
+            scales = (const u8*)scales_address + row * (stride / 32) + t;
+        }
+    }
+    __device__ __forceinline__ static int bytes_of(int columns) {
+        return SCHEME == MXFP4 ? columns / 2 : columns * (int)sizeof(T);
+    }
+    // Starts the copies of a step to a slot in shared memory; `which` is 0 (low) or 1 (high).
+    __device__ __forceinline__ void copy(u32 slot, int which, int step, u64 policy) const {
+        int lane = threadIdx.x % WARP, t = lane % 4;
+        bool valid = PACKED || step < end;
+        const u8* from = values + (valid ? step * (PACKED ? PACKED_TILE_BYTES : 64) : 0);
+        copy_16(slot + (which * WARP + lane) * 16, from, valid, policy);
+        u32 table = slot + WARP * 32 + (which * WARP + lane) * 4;
+        if (SCHEME == MXFP4) {  // the word with the group's scale
+            if (valid) copy_4(table, (const u8*)((u64)(scales + step * 4) & ~3ull));
+        } else if (GROUPED && t < TILE_GROUPS) {  // scale and zero point of the step's group t
+            copy_4(table, from - lane * 16 + TILE_ROWS * STEP_BYTES + (t * TILE_ROWS + lane / 4) * 4);
+        }
+    }
+    // MXFP4: the scale in a word of `copy`.
+    __device__ __forceinline__ u32 scale_in(u32 word) const {
+        return scale_pair(word >> ((u32)(u64)scales % 4 * 8) & 255);
+    }
+};
+
+// The number of steps of a row, and the bytes that its activations take in shared memory: odd multiples of 64,
+// so that threads read the low and the high rows' activations from different banks.
+__device__ __forceinline__ int steps_of(int columns) { return (columns + STEP_COLUMNS - 1) / STEP_COLUMNS; }
+__device__ __forceinline__ int activation_bytes(int columns) {
+    int fragments = steps_of(columns) * FRAGMENTS;
+    return fragments * 64 + (fragments % 2 ? 0 : 64);
+}
+// The sums of activations over 32 columns, which grouped matrices need.
+__device__ __forceinline__ int num_sums(int columns) { return GROUPED ? steps_of(columns) * STEP_COLUMNS / 32 : 0; }
+
+// The sum of eight activations.
+__device__ __forceinline__ float sum_of(const uint4& v) {
+    float sum = 0;
+    const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int j = 0; j < 8; j++) sum += to_float(((const T*)words)[j]);
+    return sum;
+}
+// Eight activations in the order of unpacked pairs.
+__device__ __forceinline__ uint4 in_pairs(const uint4& v) {
+    if (SCHEME == INT4)
+        return {__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632), __byte_perm(v.z, v.w, 0x5410),
+                __byte_perm(v.z, v.w, 0x7632)};
+    if (SCHEME == MXFP4)
+        return {__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632), __byte_perm(v.y, v.w, 0x5410),
+                __byte_perm(v.y, v.w, 0x7632)};
+    return v;
+}
+
+// Copies activation rows to shared memory in the order of the threads' fragments, zeros after the ends of rows. All
+// threads of the block take part; a warp has AT_ONCE loads in flight.
+template <int WARPS>
+__device__ __forceinline__ void stage_activations(u8* to, float* sums, const T* from, int num_rows, int columns) {
+    constexpr int AT_ONCE = 4;
+    int count = steps_of(columns) * FRAGMENTS * 4, parts = (count + WARP - 1) / WARP;  // parts of a row
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, stride = activation_bytes(columns);
+    for (int base = warp; base < num_rows * parts; base += WARPS * AT_ONCE) {
+        uint4 v[AT_ONCE];
+        int row[AT_ONCE], at[AT_ONCE];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            int part = base + u * WARPS;
+            row[u] = part / parts;
+            at[u] = (part - row[u] * parts) * WARP + lane;
+            int t = at[u] % 4, i = at[u] / 4 % FRAGMENTS, step = at[u] / 4 / FRAGMENTS;
+            int column = step * STEP_COLUMNS + (SPREAD ? i * 32 + t * FRAGMENT : t * COLUMNS + i * FRAGMENT);
+            v[u] = {};
+            if (row[u] < num_rows && column < columns) v[u] = __ldcg((const uint4*)(from + row[u] * columns + column));
+        }
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            bool valid = row[u] < num_rows && at[u] < count;
+            if constexpr (GROUPED && MMA) {
+                float sum = sum_of(v[u]);
+                sum += __shfl_xor_sync(ALL, sum, 1);
+                sum += __shfl_xor_sync(ALL, sum, 2);
+                if (valid && lane % 4 == 0) sums[row[u] * num_sums(columns) + at[u] / 4] = sum;
+            }
+            if (valid) ((uint4*)(to + row[u] * stride))[at[u]] = in_pairs(v[u]);
+        }
+    }
+}
+
+// Activations in shared memory for the low and the high rows.
+struct Activations {
+    const u8* rows[2];
+    const float* sums[2];
+};
+
+// Unpacks the operands of pair `p` of mma instructions.
+__device__ __forceinline__ void unpack(const u32 (&words)[4], int p, u32 scale, u32 (&a)[4]) {
+#if SCHEME == PLAIN
+#pragma unroll
+    for (int i = 0; i < 4; i++) a[i] = words[i];
+#elif SCHEME == INT4
+    unpack_int4(words[p], a, T());
+#elif SCHEME == MXFP4
+    dequantize(words[p], scale, a);
+#else
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 two[2];
+#if SCHEME == INT8
+        unpack_int8(words[2 * p + i], two, T());
+#else
+        unpack_fp8(words[2 * p + i], two, T());
+#endif
+        a[2 * i] = two[0];
+        a[2 * i + 1] = two[1];
+    }
+#endif
+}
+
+// The sums of a thread's low row and high row. Without MMA they are those of this thread's columns, otherwise those
+// of all columns that its warp has added.
+struct Sums {
+    float found[2] = {};
+    float products[2][4] = {};  // of ungrouped matrices; an mma waits for the accumulator of the one before
+
+    // Adds the products of a step in a slot.
+    __device__ __forceinline__ void add(const u8* slot, int step, const Row (&rows)[2], const Activations& x) {
+        int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+        union {
+            uint4 bits[2];
+            u32 words[2][4];
+        } w;
+        w.bits[0] = ((const uint4*)slot)[lane];
+        w.bits[1] = ((const uint4*)slot)[WARP + lane];
+        if constexpr (!MMA) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float4 v = ((const float4*)x.rows[i])[step * 4 + t];
+                found[i] += __uint_as_float(w.words[i][0]) * v.x + __uint_as_float(w.words[i][1]) * v.y +
+                            __uint_as_float(w.words[i][2]) * v.z + __uint_as_float(w.words[i][3]) * v.w;
+            }
+        } else {
+            const uint4* column = (const uint4*)(g % 2 ? x.rows[1] : x.rows[0]) + step * FRAGMENTS * 4 + t;
+            const u32* table = (const u32*)(slot + WARP * 32);
+            if constexpr (GROUPED) {
+                add_groups(w.words, column, table, step, x);
+            } else {
+                u32 scale[2] = {};
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    if (SCHEME == MXFP4) scale[i] = rows[i].scale_in(table[i * WARP + lane]);
+                add_pairs<FRAGMENTS>(products, w.words, scale, column, 0);
+            }
+        }
+    }
+
+    template <int COUNT>
+    __device__ __forceinline__ static void add_pairs(float (&to)[2][4], const u32 (&words)[2][4],
+                                                     const u32 (&scale)[2], const uint4* column, int first) {
+#pragma unroll
+        for (int p = first; p < first + COUNT; p++) {
+            u32 a[4], b[4];
+            unpack(words[0], p, scale[0], a);
+            unpack(words[1], p, scale[1], b);
+            uint4 v = column[p * 4];
+            mma<T>(to[0], a[0], b[0], a[1], b[1], v.x, v.y);
+            mma<T>(to[1], a[2], b[2], a[3], b[3], v.z, v.w);
+        }
+    }
+
+    __device__ __forceinline__ void add_groups(const u32 (&words)[2][4], const uint4* column, const u32* table,
+                                               int step, const Activations& x) {
+        constexpr int PARTS = GROUPED ? TILE_GROUPS : 1;
+        constexpr int PAIRS = FRAGMENTS / PARTS;  // of mma instructions, and sums of 32 columns, in a part
+        const u32 no_scale[2] = {};
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            float own[2][4] = {};
+            add_pairs<PAIRS>(own, words, no_scale, column, part * PAIRS);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                u32 entry = table[i * WARP + threadIdx.x % WARP / 4 * 4 + part];
+                float2 f = __half22float2((__half2&)entry);
+                float sum = 0;
+#pragma unroll
+                for (int j = 0; j < PAIRS; j++) sum += x.sums[i][(step * PARTS + part) * PAIRS + j];
+                float product = own[0][3 * i] + own[1][3 * i];
+                found[i] += f.x * (product + (f.y - (SCHEME == INT4 ? int4_bias(T()) : 0)) * sum);
+            }
+        }
+    }
+
+    // The sum over all columns that the warp has added, without the scale of a packed row.
+    __device__ __forceinline__ float whole(int i) const {
+        float sum = found[i];
+        if constexpr (!MMA) {
+            sum += __shfl_xor_sync(ALL, sum, 1);
+            sum += __shfl_xor_sync(ALL, sum, 2);
+        } else if (!GROUPED) {
+            sum = products[0][3 * i] + products[1][3 * i];
+        }
+        return SCHEME == MXFP4 ? sum * WEIGHT_SCALE : sum;
+    }
+};
+
+__device__ __forceinline__ float row_scale(const Row& row) { return PACKED ? *(const float*)row.scales : 1; }
+
+// A warp's steps of the units `first` … `end` - 1 of its block, DEPTH slots ahead.
+template <int WARPS, int DEPTH, typename RowsOf> struct Stream {
+    u8* slots;
+    u32 slots_at;
+    int steps, runs, end;
+    RowsOf& rows_of;
+    u64 policy = read_once();
+    Row next_rows[2];
+    int next_rows_unit = -1, next_unit, next_run, unit, run, slot = 0;
+
+    // rows_of(unit, rows) sets the rows of a unit.
+    __device__ __forceinline__ Stream(u8* block_slots, int columns, int first, int end, RowsOf& rows_of)
+        : steps(steps_of(columns)), end(end), rows_of(rows_of) {
+        int warp = threadIdx.x / WARP;
+        slots = block_slots + warp * DEPTH * SLOT_BYTES;
+        slots_at = shared_address(slots);
+        runs = (steps + RUN - 1) / RUN;
+        unit = first, run = warp;
+        wrap(unit, run);
+        next_unit = unit, next_run = run;
+        for (int i = 0; i < DEPTH; i++) request(i);
+    }
+    __device__ __forceinline__ void wrap(int& unit, int& run) const {
+        while (run >= runs) run -= runs, unit++;
+    }
+    __device__ __forceinline__ void request(int to) {
+        if (next_unit < end) {
+            if (next_unit != next_rows_unit) rows_of(next_rows_unit = next_unit, next_rows);
+            u32 at = slots_at + to * SLOT_BYTES;
+#pragma unroll
+            for (int r = 0; r < RUN; r++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    if (r == 0 || next_run * RUN + r < steps)
+                        next_rows[i].copy(at + r * STEP_SLOT_BYTES, i, next_run * RUN + r, policy);
+            next_run += WARPS;
+            wrap(next_unit, next_run);
+        }
+        commit_copies();
+    }
+    // Adds the products of this warp's steps of a unit; units come in order.
+    __device__ __forceinline__ void add(Sums& sums, int of, const Row (&rows)[2], const Activations& x) {
+        while (unit == of) {
+            wait_for_copies<DEPTH - 1>();
+            if (GROUPED) __syncwarp();
+            const u8* from = slots + slot * SLOT_BYTES;
+#pragma unroll
+            for (int r = 0; r < RUN; r++)
+                if (r == 0 || run * RUN + r < steps) sums.add(from + r * STEP_SLOT_BYTES, run * RUN + r, rows, x);
+            if (GROUPED) __syncwarp();
+            request(slot);
+            slot = slot + 1 == DEPTH ? 0 : slot + 1;
+            run += WARPS;
+            wrap(unit, run);
+        }
+    }
+};
+
+// A token's experts.
+struct Chosen {
+    static constexpr int MAX = 32;
+    u64 values[MAX], scales[MAX];
+    int ids[MAX];
+
+    // Threads of the block look up one expert each; the block must synchronize afterwards.
+    __device__ __forceinline__ void look_up(const int* of_token, int count, const u64* all_values, const u64* all_scales) {
+        int i = threadIdx.x;
+        if (i >= count) return;
+        ids[i] = __ldcg(of_token + i);
+        values[i] = __ldg(all_values + ids[i]);
+        scales[i] = SCHEME == PLAIN ? 0 : __ldg(all_scales + ids[i]);
+    }
+};

@@ -1,0 +1,87 @@
+// packed_gate_up: first half of the MLPs of each token's experts (MoE): activation(gate) * up.
+//
+//   x          T [n, hidden_size]
+//   values     u64 [num_experts]: address of each expert's matrix [2 * expert_size, hidden_size]: tiles of
+//              linear/packed_layout.cuh, or elements of MXFP4 u8 [rows, hidden_size / 2]
+//   scales     u64 [num_experts]: address of its row scales fp32, or of MXFP4's u8 [rows, hidden_size / 32]
+//   biases     u64 [num_experts] or null: each expert's bias T [2 * expert_size]
+//   ids        int32 [n, experts_per_token]
+//   out        T [n, experts_per_token, expert_size] = ACTIVATION(gate · x) * (up · x); with a `limit` > 0
+//              gate is at most that, up is clamped to ±limit, and 1 is added to up (OpenAI gpt-oss, 2025)
+//   num_routed, shared_size  the experts from num_routed on are parts of one expert of this size, which all tokens
+//              choose: their up rows come shared_size after their gate rows
+//   gate_step  2: gate and up rows alternate; 1: all gate rows come first
+//
+// Algorithm: a unit is eight outputs of a token's expert: eight gate rows and eight up rows. A block computes
+// neighboring units of a token. Its warps divide the columns; their sums are added in the order of the warps. The
+// weights are requested before x is read. The next kernel may start when the ids of the experts are known: see
+// expert_down.
+//
+// Requires: packed layout: expert_size a multiple of 8, gate_step 1; MXFP4: whole groups of 32;
+// experts_per_token at most 32.
+// Launch: grid (any number of blocks of a token, n), block 256, dynamic shared memory: see ops/experts.py.
+// Moves n * experts_per_token times the bytes of a matrix, less where tokens share experts that stay in L2.
+// Accuracy: fp32 sums of exact weights, rounded once: relative 2^-8 (bf16), 2^-11 (fp16).
+// Test: tests/cuda/kernels/test_packed_gate_up.py
+#include "moe/expert_matrix.cuh"
+#include "moe/gated.cuh"
+
+constexpr int WARPS = NUM_WARPS, DEPTH = NUM_SLOTS, ROWS = 8;
+
+extern "C" __global__ void __launch_bounds__(WARPS* WARP)
+packed_gate_up_kernel(const T* x, const u64* values, const u64* scales, int num_experts, const u64* biases,
+                      const int* ids, T* out, int num_routed, int shared_size, int hidden_size, int expert_size,
+                      int experts_per_token, int gate_step, float limit) {
+    extern __shared__ __align__(128) u8 dynamic[];
+    __shared__ float sums[2][WARPS][2 * ROWS];
+    __shared__ Chosen chosen;
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    int tiles = (expert_size + ROWS - 1) / ROWS, units = tiles * experts_per_token;
+    int each = (units + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * each, end = min(begin + each, units);
+    i64 token = blockIdx.y;
+    u8* activations = dynamic + WARPS * DEPTH * SLOT_BYTES;
+    float* activation_sums = (float*)(activations + activation_bytes(hidden_size));
+    touch_tables(values, scales, num_experts);
+    wait_for_upstream();
+    start_dependents();
+    chosen.look_up(ids + token * experts_per_token, experts_per_token, values, scales);
+    __syncthreads();
+    auto rows_of = [&](int unit, Row (&rows)[2]) {
+        int choice = unit / tiles, first = (unit - choice * tiles) * ROWS;
+        i64 row = (i64)min(first + lane / 4, expert_size - 1) * gate_step;
+        i64 to_up = gate_step == 2 ? 1 : chosen.ids[choice] < num_routed ? expert_size : shared_size;
+        u64 values_at = chosen.values[choice], scales_at = chosen.scales[choice];
+        rows[0] = Row(values_at, scales_at, row, hidden_size, hidden_size);
+        rows[1] = Row(values_at, scales_at, row + to_up, hidden_size, hidden_size);
+    };
+    Stream<WARPS, DEPTH, decltype(rows_of)> stream(dynamic, hidden_size, begin, end, rows_of);
+    stage_activations<WARPS>(activations, activation_sums, x + token * hidden_size, 1, hidden_size);
+    __syncthreads();
+    Activations staged{{activations, activations}, {activation_sums, activation_sums}};
+    for (int unit = begin; unit < end; unit++) {
+        float (&partial)[WARPS][2 * ROWS] = sums[unit % 2];
+        Row rows[2];
+        rows_of(unit, rows);
+        Sums own;
+        stream.add(own, unit, rows, staged);
+        float g = own.whole(0) * row_scale(rows[0]), u = own.whole(1) * row_scale(rows[1]);
+        if (lane % 4 == 0) {
+            partial[warp][lane / 4] = g;
+            partial[warp][ROWS + lane / 4] = u;
+        }
+        __syncthreads();
+        int choice = unit / tiles, at = (unit - choice * tiles) * ROWS + threadIdx.x;
+        if (threadIdx.x >= ROWS || at >= expert_size) continue;
+        g = u = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            g += partial[w][threadIdx.x];
+            u += partial[w][ROWS + threadIdx.x];
+        }
+        if (biases) {
+            const T* bias = (const T*)biases[chosen.ids[choice]] + (i64)at * gate_step;
+            g += to_float(bias[0]), u += to_float(bias[gate_step == 2 ? 1 : expert_size]);
+        }
+        out[(token * experts_per_token + choice) * expert_size + at] = from_float<T>(gated<ACTIVATION>(g, u, limit));
+    }
+}

@@ -1,0 +1,250 @@
+"""MLPs of experts for a few tokens: `kernels/moe/expert_*.cu` and `packed_gate_up.cu`."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.checks import check_tensor
+from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
+from swiftchat.cuda.packed_layout import (
+    GROUP_SIZES,
+    TILE_COLUMNS,
+    packing_fits,
+)
+
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu_sigmoid")
+MAX_CHOSEN = 32  # experts of a token
+_PLAIN_THREADS, _PLAIN_ROWS = 256, 16  # of a block of expert_gate_up, for PLAIN matrices
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a kernel divides its work: its warps and slots of expert_matrix.cuh.
+
+    `blocks_per_sm` blocks compute a token; 0: one for each unit.
+    """
+
+    warps: int
+    depth: int
+    run: int
+    blocks_per_sm: int
+
+    @property
+    def defines(self) -> dict[str, str]:
+        return {
+            "NUM_WARPS": str(self.warps),
+            "NUM_SLOTS": str(self.depth),
+            "RUN_STEPS": str(self.run),
+        }
+
+    def blocks(self, gpu: Gpu, units: int, n: int) -> int:
+        """Return the number of blocks of a token."""
+        if self.blocks_per_sm == 0:
+            return units
+        most = max(1, gpu.num_sms * self.blocks_per_sm // n)
+        return -(-units // -(-units // most))
+
+
+_ROWS = 8  # of a tile
+_GATE, _GATE_MXFP4, _DOWN = Tiling(4, 6, 1, 0), Tiling(4, 4, 1, 0), Tiling(8, 2, 2, 3)
+_MXFP4_GROUP = 32
+_PACKINGS = [("FP8", 0), ("INT8", 0), *((s, g) for s, sizes in GROUP_SIZES.items() for g in sizes)]
+
+
+def _gate_tiling(scheme: str) -> Tiling:
+    return _GATE_MXFP4 if scheme == "MXFP4" else _GATE
+
+
+def _shared_bytes(matrices: ExpertMatrices, tiling: Tiling, num_rows: int, itemsize: int) -> int:
+    """Return the shared memory of a block: its slots, and `num_rows` activation rows."""
+    columns = {"PLAIN": 64 // itemsize, "MXFP4": 128, **TILE_COLUMNS}[matrices.scheme]  # of a step
+    has_table = matrices.group_size > 0 or matrices.scheme == "MXFP4"
+    steps = -(-matrices.columns // columns)
+    row_bytes = (steps * columns * itemsize // 64 | 1) * 64
+    sums_bytes = steps * columns // 32 * 4 if matrices.group_size else 0
+    slots = tiling.warps * tiling.depth * tiling.run * (20 if has_table else 16) * 64
+    return slots + num_rows * (row_bytes + sums_bytes)
+
+
+def experts_fit(gpu: Gpu, matrices: ExpertMatrices, dtype: torch.dtype, num_rows: int = 1) -> bool:
+    """Return whether the kernels multiply `num_rows` rows of activations with these matrices."""
+    columns, scheme, itemsize = matrices.columns, matrices.scheme, dtype.itemsize
+    if scheme == "PLAIN":
+        fits = columns * itemsize % 16 == 0
+    elif scheme == "MXFP4":
+        fits = columns % _MXFP4_GROUP == 0 and dtype == torch.bfloat16
+    else:
+        fits = packing_fits(scheme, columns, matrices.group_size) and itemsize == 2
+    needed = max(_shared_bytes(matrices, each, num_rows, itemsize) for each in (_GATE, _DOWN))
+    return fits and num_rows <= MAX_CHOSEN and needed + 4096 <= gpu.block_shared_bytes
+
+
+def _gate_up_spec(dtype: torch.dtype, scheme: Mapping[str, str], activation: str) -> KernelSpec:
+    arguments = (
+        "pointer biases, pointer ids, pointer out, int num_routed, int shared_size, "
+        "int hidden_size, int expert_size, int experts_per_token, int gate_step, float limit"
+    )
+    defines = {"DTYPE": DTYPE_NAMES[dtype], "ACTIVATION": activation.upper()}
+    if scheme["SCHEME"] == "PLAIN":
+        return KernelSpec("expert_gate_up", f"pointer x, pointer values, {arguments}", defines)
+    tables = "pointer x, pointer values, pointer scales, int num_experts"
+    defines |= {**scheme, **_gate_tiling(scheme["SCHEME"]).defines}
+    return KernelSpec("packed_gate_up", f"{tables}, {arguments}", defines)
+
+
+def _down_spec(dtype: torch.dtype, scheme: Mapping[str, str]) -> KernelSpec:
+    arguments = (
+        "pointer x, pointer values, pointer scales, pointer biases, pointer ids, pointer weights, "
+        "pointer out, int num_routed, int shared_size, int hidden_size, int expert_size, "
+        "int experts_per_token, int accumulate"
+    )
+    defines = {"DTYPE": DTYPE_NAMES[dtype], **scheme, **_DOWN.defines}
+    return KernelSpec("expert_down", arguments, defines)
+
+
+def _schemes() -> Iterator[tuple[torch.dtype, dict[str, str]]]:
+    """Yield the types of activations with the macros of matrices."""
+    for dtype in DTYPE_NAMES:
+        yield dtype, {"SCHEME": "PLAIN", "GROUP_SIZE": "0"}
+    yield torch.bfloat16, {"SCHEME": "MXFP4", "GROUP_SIZE": "0"}
+    for scheme, group_size in _PACKINGS:
+        for dtype in (torch.bfloat16, torch.float16):
+            yield dtype, {"SCHEME": scheme, "GROUP_SIZE": str(group_size)}
+
+
+VARIANTS = [
+    *(_gate_up_spec(*each, activation) for each in _schemes() for activation in ACTIVATIONS),
+    *(_down_spec(*each) for each in _schemes()),
+]
+
+
+def expert_gate_up(
+    gpu: Gpu,
+    x: Tensor,
+    matrices: ExpertMatrices,
+    ids: Tensor,
+    out: Tensor,
+    activation: str,
+    *,
+    gate_step: int = 1,
+    limit: float = 0.0,
+) -> None:
+    """Write activation(gate · x) * (up · x) of each token's experts to `out`.
+
+    `out` is T [n, experts_per_token, expert_size], x T [n, hidden_size], the matrices
+    [2 * expert_size, hidden_size]. `ids` int32 [n, experts_per_token] must be valid, which is not
+    checked. The gate's rows come first, or with a `gate_step` of 2 gate and up rows alternate. With
+    a `limit` > 0, gate is at most that, up is clamped to ±limit, and 1 is added.
+    """
+    (n, hidden_size), (_, chosen, expert_size) = x.shape, out.shape
+    is_packed = matrices.scheme in TILE_COLUMNS
+    if not experts_fit(gpu, matrices, x.dtype) or (
+        is_packed and (gate_step > 1 or expert_size % 8)
+    ):
+        raise ValueError(
+            f"the kernel does not take {matrices.scheme} matrices of {hidden_size} columns"
+            f" and {x.dtype}, or {expert_size} outputs with gate_step {gate_step}"
+        )
+    _check(gpu, x, matrices, ids, (n, chosen), (n, hidden_size), (2 * expert_size, hidden_size))
+    check_tensor("out", out, (n, chosen, expert_size), x.dtype, gpu)
+    if n == 0:
+        return
+    kernel = gpu.kernel(_gate_up_spec(x.dtype, matrices.defines, activation))
+    arguments: dict[str, Any] = {
+        "num_bytes": n * chosen * matrices.matrix_bytes(x.itemsize),
+        "x": x,
+        "values": matrices.values,
+        "biases": matrices.biases,
+        "ids": ids,
+        "out": out,
+        **matrices.shared_arguments(expert_size),
+        "hidden_size": hidden_size,
+        "expert_size": expert_size,
+        "experts_per_token": chosen,
+        "gate_step": gate_step,
+        "limit": limit,
+    }
+    if matrices.scheme == "PLAIN":
+        grid, shared_bytes = (-(-expert_size // _PLAIN_ROWS), n * chosen), hidden_size * x.itemsize
+        kernel(grid, _PLAIN_THREADS, shared_bytes=shared_bytes, **arguments)
+        return
+    tiling = _gate_tiling(matrices.scheme)
+    kernel(
+        (tiling.blocks(gpu, chosen * -(-expert_size // _ROWS), n), n),
+        32 * tiling.warps,
+        shared_bytes=_shared_bytes(matrices, tiling, 1, x.itemsize),
+        scales=matrices.scales,
+        num_experts=len(matrices.values),
+        **arguments,
+    )
+
+
+def expert_down(
+    gpu: Gpu,
+    x: Tensor,
+    matrices: ExpertMatrices,
+    ids: Tensor,
+    weights: Tensor,
+    out: Tensor,
+    *,
+    accumulate: bool = False,
+) -> None:
+    """Write the sum over a token's experts of weight * (matrix · x + bias) to `out`, or add it.
+
+    `out` is fp32 [n, hidden_size], x T [n, experts_per_token, expert_size], the matrices
+    [hidden_size, expert_size]. `ids` int32 [n, experts_per_token] must be valid, which is not
+    checked. The routing weights are fp32 [n, experts_per_token]. The kernel reads ids and weights
+    before the kernel before it ends: that must be `expert_gate_up`, or not write them.
+    """
+    (n, chosen, expert_size), hidden_size = x.shape, out.shape[1]
+    if not experts_fit(gpu, matrices, x.dtype, chosen):
+        raise ValueError(
+            f"the kernel does not take {matrices.scheme} matrices, "
+            f"{chosen} rows of {expert_size} elements of {x.dtype}"
+        )
+    _check(
+        gpu, x, matrices, ids, (n, chosen), (*ids.shape, expert_size), (hidden_size, expert_size)
+    )
+    check_tensor("weights", weights, (n, chosen), "float32", gpu)
+    check_tensor("out", out, (n, hidden_size), "float32", gpu)
+    if n == 0:
+        return
+    gpu.kernel(_down_spec(x.dtype, matrices.defines))(
+        (_DOWN.blocks(gpu, -(-hidden_size // _ROWS), n), n),
+        32 * _DOWN.warps,
+        shared_bytes=_shared_bytes(matrices, _DOWN, chosen, x.itemsize),
+        num_bytes=n * chosen * matrices.matrix_bytes(x.itemsize),
+        x=x,
+        values=matrices.values,
+        scales=matrices.scales,
+        biases=matrices.biases,
+        ids=ids,
+        weights=weights,
+        out=out,
+        **matrices.shared_arguments(expert_size),
+        hidden_size=hidden_size,
+        expert_size=expert_size,
+        experts_per_token=chosen,
+        accumulate=int(accumulate),
+    )
+
+
+def _check(
+    gpu: Gpu,
+    x: Tensor,
+    matrices: ExpertMatrices,
+    ids: Tensor,
+    chosen: tuple[int, int],
+    shape: tuple[int, ...],
+    matrix: tuple[int, int],
+) -> None:
+    """Raise `ValueError` unless ids, x and the matrices have these shapes."""
+    matrices.check(gpu)
+    if (matrices.rows, matrices.columns) != matrix:
+        raise ValueError(f"matrices must be {matrix}, not {(matrices.rows, matrices.columns)}")
+    check_tensor("x", x, shape, x.dtype, gpu)
+    check_tensor("ids", ids, chosen, "int32", gpu)
