@@ -102,10 +102,13 @@ def measure(engine: Engine, num_tokens: int) -> None:
         started = time.perf_counter()
         engine.step()
         steps.append(time.perf_counter() - started)
+    chain_us = median_us(proposer._layer._graph(num_tokens).replay)
     propose_ms, step_ms = (1e3 * statistics.median(each[4:]) for each in (durations, steps))
+    expected = PUBLISHED.get(num_tokens, 0) / step_ms * 1e3
     print(
-        f"  K {num_tokens}: proposing {propose_ms:.2f} ms, {propose_ms / num_tokens:.3f} a token; "
-        f"step {step_ms:.2f} ms; expected {PUBLISHED.get(num_tokens, 0) / step_ms * 1e3:.0f} tok/s",
+        f"  K {num_tokens}: proposing {propose_ms:.2f} ms, {chain_us / 1e3:.2f} of it on the "
+        f"device, {propose_ms / num_tokens:.3f} a token; step {step_ms:.2f} ms; expected "
+        f"{expected:.0f} tok/s",
         flush=True,
     )
 

@@ -1,6 +1,7 @@
 """Prediction heads as modules of torch: EAGLE-3 and Medusa, with their losses."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,18 +13,21 @@ from torch import Tensor, nn
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.weights.architectures.parts.rope import RopeConfig
 
+# Returns the model's probabilities for hidden states [n, hidden_size] that its LM head reads.
+Targets = Callable[[Tensor], Tensor]
+
 
 @dataclass(frozen=True)
 class Loss:
     """The mean cross-entropy to distributions, in nats, and the share of equal best ids."""
 
     value: Tensor
-    agreement: float
+    agreement: Tensor
 
     @classmethod
     def of(cls, logits: Tensor, targets: Tensor) -> "Loss":
         same = (logits.argmax(1) == targets.argmax(1)).float().mean()
-        return cls(-(targets * logits.log_softmax(1)).sum(1).mean(), float(same))
+        return cls(F.cross_entropy(logits.float(), targets), same)
 
 
 class RMSNorm(nn.Module):
@@ -120,20 +124,22 @@ class Eagle3(nn.Module):
         self.lm_head = nn.Linear(width, config["draft_vocab_size"], bias=False)
 
     def losses(
-        self, batch: Examples, embedded: Tensor, targets: Tensor, num_passes: int
+        self, batch: Examples, embedded: Tensor, targets: Targets, num_passes: int
     ) -> list[Loss]:
         """Return the loss of each pass; in pass s > 0 the head reads its own hidden states.
 
-        `embedded` are the embeddings of `batch.following`, `targets` the probabilities of the ids
-        after these, for the tokens `[:, :-1]`.
+        `embedded` are the embeddings of `batch.following`. A token is scored by the distribution of
+        the id after that one.
         """
-        x, passes, found = self.fc(batch.joined), list[tuple[Tensor, Tensor]](), []
-        for s in range(num_passes):
+        x, passes, found = self.fc(batch.joined.float()), list[tuple[Tensor, Tensor]](), []
+        is_scored = batch.is_answer[:, 1:].clone()
+        is_scored[:, :num_passes] = False  # a chain of s tokens has s tokens before it
+        scored = is_scored.flatten().nonzero()[:, 0]
+        expected = targets(batch.labels[:, 1:].flatten(0, 1)[scored])
+        for _ in range(num_passes):
             x = self.midlayer(x, embedded, passes)
-            is_scored = batch.is_answer[:, 1:].clone()
-            is_scored[:, :s] = False
-            logits = self.lm_head(self.norm(x[:, :-1][is_scored]))
-            found.append(Loss.of(logits, targets[is_scored]))
+            logits = self.lm_head(self.norm(x[:, :-1].flatten(0, 1)[scored]))
+            found.append(Loss.of(logits, expected))
             x = x.roll(1, 1)
         return found
 
@@ -148,13 +154,12 @@ class Medusa(nn.Module):
             nn.init.zeros_(block.weight)
             nn.init.zeros_(block.bias)
 
-    def losses(self, batch: Examples, targets: Tensor, lm_head: Tensor) -> list[Loss]:
+    def losses(self, batch: Examples, targets: Targets, lm_head: Tensor) -> list[Loss]:
         """Return the loss of each head; head h predicts the id h + 2 tokens after its own."""
         found = []
         for h, block in enumerate(self.blocks):
-            x = batch.labels[:, : -h - 1]
-            x = x + F.silu(block(x))
             is_scored = batch.is_answer[:, : -h - 1] & batch.is_answer[:, h + 1 :]
-            own = targets[:, h:]
-            found.append(Loss.of(x[is_scored] @ lm_head.T, own[is_scored]))
+            x = batch.labels[:, : -h - 1][is_scored].float()
+            expected = targets(batch.labels[:, h + 1 :][is_scored])
+            found.append(Loss.of((x + F.silu(block(x))) @ lm_head.T, expected))
         return found

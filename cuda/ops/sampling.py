@@ -40,7 +40,7 @@ _SAMPLE = KernelSpec(
 )
 _ADVANCE = KernelSpec(
     "advance",
-    "pointer sampled, pointer tokens, pointer positions, pointer context_lens, "
+    "pointer sampled, pointer id_map, pointer tokens, pointer positions, pointer context_lens, "
     "pointer slot_mapping, pointer block_tables, pointer counts, pointer ring, pointer step, "
     "int num_rows, int max_blocks, int log2_block_size, int vocab_size, int ring_steps, "
     "int ring_rows",
@@ -212,16 +212,19 @@ def advance(
     context_lens: Tensor,
     slot_mapping: Tensor,
     block_tables: Tensor,
-    counts: Tensor,
+    counts: Tensor | None,
     ring: Tensor,
     step: Tensor,
     block_size: int,
+    id_map: Tensor | None = None,
 ) -> None:
     """Make the sampled ids [n] the input of the next decode step, and copy them to the host.
 
-    All are int32 [n] on the GPU; `block_tables` is [n, max_blocks] and `counts` [n, vocab_size].
-    `step` is int64 [1], `ring` int32 [ring_steps, ring_rows] in pinned host memory. All but
-    `sampled` and `block_tables` are modified in place.
+    All are int32 [n] on the GPU; `block_tables` is [n, max_blocks] and `counts` [n, vocab_size]
+    if ids are counted. With an `id_map` int32 [any], `id_map[id]` takes the place of a sampled id;
+    that it has one for each is not checked. `step` is int64 [1], `ring` int32
+    [ring_steps, ring_rows] in pinned host memory. All but `sampled`, `block_tables` and `id_map`
+    are modified in place.
     """
     n = len(sampled)
     if n > _MAX_DECODE_ROWS:
@@ -235,16 +238,20 @@ def advance(
     }
     for name, tensor in per_row.items():
         check_tensor(name, tensor, (n,), "int32", gpu)
-    max_blocks, vocab_size = block_tables.shape[1], counts.shape[1]
+    max_blocks = block_tables.shape[1]
+    vocab_size = 0 if counts is None else counts.shape[1]
     check_tensor("block_tables", block_tables, (n, max_blocks), "int32", gpu)
     check_tensor("counts", counts, (n, vocab_size), "int32", gpu)
     check_tensor("step", step, (1,), "int64", gpu)
+    if id_map is not None:
+        check_tensor("id_map", id_map, (len(id_map),), "int32", gpu)
     if not ring.is_pinned() or ring.shape[1] < n:
         raise ValueError(f"ring must be pinned and have a column for each of {n} rows")
     gpu.kernel(_ADVANCE)(
         1,
         _MAX_DECODE_ROWS,
         **per_row,
+        id_map=id_map,
         block_tables=block_tables,
         counts=counts,
         ring=ring,

@@ -80,6 +80,8 @@ class NativeWeight(LinearWeight):
         firsts = first_rows(self.matrices)
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < firsts[-1]:
             raise IndexError(f"a table of {firsts[-1]} rows does not have all of these")
+        if len(self.matrices) == 1:
+            return table_rows(self.pool, self.matrices[0].struct, ids).to(self.dtype)
         out = torch.empty(len(ids), self.shape[1], dtype=self.dtype)
         for matrix, (first, end) in zip(self.matrices, pairwise(firsts), strict=True):
             own = torch.nonzero((ids >= first) & (ids < end)).squeeze(1)

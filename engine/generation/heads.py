@@ -11,6 +11,7 @@ from torch import Tensor
 from swiftchat.cuda.ops.embedding import embed
 from swiftchat.engine.generation.setup import EngineSetup
 from swiftchat.engine.linear.factory import WeightFactory
+from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
@@ -18,8 +19,11 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.model.weights import DecoderWeights
+from swiftchat.engine.speculation.captured_chain import CapturedChain
 from swiftchat.engine.speculation.chain import ChainHead
 from swiftchat.engine.speculation.eagle3 import Eagle3Layer
+from swiftchat.engine.speculation.eagle3_kernels import Eagle3Kernels, eagle3_kernels_cover
+from swiftchat.engine.speculation.head_blocks import BLOCK_TOKENS
 from swiftchat.engine.speculation.medusa import MedusaHead, MedusaHeads
 from swiftchat.engine.speculation.mtp import MtpLayer
 from swiftchat.engine.speculation.proposer import Proposer
@@ -31,10 +35,13 @@ from swiftchat.weights.heads.mtp import EMBEDDING_NORM, HIDDEN_NORM, MTP, PROJEC
 from swiftchat.weights.heads.open import HeadFiles, open_heads
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.tensor_file import TensorFile
+from swiftchat.weights.quantization.scheme import Int8
 
 # The host's part of a head's layer on a GPU, or of all Medusa heads: an EAGLE-3 head for 8B took
 # 2.2 ms for a token on an H200.
 _LAUNCH_S = 2e-3
+_REPLAY_S = 20e-6  # the same of a captured chain, for each token
+_MAX_HEAD_BLOCKS = 512  # for the tokens of all sequences; those beyond get no proposals
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,8 @@ class Heads:
     factory: WeightFactory
     dtype: torch.dtype
     device: torch.device
+    kernels: LinearKernels | None
+    quantizes: bool  # the matrices of the heads, to int8
 
     @classmethod
     def open(cls, setup: EngineSetup) -> Self:
@@ -71,7 +80,10 @@ class Heads:
         else:
             settings = Model.open(setup.checkpoint.path).quantization_config
             files = MtpFiles.open(setup.checkpoint, config, settings)
-        return cls(files, setup.factory, setup.dtype, setup.device)
+        is_exact = setup.dtype == torch.float32 and not setup.is_quantized
+        quantizes = setup.factory.keeps_quantized and not is_exact
+        kernels = setup.kernels if isinstance(setup.kernels, LinearKernels) else None
+        return cls(files, setup.factory, setup.dtype, setup.device, kernels, quantizes)
 
     @property
     def num_bytes(self) -> int:
@@ -86,22 +98,38 @@ class Heads:
         match self.files:
             case MedusaFiles():
                 heads = _medusa(self.files, self._reader(self.files.file))
-                return MedusaHeads(heads, self._step_s(len(heads)))
+                return MedusaHeads(heads, self._step_s(len(heads), is_captured=True))
             case Eagle3Files():
                 reader = self._reader(self.files.file)
-                eagle3 = _eagle3(self.files, reader, model.embed, ctx_size_tokens)
-                return ChainHead(eagle3, self._step_s())
+                eagle3, table = _eagle3(self.files, reader, model.embed, ctx_size_tokens)
+                chain = self._captured_eagle3(eagle3, table, ctx_size_tokens)
+                return ChainHead(chain or eagle3, self._step_s(is_captured=chain is not None))
             case MtpFiles():
                 return ChainHead(self._mtp(self.files, model, ctx_size_tokens), self._step_s())
 
     def _reader(self, file: TensorFile) -> "_Reader":
-        return _Reader(file, self.factory, self.dtype, self.device)
+        return _Reader(file, self.factory, self.dtype, self.device, self.quantizes)
 
-    def _step_s(self, num_heads: int = 1) -> float | None:
+    def _step_s(self, num_heads: int = 1, *, is_captured: bool = False) -> float | None:
         """Estimate the duration of proposing a token on a GPU in seconds; None: it is measured."""
         if self.device.type == "cpu":
             return None
-        return gpu_step_s(self.num_bytes // num_heads, 1) + _LAUNCH_S / num_heads
+        launch_s = _REPLAY_S if is_captured else _LAUNCH_S / num_heads
+        num_bytes = self.num_bytes // (2 if self.quantizes else 1)
+        return gpu_step_s(num_bytes // num_heads, 1) + launch_s
+
+    def _captured_eagle3(
+        self, layer: Eagle3Layer, table: LinearWeight, ctx_size_tokens: int
+    ) -> CapturedChain | None:
+        """Return the layer with captured chains if the kernels compute it."""
+        if self.kernels is None or len(table.kernel_matrices) != 1:
+            return None
+        gpu, (embeddings,) = self.kernels.gpu, table.kernel_matrices
+        if not eagle3_kernels_cover(gpu, layer):
+            return None
+        num_blocks = _num_blocks(ctx_size_tokens)
+        kernels = Eagle3Kernels(gpu, layer, embeddings, num_blocks)
+        return CapturedChain(gpu, layer, kernels, num_blocks)
 
     def _mtp(self, files: MtpFiles, model: DecoderWeights, ctx_size_tokens: int) -> MtpLayer:
         config, device = files.config, self.device
@@ -123,14 +151,23 @@ class Heads:
         return torch.from_numpy(files.read(name)).to(self.device)
 
 
+def _num_blocks(ctx_size_tokens: int) -> int:
+    """Return the blocks for the tokens of all sequences."""
+    return min(2 * -(-ctx_size_tokens // BLOCK_TOKENS) + 1, _MAX_HEAD_BLOCKS)
+
+
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the tensors of heads."""
+    """Reads the tensors of heads, with `quantizes` the matrices as int8 with a scale for each row.
+
+    A head's mistakes only cost time, and its speed is that of reading its matrices.
+    """
 
     file: TensorFile
     factory: WeightFactory
     dtype: torch.dtype
     device: torch.device
+    quantizes: bool
 
     def tensor(self, name: str) -> Tensor:
         return torch.from_numpy(self.file.reader(name)()).to(self.device, self.dtype)
@@ -140,7 +177,18 @@ class _Reader:
 
     def matrix(self, *names: str) -> LinearWeight:
         """Return matrices one below the other."""
-        return self.factory.plain(torch.cat([self.tensor(f"{name}.weight") for name in names]))
+        tensor = torch.cat([self.tensor(f"{name}.weight") for name in names])
+        quantized: LinearWeight | None = None
+        if self.quantizes:
+            quantized = self.factory.quantized([_as_int8(tensor)], self.dtype)
+        return quantized or self.factory.plain(tensor)
+
+
+def _as_int8(matrix: Tensor) -> Int8:
+    values = matrix.float()
+    scale = values.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
+    rounded = (values / scale).round().to(torch.int8)
+    return Int8(rounded.cpu().numpy(), scale[:, 0].cpu().numpy())
 
 
 def _medusa(files: MedusaFiles, reader: _Reader) -> list[MedusaHead]:
@@ -152,7 +200,7 @@ def _medusa(files: MedusaFiles, reader: _Reader) -> list[MedusaHead]:
     return heads
 
 
-def _embeddings(table: LinearWeight, ids: Tensor) -> Tensor:
+def look_up(table: LinearWeight, ids: Tensor) -> Tensor:
     """Return the rows `ids` of a table in fp32; torch cannot look them up in a packed one."""
     if not isinstance(table, GpuQuantizedWeight):
         return table.rows(ids).float()
@@ -164,14 +212,15 @@ def _embeddings(table: LinearWeight, ids: Tensor) -> Tensor:
 
 def _eagle3(
     files: Eagle3Files, reader: _Reader, embeddings: LinearWeight, ctx_size_tokens: int
-) -> Eagle3Layer:
+) -> tuple[Eagle3Layer, LinearWeight]:
+    """Return the layer, and the embeddings that it looks up."""
     config, device = files.config, reader.device
     table = reader.matrix(EMBEDDINGS) if files.has_embeddings else embeddings
-    return Eagle3Layer(
+    layer = Eagle3Layer(
         config=config,
         token_ids=torch.from_numpy(files.token_ids).to(device),
         cos_sin=cos_sin_table(config.rope, config.head_dim, ctx_size_tokens, device),
-        embed=partial(_embeddings, table),
+        embed=partial(look_up, table),
         fc=reader.matrix("fc"),
         input_norm=reader.norm(f"{LAYER}input_layernorm"),
         hidden_norm=reader.norm(f"{LAYER}hidden_norm"),
@@ -183,3 +232,4 @@ def _eagle3(
         norm=reader.norm("norm"),
         lm_head=reader.matrix("lm_head"),
     )
+    return layer, table

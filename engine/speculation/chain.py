@@ -3,6 +3,7 @@
 EAGLE-3 heads and layers for multi-token prediction (MTP) are such layers.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
@@ -17,8 +18,10 @@ from swiftchat.engine.speculation.proposer import ObservedRow, Stopwatch
 
 # Observed tokens wait until so many can be computed together, or until tokens are to be proposed.
 _MAX_PENDING = 256
-_CHUNK_TOKENS = 256
+CHUNK_TOKENS = 256
 _MAX_ENDED = 4  # conversations that are kept for the next turn
+KNOWN_ROWS = 9  # that a chain of steps begins with: as many as a verification step has
+MAX_CHAIN_TOKENS = 16  # that a cache has room for beyond the known ones
 
 
 class ChainCache(Protocol):
@@ -28,6 +31,9 @@ class ChainCache(Protocol):
     """
 
     positions: list[int]
+
+    def reserve(self, num_tokens: int) -> bool:
+        """Make room for more tokens; return whether there is enough memory."""
 
     def truncate(self, position: int) -> None:
         """Drop the tokens from a position on."""
@@ -43,21 +49,66 @@ class ChainLayer(Protocol):
     def name(self) -> str: ...
     @property
     def hidden_layers(self) -> Collection[int]: ...
+    @property
+    def chain_rows(self) -> int:
+        """The most known tokens that `chain` takes."""
+
     def new_cache(self) -> ChainCache: ...
     def join(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """Return what is kept of observed hidden states, [n, …]."""
 
-    def features(self, joined: Tensor) -> Tensor:
-        """Return what the layer reads of them, [n, hidden_size]."""
+    def compute(self, joined: Tensor, ids: Seq[int], position: int, cache: Any) -> None:
+        """Add known tokens to the cache: `joined` from `position` on, `ids` after each."""
 
+    def chain(
+        self, joined: Tensor, ids: Seq[int], position: int, cache: Any, num_tokens: int
+    ) -> list[int]:
+        """Return the most probable tokens after known ones, each computed from the one before.
+
+        `joined` are the hidden states from `position` on, `ids` the tokens after each. The cache
+        gets these, and none of the returned tokens.
+        """
+
+
+class SteppedLayer(ABC):
+    """A `ChainLayer` that is called for each token of a chain."""
+
+    chain_rows = KNOWN_ROWS
+
+    @abstractmethod
+    def features(self, joined: Tensor) -> Tensor:
+        """Return what the layer reads of joined hidden states, [n, hidden_size]."""
+
+    @abstractmethod
     def forward(self, x: Tensor, ids: Tensor, positions: range, cache: Any) -> Tensor:
         """Return the hidden states after the tokens `ids` int64 [n], [n, hidden_size].
 
         Token i follows the one with the hidden state x[i] at `positions[i]`; the cache gets both.
         """
 
+    @abstractmethod
     def token(self, x: Tensor) -> Tensor:
         """Return the most probable id after a hidden state [1, hidden_size], int64 [1]."""
+
+    def compute(self, joined: Tensor, ids: Seq[int], position: int, cache: Any) -> None:
+        self._computed(joined, ids, position, cache)
+
+    def chain(
+        self, joined: Tensor, ids: Seq[int], position: int, cache: Any, num_tokens: int
+    ) -> list[int]:
+        x = self._computed(joined, ids, position, cache)[-1:]
+        # The ids stay on the device, so that the host need not wait for each of them.
+        proposed, end = [self.token(x)], position + len(ids)
+        for after in range(end, end + num_tokens - 1):
+            x = self.forward(x, proposed[-1], range(after, after + 1), cache)
+            proposed.append(self.token(x))
+        cache.truncate(end)
+        return torch.cat(proposed).tolist()
+
+    def _computed(self, joined: Tensor, ids: Seq[int], position: int, cache: Any) -> Tensor:
+        known = torch.tensor(ids, device=joined.device)
+        positions = range(position, position + len(ids))
+        return self.forward(self.features(joined), known, positions, cache)
 
 
 @dataclass
@@ -66,15 +117,13 @@ class _Followed:
 
     `cache` has the keys and values of tokens, each computed from its hidden states and the token
     after it. `pending` are joined hidden states [n, width] of tokens that are not in the cache, by
-    the position of the first. `last` is the layer's output [1, width] for the newest token of the
-    cache.
+    the position of the first.
     """
 
     tokens: list[int]  # those of the sequence, the same list
     num_slides: int
     cache: ChainCache
     pending: list[tuple[int, Tensor]] = field(default_factory=list)
-    last: Tensor | None = None
 
     def truncate(self, position: int) -> None:
         """Drop what is known of the tokens from a position on."""
@@ -123,21 +172,12 @@ class ChainHead:
         followed = self._followed.get(sequence.id)
         if followed is None or followed.num_slides != sequence.num_slides or num_tokens < 1:
             return []
+        position, joined = self._take_newest(followed)
+        if not len(joined):
+            return []
+        ids, cache = sequence.tokens[position + 1 :], followed.cache
         with self._stopwatch.measured(num_tokens):
-            self._compute(followed)
-            # The rest are hidden states of rejected tokens; the newest one is computed next.
-            followed.pending.clear()
-            newest, cache = len(sequence.tokens) - 2, followed.cache
-            if not cache.positions or cache.positions[-1] != newest or followed.last is None:
-                return []
-            # The ids stay on the device, so that the host need not wait for each of them.
-            hidden, proposed = followed.last, [self._layer.token(followed.last)]
-            for position in range(newest + 1, newest + num_tokens):
-                positions = range(position, position + 1)
-                hidden = self._layer.forward(hidden, proposed[-1], positions, cache)
-                proposed.append(self._layer.token(hidden))
-            cache.truncate(newest + 1)
-            return torch.cat(proposed).tolist()
+            return self._layer.chain(joined, ids, position, cache, num_tokens)
 
     def forget(self, sequence: Sequence) -> None:
         followed = self._followed.pop(sequence.id, None)
@@ -167,21 +207,51 @@ class ChainHead:
         # A token's keys and values depend on the token after it.
         return best.cache.before(min(end, num_common - 1))
 
+    def _take_newest(self, followed: _Followed) -> tuple[int, Tensor]:
+        """Take the newest pending tokens, up to `chain_rows`; compute those before them.
+
+        Returns the position of the first and their states, of no token if that after the newest
+        one is not known, or if there is no room.
+        """
+        end, runs = len(followed.tokens) - 1, _runs(followed.pending)
+        # The rest are hidden states of rejected tokens; the newest one is computed next.
+        before = [(start, states[: max(0, end - start)]) for start, states in runs]
+        followed.pending = [run for run in before if len(run[1])]
+        if not followed.pending:
+            return 0, torch.empty(0)
+        start, states = followed.pending.pop()
+        is_newest = start + len(states) == end
+        num_before = max(0, len(states) - self._layer.chain_rows) if is_newest else len(states)
+        followed.pending.append((start, states[:num_before]))
+        self._compute(followed)
+        if not self._has_room(followed, len(states) + MAX_CHAIN_TOKENS):
+            return 0, torch.empty(0)
+        return start + num_before, states[num_before:]
+
     def _compute(self, followed: _Followed) -> None:
         """Move the pending tokens to the cache whose next token is known."""
         tokens, runs = followed.tokens, _runs(followed.pending)
         followed.pending = []
+        if not self._has_room(followed, sum(len(states) for _, states in runs)):
+            return
         for start, states in runs:
             end = min(start + len(states), len(tokens) - 1)
-            for first in range(start, end, _CHUNK_TOKENS):
-                last = min(first + _CHUNK_TOKENS, end)
-                x = self._layer.features(states[first - start : last - start])
-                ids = torch.tensor(tokens[first + 1 : last + 1], device=x.device)
-                out = self._layer.forward(x, ids, range(first, last), followed.cache)
-                followed.last = out[-1:]
+            for first in range(start, end, CHUNK_TOKENS):
+                last = min(first + CHUNK_TOKENS, end)
+                ids = tokens[first + 1 : last + 1]
+                part = states[first - start : last - start]
+                self._layer.compute(part, ids, first, followed.cache)
             if end < start + len(states):
                 rest = max(0, end - start)
                 followed.pending.append((start + rest, states[rest:]))
+
+    def _has_room(self, followed: _Followed, num_tokens: int) -> bool:
+        """Return whether the cache takes more tokens; forgets ended conversations for that."""
+        while not followed.cache.reserve(num_tokens):
+            if not self._ended:
+                return False
+            self._ended.popleft()
+        return True
 
 
 def _runs(pending: Seq[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
@@ -193,4 +263,4 @@ def _runs(pending: Seq[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
             runs.append((start, []))
         runs[-1][1].append(states)
         end = start + len(states)
-    return [(start, torch.cat(parts)) for start, parts in runs]
+    return [(start, parts[0] if len(parts) == 1 else torch.cat(parts)) for start, parts in runs]

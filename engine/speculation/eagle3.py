@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.speculation.chain import SteppedLayer
 from swiftchat.weights.heads.eagle3 import Eagle3Config
 
 _FIRST_CAPACITY = 256
@@ -36,6 +37,9 @@ class HeadCache:
         self.positions += positions
         return self._memory[:, :end]
 
+    def reserve(self, num_tokens: int) -> bool:
+        return True  # `append` allocates
+
     def truncate(self, position: int) -> None:
         del self.positions[bisect_left(self.positions, position) :]
 
@@ -48,7 +52,7 @@ class HeadCache:
 
 
 @dataclass(frozen=True)
-class Eagle3Layer:
+class Eagle3Layer(SteppedLayer):
     """A `ChainLayer`: the weights of a head, matrices [out, in], and what it computes with them.
 
     All tensors are on one device. `cos_sin` are the angles of all positions as `cos_sin_table`

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swiftchat.engine.device.capture import capture
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.hidden_states import LAST_NORM
 from swiftchat.engine.schedule.scheduler import Sequence
@@ -36,10 +38,20 @@ class MedusaHeads:
     name = "medusa"
     hidden_layers = (LAST_NORM,)
 
+    @torch.inference_mode()
     def __init__(self, heads: Seq[MedusaHead], step_s: float | None = None) -> None:
         """Use `step_s` as the duration of proposing a token in seconds, or measure it."""
         self._heads, self._stopwatch = heads, Stopwatch(step_s)
         self._last: dict[int, ObservedRow] = {}
+        weight = heads[0].lm_head
+        self._device = weight.tensors[0].device
+        # What the graphs read, and the ids that they write, by the number of heads.
+        self._x = torch.zeros(1, weight.shape[1], dtype=weight.dtype, device=self._device)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        if self._device.type == "cuda":
+            self._ids(len(heads))  # compiles the kernels
+            for number in range(1, len(heads) + 1):
+                self._graphs[number] = capture(partial(self._ids, number))
 
     @property
     def step_s(self) -> float | None:
@@ -58,8 +70,16 @@ class MedusaHeads:
         if not 0 <= index < len(states):
             return []
         with self._stopwatch.measured(len(heads)):
-            x = states[index : index + 1].to(heads[0].lm_head.dtype)
-            return torch.cat([head.token(x) for head in heads]).tolist()
+            self._x.copy_(states[index : index + 1])
+            if self._device.type == "cuda":
+                graph, ids = self._graphs[len(heads)]
+                graph.replay()
+            else:
+                ids = self._ids(len(heads))
+            return ids.tolist()
+
+    def _ids(self, num_heads: int) -> Tensor:
+        return torch.cat([head.token(self._x) for head in self._heads[:num_heads]])
 
     def forget(self, sequence: Sequence) -> None:
         self._last.pop(sequence.id, None)

@@ -13,6 +13,7 @@ from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch, Span
+from swiftchat.engine.speculation.chain import SteppedLayer
 from swiftchat.weights.architectures.config import ModelConfig
 
 _BLOCK_TOKENS = 64
@@ -40,6 +41,9 @@ class MtpCache:
         slots = list(range(start, end))
         return Batch(list(ids), list(positions), slots, list(range(len(ids))), [span], [])
 
+    def reserve(self, num_tokens: int) -> bool:
+        return True  # `append` allocates
+
     def truncate(self, position: int) -> None:
         del self.positions[bisect_left(self.positions, position) :]
 
@@ -58,7 +62,7 @@ class MtpCache:
         return KVCache(self._config, num_blocks, _BLOCK_TOKENS, self._dtype, self._device)
 
 
-class MtpLayer:
+class MtpLayer(SteppedLayer):
     """A `ChainLayer`: a decoder of one layer, behind a projection of embeddings and hidden states.
 
     It reads what the model's last norm makes of the last layer's output; `model_norm` are the

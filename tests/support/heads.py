@@ -70,15 +70,15 @@ def write_medusa(folder: Path, tensors: Mapping[str, Tensor], **config: Any) -> 
     return folder
 
 
-def eagle3_tensors(seed: int = 0) -> dict[str, Tensor]:
+def eagle3_tensors(seed: int = 0, head_dim: int = 12) -> dict[str, Tensor]:
     """Return random tensors for `EAGLE3_CONFIG`; the head's tokens are every second id."""
     random = torch.Generator().manual_seed(seed)
     shapes = {
         "fc.weight": (WIDTH, 3 * WIDTH),
-        "midlayer.self_attn.q_proj.weight": (48, 2 * WIDTH),
-        "midlayer.self_attn.k_proj.weight": (24, 2 * WIDTH),
-        "midlayer.self_attn.v_proj.weight": (24, 2 * WIDTH),
-        "midlayer.self_attn.o_proj.weight": (WIDTH, 48),
+        "midlayer.self_attn.q_proj.weight": (4 * head_dim, 2 * WIDTH),
+        "midlayer.self_attn.k_proj.weight": (2 * head_dim, 2 * WIDTH),
+        "midlayer.self_attn.v_proj.weight": (2 * head_dim, 2 * WIDTH),
+        "midlayer.self_attn.o_proj.weight": (WIDTH, 4 * head_dim),
         "midlayer.mlp.gate_proj.weight": (64, WIDTH),
         "midlayer.mlp.up_proj.weight": (64, WIDTH),
         "midlayer.mlp.down_proj.weight": (WIDTH, 64),

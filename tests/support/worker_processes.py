@@ -131,13 +131,20 @@ def all_ranks(client: EngineClient, size: int) -> dict[int, int]:
     return {0: client.pid, **rank_processes(client.pid)}
 
 
-def inject_fault(monkeypatch: pytest.MonkeyPatch, folder: Path, rank: int, code: str) -> None:
-    """Have rank `rank` run this code when its Python starts, to patch modules before their use."""
+def inject_fault(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, rank: int | None, code: str
+) -> None:
+    """Have a rank run this code when its Python starts, to patch modules before their use.
+
+    All ranks run it if `rank` is None.
+    """
     folder.mkdir()
-    program = f"['swiftchat.engine.ranks.main', {str(rank)!r}]"
-    is_rank = f"[sys.orig_argv[2], sys.orig_argv[-2]] == {program}"
+    worker, rank_main = "swiftchat.engine.worker", "swiftchat.engine.ranks.main"
+    is_rank = f"[sys.orig_argv[2], sys.orig_argv[-2]] == {[rank_main, str(rank)]}"
     if rank == 0:
-        is_rank = "sys.orig_argv[2] == 'swiftchat.engine.worker'"
+        is_rank = f"sys.orig_argv[2] == {worker!r}"
+    elif rank is None:
+        is_rank = f"set(sys.orig_argv[2:3]) & {{{worker!r}, {rank_main!r}}}"
     indented = "".join(f"    {line}\n" for line in code.strip().splitlines())
     (folder / "sitecustomize.py").write_text(f"import sys\nif {is_rank}:\n{indented}")
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]

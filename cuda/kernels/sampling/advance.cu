@@ -1,6 +1,7 @@
 // advance: end a decode step on the device, so that the next step can start without the host.
 //
 //   sampled       int32 [num_rows]: ids, negative if there is no token
+//   id_map        int32 [any] or null: the id that each sampled one stands for
 //   tokens        int32 [num_rows], written: input ids of the next step (0 for a negative one)
 //   positions     int32 [num_rows], in place: plus one
 //   context_lens  int32 [num_rows], in place: plus one; 0 marks an unused row, which is left alone
@@ -15,7 +16,7 @@
 #include "common/common.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
-advance_kernel(const int* sampled, int* tokens, int* positions, int* context_lens, int* slot_mapping,
+advance_kernel(const int* sampled, const int* id_map, int* tokens, int* positions, int* context_lens, int* slot_mapping,
                const int* block_tables, int* counts, int* ring, i64* step, int num_rows, int max_blocks,
                int log2_block_size, int vocab_size, int ring_steps, int ring_rows) {
     start_dependents();
@@ -23,20 +24,22 @@ advance_kernel(const int* sampled, int* tokens, int* positions, int* context_len
     int row = threadIdx.x;
     i64 now = *step;
     if (row < num_rows) {
-        int id = sampled[row];
+        int id = sampled[row], length = context_lens[row];
+        if (id_map && id >= 0) id = id_map[id];
         ring[now % ring_steps * ring_rows + row] = id;
-        if (context_lens[row] > 0) {
-            int next = positions[row] + 1, block = next >> log2_block_size;
+        if (length > 0) {
+            // The next token's index in the cache; its position may be another one.
+            int block = length >> log2_block_size;
             if (counts && id >= 0) counts[(i64)row * vocab_size + id]++;
             tokens[row] = max(id, 0);
             bool inside = block < max_blocks;
             if (inside) {
-                positions[row] = next;
-                context_lens[row] = next + 1;
+                positions[row]++;
+                context_lens[row] = length + 1;
             }
             int size = 1 << log2_block_size;
             slot_mapping[row] =
-                inside ? block_tables[(i64)row * max_blocks + block] * size + (next & (size - 1))
+                inside ? block_tables[(i64)row * max_blocks + block] * size + (length & (size - 1))
                        : -1;
         }
     }

@@ -44,6 +44,35 @@ def test_rows_advance_until_their_block_tables_end(gpu: Gpu) -> None:
     assert counts.nonzero().tolist() == [[0, 7], [3, 9]]
 
 
+def test_ids_of_a_smaller_vocabulary_and_positions_with_gaps(gpu: Gpu) -> None:
+    def ints(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+    # The cache has 7 and 3 tokens, the positions of the newest ones are 20 and 9.
+    tokens, positions, context_lens, slots = ints(1, 2), ints(20, 9), ints(7, 3), ints(0, 0)
+    ring = torch.full((2, 2), -7, dtype=torch.int32).pin_memory()
+    advance(
+        gpu,
+        ints(2, -1),
+        tokens=tokens,
+        positions=positions,
+        context_lens=context_lens,
+        slot_mapping=slots,
+        block_tables=ints(5, 6, 9, 8).view(2, 2),
+        counts=None,
+        ring=ring,
+        step=torch.tensor([4], device="cuda"),
+        block_size=BLOCK_SIZE,
+        id_map=ints(30, 31, 90),
+    )
+    torch.cuda.synchronize()
+    assert ring.tolist() == [[90, -1], [-7, -7]]
+    assert tokens.tolist() == [90, 0]
+    assert positions.tolist() == [21, 10]
+    assert context_lens.tolist() == [8, 4]
+    assert slots.tolist() == [6 * 4 + 3, 9 * 4 + 3]
+
+
 def test_too_many_rows_raise(gpu: Gpu) -> None:
     rows = torch.zeros(257, dtype=torch.int32, device="cuda")
     table, ring = rows.view(257, 1), torch.zeros(2, 257, dtype=torch.int32).pin_memory()

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from swiftchat.engine.speculation import chain
 from swiftchat.engine.speculation.chain import ChainHead
+from swiftchat.engine.speculation.eagle3 import Eagle3Layer
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.quantization.quantize import QuantizationSpec
 from tests.support import heads, tiny
 from tests.support.reference import make_reference
 
@@ -34,11 +37,13 @@ class Reference:
         layers: tuple[int, ...] = (2, 1, 0),
         theta: float = 5000.0,
         adds_normed: bool = False,
+        head_dim: int = 12,
     ) -> None:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float64)
         self.weights = {n: t.double() for n, t in tensors.items() if t.is_floating_point()}
         self.token_ids = torch.arange(40) + tensors["d2t"]
         self.layers, self.theta, self.adds_normed = layers, theta, adds_normed
+        self.dim = head_dim
         own = self.weights.get("embed_tokens.weight")
         self.table = self.model.get_input_embeddings().weight if own is None else own
 
@@ -46,15 +51,15 @@ class Reference:
         return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * self.weights[f"{name}.weight"]
 
     def heads(self, x: Tensor, name: str) -> Tensor:
-        return (x @ self.weights[f"midlayer.self_attn.{name}_proj.weight"].T).unflatten(
-            -1, (-1, 12)
-        )
+        weight = self.weights[f"midlayer.self_attn.{name}_proj.weight"]
+        return (x @ weight.T).unflatten(-1, (-1, self.dim))
 
     def rotated(self, x: Tensor) -> Tensor:
         """Multiply pairs of elements, as complex numbers, with powers of e^i."""
-        frequencies = self.theta ** -(torch.arange(6, dtype=torch.float64) / 6)
+        half = self.dim // 2
+        frequencies = self.theta ** -(torch.arange(half, dtype=torch.float64) / half)
         angles = torch.arange(len(x), dtype=torch.float64)[:, None, None] * frequencies
-        turned = torch.complex(x[..., :6], x[..., 6:]) * torch.polar(
+        turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
             torch.ones_like(angles), angles
         )
         return torch.cat([turned.real, turned.imag], -1)
@@ -69,10 +74,10 @@ class Reference:
         rows = []
         for i in range(len(x)):
             for head in range(4):
-                scores = k[: i + 1, head // 2] @ q[i, head] / 12**0.5
+                scores = k[: i + 1, head // 2] @ q[i, head] / self.dim**0.5
                 rows.append(scores.softmax(0) @ v[: i + 1, head // 2])
         out = (
-            torch.stack(rows).view(len(x), 48) @ self.weights["midlayer.self_attn.o_proj.weight"].T
+            torch.stack(rows).view(len(x), -1) @ self.weights["midlayer.self_attn.o_proj.weight"].T
         )
         x = (normed if self.adds_normed else x) + out
         inner = self.norm(x, "midlayer.post_attention_layernorm")
@@ -110,7 +115,7 @@ def test_proposals_are_those_of_the_reference(
 ) -> None:
     """Two sequences, of which one prompt is computed in chunks; nearly all tokens are rejected."""
     monkeypatch.setattr(chain, "_MAX_PENDING", 24)
-    monkeypatch.setattr(chain, "_CHUNK_TOKENS", 19)
+    monkeypatch.setattr(chain, "CHUNK_TOKENS", 19)
     engine = tiny.engine(llama, draft=str(eagle3), kernels=native, num_threads=1, chunk_tokens=16)
     proposals = heads.propose_always(engine)
     _, ends = tiny.run(engine, PROMPTS, replace(heads.DRAFT, speculate_tokens=3))
@@ -313,3 +318,21 @@ def test_a_head_with_all_ids_needs_no_offsets(llama: Path, tmp_path: Path) -> No
     proposals = heads.propose_always(engine)
     tiny.run(engine, {2: PROMPTS[2]}, heads.DRAFT)
     assert any(token % 2 for _, proposed in proposals for token in proposed)
+
+
+@tiny.each_backend
+def test_heads_of_a_quantized_model_are_int8(
+    llama: Path, eagle3: Path, tmp_path: Path, native: bool
+) -> None:
+    convert(llama, tmp_path / "int8", quantization=QuantizationSpec("int8", 32))
+    options: dict[str, Any] = {"kernels": native, "num_threads": 1}
+    engine = tiny.engine(tmp_path / "int8", draft=str(eagle3), **options)
+    proposer = engine.speculation._draft
+    assert isinstance(proposer, ChainHead)
+    layer = proposer._layer
+    assert isinstance(layer, Eagle3Layer)
+    assert all(weight.is_quantized for weight in (layer.fc, layer.qkv, layer.down, layer.lm_head))
+    proposals = heads.propose_always(engine)
+    expected, _ = tiny.run(tiny.engine(tmp_path / "int8", **options), PROMPTS, heads.OFF)
+    ids, _ = tiny.run(engine, PROMPTS, heads.DRAFT)
+    assert ids == expected and any(proposed for _, proposed in proposals)
