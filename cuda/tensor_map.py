@@ -64,6 +64,7 @@ def _encode(
         1: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         2: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT16,
         4: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT32,
+        8: kinds.CU_TENSOR_MAP_DATA_TYPE_UINT64,
     }[item_bytes]
     swizzles = cuda.CUtensorMapSwizzle
     return check(

@@ -1,8 +1,7 @@
 """Matmuls of a Llama-3.1-8B layer with many rows: bf16, packed weights, and W8A8.
 
 Prints milliseconds and TFLOP/s of the four matmuls of a layer in one CUDA graph, and for W8A8 the
-time of quantizing the activations, which is part of it. Above 16 rows, packed weights are
-dequantized for cuBLAS.
+time of quantizing the activations, which is part of it.
 
     python benchmarks/gpu/w8a8.py --rows 1 16 64 256 2048 8192
 """

@@ -1,6 +1,7 @@
 """Plain and merged weights on a GPU: few rows go to the project's kernel, many to cuBLAS."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import Workspace, linear
 from swiftchat.cuda.ops.linear_layout import linear_fits
+from swiftchat.cuda.ops.packed_gemm import GemmWorkspace
 from swiftchat.engine.linear.activations import quantize_rows
 from swiftchat.engine.linear.merged import MergedWeight, split_bias
 from swiftchat.engine.linear.plain import PlainWeight
@@ -25,6 +27,11 @@ class LinearKernels:
     def __init__(self, gpu: Gpu, max_rows: int) -> None:
         self.gpu = gpu
         self.workspace = Workspace(gpu, max_rows)
+
+    @cached_property
+    def gemm_workspace(self) -> GemmWorkspace:
+        """The workspace of `packed_gemm`, allocated with the first matmul that needs it."""
+        return GemmWorkspace(self.gpu)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.ops.linear import linear
-from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
+from swiftchat.cuda.ops.linear_layout import linear_fits
+from swiftchat.cuda.ops.packed_gemm import packed_gemm, packed_gemm_fits
 from swiftchat.cuda.ops.quantize import dequantize
 from swiftchat.cuda.packed_layout import packing_fits
 from swiftchat.cuda.packed_matrix import (
@@ -24,7 +25,7 @@ from swiftchat.cuda.packed_matrix import (
     pack_int8_groups,
 )
 from swiftchat.engine.linear.plain_gpu import LinearKernels, matmul_rounded
-from swiftchat.engine.linear.w8a8_gpu import MAX_SKINNY_ROWS, matmul_w8a8
+from swiftchat.engine.linear.w8a8_gpu import matmul_w8a8
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.weights.quantization.scheme import (
     ActivationQuantization,
@@ -73,14 +74,16 @@ class GpuQuantizedWeight(LinearWeight):
         return replace(self, matrix=self.matrix.reordered(order))
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Up to 64 rows: skinny GEMMs of 16 rows each. More: dequantize tiles for cuBLAS."""
+        """Few rows: `linear`. Some hundred: `packed_gemm`. More: dequantize tiles for cuBLAS."""
         gpu, matrix, n = self.kernels.gpu, self.matrix, len(x)
-        if n > MAX_SKINNY_ROWS or not linear_fits(gpu, min(n, MAX_GEMV_ROWS), matrix):
+        if linear_fits(gpu, n, matrix):
+            out = x.new_empty(n, len(matrix))
+            linear(gpu, x, matrix, out, self.kernels.workspace, bias=bias)
+            return out
+        if not packed_gemm_fits(gpu, n, matrix):
             return self._matmul_tiles(x, bias)
         out = x.new_empty(n, len(matrix))
-        for i in range(0, n, MAX_GEMV_ROWS):
-            some = slice(i, i + MAX_GEMV_ROWS)
-            linear(gpu, x[some], matrix, out[some], self.kernels.workspace, bias=bias)
+        packed_gemm(gpu, x, matrix, out, self.kernels.gemm_workspace, bias=bias)
         return out
 
     def matmul_fp32(self, x: Tensor) -> Tensor:

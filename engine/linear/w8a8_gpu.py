@@ -6,14 +6,14 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import linear, linear_residual
 from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
+from swiftchat.cuda.ops.packed_gemm import packed_gemm, packed_gemm_fits
 from swiftchat.cuda.ops.quantize import quantize, scale_gemm_output
 from swiftchat.cuda.packed_matrix import PackedMatrix
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.torch_private import matmul_fp8_cuda, matmul_int8_cuda
 from swiftchat.weights.quantization.scheme import ActivationQuantization
 
-# Up to here the kernel reads the matrix once for every 16 rows, instead of dequantizing it.
-MAX_SKINNY_ROWS = 64
+MAX_SKINNY_ROWS = 256  # quantized activations in the weight's dtype; more: 8-bit GEMMs
 _TILE_BYTES = 1 << 25  # of integer sums at a time: they stay in L2
 _CUTLASS_TILE = 256  # rows; torch's GEMM may read as many scales, past the last one
 _MIN_FP8_CAPABILITY = (8, 9)
@@ -33,8 +33,13 @@ def matmul_w8a8(
     rows differ by the order of the sums alone, and for fp8 by the tensor cores' precision.
     """
     n, num_rows, gpu = len(x), len(weight), kernels.gpu
-    if n <= MAX_SKINNY_ROWS and linear_fits(gpu, min(n, MAX_GEMV_ROWS), weight, splittable=True):
+    if linear_fits(gpu, n, weight, splittable=True):
         return _matmul_skinny(kernels, x, weight, scheme, bias)
+    if n <= MAX_SKINNY_ROWS and packed_gemm_fits(gpu, n, weight):
+        quantized, scales = _quantized(gpu, x, x.dtype, scheme)
+        out, workspace = x.new_empty(n, num_rows), kernels.gemm_workspace
+        packed_gemm(gpu, quantized, weight, out, workspace, bias=bias, x_scale=scales)
+        return out
     schemes = weight.scheme, scheme.dtype
     if weight.shape[1] % 64:  # torch's GEMMs do not take padded columns
         return None
@@ -56,15 +61,13 @@ def _matmul_skinny(
     gpu, workspace = kernels.gpu, kernels.workspace
     n, num_rows = len(x), len(weight)
     quantized, scales = _quantized(gpu, x, x.dtype, scheme)
-    unsplit = linear_fits(gpu, min(n, MAX_GEMV_ROWS), weight)
+    unsplit = linear_fits(gpu, n, weight)
     if not unsplit and not workspace.has_counters(num_rows):
         return None
     # Rows too long for the kernel are split, and their sums are added in fp32.
     out = x.new_empty(n, num_rows) if unsplit else torch.zeros(n, num_rows, device=x.device)
     matmul = linear if unsplit else linear_residual
-    for i in range(0, n, MAX_GEMV_ROWS):
-        some = slice(i, i + MAX_GEMV_ROWS)
-        matmul(gpu, quantized[some], weight, out[some], workspace, bias=bias, x_scale=scales[some])
+    matmul(gpu, quantized, weight, out, workspace, bias=bias, x_scale=scales)
     return out.to(x.dtype)
 
 

@@ -1,0 +1,43 @@
+// The path of packed_gemm for all architectures: each warp multiplies its 16 weight rows by mma.sync.
+#pragma once
+#include "common/mma.cuh"
+#include "linear/gemm_operands.cuh"
+
+__device__ __forceinline__ void more_registers() {}
+__device__ __forceinline__ void fewer_registers() {}
+
+__device__ __forceinline__ void multiply_half(const Arguments& a, Rings& rings, RingState& state,
+                                              float (&sums)[BLOCK_N / 2], const u32 (&operands)[4][4]) {
+    barrier_wait(&rings.x_full[state.x], state.x_parity);
+    int lane = threadIdx.x % WARP, row = lane / 16 * 8 + lane % 8;
+    u32 from = shared_address(rings.x + state.x * X_STAGE_BYTES) + row * 128;
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+        u32 chunk = (step * 2 + lane / 8 % 2 ^ row % 8) << 4;
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 16; i++) {
+            u32 right[4];
+            ldmatrix<false>(right, from + i * 16 * 128 + chunk);
+            mma<T>(sums + i * 8, operands[step], right[0], right[1]);
+            mma<T>(sums + i * 8 + 4, operands[step], right[2], right[3]);
+        }
+    }
+    release_activations(&rings.x_empty[state.x]);
+    state.next_activations(a);
+}
+
+__device__ __forceinline__ void add_units(const Arguments& a, const Segment& s, Rings& rings, RingState& state,
+                                          float (&sums)[BLOCK_N / 2]) {
+    LaneRows lane;
+    u32 operands[4][4];
+    for (int unit = s.first; unit < s.last; unit++) {
+        barrier_wait(&rings.w_full[state.w], state.w_parity);
+        const u8* stage = rings.weights + state.w * W_STAGE_BYTES;
+        convert<0>(operands, stage, lane);
+        multiply_half(a, rings, state, sums, operands);
+        convert<1>(operands, stage, lane);
+        release_weights(&rings.w_empty[state.w]);
+        state.next_weights(a);
+        multiply_half(a, rings, state, sums, operands);
+    }
+}

@@ -1,0 +1,155 @@
+"""Matmul of many rows with a packed weight on tensor cores: `kernels/linear/packed_gemm.cu`."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.checks import check_tensor
+from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.packed_layout import GROUP_SIZES, TILE_COLUMNS, TILE_ROWS, tile_bytes
+from swiftchat.cuda.packed_matrix import PackedMatrix
+from swiftchat.cuda.tensor_map import tensor_map
+
+_ARGUMENTS = (
+    "tensor_map x_map, tensor_map weight_map, pointer x, pointer tiles, pointer row_scale, "
+    "pointer bias, pointer x_scale, pointer out, int n, int m, int k, int w_stages, int x_stages, "
+    "pointer partial_sums, pointer counters"
+)
+_BLOCK_M, _UNIT_COLUMNS = 128, 128  # weight rows of a tile, columns of a work unit
+_WGMMA_ROWS = (32, 64, 96, 128, 192, 256)  # activation rows of a tile
+_MMA_ROWS = (32, 64, 96, 128)
+_CLUSTER = {"WGMMA_PATH": 2, "MMA_PATH": 1}  # blocks that share activations
+# Above this, dequantizing for cuBLAS costs less than cuBLAS gains. Not measured without wgmma.
+_MAX_ROWS = {"WGMMA_PATH": 512, "MMA_PATH": 64}
+_THREADS = 384
+_MAX_STAGES = 8
+_STATIC_BYTES = 2048  # alignment, barriers
+
+
+def _spec(dtype: str, scheme: str, group_size: int, rows: int, path: str) -> KernelSpec:
+    defines = {
+        "DTYPE": dtype,
+        "SCHEME": scheme,
+        "GROUP_SIZE": str(group_size),
+        "BLOCK_N": str(rows),
+        "PATH": path,
+    }
+    return KernelSpec("packed_gemm", _ARGUMENTS, defines)
+
+
+_DTYPES = [name for dtype, name in DTYPE_NAMES.items() if dtype.itemsize == 2]
+_PACKED = [("INT8", 0), ("FP8", 0), *((s, size) for s in GROUP_SIZES for size in GROUP_SIZES[s])]
+_PATHS = {"WGMMA_PATH": _WGMMA_ROWS, "MMA_PATH": _MMA_ROWS}
+VARIANTS = [
+    _spec(dtype, *packing, rows, path)
+    for path, sizes in _PATHS.items()
+    for rows in sizes
+    for packing in _PACKED
+    for dtype in _DTYPES
+]
+
+
+def packed_gemm_fits(gpu: Gpu, n: int, weight: PackedMatrix) -> bool:
+    """Return whether `packed_gemm` is the fastest way to multiply n > 16 rows with this weight."""
+    return n <= _MAX_ROWS[_path(gpu)] and weight.dtype.itemsize == 2
+
+
+class GemmWorkspace:
+    """Partial sums of tiles that several blocks share; reusable after every call."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        largest = _BLOCK_M * max(_PATHS[_path(gpu)])
+        self.partial_sums = torch.empty(2 * gpu.num_sms * largest, device=gpu.device)
+        self.counters = torch.zeros(gpu.num_sms, dtype=torch.int32, device=gpu.device)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A launch's activation rows per tile, blocks, ring stages and bytes of shared memory."""
+
+    rows: int
+    unit_bytes: int  # of a row block
+    blocks: int
+    w_stages: int
+    x_stages: int
+    shared_bytes: int
+
+    @classmethod
+    def of(cls, gpu: Gpu, n: int, weight: PackedMatrix, path: str) -> "_Layout":
+        m, k = weight.shape
+        sizes = _PATHS[path]
+        tiles = -(-n // sizes[-1])
+        rows = next(size for size in sizes if size * tiles >= n)
+        cluster = _CLUSTER[path]
+        units = -(-m // (cluster * _BLOCK_M)) * tiles * -(-k // _UNIT_COLUMNS)
+        unit_bytes = (
+            _UNIT_COLUMNS
+            // TILE_COLUMNS[weight.scheme]
+            * tile_bytes(weight.scheme, weight.group_size)
+        )
+        w_bytes, x_bytes = _BLOCK_M // TILE_ROWS * unit_bytes, rows * 128
+        room = gpu.block_shared_bytes - _STATIC_BYTES
+        w_stages = min(_MAX_STAGES, max(2, room // 2 // w_bytes))
+        x_stages = min(_MAX_STAGES, (room - w_stages * w_bytes) // x_bytes)
+        shared_bytes = 1024 + w_stages * w_bytes + x_stages * x_bytes
+        blocks = min(gpu.num_sms // cluster, units) * cluster
+        return cls(rows, unit_bytes, blocks, w_stages, x_stages, shared_bytes)
+
+
+def _path(gpu: Gpu) -> str:
+    return "WGMMA_PATH" if gpu.capability == (9, 0) else "MMA_PATH"
+
+
+def packed_gemm(
+    gpu: Gpu,
+    x: Tensor,
+    weight: PackedMatrix,
+    out: Tensor,
+    workspace: GemmWorkspace,
+    *,
+    bias: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    path: str | None = None,
+) -> None:
+    """Write x [n, k] · weightᵀ [k, m] + bias [m] to out [n, m], all of the weight's 16-bit dtype.
+
+    The rows of x may be multiplied by `x_scale` fp32 [n]. Weights in groups are rounded to the
+    dtype first, as by `dequantize`. A row's result does not depend on the other rows of a call
+    with as many rows. `path` is WGMMA_PATH, which needs capability 9.0, or MMA_PATH.
+    """
+    n, (m, k), dtype = len(x), weight.shape, weight.dtype
+    if dtype.itemsize != 2:
+        raise ValueError(f"packed_gemm does not multiply {dtype}")
+    weight.check(gpu)
+    check_tensor("x", x, (n, k), dtype, gpu)
+    check_tensor("out", out, (n, m), dtype, gpu)
+    check_tensor("bias", bias, (m,), dtype, gpu)
+    check_tensor("x_scale", x_scale, (n,), torch.float32, gpu)
+    path = path or _path(gpu)
+    if n == 0 or m == 0:
+        return
+    layout = _Layout.of(gpu, n, weight, path)
+    spec = _spec(DTYPE_NAMES[dtype], weight.scheme, weight.group_size, layout.rows, path)
+    words = weight.tiles.view(torch.int64)  # a box has at most 256 elements of a row
+    gpu.kernel(spec)(
+        layout.blocks,
+        _THREADS,
+        shared_bytes=layout.shared_bytes,
+        num_bytes=weight.nbytes + x.nbytes + out.nbytes,
+        x_map=tensor_map(gpu, x, layout.rows // _CLUSTER[path]),
+        weight_map=tensor_map(gpu, words, _BLOCK_M // TILE_ROWS, layout.unit_bytes),
+        x=x,
+        tiles=weight.tiles,
+        row_scale=weight.row_scale,
+        bias=bias,
+        x_scale=x_scale,
+        out=out,
+        n=n,
+        m=m,
+        k=k,
+        w_stages=layout.w_stages,
+        x_stages=layout.x_stages,
+        partial_sums=workspace.partial_sums,
+        counters=workspace.counters,
+    )
