@@ -23,11 +23,15 @@ from swiftchat.cuda.tensor_map import tensor_map
 _HEAD_DIMS = (64, 80, 96, 128, 256)
 _FP32_HEAD_DIMS = (64, 128, 256)
 _QUANTIZED_HEAD_DIMS = (64, 96, 128, 256)
-_STEP, _QUANTIZED_STEP = 16, 32  # tokens that a warp takes at a time, as in the kernel
+# Tokens that a warp takes at a time, as in the kernel.
+_STEPS = {None: 16, "int8": 32, "fp8": 32, "int5": 64}
 _PANEL_ROW_BYTES = 128  # a tile consists of panels with this many bytes a token
 _RING_BYTES = 128 * 1024  # of all warps; more loads in flight are not faster
 _OTHER_SHARED_BYTES = 3 * 1024  # at most: statistics, barriers, alignment
 _BLOCKS_PER_SM = 1
+_INT5_BUSY_WARPS = 4  # with a step each, as in the kernel
+_INT5_STAGES = 2  # at least
+_INT5_RING_BYTES = 147_456
 _MAX_SPLITS = 256
 # The least number of splits while there are few sequences. Otherwise one long sequence could keep
 # a few multiprocessors busy after the others are done. Many sequences even out. Short sequences use
@@ -79,20 +83,31 @@ class Layout:
         padded_dim = next(size for size in _head_dims(dtype, kv_scheme) if size >= head_dim)
         # More than 8 heads with 256 dimensions need too many registers.
         rows = 16 if group_size > 8 and padded_dim < 256 and dtype != torch.float32 else 8
-        step, itemsize = (_QUANTIZED_STEP, 1) if kv_scheme else (_STEP, dtype.itemsize)
+        step, itemsize = _STEPS[kv_scheme], 1 if kv_scheme else dtype.itemsize
         tile_bytes = -(-padded_dim * itemsize // _PANEL_ROW_BYTES) * _PANEL_ROW_BYTES * step
+        warps = 8 if tile_bytes <= 4096 else 4 if tile_bytes <= 8192 else 2
+        room_bytes, largest_bytes = shared_bytes - _OTHER_SHARED_BYTES, _RING_BYTES
         if kv_scheme == "int5":
             tile_bytes = step * padded_dim * 3 // 4  # of keys
-        warps = 8 if tile_bytes <= 4096 else 4 if tile_bytes <= 8192 else 2
-        room_bytes = shared_bytes - _OTHER_SHARED_BYTES
+            warps = 12 if rows == 8 else 8  # more have too few registers
+            room_bytes -= 2 * rows * padded_dim + 80 * rows  # the query's integers
+            largest_bytes = _INT5_RING_BYTES
         if kv_scheme:  # the scales are beside the ring
             room_bytes = room_bytes * tile_bytes // (tile_bytes + 4 * step)
-        ring_bytes = min(_RING_BYTES, room_bytes)
+        ring_bytes = min(largest_bytes, room_bytes)
+        while kv_scheme == "int5" and ring_bytes // (warps * tile_bytes) < _INT5_STAGES:
+            warps //= 2
         # At the end, a warp's sums take the place of its tiles.
         while ring_bytes // (warps * tile_bytes) * tile_bytes < rows * (padded_dim + 4) * 4:
             warps //= 2
         stages = min(8, ring_bytes // (warps * tile_bytes))
         return cls(dtype, kv_scheme, padded_dim, rows, warps, stages, tile_bytes, step)
+
+    @property
+    def busy_tokens(self) -> int:
+        """Tokens that keep a split busy."""
+        busy = _INT5_BUSY_WARPS if self.kv_scheme == "int5" else self.warps
+        return self.step * min(self.warps, busy)
 
     @property
     def spec(self) -> KernelSpec:
@@ -234,7 +249,7 @@ class _Plan:
         layout = Layout.of(q.dtype, head_dim, group_size, gpu.block_shared_bytes, scheme)
         head_tiles = num_kv_heads * -(-group_size // layout.rows)
         visible = min(max_blocks * block_size, window + layout.step if window else 2**31)
-        units, step = head_tiles * num_seqs, layout.step * layout.warps
+        units, step = head_tiles * num_seqs, layout.busy_tokens
         few_splits = _num_splits(gpu, units, visible, step, least=1)
         num_splits = few_splits if even else _num_splits(gpu, units, visible, step)
         blocks = units * num_splits

@@ -14,7 +14,7 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.formats.safetensors import TensorSpec
 from swiftchat.weights.model.digest import model_digest
 
-_VERSION = "1"  # of the layout of blocks and files
+_VERSION = "2"  # of the layout of blocks and files
 _KEY_DIGITS = 32
 _DTYPES: Mapping[str, str] = {
     "float32": "F32",

@@ -1,10 +1,10 @@
-"""The KV cache of `--kv-dtype int5`: rotated heads, and 4 bits an element plus a few more.
+"""The KV cache of `--kv-dtype int5`: rotated heads, keys of 6 bits and values of 5.
 
 A Hadamard rotation (QuaRot: Ashkboos et al., 2024, arXiv:2404.00456) spreads a head's large
 elements over all of them, so that one scale suffices for a head. With 4 bits for everything,
 perplexity would still grow by some percent, mostly because of the keys, whose errors go through the
-exponential function (docs/quantization.md). So keys have two more bits and values one, which are
-stored apart.
+exponential function (docs/quantization.md). So keys have two more bits and values one. What a row
+has beyond 4 bits an element is stored apart.
 """
 
 import math
@@ -57,26 +57,43 @@ def pack_kv(new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     Returns int8 `values` [n, 2 * num_kv_heads, head_dim / 2], `key_bits` [n, num_kv_heads,
     head_dim / 4] and `value_bits` [n, num_kv_heads, head_dim / 8], and `scales` fp32
     [n, 2 * num_kv_heads]; head_dim is a multiple of 8. An element is (u - 32) * scale in keys,
-    (u - 16) * scale in values. Byte i of `values` has the lower four bits of u of the elements i
-    and i + head_dim / 2, the former in its lower half. Byte i of `key_bits` has the upper two bits
-    of a key's elements i, i + head_dim / 4, …, the first one lowest. `value_bits` has the fifth
-    bits of values, for each byte of `values` two, in the same order. A scale may be negative: the
-    largest element becomes the lowest value, which has no counterpart. A head with an infinity or a
-    NaN gets a scale that is not finite.
+    (u - 16) * scale in values. In a key, byte i of `values` has the lower four bits of u of the
+    elements i and i + head_dim / 2, the former in its lower half, and byte i of `key_bits` the
+    upper two bits of the elements i, i + head_dim / 4, …, the first one lowest. In a value, eight
+    elements 8 i … 8 i + 7 take two little-endian 16-bit words of `values`, 2 i and 2 i + 1, and
+    byte i of `value_bits`: three elements in the lower 15 bits of each word, the seventh and the
+    lower bits of the eighth in the byte; the eighth's bits 3 and 4 are the upper bits of the words.
+    A scale may be negative: the largest element becomes the lowest value, which has no counterpart.
+    A head with an infinity or a NaN gets a scale that is not finite.
     """
     rotated = rotate_heads(new.float())
     keys, key_scales = _quantize(rotated[:, : new.shape[1] // 2], KEY_LEVELS)
     values, value_scales = _quantize(rotated[:, new.shape[1] // 2 :], VALUE_LEVELS)
-    low, high = torch.cat([keys & 15, values & 15], 1).chunk(2, -1)
+    low, high = (keys & 15).chunk(2, -1)
     first, second, third, fourth = (keys >> 4).chunk(4, -1)
     key_bits = first | second << 2 | third << 4 | fourth << 6
-    low_bits, high_bits = (values >> 4).chunk(2, -1)
-    two = low_bits | high_bits << 1
-    first, second, third, fourth = (two[..., i::4] for i in range(4))
-    value_bits = first | second << 2 | third << 4 | fourth << 6
+    words, value_bits = _pack_values(values)
+    rows = torch.cat([low | high << 4, words], 1)
     scales = torch.cat([key_scales, value_scales], 1)
-    packed = [part.view(torch.int8) for part in (low | high << 4, key_bits, value_bits)]
+    packed = [part.view(torch.int8) for part in (rows, key_bits, value_bits)]
     return packed[0], packed[1], packed[2], scales
+
+
+def _pack_values(u: Tensor) -> tuple[Tensor, Tensor]:
+    """Pack uint8 u [..., head_dim] of 5 bits to words, as bytes, and further bits."""
+    e0, e1, e2, e3, e4, e5, e6, e7 = u.unflatten(-1, (-1, 8)).unbind(-1)
+    first = [e0 | e1 << 5, e1 >> 3 | e2 << 2 | (e7 & 8) << 4]
+    second = [e3 | e4 << 5, e4 >> 3 | e5 << 2 | (e7 & 16) << 3]
+    return torch.stack(first + second, -1).flatten(-2), e6 | e7 << 5
+
+
+def _unpack_values(words: Tensor, bits: Tensor) -> Tensor:
+    """Undo `_pack_values`."""
+    b0, b1, b2, b3 = words.unflatten(-1, (-1, 4)).unbind(-1)
+    first = [b0, b0 >> 5 | b1 << 3, b1 >> 2]
+    second = [b2, b2 >> 5 | b3 << 3, b3 >> 2]
+    eighth = bits >> 5 | b1 >> 7 << 3 | b3 >> 7 << 4
+    return torch.stack([*first, *second, bits, eighth], -1).flatten(-2) & 31
 
 
 def _quantize(heads: Tensor, levels: int) -> tuple[Tensor, Tensor]:
@@ -96,12 +113,11 @@ def unpack_kv(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     # The fp32 intermediates of a chunk stay in the processor's cache.
     for start in range(0, num_tokens, _CHUNK_TOKENS):
         chunk = slice(start, start + _CHUNK_TOKENS)
-        nibbles, key_bits, value_bits = (part[chunk].view(torch.uint8) for part in packed)
-        elements = torch.cat([nibbles & 15, nibbles >> 4], -1)
-        keys, values = elements.chunk(2, 1)
+        packed_rows, key_bits, value_bits = (part[chunk].view(torch.uint8) for part in packed)
+        low, words = packed_rows.chunk(2, 1)
+        keys = torch.cat([low & 15, low >> 4], -1)
         keys |= torch.cat([key_bits << 4, key_bits << 2, key_bits, key_bits >> 2], -1) & 48
-        two = torch.stack([value_bits >> shift for shift in (0, 2, 4, 6)], -1).flatten(-2)
-        values |= torch.cat([two << 4, two << 3], -1) & 16
+        elements = torch.cat([keys, _unpack_values(words, value_bits)], 1)
         floats = elements.float()
         floats[:, : heads // 2] -= KEY_LEVELS
         floats[:, heads // 2 :] -= VALUE_LEVELS

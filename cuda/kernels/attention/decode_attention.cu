@@ -23,7 +23,7 @@
 //   softcap       scores become softcap * tanh(score / softcap); 0: off    (Gemma 2, 2024)
 //
 // Algorithm: Flash-Decoding (Dao et al., 2023) with an online softmax (Milakov and Gimelshein, 2018). A
-// warp takes 16 tokens at a time, or 32 with KV_SCHEME, independently of other warps. Its ring holds
+// warp takes 16 tokens at a time, 32 with KV_SCHEME or 64 with KV_INT5, independently of other warps. Its ring holds
 // NUM_STAGES tiles of keys or values, brought by the copy engine; a tile's stage is refilled as soon as it
 // has been read, so the whole ring is in flight while the warp waits. Tokens are the 16 rows of the mma and
 // query heads its 8 columns (scores: K qᵀ; sums: Vᵀ wᵀ), so a group of up to 8 heads wastes little. fp32 has
@@ -66,7 +66,7 @@ struct Softmax {
     }
 
     __device__ float logit(float product, float slope, int token, const TokenRange& range) const {
-        float value = product * factor;
+        float value = SCALED_QUERY ? product : product * factor;
         // tanh(x) = 1 - 2 / (exp(2x) + 1), with an absolute error like fp32's
         if (log2_softcap > 0) value = log2_softcap * (1 - __fdividef(2.f, exp2f(value) + 1));
         value += slope * (token - (range.end - 1));
@@ -79,7 +79,7 @@ struct Softmax {
         float(&all)[TOKEN_TILES * HEAD_TILES][4] = reinterpret_cast<float(&)[TOKEN_TILES * HEAD_TILES][4]>(c);
         if (range.sees_all(index) && log2_softcap == 0 && !has_alibi) {
 #pragma unroll
-            for (int i = 0; i < TOKEN_TILES * HEAD_TILES * 4; i++) all[i / 4][i % 4] *= factor;
+            for (int i = 0; i < TOKEN_TILES * HEAD_TILES * 4 && !SCALED_QUERY; i++) all[i / 4][i % 4] *= factor;
             return;
         }
 #pragma unroll
@@ -172,6 +172,11 @@ struct Attention {
     }
 };
 
+#ifdef PACKED_KV  // of 128 registers, so that the next kernel's block fits beside
+constexpr int MIN_BLOCKS = ROWS == 8 && THREADS <= 256 ? 2 : 1;
+#else
+constexpr int MIN_BLOCKS = 1;
+#endif
 constexpr int SUM_PITCH = HEAD_DIM + 4;  // floats; padded so that lanes write to different banks
 static_assert(ROWS * SUM_PITCH * 4 <= RING_CHUNKS * 16);
 
@@ -183,6 +188,16 @@ struct Statistics {
 // Stores a warp's sums in its empty ring, and its maxima and totals.
 __device__ void store_warp_sums(const Attention& attention, Statistics& statistics) {
     float* sums = reinterpret_cast<float*>(shared + warp() * RING_CHUNKS);
+#ifdef PACKED_KV
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 16 * HEAD_TILES; i++) {
+        int n = i % HEAD_TILES, half = i / HEAD_TILES % 2, quad = i / HEAD_TILES / 2;
+        const float(&low)[4] = attention.sum[2 * quad][n], (&high)[4] = attention.sum[2 * quad + 1][n];
+        int row = n * 8 + lane() % 4 * 2 + half, dim = lane() / 4 * LANE_STEP + quad * 4;
+        *reinterpret_cast<float4*>(sums + row * SUM_PITCH + dim) = {low[half], low[half + 2], high[half],
+                                                                    high[half + 2]};
+    }
+#else
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 4 * HEAD_TILES; i++) {
         int row = i / 4 % HEAD_TILES * 8 + lane() % 4 * 2 + i % 2;
@@ -190,6 +205,7 @@ __device__ void store_warp_sums(const Attention& attention, Statistics& statisti
         float sum = attention.sum[i / (4 * HEAD_TILES)][i / 4 % HEAD_TILES][i % 4];
         sums[row * SUM_PITCH + dim] = sum * StageScales::SUM_SCALE;
     }
+#endif
 #pragma unroll
     for (int i = 0; i < HEAD_TILES * 2; i++) {
         int row = i / 2 * 8 + lane() % 4 * 2 + i % 2;
@@ -257,7 +273,7 @@ __device__ void write_zeros(const Heads& heads, int head_dim, T* out) {
         store(out + heads.first_row * head_dim + item * 4, 0, float4{});
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const Stored* cache,
                         const int* block_tables, const int* context_lens, const float* alibi_slopes,
                         const float* sinks, T* out, float* workspace, i64 q_stride,
@@ -309,6 +325,9 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
     WarpMma products(q + work.sequence * q_stride + heads.first * head_dim, heads.count,
                           head_dim);
     Attention attention{Softmax(scale, softcap, alibi_slopes, heads)};
+#ifdef PACKED_KV
+    products.multiply_by(attention.softmax.factor);
+#endif
     attention.run(loader, products);
     store_warp_sums(attention, statistics);
     __syncthreads();

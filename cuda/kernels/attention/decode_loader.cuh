@@ -10,7 +10,9 @@ using WarpMma = PackedTileMma;
 #include "attention/decode_quantized_kv.cuh"
 #include "attention/decode_scales.cuh"
 using WarpMma = QuantizedTileMma;
+constexpr bool SCALED_QUERY = false;
 #else
+constexpr bool SCALED_QUERY = false;
 using WarpMma = TileMma<T>;
 using StageScales = NoScales;
 #endif
@@ -18,8 +20,8 @@ using StageScales = NoScales;
 constexpr int LONG_STEPS = 16;  // of a warp, from which on sequences may use more than few_splits
 
 // The visible tokens [begin, end) and this warp's work of them. Steps of STEP tokens are dealt to the warps of
-// the splits in turn. The number of splits in use gives each warp a step, or is 1 if combining would take
-// longer than more steps. Every split in use has a step.
+// the splits in turn. The number of splits in use gives BUSY_WARPS warps of each a step, or is 1 if combining would
+// take longer than more steps. Every split in use has a step.
 struct TokenRange {
     int begin, end, splits;
     int first, stride, count;  // this warp's steps: their first tokens, and how many
@@ -28,11 +30,12 @@ struct TokenRange {
         begin = window > 0 ? max(0, length - window) : 0;
         end = length;
         int start = begin / STEP, steps = (end + STEP - 1) / STEP - start;
-        splits = min(work.num_splits, (steps + NUM_WARPS - 1) / NUM_WARPS);
+        splits = min(work.num_splits, (steps + BUSY_WARPS - 1) / BUSY_WARPS);
         if (splits > work.few_splits)
             splits = max(work.few_splits, min(splits, steps / (NUM_WARPS * LONG_STEPS)));
         if (steps <= DIRECT_STEPS) splits = 1;
-        int turn = splits * NUM_WARPS, own = work.split * NUM_WARPS + warp();
+        int turn = splits * NUM_WARPS;
+        int own = BUSY_WARPS < NUM_WARPS ? warp() * splits + work.split : work.split * NUM_WARPS + warp();
         first = (start + own) * STEP;
         stride = turn * STEP;
         count = own < steps ? (steps - own - 1) / turn + 1 : 0;

@@ -33,9 +33,10 @@ struct StageScales {
     }
 
     // Sets the scales of invisible tokens to 0, because they may be invalid.
-    static_assert(STEP == WARP);
     template <typename TokenRange>
     __device__ __forceinline__ void clear_unseen(int stage, int token, const TokenRange& range) const {
-        if (!range.sees(token + lane())) stage_scales[stage][lane()] = 0;
+#pragma unroll
+        for (int i = lane(); i < STEP; i += WARP)
+            if (!range.sees(token + i)) stage_scales[stage][i] = 0;
     }
 };

@@ -6,10 +6,13 @@
 
 constexpr int THREADS = NUM_WARPS * WARP;
 constexpr int HEAD_TILES = ROWS / 8;               // of 8 query heads
-// LOG_STEP: log2 of the tokens that a warp takes at a time; twice as many with a quantized cache, because
-// a step's overhead exceeds its mma time. The distance of dimensions in a tile of 16 of the sums: LANE_STEP
-// between neighboring lanes, SUM_STEP between a lane's own two elements, TILE_STEP from tile to tile.
-#ifdef KV_SCHEME
+// LOG_STEP: log2 of the tokens that a warp takes at a time; more with a quantized cache, because a step's overhead
+// exceeds its mma time. The distance of dimensions in a tile of 16 of the sums: LANE_STEP between neighboring lanes,
+// SUM_STEP between a lane's own two elements, TILE_STEP from tile to tile; with PACKED_KV a lane's are adjacent.
+#ifdef PACKED_KV
+constexpr int LOG_STEP = 6;
+using Stored = u8;
+#elif defined(KV_SCHEME)
 constexpr int LOG_STEP = 5;
 using Stored = u8;
 #else
@@ -17,7 +20,7 @@ constexpr int LOG_STEP = 4;
 using Stored = T;
 #endif
 #ifdef PACKED_KV
-constexpr int LANE_STEP = HEAD_DIM / 16, SUM_STEP = HEAD_DIM / 2, TILE_STEP = 1;
+constexpr int LANE_STEP = HEAD_DIM / 8;
 #elif defined(KV_SCHEME)
 constexpr int LANE_STEP = 2, SUM_STEP = 1, TILE_STEP = 16;
 #else
@@ -35,7 +38,12 @@ constexpr int TILE_CHUNKS = STEP * HEAD_DIM * 3 / 64;  // of a tile of keys; tho
 constexpr int TILE_CHUNKS = PANELS * PANEL;          // chunks of a tile
 #endif
 constexpr int RING_CHUNKS = NUM_STAGES * TILE_CHUNKS;        // chunks of a warp
-constexpr int DIRECT_STEPS = 48 * NUM_WARPS / STEP;  // fewer steps are not worth splitting
+#ifdef PACKED_KV
+constexpr int BUSY_WARPS = NUM_WARPS < 4 ? NUM_WARPS : 4;  // more of them hide latency in long contexts only
+#else
+constexpr int BUSY_WARPS = NUM_WARPS;
+#endif
+constexpr int DIRECT_STEPS = 48 * (NUM_WARPS < 8 ? NUM_WARPS : 8) / STEP;  // fewer are not worth splitting
 
 extern __shared__ __align__(1024) uint4 shared[];
 

@@ -61,18 +61,26 @@ struct QuantizedTiles {
             put(tile, row, word * 4 + DIM / 4 * 3, key<1, 3>(high, bits), key<3, 7>(high, bits));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                int dim = word * 4 + i * (DIM / 4);
-                u32 values = load_word(at + VALUES_AT + i * (DIM / 4));
-                // Two bits for each byte of the word; those of its upper half to the upper half.
-                u32 two = load_byte(from + VALUE_BITS_AT + row * (DIM / 8) + dim / 4);
-                two |= two << 12;
-                put(tile + TILE_BYTES, row, dim, value_pair<0, 0>(values, two), value_pair<2, 2>(values, two));
-                put(tile + TILE_BYTES, row, dim + DIM / 2, value_pair<1, 1>(values, two),
-                    value_pair<3, 3>(values, two));
+                int group = word + i * (DIM / 16);
+                u32 words = load_word(at + VALUES_AT + i * (DIM / 4));
+                put_values(tile + TILE_BYTES + chunk_offset<KEYS>(row, group), words,
+                           load_byte(from + VALUE_BITS_AT + row * (DIM / 8) + group));
             }
         }
     }
 
+    // Stores a row's eight values of `words` and `byte`, one chunk.
+    __device__ __forceinline__ static void put_values(u32 to, u32 words, u32 byte) {
+        u32 e03 = value<0>(words), e14 = value<1>(words), e25 = value<2>(words);
+        u32 e67 = (byte & 31) | (byte << 11 & 0x00070000u) | (words << 4 & 0x00080000u) | (words >> 11 & 0x00100000u);
+        e67 = subtract_pairs(e67 | BASE, VALUE_BASE, T());
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(__byte_perm(e03, e14, 0x5410)),
+                     "r"(__byte_perm(e25, e03, 0x7610)), "r"(__byte_perm(e14, e25, 0x7632)), "r"(e67)
+                     : "memory");
+    }
+    template <int I> __device__ __forceinline__ static u32 value(u32 words) {
+        return subtract_pairs(value_pair<I>(words), VALUE_BASE, T());
+    }
     template <int I, int FIELD> __device__ __forceinline__ static u32 key(u32 x, u32 bits) {
         return subtract_pairs(key_pair<I, FIELD>(x, bits), KEY_BASE, T());
     }

@@ -49,31 +49,43 @@ struct PackedRow {
         float levels = is_key ? KEY_LEVELS : VALUE_LEVELS;
         float scale = (largest > -smallest ? largest : smallest) / -levels;
         if (fabsf(scale) < MIN_SCALE) scale = MIN_SCALE;
+        u32 u[2 * WIDTH];
+#pragma unroll
+        for (int i = 0; i < 2 * WIDTH; i++) u[i] = quantize(at[i], scale, levels);
+        int row_bytes = items * WIDTH;
+        i64 row = ((block * 2 * num_kv_heads + kv_head) << log2_block_size) + within;
+        i64 bits_row = ((block * num_kv_heads + kv_head - (is_key ? 0 : num_kv_heads)) << log2_block_size) + within;
+        if (item == 0) scales[row] = scale;
+        if (is_key) store_key(u, item, items, cache + row * row_bytes, key_bits + bits_row * (row_bytes / 2));
+        else store_value(u, item, items, cache + row * row_bytes, value_bits + bits_row * (row_bytes / 4));
+    }
+
+    __device__ __forceinline__ static void store_key(const u32 (&u)[2 * WIDTH], int item, int items, u8* to,
+                                                     u8* bits) {
         Vec<u32, 2> nibbles{}, above{};
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
-            u32 low = quantize(at[i], scale, levels), high = quantize(at[WIDTH + i], scale, levels);
-            nibbles.at[i / 4] |= ((low & 15) | (high & 15) << 4) << i % 4 * 8;
-            above.at[i / 4] |= (low >> 4 | high >> 4 << 4) << i % 4 * 8;
+            nibbles.at[i / 4] |= ((u[i] & 15) | (u[WIDTH + i] & 15) << 4) << i % 4 * 8;
+            above.at[i / 4] |= (u[i] >> 4 | u[WIDTH + i] >> 4 << 4) << i % 4 * 8;
         }
-        int row_bytes = items * WIDTH;
-        i64 row = ((block * 2 * num_kv_heads + kv_head) << log2_block_size) + within;
-        *reinterpret_cast<Vec<u32, 2>*>(cache + row * row_bytes + item * WIDTH) = nibbles;
-        if (item == 0) scales[row] = scale;
-        row = ((block * num_kv_heads + kv_head - (is_key ? 0 : num_kv_heads)) << log2_block_size) + within;
-        if (!is_key) {
-            u32 bits = 0;
-#pragma unroll
-            for (int i = 0; i < WIDTH; i++)
-                bits |= ((above.at[i / 4] >> i % 4 * 8 & 1) | (above.at[i / 4] >> (i % 4 * 8 + 4) & 1) << 1) << 2 * i;
-            reinterpret_cast<unsigned short*>(value_bits + row * (row_bytes / 4))[item] = (unsigned short)bits;
-            return;
-        }
+        *reinterpret_cast<Vec<u32, 2>*>(to + item * WIDTH) = nibbles;
         // A byte has elements of two lanes.
 #pragma unroll
-        for (int i = 0; i < 2; i++) above.at[i] |= __shfl_xor_sync(lanes, above.at[i], items / 2) << 2;
-        if (item < items / 2)
-            *reinterpret_cast<Vec<u32, 2>*>(key_bits + row * (row_bytes / 2) + item * WIDTH) = above;
+        for (int i = 0; i < 2; i++) above.at[i] |= __shfl_xor_sync(head_lanes(items), above.at[i], items / 2) << 2;
+        if (item < items / 2) *reinterpret_cast<Vec<u32, 2>*>(bits + item * WIDTH) = above;
+    }
+
+    __device__ __forceinline__ static void store_value(const u32 (&u)[2 * WIDTH], int item, int items, u8* to,
+                                                       u8* bits) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32* e = u + half * WIDTH;
+            int group = item + half * items;
+            u32 first = e[0] | e[1] << 5 | e[2] << 10 | (e[7] >> 3 & 1) << 15;
+            u32 second = e[3] | e[4] << 5 | e[5] << 10 | e[7] >> 4 << 15;
+            *reinterpret_cast<u32*>(to + group * 4) = first | second << 16;
+            bits[group] = (u8)(e[6] | e[7] << 5);
+        }
     }
 
     // Rounds to nearest, ties to even; 0 … 2 * levels - 1.

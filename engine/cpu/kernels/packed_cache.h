@@ -29,31 +29,40 @@ INLINE uint8_t *upper_bits(const LayerCache *cache, int num_kv_heads, int head_d
     return is_key ? cache->key_bits + row * (head_dim / 4) : cache->value_bits + row * (head_dim / 8);
 }
 
+INLINE void unpack_key(const uint8_t *values, const uint8_t *bits, int head_dim, int8_t *to) {
+    const int half = head_dim / 2, quarter = head_dim / 4;
+    for (int i = 0; i < half; i++) {
+        to[i] = (int8_t)((values[i] & 15) - KEY_LEVELS);
+        to[half + i] = (int8_t)((values[i] >> 4) - KEY_LEVELS);
+    }
+    for (int part = 0; part < 4; part++) {
+        for (int i = 0; i < quarter; i++) {
+            int8_t *element = to + part * quarter + i;
+            *element = (int8_t)(*element + ((bits[i] >> 2 * part & 3) << 4));
+        }
+    }
+}
+
+/* Eight elements at a time, as bytes of a 64-bit integer, so that compilers use vectors. */
+INLINE void unpack_value(const uint8_t *values, const uint8_t *bits, int head_dim, int8_t *to) {
+    const uint64_t sign = 0x8080808080808080, levels = 0x0101010101010101 * VALUE_LEVELS;
+    for (int i = 0; i < head_dim / 8; i++) {
+        uint32_t words;
+        memcpy(&words, values + 4 * i, 4);
+        uint64_t w = words, byte = bits[i], eighth = byte >> 5 | (w >> 12 & 8) | (w >> 27 & 16);
+        uint64_t u = (w & 31) | (w & 31 << 5) << 3 | (w & 31 << 10) << 6 | (w & 31 << 16) << 8 |
+                     (w & 31 << 21) << 11 | (w & (uint64_t)31 << 26) << 14 | (byte & 31) << 48 | eighth << 56;
+        u = ((u | sign) - levels) ^ sign;
+        memcpy(to + 8 * i, &u, 8);
+    }
+}
+
 /* Unpack `count` rows of keys or values to int8 [count][head_dim]. */
 INLINE void unpack_rows(const uint8_t *values, const uint8_t *bits, int is_key, int head_dim,
                         int count, int8_t *to) {
-    const int half = head_dim / 2, quarter = head_dim / 4;
-    for (int t = 0; t < count; t++, to += head_dim, values += half) {
-        const int levels = is_key ? KEY_LEVELS : VALUE_LEVELS;
-        for (int i = 0; i < half; i++) {
-            to[i] = (int8_t)((values[i] & 15) - levels);
-            to[half + i] = (int8_t)((values[i] >> 4) - levels);
-        }
-        if (is_key) {
-            for (int part = 0; part < 4; part++) {
-                for (int i = 0; i < quarter; i++) {
-                    int8_t *element = to + part * quarter + i;
-                    *element = (int8_t)(*element + ((bits[i] >> 2 * part & 3) << 4));
-                }
-            }
-            bits += quarter;
-            continue;
-        }
-        for (int i = 0; i < half; i++) {
-            int two = bits[i / 4] >> i % 4 * 2;
-            to[i] = (int8_t)(to[i] + ((two & 1) << 4));
-            to[half + i] = (int8_t)(to[half + i] + ((two & 2) << 3));
-        }
-        bits += quarter / 2;
+    for (int t = 0; t < count; t++, to += head_dim, values += head_dim / 2) {
+        if (is_key) unpack_key(values, bits, head_dim, to);
+        else unpack_value(values, bits, head_dim, to);
+        bits += is_key ? head_dim / 4 : head_dim / 8;
     }
 }

@@ -96,27 +96,40 @@ static float quantize_levels(const float *x, int n, int levels, uint8_t *to) {
 
 enum { MAX_PACKED_DIM = 1024 };
 
+static void pack_key(const uint8_t *u, int n, uint8_t *to, uint8_t *bits) {
+    const int half = n / 2, quarter = n / 4;
+    for (int i = 0; i < half; i++) to[i] = (uint8_t)((u[i] & 15) | (u[half + i] & 15) << 4);
+    for (int i = 0; i < quarter; i++) {
+        bits[i] = 0;
+        for (int part = 0; part < 4; part++) {
+            bits[i] = (uint8_t)(bits[i] | u[part * quarter + i] >> 4 << 2 * part);
+        }
+    }
+}
+
+static void pack_value(const uint8_t *u, int n, uint8_t *to, uint8_t *bits) {
+    for (int i = 0; i < n; i += 8, u += 8, bits++) {
+        for (int j = 0; j < 2; j++) { /* two words of three elements and a bit of the eighth */
+            int word = u[3 * j] | u[3 * j + 1] << 5 | u[3 * j + 2] << 10 | (u[7] >> (3 + j) & 1) << 15;
+            *to++ = (uint8_t)word;
+            *to++ = (uint8_t)(word >> 8);
+        }
+        *bits = (uint8_t)(u[6] | u[7] << 5);
+    }
+}
+
 /* Rotate x [head_dim] in place and pack it to the slot's row of KV_INT5. */
 static void store_packed(const RotaryOp *op, int slot, int head, float *x) {
     const LayerCache *cache = &op->cache;
-    const int n = op->head_dim, half = n / 2, quarter = n / 4, size = cache->block_size;
+    const int n = op->head_dim, size = cache->block_size;
     const int is_key = head < op->num_kv_heads;
     const int64_t row = cache_row(cache, op->num_kv_heads, slot / size, head, slot % size);
-    uint8_t *to = (uint8_t *)cache->values + row * half, all[MAX_PACKED_DIM];
+    uint8_t *to = (uint8_t *)cache->values + row * (n / 2), all[MAX_PACKED_DIM];
     uint8_t *bits = upper_bits(cache, op->num_kv_heads, n, slot / size, head, slot % size);
     rotate_by_hadamard(x, n);
     cache->scales[row] = quantize_levels(x, n, is_key ? KEY_LEVELS : VALUE_LEVELS, all);
-    for (int i = 0; i < half; i++) to[i] = (uint8_t)((all[i] & 15) | (all[half + i] & 15) << 4);
-    for (int i = 0; is_key && i < quarter; i++) {
-        bits[i] = 0;
-        for (int part = 0; part < 4; part++) {
-            bits[i] = (uint8_t)(bits[i] | all[part * quarter + i] >> 4 << 2 * part);
-        }
-    }
-    for (int i = 0; !is_key && i < half; i++) {
-        int two = all[i] >> 4 | all[half + i] >> 4 << 1;
-        bits[i / 4] = (uint8_t)((i % 4 ? bits[i / 4] : 0) | two << i % 4 * 2);
-    }
+    if (is_key) pack_key(all, n, to, bits);
+    else pack_value(all, n, to, bits);
 }
 
 /* Write x [head_dim] to the slot's row of a head, which counts as in `cache_row`. */

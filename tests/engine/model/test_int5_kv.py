@@ -76,13 +76,20 @@ def test_bytes_have_the_documented_order() -> None:
     new = rotate_heads(torch.stack([keys, values]).unsqueeze(0))
     *packed, scales = pack_kv(new)
     assert torch.allclose(scales, torch.ones(1, 2))
-    nibbles, key_bits, value_bits = (part.view(torch.uint8)[0].tolist() for part in packed)
+    rows, key_bits, value_bits = (part.view(torch.uint8)[0].tolist() for part in packed)
     k, v = [int(x) + 32 for x in keys], [int(x) + 16 for x in values]
-    for found, u in zip(nibbles, (k, v), strict=True):
-        assert found == [u[i] % 16 + 16 * (u[i + 32] % 16) for i in range(32)]
+    assert rows[0] == [k[i] % 16 + 16 * (k[i + 32] % 16) for i in range(32)]
     assert key_bits == [[sum(k[i + 16 * j] // 16 << 2 * j for j in range(4)) for i in range(16)]]
-    two = [v[i] // 16 + v[i + 32] // 16 * 2 for i in range(32)]
-    assert value_bits == [[sum(two[4 * i + j] << 2 * j for j in range(4)) for i in range(8)]]
+    for group in range(8):
+        u = v[8 * group : 8 * group + 8]
+        words = [
+            u[3 * i] + 32 * u[3 * i + 1] + 32**2 * u[3 * i + 2] + (u[7] >> 3 + i & 1) * 2**15
+            for i in range(2)
+        ]
+        assert rows[1][4 * group : 4 * group + 4] == [
+            b for w in words for b in divmod(w, 256)[::-1]
+        ]
+        assert value_bits[0][group] == u[6] + 32 * (u[7] % 8)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
