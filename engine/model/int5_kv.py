@@ -81,7 +81,7 @@ def pack_kv(new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _pack_values(u: Tensor) -> tuple[Tensor, Tensor]:
     """Pack uint8 u [..., head_dim] of 5 bits to words, as bytes, and further bits."""
-    e0, e1, e2, e3, e4, e5, e6, e7 = u.unflatten(-1, (-1, 8)).unbind(-1)
+    e0, e1, e2, e3, e4, e5, e6, e7 = u.reshape(*u.shape[:-1], u.shape[-1] // 8, 8).unbind(-1)
     first = [e0 | e1 << 5, e1 >> 3 | e2 << 2 | (e7 & 8) << 4]
     second = [e3 | e4 << 5, e4 >> 3 | e5 << 2 | (e7 & 16) << 3]
     return torch.stack(first + second, -1).flatten(-2), e6 | e7 << 5
@@ -89,7 +89,7 @@ def _pack_values(u: Tensor) -> tuple[Tensor, Tensor]:
 
 def _unpack_values(words: Tensor, bits: Tensor) -> Tensor:
     """Undo `_pack_values`."""
-    b0, b1, b2, b3 = words.unflatten(-1, (-1, 4)).unbind(-1)
+    b0, b1, b2, b3 = words.reshape(*words.shape[:-1], words.shape[-1] // 4, 4).unbind(-1)
     first = [b0, b0 >> 5 | b1 << 3, b1 >> 2]
     second = [b2, b2 >> 5 | b3 << 3, b3 >> 2]
     eighth = bits >> 5 | b1 >> 7 << 3 | b3 >> 7 << 4
