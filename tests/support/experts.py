@@ -1,5 +1,7 @@
 """Random experts of a layer for kernel tests, in every scheme that the kernels read."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -98,9 +100,9 @@ class Experts:
             scheme,
             self._rows,
             self._columns,
-            _addresses(first),
-            None if second is None else _addresses(second),
-            _addresses(list(self._biases)) if biased else None,
+            addresses(first),
+            None if second is None else addresses(second),
+            addresses(list(self._biases)) if biased else None,
             group_size,
         )
 
@@ -165,5 +167,5 @@ def chosen_ids(make: Inputs, n: int, num_experts: int, chosen: int) -> Tensor:
     return torch.stack([make.permutation(num_experts)[:chosen] for _ in range(n)])
 
 
-def _addresses(tensors: list[Tensor]) -> Tensor:
+def addresses(tensors: Iterable[Tensor]) -> Tensor:
     return torch.tensor([tensor.data_ptr() for tensor in tensors], device="cuda")

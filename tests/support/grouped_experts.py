@@ -8,8 +8,8 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
 from swiftchat.cuda.ops.grouped_experts import ExpertOrder, expert_order
+from tests.support.experts import RandomExperts, addresses
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs
-from tests.support.mxfp4 import RandomExperts, addresses
 from tests.support.packed_matrices import packed
 
 # Tokens, experts, experts of a token, hidden size, expert size: small and large tiles, experts

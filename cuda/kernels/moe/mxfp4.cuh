@@ -4,6 +4,7 @@
 #pragma once
 #include "common/common.cuh"
 
+constexpr int GROUP = 32;  // columns
 // Dequantized weights are 2^-32 times as large, so that scales up to 2^33 are within the range of bf16.
 constexpr float WEIGHT_SCALE = 4294967296.f;
 
