@@ -53,8 +53,9 @@ def generate_with_graphs(config: EngineConfig, folder: Path) -> list[list[int]]:
         frequency_penalty=0.2,
         max_tokens=64,
         seed=7,
+        speculate="off",  # verification steps have more tokens
     )
-    greedy = SamplingParams(temperature=0, max_tokens=64)
+    greedy = SamplingParams(temperature=0, max_tokens=64, speculate="off")
     found = []
     with EngineClient(config, folder) as client:
         client.wait_ready()
