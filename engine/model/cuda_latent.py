@@ -19,16 +19,12 @@ from swiftchat.weights.parallel.tensor_parallel import Shard
 
 
 def latent_kernels_cover(config: ModelConfig, dtype: torch.dtype) -> bool:
-    """Return whether the kernels compute a model's latent attention, or it has none.
-
-    Those with a `q_rank` stay with torch until their decode steps have been measured on a GPU.
-    """
+    """Return whether the kernels compute a model's latent attention, or it has none."""
     latent = config.latent
     if latent is None:
         return True
     return (
         latent.index is None
-        and latent.q_rank is None
         and latent_attention_fits(dtype, latent.kv_rank, latent.rope_dim)
         and latent.nope_dim % 8 == 0
         and config.attention_softcap is None

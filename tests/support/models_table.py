@@ -85,8 +85,8 @@ Differences from other programs:
 - **GPT-OSS** is published with experts in MXFP4. On one GPU they stay packed with 16-bit
   activations. Elsewhere, and from GGUF files, they are dequantized when they are read, so they take
   the memory of 16-bit weights.
-- **Latent attention** on a GPU: kernels compute decode steps of models without `q_lora_rank`, as
-  DeepSeek-V2-Lite; torch's operators compute the others.
+- **Latent attention** on a GPU: kernels compute decode steps in 16 bits; torch's operators compute
+  prompts.
 - **Qwen3-Next** has the projections of its linear layers in two tensors in GGUF files. If these
   have different types, they are dequantized when they are read and take the memory of 16-bit
   weights.

@@ -21,6 +21,8 @@ _SIZES = {
 }
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "v2": ("deepseek_v2", {**_SIZES, "q_lora_rank": None}),
+    "v2-low-rank": ("deepseek_v2", {**_SIZES, "q_lora_rank": 24}),
+    "v3": ("deepseek_v3", _SIZES),
 }
 
 
