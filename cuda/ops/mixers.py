@@ -59,13 +59,16 @@ def _norm_spec(dtype: str, layout: tuple[int, int]) -> KernelSpec:
     return KernelSpec("gated_norm", arguments, defines)
 
 
-def _conv_spec(dtype: str) -> KernelSpec:
+def _conv_spec(dtype: str, activation: str) -> KernelSpec:
+    """Return the kernel of a plain convolution, or with activation "none" of a gated one."""
     arguments = (
         "pointer projected, pointer conv, pointer conv_bias, pointer conv_states, pointer slots, "
-        "pointer step, pointer positions, pointer out, int width, int taps, int slots_stride, "
-        "int early_reads"
+        "pointer step, pointer positions, pointer out, int num_channels, int row_size, int taps, "
+        "int slots_stride, int early_reads"
     )
-    return KernelSpec("short_conv_step", arguments, {"DTYPE": dtype})
+    gated = str(int(activation == "none"))
+    defines = {"DTYPE": dtype, "ACTIVATION": activation.upper(), "GATED": gated}
+    return KernelSpec("causal_conv_step", arguments, defines)
 
 
 VARIANTS = [
@@ -78,7 +81,7 @@ VARIANTS = [
         for vectors in (1, 2)
     ),
     *(_norm_spec(dtype, layout) for dtype in DTYPE_NAMES.values() for layout in _NORM_LAYOUTS),
-    *(_conv_spec(dtype) for dtype in DTYPE_NAMES.values()),
+    *(_conv_spec(dtype, kind) for dtype in DTYPE_NAMES.values() for kind in ("none", *KINDS)),
 ]
 
 
@@ -333,7 +336,7 @@ def gated_norm(
     )
 
 
-def short_conv_step(
+def causal_conv_step(
     gpu: Gpu,
     projected: Tensor,
     out: Tensor,
@@ -342,34 +345,40 @@ def short_conv_step(
     conv_bias: Tensor | None,
     conv_states: Tensor,
     rows: StepSlots,
+    activation: str | None = None,
 ) -> None:
-    """Compute a token of LFM2's gated short convolution for each row: c · conv(b · x).
+    """Convolve a token of each row causally, channel by channel, with those before it.
 
-    `projected` T [n, 3 * width] has b, c and x side by side, `out` is T [n, width], `conv` T
-    [width, taps] with a bias T [width] or none. `conv_states` fp32 [num_slots, width, taps - 1] are
-    read and written by slot.
+    The first columns of `projected` T [n, …] are the inputs, and `out` fp32 [n, channels] has the
+    activation applied. Without one, the inputs are LFM2's b · x of b, c and x side by side, and
+    `out` T is c times the convolution. `conv` is T [channels, taps], its bias T [channels] or None.
+    `conv_states` fp32 [num_slots, channels, taps - 1] are read and written by slot.
     """
-    (width, taps), n = conv.shape, len(projected)
+    (channels, taps), (n, columns) = conv.shape, projected.shape
+    dtype, is_gated = projected.dtype, activation is None
     if taps > MAX_TAPS:
         raise ValueError(f"the kernel takes at most {MAX_TAPS} taps, not {taps}")
-    check_tensor("projected", projected, (n, 3 * width), out.dtype, gpu)
-    check_tensor("out", out, (n, width), out.dtype, gpu)
-    check_tensor("conv", conv, (width, taps), out.dtype, gpu)
-    check_tensor("conv_bias", conv_bias, (width,), out.dtype, gpu)
-    check_tensor("conv_states", conv_states, (len(conv_states), width, taps - 1), "float32", gpu)
+    if columns < channels * (3 if is_gated else 1):
+        raise ValueError(f"{columns} columns do not fit {channels} channels")
+    check_tensor("projected", projected, (n, columns), dtype, gpu)
+    check_tensor("out", out, (n, channels), dtype if is_gated else "float32", gpu)
+    check_tensor("conv", conv, (channels, taps), dtype, gpu)
+    check_tensor("conv_bias", conv_bias, (channels,), dtype, gpu)
+    check_tensor("conv_states", conv_states, (len(conv_states), channels, taps - 1), "float32", gpu)
     arguments = rows.arguments(gpu)
     if n == 0:
         return
-    gpu.kernel(_conv_spec(DTYPE_NAMES[out.dtype]))(
-        (-(-width // _CONV_THREADS), n),
+    gpu.kernel(_conv_spec(DTYPE_NAMES[dtype], activation or "none"))(
+        (-(-channels // _CONV_THREADS), n),
         _CONV_THREADS,
-        num_bytes=projected.nbytes + out.nbytes + 2 * n * conv_states[0].nbytes,
+        num_bytes=n * channels * dtype.itemsize + out.nbytes + 2 * n * conv_states[0].nbytes,
         projected=projected,
         conv=conv,
         conv_bias=conv_bias,
         conv_states=conv_states,
         out=out,
-        width=width,
+        num_channels=channels,
+        row_size=columns,
         taps=taps,
         **arguments,
     )

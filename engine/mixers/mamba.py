@@ -4,6 +4,8 @@ Gu and Dao, 2023 (arXiv:2312.00752). With h the state of a channel, Δ > 0 its s
 h ← exp(Δ·a)·h + Δ·x·b, and the output is h·c + d·x; b and c are shared by all channels.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,18 +29,25 @@ def mamba(
     and h fp32 [num_seqs, width, state_size]. a is −exp(`decay`), d is `skip`.
     """
     decay, step_bias, skip = weights.decay, weights.step_bias, weights.skip
-    project_x, project_step = weights.project_x, weights.project_step
+    project_step = weights.project_step
     assert decay is not None and step_bias is not None and skip is not None
-    assert project_x is not None and project_step is not None
+    assert project_step is not None
     x, z = inputs.float().chunk(2, -1)
     mixed, last = causal_conv(x, states[0], weights.conv, weights.conv_bias)
     x = activation(mixed)
-    parts = torch.split(x @ project_x.t(), [mixer.step_rank, *(mixer.state_size,) * 2], -1)
-    norms = (weights.step_norm, weights.b_norm, weights.c_norm)
-    step, b, c = (_normed(part, norm, mixer) for part, norm in zip(parts, norms, strict=True))
+    step, b, c = split_projections(x, mixer, weights)
     step = F.softplus(step @ project_step.t() + step_bias)
     out, after = selective_scan(x * step, b, c, step, -decay.exp(), states[1])
     return (out + x * skip) * F.silu(z), (last, after)
+
+
+def split_projections(x: Tensor, mixer: Mamba, weights: MixerWeights) -> Sequence[Tensor]:
+    """Return the normalized projections of x fp32 [..., width]: what makes steps, b and c."""
+    assert weights.project_x is not None
+    sizes = [mixer.step_rank, *(mixer.state_size,) * 2]
+    parts = torch.split(x @ weights.project_x.t(), sizes, -1)
+    norms = (weights.step_norm, weights.b_norm, weights.c_norm)
+    return [_normed(part, norm, mixer) for part, norm in zip(parts, norms, strict=True)]
 
 
 def _normed(x: Tensor, weight: Tensor | None, mixer: Mamba) -> Tensor:

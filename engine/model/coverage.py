@@ -37,7 +37,17 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and not any(config.gate_sparsity)
         and config.prefix_lm is None
         and dtype in DTYPE_NAMES
-        and config.head_dim % 8 == 0
+        and (_supports_heads(config, dtype, kv_dtype) or not _attends(config))
+    )
+
+
+def _attends(config: ModelConfig) -> bool:
+    return any(config.has_attention(layer) for layer in range(config.num_layers))
+
+
+def _supports_heads(config: ModelConfig, dtype: torch.dtype, kv_dtype: str) -> bool:
+    return (
+        config.head_dim % 8 == 0
         and (config.head_dim <= 256 or config.latent is not None)
         and (kv_dtype == "auto" or _supports_quantized_kv(config.head_dim, dtype, kv_dtype))
     )

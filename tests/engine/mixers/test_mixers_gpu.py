@@ -24,6 +24,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "bamba": {},
     "falcon_h1": {"projectors_bias": False, "mamba_proj_bias": False},
     "nemotron_h": {},
+    "mamba": {"state_size": 8},
+    "falcon_mamba": {"state_size": 12},
+    "jamba": {},
 }
 # The kernels do not choose their experts: every step is computed without a graph.
 NOT_CAPTURED = ("nemotron_h",)

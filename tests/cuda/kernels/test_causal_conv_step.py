@@ -1,9 +1,10 @@
-"""short_conv_step against fp64."""
+"""causal_conv_step against fp64."""
 
 import pytest
+import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mixers import short_conv_step
+from swiftchat.cuda.ops.mixers import causal_conv_step
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from tests.support.mixer_steps import FP32_TOLERANCE, convolve, make_steps
 
@@ -22,7 +23,7 @@ def test_equals_fp64(gpu: Gpu, dtype, n: int, width: int, taps: int, odd: bool) 
     before, out = states.clone(), poisoned(n, width, dtype=dtype)
     b, c, x = projected.double().chunk(3, 1)
     mixed, after = convolve(b * x, steps.read(states), conv, bias)
-    short_conv_step(
+    causal_conv_step(
         gpu, projected, out, conv=conv, conv_bias=bias, conv_states=states, rows=steps.rows
     )
     used = steps.used
@@ -33,12 +34,36 @@ def test_equals_fp64(gpu: Gpu, dtype, n: int, width: int, taps: int, odd: bool) 
         assert not out[steps.unused].any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "width", "taps"), [(1, 1000, 4), (4, 7, 2)])
+def test_plain_convolution_equals_fp64(gpu: Gpu, dtype, n: int, width: int, taps: int) -> None:
+    """The inputs are the first columns, and the output is fp32."""
+    make = Inputs(n * width, dtype)
+    steps = make_steps(n, make, odd=True)
+    projected, conv, bias = make.normal(n, 2 * width), make.normal(width, taps), make.normal(width)
+    states, out = steps.states(make, width, taps - 1), poisoned(n, width, dtype=torch.float32)
+    mixed, after = convolve(projected.double()[:, :width], steps.read(states), conv, bias)
+    causal_conv_step(
+        gpu,
+        projected,
+        out,
+        conv=conv,
+        conv_bias=bias,
+        conv_states=states,
+        rows=steps.rows,
+        activation="silu",
+    )
+    used = steps.used
+    assert_close(out[used], torch.nn.functional.silu(mixed)[used], FP32_TOLERANCE)
+    assert_close(states[[steps.after[row] for row in used]], after[used], FP32_TOLERANCE)
+
+
 def test_wrong_tensors_raise(gpu: Gpu) -> None:
     make = Inputs(1)
     rows = make_steps(2, make, odd=False).rows
     states, out = make.normal(7, 8, 2), make.normal(2, 8)
-    with pytest.raises(ValueError, match="projected must be"):
-        short_conv_step(
+    with pytest.raises(ValueError, match="23 columns"):
+        causal_conv_step(
             gpu,
             make.normal(2, 23),
             out,

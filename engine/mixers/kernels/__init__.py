@@ -1,0 +1,1 @@
+"""Token mixers with a state in CUDA kernels, one file for each kind."""

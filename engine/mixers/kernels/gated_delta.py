@@ -1,0 +1,101 @@
+"""Gated DeltaNet in kernels."""
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.mixer_scans import (
+    ScanRows,
+    causal_conv,
+    gated_delta_scan,
+    gated_delta_scan_fits,
+)
+from swiftchat.cuda.ops.mixers import (
+    StepSlots,
+    gated_delta_step,
+    gated_delta_step_fits,
+    gated_norm,
+)
+from swiftchat.engine.mixers.kernels.kind import present
+from swiftchat.engine.mixers.states import LayerStates
+from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.weights.architectures.parts.mixers import GatedDelta
+
+
+class GatedDeltaKernels:
+    """See `MixerKind`."""
+
+    def __init__(self, gpu: Gpu, mixer: GatedDelta, activation: str) -> None:
+        self._gpu, self._mixer, self._activation = gpu, mixer, activation
+        self.scans = gated_delta_scan_fits(mixer.key_dim, mixer.value_dim)
+
+    @staticmethod
+    def cover(mixer: GatedDelta) -> bool:
+        fits = gated_delta_step_fits(mixer.key_dim, mixer.value_dim, mixer.kernel)
+        return fits and mixer.beta_scale == 1.0
+
+    def step(
+        self,
+        projected: Tensor,
+        out: Tensor,
+        weights: MixerWeights,
+        states: LayerStates,
+        rows: StepSlots,
+    ) -> None:
+        gated_delta_step(
+            self._gpu,
+            projected,
+            out,
+            conv=weights.conv,
+            decay=present(weights.decay),
+            step_bias=present(weights.step_bias),
+            norm=present(weights.norm),
+            conv_states=states[0],
+            states=states[1],
+            rows=rows,
+            num_key_heads=self._mixer.num_key_heads,
+            activation=self._activation,
+            norm_eps=self._mixer.norm_eps,
+        )
+
+    def scan(
+        self,
+        projected: Tensor,
+        out: Tensor,
+        weights: MixerWeights,
+        states: LayerStates,
+        rows: ScanRows,
+    ) -> None:
+        mixer = self._mixer
+        mixed = torch.empty(len(projected), len(weights.conv), device=projected.device)
+        causal_conv(
+            self._gpu,
+            projected,
+            mixed,
+            conv=weights.conv,
+            conv_bias=None,
+            conv_states=states[0],
+            rows=rows,
+            activation=self._activation,
+        )
+        inner = torch.empty(out.shape, device=out.device)
+        gated_delta_scan(
+            self._gpu,
+            mixed,
+            projected,
+            inner,
+            decay=present(weights.decay),
+            step_bias=present(weights.step_bias),
+            states=states[1],
+            rows=rows,
+            num_key_heads=mixer.num_key_heads,
+        )
+        gated_norm(
+            self._gpu,
+            inner,
+            present(weights.norm),
+            out,
+            num_groups=mixer.num_value_heads,
+            eps=mixer.norm_eps,
+            gates=projected[:, mixed.shape[1] :],
+        )

@@ -1,0 +1,89 @@
+"""Mamba in kernels; its small projections are fp32 GEMMs."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.mixer_scans import ScanRows, causal_conv
+from swiftchat.cuda.ops.mixers import MAX_TAPS, StepSlots, causal_conv_step
+from swiftchat.cuda.ops.selective import (
+    SelectiveInputs,
+    SelectiveWeights,
+    selective_fits,
+    selective_scan,
+    selective_step,
+)
+from swiftchat.engine.mixers.kernels.kind import present
+from swiftchat.engine.mixers.mamba import split_projections
+from swiftchat.engine.mixers.states import LayerStates
+from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.weights.architectures.parts.mixers import Mamba
+
+
+class MambaKernels:
+    """See `MixerKind`."""
+
+    def __init__(self, gpu: Gpu, mixer: Mamba, activation: str) -> None:
+        self._gpu, self._mixer, self._activation = gpu, mixer, activation
+        self.scans = True
+
+    @staticmethod
+    def cover(mixer: Mamba) -> bool:
+        return mixer.kernel <= MAX_TAPS and selective_fits(mixer.state_size)
+
+    def step(
+        self,
+        projected: Tensor,
+        out: Tensor,
+        weights: MixerWeights,
+        states: LayerStates,
+        rows: StepSlots,
+    ) -> None:
+        mixed = torch.empty(out.shape, device=out.device)
+        causal_conv_step(
+            self._gpu,
+            projected,
+            mixed,
+            conv=weights.conv,
+            conv_bias=weights.conv_bias,
+            conv_states=states[0],
+            rows=rows,
+            activation=self._activation,
+        )
+        inputs, constants = self._inputs(mixed, projected, weights)
+        selective_step(self._gpu, inputs, constants, out, states=states[1], rows=rows)
+
+    def scan(
+        self,
+        projected: Tensor,
+        out: Tensor,
+        weights: MixerWeights,
+        states: LayerStates,
+        rows: ScanRows,
+    ) -> None:
+        mixed = torch.empty(out.shape, device=out.device)
+        causal_conv(
+            self._gpu,
+            projected,
+            mixed,
+            conv=weights.conv,
+            conv_bias=weights.conv_bias,
+            conv_states=states[0],
+            rows=rows,
+            activation=self._activation,
+        )
+        inputs, constants = self._inputs(mixed, projected, weights)
+        selective_scan(self._gpu, inputs, constants, out, states=states[1], rows=rows)
+
+    def _inputs(
+        self, x: Tensor, projected: Tensor, weights: MixerWeights
+    ) -> tuple[SelectiveInputs, SelectiveWeights]:
+        """Return what the recurrence reads, given x fp32 [n, width] after the convolution."""
+        step, b, c = split_projections(x, self._mixer, weights)
+        steps = F.linear(step, present(weights.project_step))
+        gates = projected[:, self._mixer.width :]
+        constants = SelectiveWeights(
+            present(weights.decay), present(weights.step_bias), present(weights.skip)
+        )
+        return SelectiveInputs(x, steps, b, c, gates), constants

@@ -1,0 +1,58 @@
+"""LFM2's gated short convolution in kernels."""
+
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.mixer_scans import ScanRows, causal_conv
+from swiftchat.cuda.ops.mixers import MAX_TAPS, StepSlots, causal_conv_step
+from swiftchat.engine.mixers.states import LayerStates
+from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.weights.architectures.parts.mixers import ShortConv
+
+
+class ShortConvKernels:
+    """See `MixerKind`."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self.scans = True
+
+    @staticmethod
+    def cover(mixer: ShortConv) -> bool:
+        return mixer.kernel <= MAX_TAPS
+
+    def step(
+        self,
+        projected: Tensor,
+        out: Tensor,
+        weights: MixerWeights,
+        states: LayerStates,
+        rows: StepSlots,
+    ) -> None:
+        causal_conv_step(
+            self._gpu,
+            projected,
+            out,
+            conv=weights.conv,
+            conv_bias=weights.conv_bias,
+            conv_states=states[0],
+            rows=rows,
+        )
+
+    def scan(
+        self,
+        projected: Tensor,
+        out: Tensor,
+        weights: MixerWeights,
+        states: LayerStates,
+        rows: ScanRows,
+    ) -> None:
+        causal_conv(
+            self._gpu,
+            projected,
+            out,
+            conv=weights.conv,
+            conv_bias=weights.conv_bias,
+            conv_states=states[0],
+            rows=rows,
+        )

@@ -1,0 +1,46 @@
+"""selective_step against the recurrence in fp64."""
+
+import pytest
+import torch
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.selective import selective_step
+from tests.support.kernel_case import DTYPES, ROUNDING, assert_close, poisoned
+from tests.support.mixer_steps import FP32_TOLERANCE, make_steps
+from tests.support.selective import SHAPES, Selective
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("width", "state_size"), SHAPES)
+@pytest.mark.parametrize(("n", "odd"), [(1, False), (5, True), (5, False)])
+def test_equals_the_recurrence(
+    gpu: Gpu, dtype: torch.dtype, width: int, state_size: int, n: int, odd: bool
+) -> None:
+    case = Selective(n, width, state_size, dtype)
+    steps = make_steps(n, case.make, odd=odd, early_reads=odd)
+    states, out = steps.states(case.make, width, state_size), poisoned(n, width, dtype=dtype)
+    before = states.clone()
+    selective_step(gpu, case.inputs, case.weights, out, states=states, rows=steps.rows)
+    rounding = max(ROUNDING[dtype], FP32_TOLERANCE)
+    for row in steps.used:
+        expected, after = case.reference(row, steps.read(before)[row])
+        assert_close(out[row], expected, rounding)
+        assert_close(states[steps.after[row]], after, FP32_TOLERANCE)
+    steps.assert_only_after_written(before, states)
+    if steps.unused >= 0:
+        assert not out[steps.unused].any()
+
+
+def test_wrong_tensors_raise(gpu: Gpu) -> None:
+    case = Selective(2, 8, 12, torch.bfloat16)
+    rows, out = make_steps(2, case.make, odd=False).rows, case.make.normal(2, 8)
+    for states, match in (
+        (case.make.normal(7, 8, 10, dtype=torch.float32), "states of 10"),
+        (case.make.normal(7, 8, 68, dtype=torch.float32), "states of 68"),
+        (case.make.normal(7, 8, 16, dtype=torch.float32), "decay must be"),
+        (case.make.normal(7, 9, 12, dtype=torch.float32), "out must be"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            selective_step(gpu, case.inputs, case.weights, out, states=states, rows=rows)
