@@ -159,7 +159,7 @@ def figures_of(shape: str, ceiling: float) -> Iterator[Figure]:
     torch.cuda.empty_cache()
     kinds = SUBJECTS[shape]
     rows = 256 if many_rows in kinds else 16
-    context = 30_512 if first_tokens in kinds else 8704
+    context = 30_512 if first_tokens in kinds else 8704 if prefill in kinds else 2 * CONTEXT
     config = EngineConfig(
         device="cuda",
         dummy=shape,

@@ -308,9 +308,7 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
     int early = lane() < max_blocks ? table[lane()] : 0, length = context_lens[work.sequence];
     TokenRange range(work, length, window);
     if (length <= 0 || work.split >= range.splits) {
-        // Of several sequences, the first split's block waits. With one, all do: if many blocks ended early, some
-        // multiprocessors would get two blocks of the next matmul and others none.
-        if (work.split > 0 && num_seqs > 1) return;
+        // Blocks that ended early would leave two blocks of the next matmul to some multiprocessors, none to others.
         wait_for_upstream();
         if (length <= 0 && work.split == 0) write_zeros(heads, head_dim, out);
         return;
