@@ -157,7 +157,7 @@ PARAMETERS: dict[str, Parameter | ChoiceParameter] = {
         _sampled(
             "speculate_tokens",
             int,
-            "Most proposed tokens of a step (15; the CPU takes 8).",
+            "Most proposed tokens (15; CPU: 8).",
             ("draft_max",),
         ),
         Parameter(

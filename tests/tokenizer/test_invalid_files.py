@@ -243,7 +243,17 @@ def test_exponential_patterns_are_stopped(pattern: str) -> None:
     assert time.process_time() - start < _MAX_CPU_S
 
 
-@pytest.mark.parametrize("pattern", ["(?:(?:(?:a?){500}){500}){500}b", "(?R)a|b", "(?1)(a|(?1))"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?:(?:(?:a?){500}){500}){500}b",
+        "(?:(?:a?|b|c){500}){500}d",
+        "[]|)(](?:(?:a?|b){500}){500}c",
+        "|".join(["a{500}"] * 9),
+        "(?R)a|b",
+        "(?1)(a|(?1))",
+    ],
+)
 def test_patterns_that_need_too_much_memory_are_rejected(pattern: str) -> None:
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
     with pytest.raises(BadModelFile, match="pattern repeats"):

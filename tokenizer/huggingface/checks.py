@@ -14,8 +14,10 @@ __all__ = ["MAX_IDS", "compiled", "flag", "parts", "reject", "reject_kind", "sho
 MAX_IDS = 1 << 24
 _MAX_PATTERN_CHARACTERS = 1 << 12
 _MAX_STEPS = 64
-# Bound on the product of all repeat counts in a pattern; published ones reach 12.
-_MAX_REPEATS = 1 << 10
+# Bound on the repeat counts of a pattern, multiplied in an alternative; published ones reach 1,033.
+_MAX_REPEATS = 1 << 11
+# An escaped character, a set, or what divides a pattern.
+_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]", re.DOTALL)
 
 
 def reject(field: str, problem: str) -> Never:
@@ -97,9 +99,26 @@ def compiled(spec: Mapping[str, Any], field: str) -> Any:
 
 def _needs_much_memory(pattern: str) -> bool:
     """Return whether matching could exhaust the memory within the time limit."""
-    counts = (max(int(count), 1) for count in re.findall(r"\{(?:\d*,)?(\d{1,9})", pattern))
     # Recursive calls in the syntax of `regex`; Oniguruma's differ.
-    return (
-        math.prod(counts) > _MAX_REPEATS
-        or re.search(r"\(\?(?:R|&|P>|[-+]?\d)", pattern) is not None
-    )
+    is_recursive = re.search(r"\(\?(?:R|&|P>|[-+]?\d)", pattern) is not None
+    return is_recursive or sum(map(_repeats, _alternatives(pattern))) > _MAX_REPEATS
+
+
+def _repeats(pattern: str) -> int:
+    """Return the product of the counts in a pattern, an upper bound if they are nested."""
+    counts = (max(int(count), 1) for count in re.findall(r"\{(?:\d*,)?(\d{1,9})", pattern))
+    return math.prod(counts)
+
+
+def _alternatives(pattern: str) -> Iterator[str]:
+    """Yield the alternatives of a pattern that are not in a group."""
+    depth = start = 0
+    for token in _TOKENS.finditer(pattern):
+        if token[0] == "(":
+            depth += 1
+        elif token[0] == ")":
+            depth = max(0, depth - 1)
+        elif token[0] == "|" and depth == 0:
+            yield pattern[start : token.start()]
+            start = token.end()
+    yield pattern[start:]
