@@ -15,9 +15,11 @@ from swiftchat.weights.architectures.parts.architecture import (
     llama_tensors,
 )
 from swiftchat.weights.architectures.parts.fields import (
+    MAX_HEAD_DIM,
     Fields,
     hidden_size,
     num_heads,
+    optional_integer,
     optional_number,
 )
 from swiftchat.weights.architectures.parts.rope import RopeConfig
@@ -37,8 +39,13 @@ _XIELU = MappingProxyType(
 )
 
 
+def _head_dim(config: Fields) -> int:
+    head_dim = optional_integer(config, "head_dim", 2, MAX_HEAD_DIM)
+    return head_dim or hidden_size(config) // num_heads(config)
+
+
 def _apertus(config: Fields) -> Mapping[str, Any]:
-    head_dim = config.get("head_dim") or hidden_size(config) // num_heads(config)
+    head_dim = _head_dim(config)
     if not config.get("rope_scaling") and config.get("rope_parameters") is None:
         config = {**config, "rope_parameters": _APERTUS_ROPE}
     return {
@@ -55,7 +62,7 @@ def _bitnet(config: Fields) -> Mapping[str, Any]:
 
 
 def _nanochat(config: Fields) -> Mapping[str, Any]:
-    head_dim = config.get("head_dim") or hidden_size(config) // num_heads(config)
+    head_dim = _head_dim(config)
     return {
         "gated": False,
         "mlp_bias": False,
