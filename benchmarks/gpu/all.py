@@ -1,4 +1,4 @@
-"""All GPU figures of docs/performance.md in one run, as a Markdown table with their limits.
+"""All GPU figures of docs/performance-gpu.md in one run, as a Markdown table with their limits.
 
     python benchmarks/gpu/all.py [--only llama-3.1-8b … attention several]
 

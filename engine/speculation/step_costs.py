@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _SMOOTHING, _SMOOTHING_DOWN = 0.1, 0.4  # weights of a new measurement
-# On a GPU, from measurements on an H200 (docs/performance.md): what a captured step of so many rows
+# On a GPU, measured on an H200 (docs/performance-gpu.md): what a captured step of so many rows
 # costs more than one with a single row, by kind of weights; the host's part of a verification; the
 # speed of reading weights, and the time of a layer's kernels beyond that.
 _MORE_ROWS, _MORE_ROWS_QUANTIZED = {8: 0.15, 16: 0.25}, {8: 0.45, 16: 1.0}
