@@ -1,5 +1,7 @@
 """Mamba in kernels; its small projections are fp32 GEMMs."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,19 +42,7 @@ class MambaKernels:
         states: LayerStates,
         rows: StepSlots,
     ) -> None:
-        mixed = torch.empty(out.shape, device=out.device)
-        causal_conv_step(
-            self._gpu,
-            projected,
-            mixed,
-            conv=weights.conv,
-            conv_bias=weights.conv_bias,
-            conv_states=states[0],
-            rows=rows,
-            activation=self._activation,
-        )
-        inputs, constants = self._inputs(mixed, projected, weights)
-        selective_step(self._gpu, inputs, constants, out, states=states[1], rows=rows)
+        self._mix(causal_conv_step, selective_step, projected, out, weights, states, rows)
 
     def scan(
         self,
@@ -62,8 +52,21 @@ class MambaKernels:
         states: LayerStates,
         rows: ScanRows,
     ) -> None:
+        self._mix(causal_conv, selective_scan, projected, out, weights, states, rows)
+
+    def _mix(
+        self,
+        convolve: Callable[..., None],
+        recur: Callable[..., None],
+        projected: Tensor,
+        out: Tensor,
+        weights: MixerWeights,
+        states: LayerStates,
+        rows: StepSlots | ScanRows,
+    ) -> None:
+        """Compute one token of each row, or all its tokens, with the kernels for that."""
         mixed = torch.empty(out.shape, device=out.device)
-        causal_conv(
+        convolve(
             self._gpu,
             projected,
             mixed,
@@ -74,7 +77,7 @@ class MambaKernels:
             activation=self._activation,
         )
         inputs, constants = self._inputs(mixed, projected, weights)
-        selective_scan(self._gpu, inputs, constants, out, states=states[1], rows=rows)
+        recur(self._gpu, inputs, constants, out, states=states[1], rows=rows)
 
     def _inputs(
         self, x: Tensor, projected: Tensor, weights: MixerWeights
