@@ -8,164 +8,17 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu
 from swiftchat.cuda.ops.combine_splits import MAX_SPLITS, combine_splits, new_partials
-from swiftchat.cuda.quantized_kv import (
-    KV_SCHEMES,
-    KVScales,
-    cache_arguments,
-    scheme_of,
-    scheme_parameters,
-)
+from swiftchat.cuda.ops.prefill_shapes import PrefillShape, prefill_shape
+from swiftchat.cuda.quantized_kv import KVScales, cache_arguments, scheme_of
 from swiftchat.cuda.tensor_map import empty_map, heads_map, tensor_map
 
-_ARGUMENTS = (
-    "tensor_map cache_map, tensor_map q_map, "
-    "pointer q, pointer cache, pointer block_tables, pointer query_starts, pointer context_lens, "
-    "pointer prefix_lens, pointer alibi_slopes, pointer sinks, pointer out, int64 q_stride, "
-    "int num_seqs, int max_blocks, int num_heads, int num_kv_heads, int head_dim, "
-    "int log2_block_size, int window, int num_tiles, int heads_together, float scale, float softcap"
-)
-_MAX_DIM = 256
-_DIMS = {"fma": (32, 64, 128, 256), "mma": (32, 64, 80, 96, 128, 256), "wgmma": (64, 128, 256)}
-_PATHS = {"fma": "0", "mma": "1", "wgmma": "2"}
 # Keys and values of the heads that run at the same time should fit the L2 of a large GPU.
 _L2_BYTES = 32 * 2**20
 # Fewer keys take less time than combining the results; as in the kernel.
 _MIN_SPLIT_KEYS = 256
 _BOX_QUERIES = 64  # a consumer warpgroup's, of one head
-# With less shared memory a block, the `mma` path uses tiles of half the size.
-_LARGE_SHARED_BYTES = 160 * 1024
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Tile sizes of a path, equal to those in the kernel."""
-
-    path: str
-    dim: int  # head_dim, rounded up
-    biased: bool
-    small: bool
-    kv_scheme: str | None = None
-    split: bool = False
-
-    @property
-    def consumers(self) -> int:
-        """Warpgroups with queries: three, or two if three would need too many registers."""
-        return 3 if self.dim == 64 and not self.biased else 2
-
-    @property
-    def num_rows(self) -> int:
-        if self.path == "fma":
-            return 16
-        if self.path == "wgmma":
-            return 64 * self.consumers
-        return 64 if self.small or self.dim > 128 else 128
-
-    @property
-    def num_threads(self) -> int:
-        return 128 * (self.consumers + 1) if self.path == "wgmma" else 128
-
-    @property
-    def shared_bytes(self) -> int:
-        if self.path == "fma":
-            return 4 * ((16 + 2 * 32) * (self.dim + 1) + 16 * 33)
-        row_bytes = 128 * ceil(self.dim / 64)
-        if self.path == "wgmma":
-            query_slots, stages = 1 if self.dim > 128 else 2, 4 if self.dim == 64 else 2
-            return 1024 + (query_slots * self.num_rows + 2 * stages * self.num_keys) * row_bytes
-        return (self.num_rows + 2 * 2 * self.num_keys) * row_bytes
-
-    @property
-    def num_keys(self) -> int:
-        """Keys of a tile."""
-        if self.path == "wgmma":
-            return 64 if self.dim > 128 else 128
-        return 32 if self.path == "fma" or self.small or self.dim > 128 else 64
-
-    def spec(self, dtype: torch.dtype) -> KernelSpec:
-        """Return the kernel of this shape."""
-        arguments = _ARGUMENTS
-        defines = {
-            "PATH": _PATHS[self.path],
-            "DTYPE": DTYPE_NAMES[dtype],
-            "DIM": str(self.dim),
-            "BIASED": str(int(self.biased)),
-            "SPLIT": str(int(self.split)),
-        }
-        if self.path == "mma":
-            defines["SMALL"] = str(int(self.small))
-        arguments += scheme_parameters(self.kv_scheme)
-        if self.kv_scheme:
-            defines["KV_SCHEME"] = KV_SCHEMES[self.kv_scheme]
-        if self.split:
-            arguments += ", pointer partials, int group_size, int num_splits, int num_tokens"
-        if self.path == "wgmma":
-            defines["CONSUMERS"] = str(self.consumers)
-        return KernelSpec("prefill_attention", arguments, defines)
-
-
-VARIANTS = (
-    [
-        Shape(path, dim, biased, small).spec(dtype)
-        for path, dims in _DIMS.items()
-        for dim in dims
-        for dtype in ((torch.float32,) if path == "fma" else (torch.bfloat16, torch.float16))
-        for biased in (False, True)
-        for small in ((False, True) if path == "mma" else (False,))
-    ]
-    + [
-        Shape("mma", dim, biased, small, kv_scheme).spec(dtype)
-        for dim, biased, small, dtype, kv_scheme in (
-            (64, True, False, torch.bfloat16, "int8"),
-            (80, False, True, torch.float16, "int8"),
-            (128, False, False, torch.bfloat16, "fp8"),
-            (256, True, True, torch.float16, "fp8"),
-            (64, True, True, torch.float16, "int5"),
-            (128, False, False, torch.bfloat16, "int5"),
-        )
-    ]
-    + [
-        Shape(path, dim, biased, small, kv_scheme, split=True).spec(dtype)
-        for path, dim, biased, small, kv_scheme, dtype in (
-            ("mma", 64, False, False, None, torch.bfloat16),
-            ("mma", 80, True, True, None, torch.float16),
-            ("mma", 256, False, True, None, torch.bfloat16),
-            ("mma", 128, False, False, "int8", torch.bfloat16),
-            ("mma", 64, False, False, "int5", torch.bfloat16),
-            *(("wgmma", dim, False, False, None, torch.bfloat16) for dim in _DIMS["wgmma"]),
-            ("wgmma", 128, True, False, None, torch.float16),
-        )
-    ]
-)
-
-
-def prefill_attention_shape(
-    gpu: Gpu,
-    dtype: torch.dtype,
-    head_dim: int,
-    biased: bool,
-    path: str = "auto",
-    kv_scheme: str | None = None,
-) -> Shape:
-    """Return the path and its tiles.
-
-    fp32 and a quantized cache have only one path; `wgmma` needs sm_90a.
-    """
-    if head_dim % 8 or not 8 <= head_dim <= _MAX_DIM:
-        raise ValueError(f"head_dim must be a multiple of 8 up to {_MAX_DIM}, not {head_dim}")
-    if path not in ("auto", "mma", "wgmma"):
-        raise ValueError(f"path must be auto, mma or wgmma, not {path}")
-    if path == "wgmma" and gpu.arch != "sm_90a":
-        raise ValueError(f"the wgmma path needs sm_90a, not {gpu.arch}")
-    if dtype == torch.float32:
-        path = "fma"
-    elif kv_scheme:
-        path = "mma"
-    elif path == "auto":
-        path = "wgmma" if gpu.arch == "sm_90a" else "mma"
-    dim = next(dim for dim in _DIMS[path] if dim >= head_dim)
-    return Shape(path, dim, biased, gpu.block_shared_bytes < _LARGE_SHARED_BYTES, kv_scheme)
 
 
 def prefill_attention(
@@ -210,7 +63,7 @@ def prefill_attention(
     if window < 0 or softcap < 0 or scale <= 0:
         raise ValueError(f"window {window}, softcap {softcap} and scale {scale} must be positive")
     biased = softcap > 0 or alibi_slopes is not None
-    shape = prefill_attention_shape(gpu, dtype, out.shape[2], biased, path, scheme_of(kv_scales))
+    shape = prefill_shape(gpu, dtype, out.shape[2], biased, path, scheme_of(kv_scales))
     group_size = 1 if alibi_slopes is not None else 2 * out.shape[1] // cache.shape[1]
     most_keys = block_tables.shape[1] * cache.shape[2]
     max_splits = min(max_splits, MAX_SPLITS, most_keys // _MIN_SPLIT_KEYS)
@@ -278,7 +131,7 @@ class _Tiles:
     def of(
         cls,
         gpu: Gpu,
-        shape: Shape,
+        shape: PrefillShape,
         num_heads: int,
         group_size: int,
         counts: tuple[int, int, int],
@@ -297,7 +150,7 @@ class _Tiles:
         return cls(_num_tiles(shape, *counts), num_heads)
 
 
-def _maps(gpu: Gpu, shape: Shape, q: Tensor, cache: Tensor) -> dict[str, Any]:
+def _maps(gpu: Gpu, shape: PrefillShape, q: Tensor, cache: Tensor) -> dict[str, Any]:
     """Return the tensor maps of the `wgmma` path; others get empty ones."""
     if shape.path != "wgmma":
         return dict.fromkeys(("cache_map", "q_map"), empty_map())
@@ -319,7 +172,7 @@ def _sizes(q: Tensor, block_tables: Tensor) -> dict[str, int]:
     }
 
 
-def _num_tiles(shape: Shape, num_tokens: int, num_seqs: int, max_num_tokens: int) -> int:
+def _num_tiles(shape: PrefillShape, num_tokens: int, num_seqs: int, max_num_tokens: int) -> int:
     """Return an upper bound of the tiles of queries of all sequences."""
     if num_tokens == 0 or num_seqs == 0:
         return 0

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.combine_splits import MAX_SPLITS
-from swiftchat.cuda.ops.prefill_attention import (
-    prefill_attention,
-    prefill_attention_shape,
-)
+from swiftchat.cuda.ops.prefill_attention import prefill_attention
+from swiftchat.cuda.ops.prefill_shapes import prefill_shape
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, PACKED_HEAD_DIMS
 from tests.support.kernel_case import Inputs, assert_close, poisoned, quantize_cache
 
@@ -46,7 +44,7 @@ SCHEME_DIMS = [
 def _compiled(gpu: Gpu) -> None:
     """Compile all kernels of this file on all cores."""
     shapes = [
-        (prefill_attention_shape(gpu, dtype, dim, biased, path), dtype)
+        (prefill_shape(gpu, dtype, dim, biased, path), dtype)
         for path in ("mma", "wgmma")
         for dtype in (torch.bfloat16, torch.float16, torch.float32)
         for dim in (16, 64, 80, 96, 128, 256)
@@ -54,7 +52,7 @@ def _compiled(gpu: Gpu) -> None:
         if path != "wgmma" or gpu.arch == "sm_90a"
     ]
     shapes += [
-        (prefill_attention_shape(gpu, dtype, dim, biased, kv_scheme=scheme), dtype)
+        (prefill_shape(gpu, dtype, dim, biased, kv_scheme=scheme), dtype)
         for scheme, dim in SCHEME_DIMS
         for dtype in (torch.bfloat16, torch.float16)
         for biased in (False, True)

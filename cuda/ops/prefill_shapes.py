@@ -1,0 +1,152 @@
+"""The variants of the kernel `prefill_attention`, and which one a call takes."""
+
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+
+from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.quantized_kv import KV_SCHEMES, scheme_parameters
+
+_ARGUMENTS = (
+    "tensor_map cache_map, tensor_map q_map, "
+    "pointer q, pointer cache, pointer block_tables, pointer query_starts, pointer context_lens, "
+    "pointer prefix_lens, pointer alibi_slopes, pointer sinks, pointer out, int64 q_stride, "
+    "int num_seqs, int max_blocks, int num_heads, int num_kv_heads, int head_dim, "
+    "int log2_block_size, int window, int num_tiles, int heads_together, float scale, float softcap"
+)
+_MAX_DIM = 256
+_DIMS = {"fma": (32, 64, 128, 256), "mma": (32, 64, 80, 96, 128, 256), "wgmma": (64, 128, 256)}
+_PATHS = {"fma": "0", "mma": "1", "wgmma": "2"}
+# With less shared memory a block, the `mma` path uses tiles of half the size.
+_LARGE_SHARED_BYTES = 160 * 1024
+
+
+@dataclass(frozen=True)
+class PrefillShape:
+    """Tile sizes of a path, equal to those in the kernel."""
+
+    path: str
+    dim: int  # head_dim, rounded up
+    biased: bool
+    small: bool
+    kv_scheme: str | None = None
+    split: bool = False
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups with queries: three, or two if three would need too many registers."""
+        return 3 if self.dim == 64 and not self.biased else 2
+
+    @property
+    def num_rows(self) -> int:
+        if self.path == "fma":
+            return 16
+        if self.path == "wgmma":
+            return 64 * self.consumers
+        return 64 if self.small or self.dim > 128 else 128
+
+    @property
+    def num_threads(self) -> int:
+        return 128 * (self.consumers + 1) if self.path == "wgmma" else 128
+
+    @property
+    def shared_bytes(self) -> int:
+        if self.path == "fma":
+            return 4 * ((16 + 2 * 32) * (self.dim + 1) + 16 * 33)
+        row_bytes = 128 * ceil(self.dim / 64)
+        if self.path == "wgmma":
+            query_slots, stages = 1 if self.dim > 128 else 2, 4 if self.dim == 64 else 2
+            return 1024 + (query_slots * self.num_rows + 2 * stages * self.num_keys) * row_bytes
+        return (self.num_rows + 2 * 2 * self.num_keys) * row_bytes
+
+    @property
+    def num_keys(self) -> int:
+        """Keys of a tile."""
+        if self.path == "wgmma":
+            return 64 if self.dim > 128 else 128
+        return 32 if self.path == "fma" or self.small or self.dim > 128 else 64
+
+    def spec(self, dtype: torch.dtype) -> KernelSpec:
+        """Return the kernel of this shape."""
+        arguments = _ARGUMENTS
+        defines = {
+            "PATH": _PATHS[self.path],
+            "DTYPE": DTYPE_NAMES[dtype],
+            "DIM": str(self.dim),
+            "BIASED": str(int(self.biased)),
+            "SPLIT": str(int(self.split)),
+        }
+        if self.path == "mma":
+            defines["SMALL"] = str(int(self.small))
+        arguments += scheme_parameters(self.kv_scheme)
+        if self.kv_scheme:
+            defines["KV_SCHEME"] = KV_SCHEMES[self.kv_scheme]
+        if self.split:
+            arguments += ", pointer partials, int group_size, int num_splits, int num_tokens"
+        if self.path == "wgmma":
+            defines["CONSUMERS"] = str(self.consumers)
+        return KernelSpec("prefill_attention", arguments, defines)
+
+
+VARIANTS = (
+    [
+        PrefillShape(path, dim, biased, small).spec(dtype)
+        for path, dims in _DIMS.items()
+        for dim in dims
+        for dtype in ((torch.float32,) if path == "fma" else (torch.bfloat16, torch.float16))
+        for biased in (False, True)
+        for small in ((False, True) if path == "mma" else (False,))
+    ]
+    + [
+        PrefillShape("mma", dim, biased, small, kv_scheme).spec(dtype)
+        for dim, biased, small, dtype, kv_scheme in (
+            (64, True, False, torch.bfloat16, "int8"),
+            (80, False, True, torch.float16, "int8"),
+            (128, False, False, torch.bfloat16, "fp8"),
+            (256, True, True, torch.float16, "fp8"),
+            (64, True, True, torch.float16, "int5"),
+            (128, False, False, torch.bfloat16, "int5"),
+        )
+    ]
+    + [
+        PrefillShape(path, dim, biased, small, kv_scheme, split=True).spec(dtype)
+        for path, dim, biased, small, kv_scheme, dtype in (
+            ("mma", 64, False, False, None, torch.bfloat16),
+            ("mma", 80, True, True, None, torch.float16),
+            ("mma", 256, False, True, None, torch.bfloat16),
+            ("mma", 128, False, False, "int8", torch.bfloat16),
+            ("mma", 64, False, False, "int5", torch.bfloat16),
+            *(("wgmma", dim, False, False, None, torch.bfloat16) for dim in _DIMS["wgmma"]),
+            ("wgmma", 128, True, False, None, torch.float16),
+        )
+    ]
+)
+
+
+def prefill_shape(
+    gpu: Gpu,
+    dtype: torch.dtype,
+    head_dim: int,
+    biased: bool,
+    path: str = "auto",
+    kv_scheme: str | None = None,
+) -> PrefillShape:
+    """Return the path and its tiles.
+
+    fp32 and a quantized cache have only one path; `wgmma` needs sm_90a.
+    """
+    if head_dim % 8 or not 8 <= head_dim <= _MAX_DIM:
+        raise ValueError(f"head_dim must be a multiple of 8 up to {_MAX_DIM}, not {head_dim}")
+    if path not in ("auto", "mma", "wgmma"):
+        raise ValueError(f"path must be auto, mma or wgmma, not {path}")
+    if path == "wgmma" and gpu.arch != "sm_90a":
+        raise ValueError(f"the wgmma path needs sm_90a, not {gpu.arch}")
+    if dtype == torch.float32:
+        path = "fma"
+    elif kv_scheme:
+        path = "mma"
+    elif path == "auto":
+        path = "wgmma" if gpu.arch == "sm_90a" else "mma"
+    dim = next(dim for dim in _DIMS[path] if dim >= head_dim)
+    return PrefillShape(path, dim, biased, gpu.block_shared_bytes < _LARGE_SHARED_BYTES, kv_scheme)
