@@ -3,7 +3,7 @@
 import hashlib
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.content import Digest
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.scheduler import Step
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.errors import FileSystemError, OutOfMemory, UsageError
 from swiftchat.weights.adapters.adapter import Adapter
@@ -143,9 +143,14 @@ class Tunings:
         self.selection.logits = segments([numbers[i] for i in batch.logits_indices])
         return adapted.forward(batch, self._cache)
 
-    def store(self, sequences: Iterable[Sequence]) -> None:
-        """Write the given keys and values of virtual tokens to the blocks of these sequences."""
-        store_virtual(self._cache, sequences, heads_first=self._base.ops.heads_first)
+    def prepare_blocks(self, step: Step) -> None:
+        """Make the copies of a step, and write given keys and values, in the step's order."""
+        ops, num_done = self._base.ops, 0
+        for stored in step.stored:
+            ops.copy_blocks(self._cache, step.copies[num_done : stored.num_copies])
+            store_virtual(self._cache, stored.sequence, heads_first=ops.heads_first)
+            num_done = stored.num_copies
+        ops.copy_blocks(self._cache, step.copies[num_done:])
 
     def _open_prompt(self, path: str | None) -> SoftPrompt | None:
         return None if path is None else open_soft_prompt(Path(path), self._shard.config)

@@ -1,7 +1,5 @@
 """The virtual tokens of a soft prompt on the device, and in the KV cache."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -33,21 +31,20 @@ def virtual_tokens(
     return VirtualTokens(prompt.count, kv=kv.to(dtype).to(device).contiguous())
 
 
-def store_virtual(cache: KVCache, stored: Iterable[Sequence], *, heads_first: bool) -> None:
-    """Write the keys and values of the sequences' virtual tokens to their blocks."""
-    for sequence in stored:
-        assert sequence.tuning is not None and sequence.tuning.virtual is not None
-        virtual, size = sequence.tuning.virtual, cache.block_size
-        assert virtual.kv is not None
-        positions = torch.arange(virtual.count)
-        blocks = torch.tensor(sequence.block_table)[positions // size]
-        places = (blocks.to(virtual.kv.device), (positions % size).to(virtual.kv.device))
-        for layer, new in zip(cache.layers, virtual.kv, strict=True):
-            if isinstance(layer, QuantizedKV):
-                for tensor, rows in zip(layer.tensors, layer.quantize(new), strict=True):
-                    _write(tensor, places, rows, heads_first=heads_first)
-            else:
-                _write(layer, places, new, heads_first=heads_first)
+def store_virtual(cache: KVCache, sequence: Sequence, *, heads_first: bool) -> None:
+    """Write the keys and values of a sequence's virtual tokens to its blocks."""
+    assert sequence.tuning is not None and sequence.tuning.virtual is not None
+    virtual, size = sequence.tuning.virtual, cache.block_size
+    assert virtual.kv is not None
+    positions = torch.arange(virtual.count)
+    blocks = torch.tensor(sequence.block_table)[positions // size]
+    places = (blocks.to(virtual.kv.device), (positions % size).to(virtual.kv.device))
+    for layer, new in zip(cache.layers, virtual.kv, strict=True):
+        if isinstance(layer, QuantizedKV):
+            for tensor, rows in zip(layer.tensors, layer.quantize(new), strict=True):
+                _write(tensor, places, rows, heads_first=heads_first)
+        else:
+            _write(layer, places, new, heads_first=heads_first)
 
 
 def _write(layer: Tensor, places: tuple[Tensor, Tensor], new: Tensor, *, heads_first: bool) -> None:

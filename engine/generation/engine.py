@@ -204,9 +204,7 @@ class Engine:
     def _forward(self, step: Step) -> list[Outcome]:
         """Compute a step with the decoder's operations and sample the next tokens."""
         outcomes: list[Outcome] = []
-        self.tunings.store(step.stored)
-        self.decoder.ops.copy_blocks(self.cache, step.copies)
-        self.tunings.store(step.stored if step.copies else ())  # copies may have overwritten some
+        self.tunings.prepare_blocks(step)
         self.store.prefill_started([row.sequence for row in step.rows])
         pooled = [row for row in step.rows if row.sequence.params.pooling is not None]
         generating = Step([row for row in step.rows if row not in pooled], step.copies)

@@ -2,15 +2,16 @@
 
 from collections import deque
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Protocol
 
 from swiftchat.engine.schedule.blocks import BlockAllocator, NoFreeBlock, Prefix
 from swiftchat.engine.schedule.chunk import ChunkLimit
 from swiftchat.engine.schedule.prefix import find_prefix, will_be_computed
-from swiftchat.engine.schedule.sequence import Row, Sequence, Step
+from swiftchat.engine.schedule.sequence import Row, Sequence, Step, Stored
 from swiftchat.engine.schedule.states import StateSlots
 
-__all__ = ["Restorer", "Row", "Scheduler", "Sequence", "Step"]
+__all__ = ["Restorer", "Row", "Scheduler", "Sequence", "Step", "Stored"]
 
 # The most tokens of a row whose logprobs are requested: it needs memory for all their logits.
 _SCORED_TOKENS = 128
@@ -59,15 +60,13 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """Choose the rows of the next step and allocate their blocks."""
-        copies: list[tuple[int, int]] = []
-        rows: list[Row] = []
-        stored: list[Sequence] = []
+        step = Step([], [])
         budget = self.budget
         # Decode rows come first, so that prefill of a long prompt does not stall other answers.
         for sequence in sorted(self.running, key=lambda s: not s.is_decoding):
             if budget <= 0:
                 break
-            budget -= self._add_row(rows, stored, sequence, budget)
+            budget -= self._add_row(step, sequence, budget)
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
             prefix = self._find_prefix(sequence)
@@ -77,16 +76,16 @@ class Scheduler:
             if will_be_computed(sequence, prefix, self.running, size, self.states):
                 break
             if self.restorer is not None:
-                if copies:  # restoring now could overwrite a block before it is copied
+                if step.copies:  # restoring now could overwrite a block before it is copied
                     break
                 if self.restorer.restore(sequence, sequence.num_reusable):
-                    return Step(rows, copies, sequence, stored)
+                    return replace(step, restoring=sequence)
                 prefix = self._find_prefix(sequence)
-            self._admit(sequence, prefix, copies)
+            self._admit(sequence, prefix, step.copies)
             self.waiting.popleft()
             self.running[sequence] = None
-            budget -= self._add_row(rows, stored, sequence, budget, may_preempt=False)
-        return Step(rows, copies, stored=stored, state_copies=self.states.take_copies())
+            budget -= self._add_row(step, sequence, budget, may_preempt=False)
+        return replace(step, state_copies=self.states.take_copies())
 
     @property
     def budget(self) -> int:
@@ -188,12 +187,7 @@ class Scheduler:
             assert sequence.num_computed <= len(sequence.block_table) * self.allocator.block_size
 
     def _add_row(
-        self,
-        rows: list[Row],
-        stored: list[Sequence],
-        sequence: Sequence,
-        budget: int,
-        may_preempt: bool = True,
+        self, step: Step, sequence: Sequence, budget: int, may_preempt: bool = True
     ) -> int:
         """Append the sequence's row; return how many tokens it has, 0 if blocks are missing."""
         if sequence not in self.running:  # preempted for an earlier row of this step
@@ -208,14 +202,15 @@ class Scheduler:
         num_tokens = self.states.row_end(sequence, start, start + num_tokens) - start
         while not self.reserve(sequence, start + num_tokens):
             victim = next((s for s in reversed(self.running) if not s.is_held), sequence)
-            if not may_preempt or victim is sequence or any(r.sequence is victim for r in rows):
+            has_row = any(row.sequence is victim for row in step.rows)
+            if not may_preempt or victim is sequence or has_row:
                 return 0
             self.preempt(victim)
         if sequence.num_to_store:
-            stored.append(sequence)
+            step.stored.append(Stored(sequence, len(step.copies)))
             self.advance(Row(sequence, sequence.num_to_store))
         proposed = self._room_for_proposed(sequence, num_tokens, budget)
-        rows.append(Row(sequence, num_tokens, proposed))
+        step.rows.append(Row(sequence, num_tokens, proposed))
         return num_tokens + len(proposed)
 
     def _room_for_proposed(

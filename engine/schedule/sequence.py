@@ -151,8 +151,20 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """A sequence whose given keys and values are written after `num_copies` copies of the step.
+
+    Not before, because a block may be the source of a copy, then evicted, and then this sequence's;
+    not after further copies, because their source may be such a block.
+    """
+
+    sequence: Sequence
+    num_copies: int
+
+
+@dataclass(frozen=True)
 class Step:
-    """The rows of a forward pass; the block `copies` (from, to) must be made before it.
+    """The rows of a forward pass; the block `copies` (from, to) must be made before it, in order.
 
     So must `state_copies`, in their order, between the slots of states.
     The given keys and values of the virtual tokens of `stored` are written before it, too.
@@ -162,5 +174,5 @@ class Step:
     rows: list[Row]
     copies: list[tuple[int, int]]
     restoring: Sequence | None = None
-    stored: list[Sequence] = field(default_factory=list)
+    stored: list[Stored] = field(default_factory=list)
     state_copies: list[tuple[int, int]] = field(default_factory=list)

@@ -85,8 +85,7 @@ def logits(
         engine.scheduler.add(sequence)
     while engine.scheduler.has_work:
         step = engine.scheduler.schedule()
-        engine.tunings.store(step.stored)
-        engine.decoder.ops.copy_blocks(engine.cache, step.copies)
+        engine.tunings.prepare_blocks(step)
         batch = Batch.pack(step.rows, engine.config.block_size)
         rows = engine.local_logits(step, batch)
         assert rows is not None

@@ -1,5 +1,6 @@
 """Soft prompts against PEFT on the same random models, in fp32; tolerance as in test_lora."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+import transformers
 
 from swiftchat.engine.adapters import tunings
 from swiftchat.engine.api.protocol import Tokens
@@ -77,6 +79,30 @@ def test_answers_share_the_blocks_of_a_soft_prompt(
     params = tiny.SamplingParams()
     with pytest.raises(ContextOverflow, match="the soft prompt 6"):
         engine.add(1, [5] * (engine.ctx_size_tokens - NUM_VIRTUAL), params, tuning=tuning)
+
+
+def test_answers_in_a_small_cache_are_those_of_a_large_one(tmp_path: Path) -> None:
+    """Blocks are evicted in most steps, also for virtual tokens that are stored in the step."""
+    tiny.make("llama", tmp_path)
+    prompts = [tiny.random_ids(length, seed=length) for length in (13, 1, 30, 18)]
+    tunings: list[Tuning | None] = [None]
+    for number in range(4):
+        config = peft.PrefixTuningConfig(num_virtual_tokens=3 + number, task_type="CAUSAL_LM")
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+        folder, _ = adapters.make_soft_prompt(tmp_path / str(number), model, config)
+        tunings.append(Tuning(soft_prompt=str(folder)))
+    large, small = (tiny.engine(tmp_path, cache_tokens=size) for size in (4096, 256))
+    expected = {
+        (i, tuning): adapters.greedy(large, [(ids, tuning)])[0]
+        for i, ids in enumerate(prompts)
+        for tuning in tunings
+    }
+    choose = random.Random(0)
+    for _ in range(100):
+        requests = [(i, choose.choice(tunings)) for i in (0, 1, 2, 3, 0, 1, 2, 3)]
+        choose.shuffle(requests)
+        found = adapters.greedy(small, [(prompts[i], tuning) for i, tuning in requests])
+        assert found == [expected[request] for request in requests]
 
 
 def test_only_the_last_soft_prompts_stay_in_memory(

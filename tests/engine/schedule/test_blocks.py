@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -12,6 +13,7 @@ from swiftchat.engine.schedule.blocks import BlockAllocator, NoFreeBlock
 from swiftchat.engine.schedule.content import ROOT
 from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
 from swiftchat.engine.schedule.states import StateSlots
+from swiftchat.engine.schedule.tuning import SequenceTuning, VirtualTokens
 from swiftchat.engine.schedule.twins import find_twins, fork
 
 
@@ -85,6 +87,19 @@ def test_allocate_raises_if_all_blocks_are_referenced() -> None:
         allocator.allocate()
 
 
+def prefix_tuning(name: bytes) -> SequenceTuning:
+    """Three virtual tokens whose keys and values are given."""
+    return SequenceTuning(name, virtual=VirtualTokens(3, kv=torch.empty(0)))
+
+
+TUNINGS = (None, None, prefix_tuning(b"a"), prefix_tuning(b"b"))
+
+
+def contents(sequence: Sequence) -> list[tuple[bytes, int]]:
+    """What stands for the keys and values of each token: none are those of another tuning."""
+    return [(sequence.root, token) for token in sequence.tokens]
+
+
 class FakeCache:
     """Stores tokens in place of keys and values, so that every read can be checked."""
 
@@ -94,24 +109,36 @@ class FakeCache:
         self.size = block_size
 
     def run(self, step: Step) -> None:
-        for source, destination in step.copies:
-            self.slots[destination] = list(self.slots[source])
+        first = 0
+        for stored in step.stored:
+            self.copy(step.copies[first : stored.num_copies])
+            self.write(stored.sequence, range(stored.sequence.num_virtual))
+            first = stored.num_copies
+        self.copy(step.copies[first:])
         for source, destination in step.state_copies:
             self.states[destination] = self.states[source]
         for row in step.rows if self.states else ():
             self.run_state(row)
         for row in step.rows:
-            sequence = row.sequence
-            for position in range(sequence.num_computed, sequence.num_computed + row.num_tokens):
-                block = sequence.block_table[position // self.size]
-                self.slots[block][position % self.size] = sequence.tokens[position]
+            start = row.sequence.num_computed
+            self.write(row.sequence, range(start, start + row.num_tokens))
         for row in step.rows:  # every row reads its whole context after all rows have written
             sequence = row.sequence
             end = sequence.num_computed + row.num_tokens
             seen = [
                 self.slots[sequence.block_table[p // self.size]][p % self.size] for p in range(end)
             ]
-            assert seen == sequence.tokens[:end]
+            assert seen == contents(sequence)[:end]
+
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        for source, destination in copies:
+            self.slots[destination] = list(self.slots[source])
+
+    def write(self, sequence: Sequence, positions: range) -> None:
+        found = contents(sequence)
+        for position in positions:
+            block = sequence.block_table[position // self.size]
+            self.slots[block][position % self.size] = found[position]
 
     def run_state(self, row: Row) -> None:
         sequence = row.sequence
@@ -155,11 +182,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.capacity = num_blocks * size
         self.next_id = 0
 
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20))
-    def add(self, tokens: list[int]) -> None:
+    @rule(
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20),
+        tuning=st.sampled_from(TUNINGS),
+    )
+    def add(self, tokens: list[int], tuning: SequenceTuning | None) -> None:
         self.next_id += 1
-        tokens = tokens[: self.capacity - 1]
-        self.scheduler.add(Sequence(self.next_id, tokens, SamplingParams()))
+        if self.cache.states or self.capacity < 6:
+            tuning = None
+        placeholders = [] if tuning is None else tuning.placeholders(tokens)
+        tokens = [*placeholders, *tokens][: self.capacity - 1]
+        self.scheduler.add(Sequence(self.next_id, tokens, SamplingParams(), tuning=tuning))
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule(token=st.integers(0, 1))
@@ -180,8 +213,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def twins(self, row: Row) -> None:
         for _, twin in find_twins([row], self.scheduler):
-            for source, destination in fork(row.sequence, twin, self.scheduler):
-                self.cache.slots[destination] = list(self.cache.slots[source])
+            self.cache.copy(fork(row.sequence, twin, self.scheduler))
             twin.tokens.append(1)
 
     @precondition(lambda self: self.scheduler.has_work)
@@ -226,6 +258,26 @@ def test_find_prefix_finds_the_longest(first: list[int], second: list[int], size
         common += 1
     prefix = allocator.find_prefix(second)
     assert len(prefix.blocks) * size + prefix.tail_tokens == common
+
+
+def test_a_block_is_copied_before_it_is_evicted_for_virtual_tokens() -> None:
+    """All in one step: the copy's source is the last block that is available."""
+    cache = FakeCache(4, 2)
+    scheduler = Scheduler(BlockAllocator(4, 2), chunk_tokens=32, max_num_seqs=4)
+    first = Sequence(1, [5, 6, 7], SamplingParams())
+    scheduler.add(first)
+    step = scheduler.schedule()
+    cache.run(step)
+    scheduler.advance(step.rows[0])
+    scheduler.remove(first)
+    tuned = TUNINGS[2]
+    assert tuned is not None
+    scheduler.add(Sequence(2, [5, 6, 7, 8], SamplingParams()))
+    scheduler.add(Sequence(3, [*tuned.placeholders([9]), 9], SamplingParams(), tuning=tuned))
+    step = scheduler.schedule()
+    (source, _), (stored,) = *step.copies, step.stored
+    assert source in stored.sequence.block_table
+    cache.run(step)
 
 
 def test_decode_rows_continue_during_prefill_of_a_long_prompt() -> None:
