@@ -20,12 +20,16 @@ _THREADS, _UNROLL = 128, 4
 
 @dataclass(frozen=True)
 class HeadNorm:
-    """RMSNorm of every query and key head; weights T [head_dim], plus `weight_offset`."""
+    """RMSNorm of every query and key head; weights T [head_dim], plus `weight_offset`.
+
+    Before the rotation, or `after` it (HunYuan).
+    """
 
     query: Tensor
     key: Tensor
     eps: float
     weight_offset: float = 0.0
+    after: bool = False
 
 
 def _spec(dtype: str, normed: bool, width: int, kv_scheme: str | None = None) -> KernelSpec:
@@ -34,7 +38,7 @@ def _spec(dtype: str, normed: bool, width: int, kv_scheme: str | None = None) ->
         "pointer qkv, pointer q_norm, pointer k_norm, pointer cos_sin, pointer positions, "
         "pointer positions2, pointer slot_mapping, pointer cache, int num_heads, "
         "int num_kv_heads, int head_dim, int rotary_dim, int log2_block_size, float eps, "
-        "float weight_offset"
+        "float weight_offset, int norm_after, pointer query_factors"
     )
     if kv_scheme:
         defines["KV_SCHEME"] = KV_SCHEMES[kv_scheme]
@@ -74,6 +78,7 @@ def rotary(
     num_kv_heads: int,
     positions2: Tensor | None = None,
     norm: HeadNorm | None = None,
+    query_factors: Tensor | None = None,
     kv_scales: KVScales | None = None,
 ) -> None:
     """Normalize (with `norm`) and rotate queries and keys; store keys and values in the cache.
@@ -83,7 +88,8 @@ def rotary(
     token with a slot below 0 is not stored. cos_sin is fp32 [max_positions, rotary_dim]: in each
     row the cosines of the angles, then the sines. None means no rotation. Element i of the first
     `rotary_dim` elements pairs with i + rotary_dim / 2. With positions2, both halves of a head are
-    rotated like this, the second by positions2. positions int32 [n] and slots must be valid; this
+    rotated like this, the second by positions2. Queries are then multiplied by the factor of their
+    position, query_factors fp32 [max_positions]. positions int32 [n] and slots must be valid; this
     is not checked. With `kv_scales` the cache is int8, the scales are written too, and qkv must not
     be fp32. With int5, queries, keys and values are multiplied by a Hadamard matrix after that;
     then all or none of a head is rotated, and positions2 is None.
@@ -98,12 +104,15 @@ def rotary(
     _check_norm(gpu, norm, head_dim, rotary_dim, qkv.dtype)
     _check_cache(gpu, cache, kv_scales, (num_kv_heads, head_dim, rotary_dim), qkv.dtype)
     check_tensor("slot_mapping", slot_mapping, (n,), "int32", gpu)
+    if query_factors is not None:
+        check_tensor("query_factors", query_factors, (len(query_factors),), "float32", gpu)
     if n == 0:
         return
     width = _width(head_dim, rotary_dim)
     spec = _spec(DTYPE_NAMES[qkv.dtype], norm is not None, width, scheme_of(kv_scales))
     heads_per_pass = _THREADS // (head_dim // (2 * width))
-    changes_queries = rotary_dim or norm or scheme_of(kv_scales) == "int5"
+    is_scaled, is_packed = query_factors is not None, scheme_of(kv_scales) == "int5"
+    changes_queries = rotary_dim or norm or is_scaled or is_packed
     heads_to_do = heads if changes_queries else 2 * num_kv_heads
     rotated = rotary_dim * (1 if positions2 is None else 2)
     qkv_bytes = 2 * (num_heads * rotated + 2 * num_kv_heads * head_dim) * qkv.element_size()
@@ -122,6 +131,8 @@ def rotary(
         rotary_dim=rotary_dim,
         eps=norm.eps if norm else 0.0,
         weight_offset=norm.weight_offset if norm else 0.0,
+        norm_after=int(norm is not None and norm.after),
+        query_factors=query_factors,
         **cache_arguments(cache, kv_scales),
     )
 

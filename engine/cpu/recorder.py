@@ -37,7 +37,7 @@ from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts
-from swiftchat.engine.model.rope import cos_sin_table
+from swiftchat.engine.model.rope import cos_sin_table, query_factor_table
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
@@ -77,14 +77,15 @@ class Recorder(WithoutKernels):
         self._is_exact = weights.dtype == torch.float32
         self._block_size = 0
         self._states: Mapping[int, LayerStates] = MappingProxyType({})
+        cpu = torch.device("cpu")
         self._cos_sin = [
-            self._references.keep(
-                cos_sin_table(rope, config.head_dim, ctx_size_tokens, torch.device("cpu"))
-            )
+            self._references.keep(cos_sin_table(rope, config.head_dim, ctx_size_tokens, cpu))
             for rope in (config.rope, config.local_rope)
             if rope is not None
         ]
         self._num_positions = ctx_size_tokens
+        factors = query_factor_table(config.query_growth, ctx_size_tokens, cpu)
+        self._query_factors = None if factors is None else self._references.keep(factors)
         self._slopes = self._references.keep(alibi_slopes(config)) if config.alibi else None
 
     def record(self, cache: KVCache, hidden_layers: Collection[int] = ()) -> Recording:
@@ -251,9 +252,6 @@ class Recorder(WithoutKernels):
         if self._config.layer_sizes or self._config.kv_sources or self._config.value_norm:
             raise CannotRecordError("no kernel computes layers with heads of different sizes")
         config, source = self._config, self.activations(qkv)
-        growth = config.query_growth
-        if growth is not None and self._num_positions + growth.shift > growth.tokens:
-            raise CannotRecordError("no kernel scales queries by their position")
         heads = {
             "num_heads": config.num_heads,
             "num_kv_heads": config.num_kv_heads,
@@ -352,8 +350,10 @@ class Recorder(WithoutKernels):
         )
 
     def _rotate(self, op: native.RotaryOp, layer: int) -> None:
-        """Set the angles of a layer as `TorchOps.attend` chooses them."""
+        """Set the angles and query factors of a layer as `TorchOps.attend` chooses them."""
         config = self._config
+        if config.growth(layer) is not None and self._query_factors is not None:
+            op.query_factors = self._query_factors.data_ptr()
         if not self._cos_sin or layer in config.unrotated_layers:
             return
         table = self._cos_sin[0 if config.window(layer) is None else -1]

@@ -168,6 +168,7 @@ class RotaryOp(Structure):
         ("q_norm", Norm),
         ("k_norm", Norm),
         ("cos_sin", c_void_p),
+        ("query_factors", c_void_p),
         ("cache", LayerCache),
     )
 

@@ -263,8 +263,9 @@ class FusedDecoder:
         positions, slot_mapping = self._batch.positions[:n], self._batch.slot_mapping[:n]
         cache, kv_scales = kernel_kv(kv)
         # `linear_rope_cache` computes a part of a head at a time; a quantized cache needs the
-        # maximum of the whole head.
-        is_plain = layer.head_norms is None and not config.attention_gate
+        # maximum of the whole head. It does not scale queries.
+        factors = ops.query_factors(i)
+        is_plain = layer.head_norms is None and not config.attention_gate and factors is None
         if is_plain and cos_sin is not None and kv_scales is None:
             queries = self._queries[:n]
             rope = RopeCache(cos_sin, positions, slot_mapping, cache, config.num_heads)
@@ -302,6 +303,7 @@ class FusedDecoder:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             norm=ops.head_norm(layer.head_norms),
+            query_factors=factors,
             kv_scales=kv_scales,
         )
         return heads[:, : config.num_heads], gates

@@ -20,8 +20,8 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
     return (
         mixer_kernels_cover(config)
         and (config.activation in KINDS or config.expert_bias)
-        and not config.qk_norm_after_rope
-        and config.query_growth is None
+        and (not config.qk_norm_after_rope or _normalizes_heads(config))
+        and (config.query_growth is None or config.latent is None)
         and not config.inner_norms
         and not config.output_norm_layers
         and not config.gate_by_head
@@ -39,6 +39,11 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and dtype in DTYPE_NAMES
         and (_supports_heads(config, dtype, kv_dtype) or not _attends(config))
     )
+
+
+def _normalizes_heads(config: ModelConfig) -> bool:
+    """Return whether the kernel of the rotary embedding computes the norms of queries and keys."""
+    return config.qk_norm == "head" and head_norm_fits(config.head_dim, config.head_dim)
 
 
 def _attends(config: ModelConfig) -> bool:

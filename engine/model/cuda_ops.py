@@ -30,7 +30,7 @@ from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts, moe, shared_expert
 from swiftchat.engine.model.norms import norm_heads_
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
-from swiftchat.engine.model.rope import cos_sin_table
+from swiftchat.engine.model.rope import cos_sin_table, query_factor_table
 from swiftchat.engine.model.torch_ops import TorchPlan
 from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.engine.schedule.batch import Batch, Span, padded_rows
@@ -108,6 +108,7 @@ class CudaOps(Elementwise):
             for rope in (config.rope, config.local_rope)
             if rope is not None
         ]
+        self._query_factors = query_factor_table(config.query_growth, ctx_size_tokens, gpu.device)
         self.alibi_slopes: Tensor | None = None
         if config.alibi:
             slopes = alibi_slopes(shard.config)[slice(*shard.heads)]
@@ -205,6 +206,10 @@ class CudaOps(Elementwise):
         # If there are two tables, the second is for the layers with a window.
         return self._cos_sin_tables[-1 if self.window(layer) else 0]
 
+    def query_factors(self, layer: int) -> Tensor | None:
+        """Return what a layer's queries are multiplied by, fp32 [num_positions]; None: by 1."""
+        return None if self._config.growth(layer) is None else self._query_factors
+
     def window(self, layer: int) -> int:
         """Return the number of last tokens that a layer attends to; 0: all."""
         return self._config.window(layer) or 0
@@ -214,7 +219,8 @@ class CudaOps(Elementwise):
         size = self._config.head_dim
         if norms is None or self._config.qk_norm != "head" or not head_norm_fits(size, size):
             return None
-        return HeadNorm(*norms, self._config.norm_eps, self.norm_offset)
+        after = self._config.qk_norm_after_rope
+        return HeadNorm(*norms, self._config.norm_eps, self.norm_offset, after)
 
     def attend(
         self,
@@ -243,6 +249,7 @@ class CudaOps(Elementwise):
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             norm=head_norm,
+            query_factors=self.query_factors(layer),
             kv_scales=kv_scales,
         )
         q = heads[:, : config.num_heads]

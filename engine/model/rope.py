@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from swiftchat.weights.architectures.config import RopeConfig
+from swiftchat.weights.architectures.config import QueryGrowth, RopeConfig
 
 _CHUNK = 256  # positions
 
@@ -87,3 +87,17 @@ def cos_sin_table(
         num_rotated = (rope.rotary_dim or head_dim) // 2
         table.view(num_positions, 2, -1)[..., :num_rotated] *= rope.magnitude
     return table
+
+
+def query_factors(growth: QueryGrowth, positions: torch.Tensor) -> torch.Tensor:
+    """Return what queries at these positions are multiplied by: fp32, in the shape of positions."""
+    return 1 + growth.beta * torch.log1p(((positions + growth.shift) / growth.tokens).floor())
+
+
+def query_factor_table(
+    growth: QueryGrowth | None, num_positions: int, device: torch.device
+) -> torch.Tensor | None:
+    """Return `query_factors` of all positions, fp32 [num_positions]; None if all are 1."""
+    if growth is None or num_positions + growth.shift <= growth.tokens:
+        return None
+    return query_factors(growth, torch.arange(num_positions, device=device))

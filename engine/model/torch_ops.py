@@ -26,9 +26,9 @@ from swiftchat.engine.model.per_layer import (
     PerLayerTable,
     per_layer_embeddings,
 )
-from swiftchat.engine.model.rope import cos_sin_table
+from swiftchat.engine.model.rope import cos_sin_table, query_factors
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.weights.architectures.config import ModelConfig, QueryGrowth, RopeConfig
+from swiftchat.weights.architectures.config import ModelConfig, RopeConfig
 from swiftchat.weights.architectures.parts.latent import LatentAttention
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
@@ -163,8 +163,7 @@ class TorchOps(Elementwise):
             rotate_(heads.narrow(1, 0, rotated), cos, sin)
         if norms is not None and config.qk_norm_after_rope:
             norm_heads_(qkv, *norms, config)
-        growth = config.query_growth
-        if growth and not (growth.unrotated_only and layer not in config.unrotated_layers):
+        if growth := config.growth(layer):
             queries *= query_factors(growth, plan.positions).view(-1, 1, 1)
         number = plan.kv_numbers[layer]
         if new_kv.shape[1]:
@@ -199,8 +198,7 @@ class TorchOps(Elementwise):
         inputs = project(projected, latent, weights)
         for part in inputs.rotated if plan.cos_sin else []:
             rotate_(part, *plan.cos_sin[0])
-        growth = self._config.query_growth
-        if growth:
+        if growth := self._config.growth(layer):
             inputs.queries.mul_(query_factors(growth, plan.positions).view(-1, 1, 1))
         number, scale = plan.kv_numbers[layer], self._config.attention_scale
         store(plan, number, kv, inputs.rows)
@@ -259,11 +257,6 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     wide = x.float()
     swapped = wide.roll(x.shape[-1] // 2, -1)
     x.copy_(wide.mul_(cos).addcmul_(swapped, sin))
-
-
-def query_factors(growth: QueryGrowth, positions: Tensor) -> Tensor:
-    """Return the factors of queries at these positions: fp32."""
-    return 1 + growth.beta * torch.log1p(((positions + growth.shift) / growth.tokens).floor())
 
 
 def slot_views(cache: KVCache, slots: Sequence[int]) -> Sequence[Tensor] | None:

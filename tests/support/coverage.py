@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.engine.comm import test_communicator
-from tests.engine.generation import test_engine_gpu
+from tests.engine.generation import test_engine_gpu, test_swept_gpu
 from tests.engine.load import test_gpu_sources
 from tests.engine.model import test_sweep
 from tests.support import gguf_models, tiny
@@ -36,6 +36,7 @@ BY_ARCHITECTURE: dict[str, dict[str, Iterable[str]]] = {
         "GPU": [
             *test_engine_gpu.MODELS,
             *parameters(test_engine_gpu.test_ids_of_every_architecture_equal_the_cpu),
+            *parameters(test_swept_gpu.test_ids_equal_the_cpu),
         ],
     },
     ".bin": {"CPU": parameters(test_bin_architectures.test_bin_files_give_the_same_logits)},

@@ -239,6 +239,13 @@ class ModelConfig:
         """Return how many of the last tokens a layer attends to; None: all."""
         return None if layer in self.full_layers else self.sliding_window
 
+    def growth(self, layer: int) -> QueryGrowth | None:
+        """Return how the queries of a layer grow with their position; None: they do not."""
+        growth = self.query_growth
+        if growth and growth.unrotated_only and layer not in self.unrotated_layers:
+            return None
+        return growth
+
     def kv_source(self, layer: int) -> int:
         """Return the layer whose keys and values a layer reads."""
         return self.kv_sources[layer] if self.kv_sources else layer

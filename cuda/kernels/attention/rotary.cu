@@ -3,12 +3,14 @@
 //   qkv         T [n, num_heads + 2 * num_kv_heads, head_dim]; queries are changed in place, keys and
 //               values are only read
 //   q_norm, k_norm  T [head_dim] with QK_NORM: each head is divided by its root mean square (+ eps) and
-//               multiplied by these plus weight_offset (RMSNorm; Qwen3, 2025)
+//               multiplied by these plus weight_offset (RMSNorm; Qwen3, 2025), with norm_after after the
+//               rotation
 //   cos_sin     fp32 [max_positions, rotary_dim]: cosines of a position's angles, then sines; null if
 //               rotary_dim is 0 (no rotation)
 //   positions   int32 [n]
 //   positions2  int32 [n] or null. If given, a head has two spans of rotary_dim elements, the second
 //               rotated by positions2 (ChatGLM's 2-D positions)
+//   query_factors  fp32 [max_positions] or null: queries are multiplied by the factor of their position
 //   slot_mapping  int32 [n]: cache slots; a token with a slot below 0 is not stored
 //   cache       T [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with KV_SCHEME
 //               bytes, and kv_scales fp32 [num_blocks, 2 * num_kv_heads, block_size]; with KV_INT5 rows of
@@ -112,7 +114,8 @@ __device__ __forceinline__ void pack(const float (&at)[2 * W], Item& item) {
 extern "C" __global__ void __launch_bounds__(THREADS)
 rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, const int* positions,
               const int* positions2, const int* slot_mapping, Stored* cache, int num_heads,
-              int num_kv_heads, int head_dim, int rotary_dim, int log2_block_size, float eps, float weight_offset
+              int num_kv_heads, int head_dim, int rotary_dim, int log2_block_size, float eps, float weight_offset,
+              int norm_after, const float* query_factors
 #ifdef KV_SCHEME
               , float* kv_scales
 #endif
@@ -140,8 +143,8 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
 #endif
 
     int heads = num_heads + 2 * num_kv_heads;
-    // Without rotation or norm, the queries do not change.
-    int first = (CHANGES_QUERIES || rotary_dim ? 0 : num_heads) + blockIdx.y * UNROLL * groups + group;
+    bool changes_queries = CHANGES_QUERIES || rotary_dim || query_factors;
+    int first = (changes_queries ? 0 : num_heads) + blockIdx.y * UNROLL * groups + group;
     qkv += (row * heads + first) * head_dim;
     i64 next = (i64)groups * head_dim;  // from a head to the thread's next one
 #if QK_NORM  // constants: loaded before the wait
@@ -152,6 +155,7 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
 
     int slot = slot_mapping[row], position = 0;
     if (rotated) position = (second ? positions2 : positions)[row];
+    float factor = query_factors ? query_factors[positions[row]] : 1.f;
     Item loaded[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
@@ -180,13 +184,19 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     for (int u = 0; u < UNROLL; u++) {
         int head = first + u * groups, kv_head = head - num_heads;
         if (head >= heads) continue;
-        if (kv_head < num_kv_heads && (QK_NORM || rotated)) {
+        bool scaled = kv_head < 0 && query_factors;
+        if (kv_head < num_kv_heads && (QK_NORM || rotated || scaled)) {
             float at[2 * W];
             unpack(loaded[u], at);
 #if QK_NORM
+            if (rotated && norm_after) rotate(at, cos, sin);
             normalize(at, kv_head < 0, q_weight, k_weight, items, eps, weight_offset);
-#endif
+            if (rotated && !norm_after) rotate(at, cos, sin);
+#else
             if (rotated) rotate(at, cos, sin);
+#endif
+#pragma unroll
+            for (int i = 0; i < 2 * W && scaled; i++) at[i] *= factor;
             pack(at, loaded[u]);
         }
 #ifdef PACKED_KV
@@ -215,7 +225,7 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
 #else
         T* to = kv_head < 0 ? qkv + u * next : cache + kv_head * kv_stride;
 #endif
-        if (kv_head >= 0 ? slot < 0 : !(CHANGES_QUERIES || rotated)) continue;
+        if (kv_head >= 0 ? slot < 0 : !(CHANGES_QUERIES || rotated || scaled)) continue;
         store(to + low, loaded[u].low);
         store(to + high, loaded[u].high);
     }

@@ -95,16 +95,18 @@ typedef struct {
 } LayerCache;
 
 /* For each row of qkv [(num_heads + 2 * num_kv_heads) * head_dim]: normalize queries and keys, rotate
-   both in place (half-split pairs), write keys and values to the cache's slot. */
+   both in place (half-split pairs), multiply queries by their factor, write keys and values to the
+   cache's slot. */
 typedef struct {
     OpHeader header;
     int32_t qkv, num_heads, num_kv_heads, head_dim;
     int32_t norm_width;      /* elements normalized together: head_dim, or all heads' */
     int32_t two_dimensional; /* the second half of the pairs uses the second position */
-    int32_t num_positions;   /* rows of cos_sin */
+    int32_t num_positions;   /* rows of cos_sin and query_factors */
     int32_t norm_after;      /* normalize after the rotation */
     Norm q_norm, k_norm;     /* weight fp32 [num_heads * head_dim]; kind NORM_NONE: none */
     const float *cos_sin;    /* [num_positions, head_dim]: cosines, then sines; NULL: no rotation */
+    const float *query_factors; /* [num_positions], of the queries at a position; NULL: all are 1 */
     LayerCache cache;
 } RotaryOp;
 

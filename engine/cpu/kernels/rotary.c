@@ -1,4 +1,4 @@
-/* Head norms, rotary position embedding and the write to the KV cache, for rows of q, k and v.
+/* Head norms, rotary position embedding, the factors of late queries and the write to the KV cache, for rows of q, k and v.
 
    A chunk is a number of (row, head) pairs; with norms over all heads, whole rows. */
 #include "chunks.h"
@@ -174,6 +174,10 @@ static void compute(const Op *base, const Run *run, int phase, int chunk, Scratc
             if (!op->norm_after) norm_head(op, head, x);
             if (op->cos_sin) rotate_head(op, run, row, x);
             if (op->norm_after) norm_head(op, head, x);
+        }
+        if (kv_row < 0 && op->query_factors) {
+            const float factor = op->query_factors[run->positions[row]];
+            for (int j = 0; j < op->head_dim; j++) x[j] *= factor;
         }
         const int is_packed = op->cache.format == KV_INT5;
         if (kv_row < 0 && is_packed) rotate_by_hadamard(x, op->head_dim);

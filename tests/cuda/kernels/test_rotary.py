@@ -148,6 +148,55 @@ def test_head_norm(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "heads", "head_dim"), [(1, 32, 128), (67, 9, 64), (4, 3, 256)])
+def test_head_norm_after_the_rotation(gpu: Gpu, dtype, n: int, heads: int, head_dim: int) -> None:
+    case, make, table = (
+        Case(dtype, n, heads, 1, head_dim),
+        Inputs(head_dim, dtype),
+        angles(head_dim),
+    )
+    norm = HeadNorm(make.normal(head_dim), make.normal(head_dim), 1e-4, after=True)
+    case.run(gpu, table, norm=norm)
+    x = rotated(case.queries_and_keys(), table, case.positions)
+    x *= (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    x[:, :heads] *= norm.query.double()
+    x[:, heads:] *= norm.key.double()
+    case.check(x, ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("n", "heads", "kv_heads", "head_dim", "rotary_dim"),
+    [(1, 32, 8, 128, 128), (67, 9, 3, 64, 64), (5, 8, 2, 256, 32), (3, 5, 5, 64, 0)],
+)
+def test_query_factors(
+    gpu: Gpu,
+    dtype,
+    normed: bool,
+    n: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+) -> None:
+    case, make = Case(dtype, n, heads, kv_heads, head_dim), Inputs(head_dim, dtype)
+    table = angles(rotary_dim) if rotary_dim else None
+    factors = 1 + torch.arange(POSITIONS, device="cuda").float().div(9).floor().log1p()
+    norm = HeadNorm(make.normal(head_dim), make.normal(head_dim), 1e-4) if normed else None
+    case.run(gpu, table, norm=norm, query_factors=factors)
+    x = case.queries_and_keys()
+    if norm is not None:
+        x *= (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+        x[:, :heads] *= norm.query.double()
+        x[:, heads:] *= norm.key.double()
+    if table is not None:
+        x = rotated(x, table, case.positions)
+    x[:, :heads] *= factors.double()[case.positions.long()].view(-1, 1, 1)
+    case.check(x, ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "heads", "head_dim"), [(1, 32, 128), (11, 6, 64), (4, 3, 8)])
 def test_two_positions(gpu: Gpu, dtype, n: int, heads: int, head_dim: int) -> None:
     case, table = Case(dtype, n, heads, heads, head_dim), angles(head_dim // 2)
@@ -186,6 +235,7 @@ def test_wrong_arguments_raise(gpu: Gpu) -> None:
         ("rotary_dim", {"cos_sin": angles(64)[:, :63]}),
         ("cos_sin must be", {"cos_sin": table.double()}),
         ("positions2", {"positions2": case.positions}),
+        ("query_factors must be", {"query_factors": table[:, 0].double()}),
         ("positions2 must be", {"positions2": case.positions[:2], "cos_sin": angles(32)}),
     ]:
         with pytest.raises(ValueError, match=match):

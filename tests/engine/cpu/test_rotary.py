@@ -29,6 +29,8 @@ class Case:
     has_bias: bool = False
     rotated: bool = True
     two_dimensional: bool = False
+    norm_after: bool = False
+    scaled: bool = False
 
     @property
     def width(self) -> int:
@@ -50,7 +52,7 @@ class Case:
             else norm(self.kind, weight, bias if self.has_bias else None, EPS)
             for weight, bias in zip(weights, biases, strict=True)
         )
-        table = self.cos_sin.float()
+        table, factors = self.cos_sin.float(), self.factors
         op = RotaryOp(
             header=TOKENS,
             qkv=0,
@@ -62,7 +64,9 @@ class Case:
             num_positions=NUM_POSITIONS,
             q_norm=q_norm,
             k_norm=k_norm,
+            norm_after=self.norm_after,
             cos_sin=table.data_ptr() if self.rotated else None,
+            query_factors=factors.data_ptr() if self.scaled else None,
             cache=kv.struct,
         )
         inputs = run_inputs(
@@ -90,6 +94,10 @@ class Case:
         return torch.cat([angles.cos(), angles.sin()], 1).float().double()
 
     @property
+    def factors(self) -> Tensor:
+        return 1 + _random(NUM_POSITIONS, 6)
+
+    @property
     def positions(self) -> tuple[list[int], list[int]]:
         rows = range(self.num_rows)
         return [(7 * i + 3) % NUM_POSITIONS for i in rows], [(31 * i + 1) % 50 for i in rows]
@@ -104,15 +112,23 @@ class Case:
         heads = qkv.double().view(self.num_rows, -1, self.head_dim)
         split = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         q, k, v = heads.split(split, 1)
-        parts = zip((q, k), self.weights, self.biases, strict=True)
-        q, k = (self._norm(part, weight, bias) for part, weight, bias in parts)
+        if not self.norm_after:
+            q, k = self._norms(q, k)
         if self.rotated:
             first, second = (self.cos_sin[torch.tensor(p)] for p in self.positions)
             if self.two_dimensional:
                 pairs = torch.arange(self.head_dim) % (self.head_dim // 2)
                 first = torch.where(pairs < self.head_dim // 4, first, second)
             q, k = _rotate(q, first), _rotate(k, first)
+        if self.norm_after:
+            q, k = self._norms(q, k)
+        if self.scaled:
+            q = q * self.factors.double()[torch.tensor(self.positions[0])].view(-1, 1, 1)
         return torch.cat([q, k, v], 1).view(self.num_rows, -1)
+
+    def _norms(self, q: Tensor, k: Tensor) -> list[Tensor]:
+        parts = zip((q, k), self.weights, self.biases, strict=True)
+        return [self._norm(part, weight, bias) for part, weight, bias in parts]
 
     def _norm(self, heads: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         if self.kind == NormKind.NONE:
@@ -150,6 +166,10 @@ CASES = {
     "rms": Case(kind=NormKind.RMS),
     "rms, whole": Case(kind=NormKind.RMS, is_whole=True, num_rows=33),
     "rms, whole, wide": Case(kind=NormKind.RMS, is_whole=True, num_heads=40, head_dim=128),
+    "rms, after the rotation": Case(kind=NormKind.RMS, norm_after=True),
+    "scaled queries": Case(scaled=True, num_rows=40),
+    "scaled queries, no rotation": Case(scaled=True, rotated=False),
+    "scaled queries, two-dimensional": Case(scaled=True, two_dimensional=True, head_dim=40),
     "layer": Case(kind=NormKind.LAYER, head_dim=30),
     "layer, bias": Case(kind=NormKind.LAYER, has_bias=True),
     "layer, whole, bias": Case(kind=NormKind.LAYER, is_whole=True, has_bias=True),
