@@ -144,7 +144,7 @@ def _norm_in_place(ops: list[AnyOp]) -> None:
 def _norm_into_linear(ops: list[AnyOp]) -> None:
     """Let a matmul norm its input, if it is the only one that uses the normed rows."""
     for i, op in reversed(list(enumerate(ops))):
-        if not isinstance(op, NormOp) or op.accumulate or op.out == op.x:
+        if not isinstance(op, NormOp) or op.accumulate or op.group_width or op.out == op.x:
             continue
         user = _only_use(ops, op.out, i)
         if user is None or _is_written(ops, op.x, i, user):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swiftchat.engine.cpu import structures as native
 from swiftchat.engine.cpu.activations import Activations, CannotRecordError
+from swiftchat.engine.cpu.attention import AttentionOps, layer_cache
 from swiftchat.engine.cpu.experts import moe_op
 from swiftchat.engine.cpu.low_rank import NativeDeltas
 from swiftchat.engine.cpu.mixers import Parameters, Scan
@@ -18,7 +19,6 @@ from swiftchat.engine.cpu.references import References
 from swiftchat.engine.cpu.structures import (
     Activation,
     AnyOp,
-    KVFormat,
     Matrix,
     Norm,
     NormKind,
@@ -28,16 +28,16 @@ from swiftchat.engine.cpu.structures import (
 from swiftchat.engine.cpu.weights import native_matrices
 from swiftchat.engine.cpu.without_kernels import WithoutKernels
 from swiftchat.engine.linear.adapted import AdaptedWeight, Site
+from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts
-from swiftchat.engine.model.rope import cos_sin_table, query_factor_table
+from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
@@ -52,14 +52,6 @@ _ACTIVATIONS = MappingProxyType(
         "relu2": Activation.RELU2,
     }
 )
-_KV_FORMATS = {
-    torch.float32: KVFormat.F32,
-    torch.float16: KVFormat.F16,
-    torch.bfloat16: KVFormat.BF16,
-    "int8": KVFormat.INT8,
-    "fp8": KVFormat.FP8,
-    "int5": KVFormat.INT5,
-}
 _EMPTY = Batch([], [], [], [], [], [])
 
 
@@ -77,16 +69,7 @@ class Recorder(WithoutKernels):
         self._is_exact = weights.dtype == torch.float32
         self._block_size = 0
         self._states: Mapping[int, LayerStates] = MappingProxyType({})
-        cpu = torch.device("cpu")
-        self._cos_sin = [
-            self._references.keep(cos_sin_table(rope, config.head_dim, ctx_size_tokens, cpu))
-            for rope in (config.rope, config.local_rope)
-            if rope is not None
-        ]
-        self._num_positions = ctx_size_tokens
-        factors = query_factor_table(config.query_growth, ctx_size_tokens, cpu)
-        self._query_factors = None if factors is None else self._references.keep(factors)
-        self._slopes = self._references.keep(alibi_slopes(config)) if config.alibi else None
+        self._attention = AttentionOps(config, self._references, ctx_size_tokens)
 
     def record(self, cache: KVCache, hidden_layers: Collection[int] = ()) -> Recording:
         """Record `Decoder.forward` with this cache, which must be `heads_first`.
@@ -163,8 +146,7 @@ class Recorder(WithoutKernels):
         return self.linear(mixed, mixer.project_out, mixer.project_out_bias)
 
     def scale_(self, x: Tensor, scale: float | Tensor) -> None:
-        if isinstance(scale, Tensor):
-            raise CannotRecordError("no kernel multiplies with a number in memory")
+        scale = float(scale)  # a weight that does not change
         last, out = self.ops[-1], self.activations(x)
         if isinstance(last, native.EmbedOp) and last.out == out.buffer:
             last.scale *= scale
@@ -245,40 +227,14 @@ class Recorder(WithoutKernels):
         sinks: Tensor | None,
         latent: LatentWeights | None,
     ) -> Tensor:
-        if latent is not None:
-            raise CannotRecordError("no kernel computes latent attention")
-        if self._num_positions > (self._config.attention_chunk or self._num_positions):
-            raise CannotRecordError("no kernel attends in chunks")
-        if self._config.layer_sizes or self._config.kv_sources or self._config.value_norm:
-            raise CannotRecordError("no kernel computes layers with heads of different sizes")
-        config, source = self._config, self.activations(qkv)
-        heads = {
-            "num_heads": config.num_heads,
-            "num_kv_heads": config.num_kv_heads,
-            "head_dim": config.head_dim,
-        }
-        cache = self._layer_cache(kv)
-        rotary = native.RotaryOp(**heads, norm_width=config.head_dim, cache=cache)
-        if norms is not None:
-            rotary.q_norm = self._head_norm(norms[0], config.num_heads)
-            rotary.k_norm = self._head_norm(norms[1], config.num_kv_heads)
-            if config.qk_norm == "width":
-                rotary.norm_width = 0
-            rotary.norm_after = config.qk_norm_after_rope
-        self._rotate(rotary, layer)
+        self._attention.check()
+        source, cache = self.activations(qkv), layer_cache(kv, self._block_size)
+        rotary = self._attention.rotary(layer, cache, norms)
         rotary.qkv = source.buffer
         self._append_to(source, rotary)
-        op = native.AttentionOp(
-            **heads,
-            qkv=source.buffer,
-            window=config.window(layer) or 0,
-            scale=config.attention_scale,
-            softcap=config.attention_softcap or 0.0,
-            slopes=None if self._slopes is None else self._slopes.data_ptr(),
-            sinks=self._references.floats(sinks),
-            cache=cache,
-        )
-        return self._append(op, source.row_set, config.num_heads * config.head_dim)
+        op = self._attention.attention(layer, cache, sinks)
+        op.qkv = source.buffer
+        return self._append(op, source.row_set, op.num_heads * op.head_dim)
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
         source, op = self.activations(gate_up), self._act_and_mul()
@@ -295,6 +251,31 @@ class Recorder(WithoutKernels):
         op = moe_op(self._config, experts, act, self._references, exact=self._is_exact)
         op.x = source.buffer
         return self._append(op, source.row_set, source.width)
+
+    def per_layer_embeddings(self, plan: None, x: Tensor, table: PerLayerTable) -> Sequence[Tensor]:
+        stream, width, matrices = self.activations(x), len(table.norm), native_matrices(table.embed)
+        if len(matrices) != 1:
+            raise CannotRecordError("no kernel reads embeddings in several parts")
+        own_scale = float(torch.tensor(width**0.5, dtype=table.project.dtype))
+        rows = native.EmbedOp(scale=own_scale * 2**-0.5, is_second_table=1, table=matrices[0])
+        total = self._append(rows, RowSet.TOKENS, table.embed.shape[1])
+        projected = self.activations(self.linear(x, PlainWeight(table.project), None))
+        # The projection's scale, the root of 1 / hidden_size, changes only what eps is relative to.
+        eps = self._config.norm_eps * stream.width
+        norm = Norm(NormKind.RMS, eps, self._references.floats(table.norm))
+        op = native.NormOp(x=projected.buffer, group_width=width, norm=norm)
+        normed = self._append(op, RowSet.TOKENS, projected.width)
+        self._add_scaled(total, normed, alpha=1.0, beta=2**-0.5)
+        firsts = range(0, total.width, width)
+        return [Activations.of(total.buffer, total.row_set, width, first=first) for first in firsts]
+
+    def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
+        gate, factors = self.activations(self.linear(x, branch.gate, None)), self._columns(own)
+        act = native.ActAndMulOp(x=gate.buffer, activation=_ACTIVATIONS[self._config.activation])
+        inner = self._append(act, gate.row_set, gate.width)
+        op = native.GateOp(x=factors.buffer, first=factors.first, is_plain=1)
+        self._append_to(inner, op)
+        return self.norm_(self.linear(inner, branch.out, None), None, branch.out_norm, None)
 
     def logits_rows(self, plan: None, x: Tensor) -> Tensor:
         source = self.activations(x)
@@ -349,29 +330,6 @@ class Recorder(WithoutKernels):
             gate_scale=config.gate_scale if config.gate_scale != 1.0 else 0.0,
         )
 
-    def _rotate(self, op: native.RotaryOp, layer: int) -> None:
-        """Set the angles and query factors of a layer as `TorchOps.attend` chooses them."""
-        config = self._config
-        if config.growth(layer) is not None and self._query_factors is not None:
-            op.query_factors = self._query_factors.data_ptr()
-        if not self._cos_sin or layer in config.unrotated_layers:
-            return
-        table = self._cos_sin[0 if config.window(layer) is None else -1]
-        op.cos_sin, op.num_positions = table.data_ptr(), self._num_positions
-        op.two_dimensional = config.rope is not None and config.rope.two_dimensional
-
-    def _layer_cache(self, kv: LayerKV) -> native.LayerCache:
-        if isinstance(kv, Tensor):
-            return native.LayerCache(_KV_FORMATS[kv.dtype], self._block_size, kv.data_ptr())
-        return native.LayerCache(
-            format=_KV_FORMATS[kv.scheme],
-            block_size=self._block_size,
-            values=kv.values.data_ptr(),
-            scales=kv.scales.data_ptr(),
-            key_bits=None if kv.key_bits is None else kv.key_bits.data_ptr(),
-            value_bits=None if kv.value_bits is None else kv.value_bits.data_ptr(),
-        )
-
     def _rms_norm(self, weight: Tensor) -> Norm:
         scale = self._references.keep(weight.float() + float(self._config.norm_unit_offset))
         return Norm(NormKind.RMS, self._config.norm_eps, scale.data_ptr())
@@ -379,12 +337,3 @@ class Recorder(WithoutKernels):
     def _layer_norm(self, weight: Tensor, bias: Tensor | None) -> Norm:
         scale, eps = self._references.floats(weight), self._config.norm_eps
         return Norm(NormKind.LAYER, eps, scale, self._references.floats(bias))
-
-    def _head_norm(self, weight: Tensor, num_heads: int) -> Norm:
-        """Return the norm of queries or keys, with weights for the elements of all heads."""
-        config = self._config
-        kind = NormKind.RMS if config.norm == "rms" else NormKind.LAYER
-        scale = weight.float() + float(config.norm_unit_offset)
-        if len(scale) == config.head_dim:
-            scale = scale.repeat(num_heads)
-        return Norm(kind, config.norm_eps, self._references.keep(scale).data_ptr())

@@ -115,6 +115,7 @@ class EmbedOp(Structure):
         ("out", c_int32),
         ("scale", c_float),
         ("position_offset", c_int32),
+        ("is_second_table", c_int32),
         ("table", Matrix),
         ("positions", Matrix),
     )
@@ -124,7 +125,7 @@ class NormOp(Structure):
     KIND = OpKind.NORM
     _fields_ = (
         ("header", OpHeader),
-        *_ints("x", "out", "accumulate"),
+        *_ints("x", "out", "accumulate", "group_width"),
         ("norm", Norm),
     )
 
@@ -164,9 +165,11 @@ class RotaryOp(Structure):
             "two_dimensional",
             "num_positions",
             "norm_after",
+            "values_are_keys",
         ),
         ("q_norm", Norm),
         ("k_norm", Norm),
+        ("v_norm", Norm),
         ("cos_sin", c_void_p),
         ("query_factors", c_void_p),
         ("cache", LayerCache),
@@ -299,7 +302,7 @@ class DropColumnsOp(Structure):
 
 class GateOp(Structure):
     KIND = OpKind.GATE
-    _fields_ = (("header", OpHeader), ("x", c_int32), ("out", c_int32), ("first", c_int32))
+    _fields_ = (("header", OpHeader), *_ints("x", "out", "first", "is_plain"))
 
 
 class GatedDeltaOp(Structure):

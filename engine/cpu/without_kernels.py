@@ -1,11 +1,8 @@
 """The operations of a decoder that no native kernel computes."""
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from swiftchat.engine.cpu.activations import CannotRecordError
-from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 
 
 class WithoutKernels:
@@ -19,12 +16,6 @@ class WithoutKernels:
 
     def norm_inside(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         raise CannotRecordError("no kernel normalizes inside of a branch")
-
-    def per_layer_embeddings(self, plan: None, x: Tensor, table: PerLayerTable) -> Sequence[Tensor]:
-        raise CannotRecordError("no kernel computes embeddings of each layer")
-
-    def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
-        raise CannotRecordError("no kernel computes embeddings of each layer")
 
     def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
         raise CannotRecordError("no kernel sets gates to 0")

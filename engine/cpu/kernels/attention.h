@@ -40,8 +40,7 @@ INLINE int group_size(const AttentionOp *op) { return op->num_heads / op->num_kv
 INLINE int padded_head_dim(const AttentionOp *op) { return (op->head_dim + 15) / 16 * 16; }
 
 INLINE const float *query_row(const AttentionOp *op, const Run *run, int row) {
-    int width = (op->num_heads + 2 * op->num_kv_heads) * op->head_dim;
-    return run->buffers[op->qkv] + (int64_t)row * width;
+    return run->buffers[op->qkv] + (int64_t)row * run->widths[op->qkv].width;
 }
 
 INLINE float *output_row(const AttentionOp *op, const Run *run, int row) {

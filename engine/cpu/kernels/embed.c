@@ -21,11 +21,14 @@ static void compute(const Op *op, const Run *run, int phase, int chunk, Scratch 
     Part part = row_chunk(rows_of(run, op->header.row_set), width, chunk);
     for (int row = part.first_row; row < part.first_row + part.num_rows; row++) {
         float *out = run->buffers[o->out] + (size_t)row * width;
-        const float *given = o->table.data && run->embeddings ? run->embeddings[row] : 0;
+        int has_given = o->table.data && run->embeddings && !o->is_second_table;
+        const float *given = has_given ? run->embeddings[row] : 0;
+        int id = run->ids[row];
+        if (o->is_second_table && id >= o->table.rows) id = 0;
         if (given)
             memcpy(out, given, (size_t)width * sizeof(float));
         else if (o->table.data)
-            matrix_row(&o->table, run->ids[row], out);
+            matrix_row(&o->table, id, out);
         for (int i = 0; i < width; i++) out[i] = o->table.data ? out[i] * o->scale : 0.0f;
         if (!o->positions.data) continue;
         matrix_row(&o->positions, run->positions[row] + o->position_offset, position);

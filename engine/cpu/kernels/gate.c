@@ -1,5 +1,6 @@
 /* What gated attention output needs: separating the gates from queries, keys and values
-   (`DropColumnsOp`), and multiplying with the sigmoid of the gates (`GateOp`). */
+   (`DropColumnsOp`), and multiplying with the sigmoid of the gates, or with columns as they are
+   (`GateOp`). */
 #include "chunks.h"
 #include "fast_math.h"
 #include "program.h"
@@ -46,7 +47,10 @@ static void gate_compute(const Op *op, const Run *run, int phase, int chunk, Scr
     for (int row = part.first_row; row < part.first_row + part.num_rows; row++) {
         const float *x = run->buffers[o->x] + (size_t)row * x_width + o->first + part.first_col;
         float *out = run->buffers[o->out] + (size_t)row * width + part.first_col;
-        for (int i = 0; i < part.num_cols; i++) out[i] *= fast_sigmoid(x[i]);
+        if (o->is_plain)
+            for (int i = 0; i < part.num_cols; i++) out[i] *= x[i];
+        else
+            for (int i = 0; i < part.num_cols; i++) out[i] *= fast_sigmoid(x[i]);
     }
 }
 

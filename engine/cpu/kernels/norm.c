@@ -72,15 +72,16 @@ static int num_chunks(const Op *op, const Run *run, int phase) {
 static void compute(const Op *op, const Run *run, int phase, int chunk, Scratch *scratch) {
     (void)phase, (void)scratch;
     const NormOp *o = &op->norm;
-    int width = run->widths[o->x].width;
-    Part part = row_chunk(rows_of(run, op->header.row_set), width, chunk);
-    for (int row = part.first_row; row < part.first_row + part.num_rows; row++) {
-        const float *x = run->buffers[o->x] + (size_t)row * width;
-        float *out = run->buffers[o->out] + (size_t)row * width;
+    size_t width = (size_t)run->widths[o->x].width, group = o->group_width ? (size_t)o->group_width : width;
+    Part part = row_chunk(rows_of(run, op->header.row_set), (int)width, chunk);
+    size_t first = (size_t)part.first_row * width, end = first + (size_t)part.num_rows * width;
+    for (size_t i = first; i < end; i += group) {
+        const float *x = run->buffers[o->x] + i;
+        float *out = run->buffers[o->out] + i;
         if (o->accumulate)
-            add_norm_row(&o->norm, x, width, out);
+            add_norm_row(&o->norm, x, (int)group, out);
         else
-            norm_row(&o->norm, x, width, out);
+            norm_row(&o->norm, x, (int)group, out);
     }
 }
 

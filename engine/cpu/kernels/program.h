@@ -50,19 +50,22 @@ typedef struct {
 } Norm;
 
 /* out = scale * table[ids] + positions[position + position_offset]; without a table or without
-   positions (data NULL) only the other. `run->embeddings` may replace rows of the table. */
+   positions (data NULL) only the other. `run->embeddings` may replace rows of the table, but not of
+   a second table besides the model's; its row 0 stands for ids that it does not have. */
 typedef struct {
     OpHeader header;
     int32_t out;
     float scale;
     int32_t position_offset;
+    int32_t is_second_table;
     Matrix table, positions;
 } EmbedOp;
 
-/* out = norm(x), or out += norm(x). In place if out is x. */
+/* out = norm(x), or out += norm(x). In place if out is x. With a group_width each group of so many
+   elements of a row has a norm of its own, with the same weights. */
 typedef struct {
     OpHeader header;
-    int32_t x, out, accumulate;
+    int32_t x, out, accumulate, group_width; /* group_width 0: the row */
     Norm norm;
 } NormOp;
 
@@ -94,9 +97,9 @@ typedef struct {
     uint8_t *key_bits, *value_bits; /* NULL without KV_INT5 */
 } LayerCache;
 
-/* For each row of qkv [(num_heads + 2 * num_kv_heads) * head_dim]: normalize queries and keys, rotate
-   both in place (half-split pairs), multiply queries by their factor, write keys and values to the
-   cache's slot. */
+/* For each row of qkv [(num_heads + 2 * num_kv_heads) * head_dim]: normalize queries, keys and values,
+   rotate queries and keys in place (half-split pairs), multiply queries by their factor, write keys
+   and values to the cache's slot. Without KV heads only queries are changed. */
 typedef struct {
     OpHeader header;
     int32_t qkv, num_heads, num_kv_heads, head_dim;
@@ -104,7 +107,9 @@ typedef struct {
     int32_t two_dimensional; /* the second half of the pairs uses the second position */
     int32_t num_positions;   /* rows of cos_sin and query_factors */
     int32_t norm_after;      /* normalize after the rotation */
+    int32_t values_are_keys; /* qkv has no values: they are the keys before norm and rotation */
     Norm q_norm, k_norm;     /* weight fp32 [num_heads * head_dim]; kind NORM_NONE: none */
+    Norm v_norm;             /* of each head, weight fp32 [head_dim] */
     const float *cos_sin;    /* [num_positions, head_dim]: cosines, then sines; NULL: no rotation */
     const float *query_factors; /* [num_positions], of the queries at a position; NULL: all are 1 */
     LayerCache cache;
@@ -217,10 +222,11 @@ typedef struct {
     int32_t x, out, first;
 } DropColumnsOp;
 
-/* out *= the sigmoid of as many columns of x, from `first` on. x and out are different buffers. */
+/* out *= the sigmoid of as many columns of x, from `first` on; if `is_plain`, out *= these columns.
+   x and out are different buffers. */
 typedef struct {
     OpHeader header;
-    int32_t x, out, first;
+    int32_t x, out, first, is_plain;
 } GateOp;
 
 /* Gated DeltaNet after its convolution, as engine/mixers/gated_delta.py defines it. A row of x has

@@ -6,7 +6,9 @@
 #include "norm.h"
 #include "packed_cache.h"
 
-static int num_row_heads(const RotaryOp *op) { return op->num_heads + 2 * op->num_kv_heads; }
+static int num_row_heads(const RotaryOp *op) {
+    return op->num_heads + (op->values_are_keys ? 1 : 2) * op->num_kv_heads;
+}
 
 static int chunk_heads(const RotaryOp *op) {
     int heads = max_int(1, CHUNK_ELEMENTS / op->head_dim), row = num_row_heads(op);
@@ -94,7 +96,7 @@ static float quantize_levels(const float *x, int n, int levels, uint8_t *to) {
     return scale;
 }
 
-enum { MAX_PACKED_DIM = 1024 };
+enum { MAX_HEAD_DIM = 1024 };
 
 static void pack_key(const uint8_t *u, int n, uint8_t *to, uint8_t *bits) {
     const int half = n / 2, quarter = n / 4;
@@ -124,7 +126,7 @@ static void store_packed(const RotaryOp *op, int slot, int head, float *x) {
     const int n = op->head_dim, size = cache->block_size;
     const int is_key = head < op->num_kv_heads;
     const int64_t row = cache_row(cache, op->num_kv_heads, slot / size, head, slot % size);
-    uint8_t *to = (uint8_t *)cache->values + row * (n / 2), all[MAX_PACKED_DIM];
+    uint8_t *to = (uint8_t *)cache->values + row * (n / 2), all[MAX_HEAD_DIM];
     uint8_t *bits = upper_bits(cache, op->num_kv_heads, n, slot / size, head, slot % size);
     rotate_by_hadamard(x, n);
     cache->scales[row] = quantize_levels(x, n, is_key ? KEY_LEVELS : VALUE_LEVELS, all);
@@ -149,6 +151,17 @@ static void store_row(const RotaryOp *op, int slot, int head, const float *x) {
     }
 }
 
+/* Store x [head_dim], which may change. */
+static void store(const RotaryOp *op, int slot, int head, float *x) {
+    if (op->cache.format == KV_INT5) store_packed(op, slot, head, x);
+    else store_row(op, slot, head, x);
+}
+
+static void store_value(const RotaryOp *op, int slot, int head, float *x) {
+    if (op->v_norm.kind != NORM_NONE) norm_row(&op->v_norm, x, op->head_dim, x);
+    store(op, slot, head, x);
+}
+
 /* Normalize a head; with norms over all heads the whole part when its first head comes. */
 static void norm_head(const RotaryOp *op, int head, float *x) {
     const int is_key = head >= op->num_heads, index = head - (is_key ? op->num_heads : 0);
@@ -170,19 +183,24 @@ static void compute(const Op *base, const Run *run, int phase, int chunk, Scratc
         const int row = (int)(i / row_heads), head = (int)(i % row_heads);
         const int kv_row = head - op->num_heads; /* keys' heads, then values' */
         float *x = run->buffers[op->qkv] + i * op->head_dim;
-        if (kv_row < op->num_kv_heads) {
-            if (!op->norm_after) norm_head(op, head, x);
-            if (op->cos_sin) rotate_head(op, run, row, x);
-            if (op->norm_after) norm_head(op, head, x);
+        if (kv_row >= 0 && op->values_are_keys) {
+            float value[MAX_HEAD_DIM];
+            memcpy(value, x, (size_t)op->head_dim * sizeof(float));
+            store_value(op, run->slots[row], kv_row + op->num_kv_heads, value);
         }
+        if (kv_row >= op->num_kv_heads) {
+            store_value(op, run->slots[row], kv_row, x);
+            continue;
+        }
+        if (!op->norm_after) norm_head(op, head, x);
+        if (op->cos_sin) rotate_head(op, run, row, x);
+        if (op->norm_after) norm_head(op, head, x);
         if (kv_row < 0 && op->query_factors) {
             const float factor = op->query_factors[run->positions[row]];
             for (int j = 0; j < op->head_dim; j++) x[j] *= factor;
         }
-        const int is_packed = op->cache.format == KV_INT5;
-        if (kv_row < 0 && is_packed) rotate_by_hadamard(x, op->head_dim);
-        if (kv_row >= 0 && is_packed) store_packed(op, run->slots[row], kv_row, x);
-        if (kv_row >= 0 && !is_packed) store_row(op, run->slots[row], kv_row, x);
+        if (kv_row >= 0) store(op, run->slots[row], kv_row, x);
+        else if (op->cache.format == KV_INT5) rotate_by_hadamard(x, op->head_dim);
     }
 }
 
