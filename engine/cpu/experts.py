@@ -40,6 +40,7 @@ def moe_op(
         eps=router.eps,
         scale=router.scale,
         correction=references.floats(experts.correction),
+        expert_scales=references.floats(experts.scales),
         hidden_size=config.hidden_size,
         expert_size=experts.each[0].down.shape[1],
         shared_size=0 if experts.shared is None else experts.shared.down.shape[1],
@@ -56,8 +57,6 @@ def moe_op(
 
 def _check(config: ModelConfig, experts: Experts) -> None:
     router = config.router
-    if experts.scales is not None:
-        raise CannotRecordError("no kernel scales the outputs of experts")
     if experts.project_in is not None:
         raise CannotRecordError("no kernel projects the input of experts")
     if (

@@ -23,6 +23,7 @@ from swiftchat.engine.cpu.structures import (
     LowRankOp,
     Mamba2Op,
     MambaOp,
+    MoeOp,
     NormKind,
     NormOp,
     RotaryOp,
@@ -46,11 +47,13 @@ def fuse(recording: Recording) -> None:
     _reuse_buffers(recording)
 
 
-def source(op: AnyOp) -> int | None:
-    """Return the buffer that an operation reads besides the one that it writes."""
+def sources(op: AnyOp) -> set[int]:
+    """Return the buffers that an operation reads besides the one that it writes."""
     if isinstance(op, EmbedOp | RotaryOp | SoftcapOp):
-        return None
-    return int(op.qkv if isinstance(op, AttentionOp) else op.x)
+        return set()
+    if isinstance(op, MoeOp):
+        return {int(op.x), int(op.router_x)}
+    return {int(op.qkv if isinstance(op, AttentionOp) else op.x)}
 
 
 def target(op: AnyOp) -> int:
@@ -86,9 +89,8 @@ def _gather_early(recording: Recording) -> None:
         start -= 1
     gathered, written = dict[int, int](), set[int]()
     for op in ops[start : end + 1]:
-        inputs = {source(op), target(op) if reads_target(op) else None} - {None}
+        inputs = sources(op) | ({target(op)} if reads_target(op) else set())
         for buffer in inputs - written - gathered.keys():
-            assert buffer is not None
             gathered[buffer] = len(buffers)
             buffers.append((RowSet.LOGITS, buffers[buffer][1]))
         written.add(target(op))
@@ -213,7 +215,7 @@ def _linear_into_stream(ops: list[AnyOp]) -> None:
 def _reuse_buffers(recording: Recording) -> None:
     """Give buffers of one shape that are never in use together the same number."""
     ops, old = recording.ops, recording.buffers
-    last_use = {buffer: i for i, op in enumerate(ops) for buffer in (source(op), target(op))}
+    last_use = {buffer: i for i, op in enumerate(ops) for buffer in (*sources(op), target(op))}
     for result in (recording.output, *recording.hidden.values()):
         last_use[result] = len(ops)
     new: list[tuple[RowSet, int]] = []
@@ -228,9 +230,9 @@ def _reuse_buffers(recording: Recording) -> None:
                 new.append(shape)
             else:
                 free.remove(numbers[written])
-        ended = {buffer for buffer in (source(op), written) if last_use[buffer] == i}
+        ended = {buffer for buffer in (*sources(op), written) if last_use[buffer] == i}
         _rename(op, numbers)
-        free += [numbers[buffer] for buffer in ended if buffer is not None]
+        free += [numbers[buffer] for buffer in ended]
     recording.buffers[:] = new
     recording.output = numbers[recording.output]
     recording.hidden = {layer: numbers[buffer] for layer, buffer in recording.hidden.items()}
@@ -242,6 +244,8 @@ def _rename(op: AnyOp, names: dict[int, int]) -> None:
         op.qkv = names.get(op.qkv, op.qkv)
     elif not isinstance(op, EmbedOp):
         op.x = names.get(op.x, op.x)
+    if isinstance(op, MoeOp):
+        op.router_x = names.get(op.router_x, op.router_x)
     if not isinstance(op, RotaryOp | SoftcapOp):
         op.out = names.get(op.out, op.out)
 
@@ -260,19 +264,19 @@ def _accumulates(op: AnyOp, out: int) -> bool:
     if isinstance(op, AddScaledOp):
         return bool(op.out == out != op.x and op.alpha == 1)
     adds = isinstance(op, NormOp | LinearOp) and reads_target(op)
-    return adds and target(op) == out != source(op)
+    return adds and target(op) == out and out not in sources(op)
 
 
 def _accesses(ops: Sequence[AnyOp], buffer: int, after: int) -> list[int]:
     """Return the operations after number `after` that access a buffer."""
     later = range(after + 1, len(ops))
-    return [i for i in later if buffer in (source(ops[i]), target(ops[i]))]
+    return [i for i in later if buffer in (*sources(ops[i]), target(ops[i]))]
 
 
 def _only_use(ops: Sequence[AnyOp], buffer: int, after: int) -> int | None:
     """Return the only operation after number `after` that accesses a buffer, if it reads it."""
     uses = _accesses(ops, buffer, after)
-    return uses[0] if len(uses) == 1 and source(ops[uses[0]]) == buffer else None
+    return uses[0] if len(uses) == 1 and buffer in sources(ops[uses[0]]) else None
 
 
 def _is_written(ops: Sequence[AnyOp], buffer: int, after: int, before: int) -> bool:

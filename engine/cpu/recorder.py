@@ -244,12 +244,11 @@ class Recorder(WithoutKernels):
     def moe(
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
     ) -> Tensor:
-        if router_input is not None:
-            raise CannotRecordError("no kernel computes a router with an input of its own")
         source = self.activations(x)
         act = self._act_and_mul()
         op = moe_op(self._config, experts, act, self._references, exact=self._is_exact)
-        op.x = source.buffer
+        seen = source if router_input is None else self.activations(router_input)
+        op.x, op.router_x = source.buffer, seen.buffer
         return self._append(op, source.row_set, source.width)
 
     def per_layer_embeddings(self, plan: None, x: Tensor, table: PerLayerTable) -> Sequence[Tensor]:

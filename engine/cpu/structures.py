@@ -236,6 +236,7 @@ class MoeOp(Structure):
         *_ints(
             "x",
             "out",
+            "router_x",
             "num_experts",
             "experts_per_token",
             "normalized",
@@ -254,6 +255,7 @@ class MoeOp(Structure):
         ("shared_router", Matrix),
         ("router_bias", c_void_p),
         ("correction", c_void_p),
+        ("expert_scales", c_void_p),
         ("experts", POINTER(Expert)),
     )
 

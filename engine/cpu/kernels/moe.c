@@ -79,7 +79,8 @@ static void score(const MoeOp *op, const Run *run, const MoeMemory *memory, int 
     int per_row = ceil_div(op->num_experts, each) + (op->shared_size > 0);
     int first_row = chunk / per_row * SCORE_ROWS, part = chunk % per_row;
     int first_expert = min_int(part * each, op->num_experts);
-    moe_score(op, memory, run->buffers[op->x], first_row,
+    int is_shared = first_expert == op->num_experts;
+    moe_score(op, memory, run->buffers[is_shared ? op->x : op->router_x], first_row,
               min_int(SCORE_ROWS, memory->num_rows - first_row), first_expert,
               min_int(each, op->num_experts - first_expert));
 }

@@ -151,6 +151,8 @@ void moe_choose(const MoeOp *op, const MoeMemory *memory, int row) {
     if (op->normalized)
         for (int i = 0; i < k; i++) chosen_weights[i] /= sum + op->eps;
     for (int i = 0; i < k; i++) chosen_weights[i] *= op->scale;
+    if (op->expert_scales)
+        for (int i = 0; i < k; i++) chosen_weights[i] *= op->expert_scales[chosen[i]];
 }
 
 void moe_number_pairs(const MoeOp *op, const MoeMemory *memory) {

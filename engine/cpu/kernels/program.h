@@ -166,7 +166,8 @@ typedef struct {
    likewise the down matrices. `exact` as for LinearOp. The router's matrices are float ones. */
 typedef struct {
     OpHeader header;
-    int32_t x, out, num_experts, experts_per_token, normalized;
+    int32_t x, out, router_x; /* the router reads router_x, which may be x */
+    int32_t num_experts, experts_per_token, normalized;
     int32_t hidden_size, expert_size, shared_size; /* shared_size 0: no shared expert */
     int32_t exact;
     int32_t sigmoid, groups, top_groups; /* see RouterConfig; groups 1: all experts */
@@ -175,6 +176,7 @@ typedef struct {
     Matrix router, shared_router; /* shared_router.data NULL: the shared expert has weight 1 */
     const float *router_bias;
     const float *correction; /* added to the scores for the choice; NULL: none */
+    const float *expert_scales; /* of the outputs of experts, [num_experts]; NULL: all are 1 */
     const Expert *experts; /* [num_experts], then the shared one */
 } MoeOp;
 
