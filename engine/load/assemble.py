@@ -266,7 +266,9 @@ class _Assembler:
         plain, size = self._placement.factory.plain, self._config.expert_size
         for start in range(0, len(gate), size):
             rows = slice(start, start + size)
-            yield Expert(plain(torch.cat([gate[rows], up[rows]])), plain(down[rows].t().contiguous()))
+            yield Expert(
+                plain(torch.cat([gate[rows], up[rows]])), plain(down[rows].t().contiguous())
+            )
 
     def _fused_experts(self, i: int) -> Iterator[Expert]:
         """The experts of a checkpoint that has one tensor for all of them."""

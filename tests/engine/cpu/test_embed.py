@@ -39,6 +39,14 @@ def test_scale_positions_and_ids_of_other_ranks(variant: str) -> None:
 
 
 @each_variant
+def test_a_second_table_with_fewer_rows(variant: str) -> None:
+    table = torch.randn(50, 77, generator=torch.Generator().manual_seed(1))
+    ids = [3, 49, 50, 1000, 0]
+    found = embed(variant, float_matrix(table), ids, scale=2.0, is_second_table=1)
+    assert torch.equal(found, 2 * table[[3, 49, 0, 0, 0]])
+
+
+@each_variant
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tiled_tables(variant: str, layout: Layout) -> None:
     tiles = random_tiles(layout, 37, 100, seed=layout.group_cols)

@@ -1,4 +1,4 @@
-"""Columns without the gates, and gated rows, against torch in fp64."""
+"""Columns without the gates, gated rows and products of columns, against torch in fp64."""
 
 import pytest
 import torch
@@ -39,6 +39,18 @@ def test_rows_are_gated(variant: str, shape: tuple[int, int, int, int]) -> None:
     expected = out.double() * scores[:, before : before + width].double().sigmoid()
     torch.testing.assert_close(found[1].double(), expected, rtol=1e-6, atol=1e-30)
     assert torch.equal(found[0].isnan(), scores.isnan())
+
+
+@each_variant
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_are_multiplied(variant: str, shape: tuple[int, int, int, int]) -> None:
+    rows, before, width, after = shape
+    factors, out = random(rows, before + width + after), random(rows, width)
+    factors[:, :before] = factors[:, before + width :] = torch.nan
+    op = GateOp(header=HEADER, x=0, out=1, first=before, is_plain=1)
+    widths = [(RowSet.TOKENS, factors.shape[1]), (RowSet.TOKENS, width)]
+    found = run_ops(variant, [op], widths, {0: factors, 1: out}, run_inputs(rows))[1]
+    assert torch.equal(found, out * factors[:, before : before + width])
 
 
 @each_variant

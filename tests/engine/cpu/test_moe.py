@@ -39,6 +39,8 @@ class Case:
     gate_limit: float = 0.0
     has_bias: bool = False
     exact: bool = False
+    router_input: bool = False
+    scaled: bool = False
 
 
 CASES = {
@@ -53,6 +55,10 @@ CASES = {
     ),
     "exact": Case(Format.INT4, Format.INT8, shared_size=48, exact=True, has_bias=True),
     "many experts": Case(Format.INT8, Format.BF16, num_experts=65, experts_per_token=7),
+    "a router with its own input, scaled experts": Case(router_input=True, scaled=True),
+    "the same, int8, shared expert": Case(
+        Format.INT8, Format.INT8, router_input=True, scaled=True, shared_size=24
+    ),
     "all experts": Case(num_experts=3, experts_per_token=3, hidden_size=33, expert_size=17),
 }
 
@@ -67,6 +73,7 @@ class Layer:
         hidden, num_experts = case.hidden_size, case.num_experts
         self.router, router = self._matrix(Format.F32, num_experts, hidden)
         self.router_bias = self._vector(num_experts) if case.has_bias else None
+        self.scales = self._vector(num_experts) if case.scaled else None
         self.shared_router, shared_router = self._matrix(Format.BF16, 1, hidden)
         sizes = [case.expert_size] * num_experts + ([case.shared_size] if case.shared_size else [])
         self.experts: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = []
@@ -76,6 +83,7 @@ class Layer:
             header=OpHeader(row_set=RowSet.TOKENS),
             x=0,
             out=1,
+            router_x=2 if case.router_input else 0,
             num_experts=num_experts,
             experts_per_token=case.experts_per_token,
             normalized=case.normalized,
@@ -95,6 +103,7 @@ class Layer:
             router=router,
             shared_router=shared_router,
             router_bias=None if self.router_bias is None else self.router_bias.data_ptr(),
+            expert_scales=None if self.scales is None else self.scales.data_ptr(),
             experts=self.structs,
         )
 
@@ -129,17 +138,22 @@ class Layer:
         self.experts.append((gate_up, down, *biases))
         return expert
 
+    def router_input(self, x: Tensor) -> Tensor:
+        return x.roll(1, -1) if self.case.router_input else x
+
     def expected(self, x: Tensor) -> Tensor:
         """Compute each row by itself, in fp64."""
         case, x = self.case, x.double()
         bias = None if self.router_bias is None else self.router_bias.double()
-        weights = linear(x, self.router, bias).softmax(-1)
+        weights = linear(self.router_input(x), self.router, bias).softmax(-1)
+        scales = torch.ones(case.num_experts) if self.scales is None else self.scales
         out = torch.zeros_like(x)
         for row in range(len(x)):
             top = weights[row].topk(case.experts_per_token)
             total = top.values.sum() if case.normalized else 1.0
             for weight, expert in zip(top.values, top.indices, strict=True):
-                out[row] += weight / total * self._mlp(x[row], int(expert))
+                scaled = weight / total * scales[expert].double()
+                out[row] += scaled * self._mlp(x[row], int(expert))
         if case.shared_size:
             out += linear(x, self.shared_router).sigmoid() * self._mlp(x, -1)
         return out
@@ -163,8 +177,9 @@ class Layer:
 
 
 def compute(variant: str, layer: Layer, x: Tensor, num_threads: int = 2) -> Tensor:
-    widths = [(RowSet.TOKENS, layer.case.hidden_size)] * 2
-    return run_ops(variant, [layer.op], widths, {0: x}, run_inputs(len(x)), num_threads)[1]
+    widths = [(RowSet.TOKENS, layer.case.hidden_size)] * 3
+    inputs = {0: x, 2: layer.router_input(x)}
+    return run_ops(variant, [layer.op], widths, inputs, run_inputs(len(x)), num_threads)[1]
 
 
 @each_variant

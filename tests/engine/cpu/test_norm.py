@@ -9,6 +9,29 @@ from tests.support.native_ops import each_variant, norm, run_inputs, run_ops
 
 
 @each_variant
+@pytest.mark.parametrize(("rows", "groups", "width"), [(1, 35, 256), (70, 3, 33), (5, 1, 12)])
+@pytest.mark.parametrize("accumulate", [0, 1])
+def test_groups(variant: str, rows: int, groups: int, width: int, accumulate: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    x, delta = torch.randn(2, rows, groups * width, generator=generator)
+    weight = torch.randn(1, width, generator=generator)
+    op = NormOp(
+        header=OpHeader(row_set=RowSet.TOKENS),
+        x=0,
+        out=1,
+        accumulate=accumulate,
+        group_width=width,
+        norm=norm(NormKind.RMS, weight, None, eps=1e-5),
+    )
+    widths = [(RowSet.TOKENS, groups * width)] * 2
+    found = run_ops(variant, [op], widths, {0: x, 1: delta}, run_inputs(rows))[1]
+    each = x.double().view(rows, groups, width)
+    expected = rms_norm(each, (width,), weight[0].double(), 1e-5).view(rows, -1)
+    expected = expected + accumulate * delta.double()
+    torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=5e-6)
+
+
+@each_variant
 @pytest.mark.parametrize("kind", [NormKind.RMS, NormKind.LAYER])
 @pytest.mark.parametrize("placement", ["out", "in place", "added", "added in place"])
 @pytest.mark.parametrize("shape", [(1, 576), (5, 33), (40, 257), (3, 5001), (2, 1)])

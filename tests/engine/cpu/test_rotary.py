@@ -31,10 +31,13 @@ class Case:
     two_dimensional: bool = False
     norm_after: bool = False
     scaled: bool = False
+    value_norm: bool = False
+    values_are_keys: bool = False
 
     @property
     def width(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        kv_heads = (1 if self.values_are_keys else 2) * self.num_kv_heads
+        return (self.num_heads + kv_heads) * self.head_dim
 
     @property
     def num_blocks(self) -> int:
@@ -53,6 +56,8 @@ class Case:
             for weight, bias in zip(weights, biases, strict=True)
         )
         table, factors = self.cos_sin.float(), self.factors
+        ones = torch.ones(self.head_dim)
+        v_norm = norm(NormKind.RMS, ones, None, EPS) if self.value_norm else no_norm
         op = RotaryOp(
             header=TOKENS,
             qkv=0,
@@ -67,6 +72,8 @@ class Case:
             norm_after=self.norm_after,
             cos_sin=table.data_ptr() if self.rotated else None,
             query_factors=factors.data_ptr() if self.scaled else None,
+            values_are_keys=self.values_are_keys,
+            v_norm=v_norm,
             cache=kv.struct,
         )
         inputs = run_inputs(
@@ -110,8 +117,7 @@ class Case:
     def expected(self, qkv: Tensor) -> Tensor:
         """qkv afterwards, in fp64."""
         heads = qkv.double().view(self.num_rows, -1, self.head_dim)
-        split = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        q, k, v = heads.split(split, 1)
+        q, k, v = heads.tensor_split((self.num_heads, self.num_heads + self.num_kv_heads), 1)
         if not self.norm_after:
             q, k = self._norms(q, k)
         if self.rotated:
@@ -131,7 +137,7 @@ class Case:
         return [self._norm(part, weight, bias) for part, weight, bias in parts]
 
     def _norm(self, heads: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        if self.kind == NormKind.NONE:
+        if self.kind == NormKind.NONE or not heads.shape[1]:
             return heads
         groups = 1 if self.is_whole else heads.shape[1]
         x = heads.reshape(len(heads), groups, -1)
@@ -192,6 +198,35 @@ def test_norms_and_rotation(variant: str, name: str) -> None:
     assert torch.equal(kv.rows(case.slots), stored.double())
     unused = set(range(case.num_blocks * case.block_size)) - set(case.slots)
     assert kv.rows(sorted(unused)).isnan().all()
+
+
+@each_variant
+@pytest.mark.parametrize("values_are_keys", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 70])
+def test_normalized_values(variant: str, values_are_keys: bool, num_rows: int) -> None:
+    case = Case(
+        kind=NormKind.RMS, value_norm=True, values_are_keys=values_are_keys, num_rows=num_rows
+    )
+    qkv = _random(num_rows * case.width, 1).view(num_rows, -1)
+    heads = qkv.view(num_rows, -1, case.head_dim)
+    values = heads[:, -case.num_kv_heads :].double().clone()
+    values /= (values.square().mean(-1, keepdim=True) + EPS).sqrt()
+    expected = case.expected(qkv).view(heads.shape)
+    keys = expected[:, case.num_heads : case.num_heads + case.num_kv_heads]
+    found, kv = case.run(variant, qkv)
+    stored = kv.rows(case.slots)
+    torch.testing.assert_close(stored, torch.cat([keys, values], 1), rtol=1e-5, atol=1e-5)
+    queries = found.view(heads.shape)[:, : case.num_heads].double()
+    torch.testing.assert_close(queries, expected[:, : case.num_heads], rtol=1e-5, atol=1e-5)
+
+
+@each_variant
+def test_queries_alone(variant: str) -> None:
+    """A layer that reads the cache of another one."""
+    case = Case(kind=NormKind.RMS, num_kv_heads=0)
+    qkv = _random(case.num_rows * case.width, 1).view(case.num_rows, -1)
+    found, _ = case.run(variant, qkv)
+    torch.testing.assert_close(found.double(), case.expected(qkv), rtol=1e-5, atol=1e-5)
 
 
 @each_variant
