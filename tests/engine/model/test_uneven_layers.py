@@ -135,6 +135,10 @@ def test_stages_and_adapters_are_refused(gemma4) -> None:
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers must be less"),
         ({"per_layer_config": {"1": {"sliding_window": 3}}}, "per_layer_config must be only"),
         ({"per_layer_config": {"1": {"num_key_value_heads": 5}}}, "must be a divisor of 6 heads"),
+        (
+            {"per_layer_config": {"1": {"head_dim": 10}}},
+            "head_dim of layer 1 must be that of other",
+        ),
     ],
 )
 def test_what_cannot_be_computed_is_refused(gemma4, changes: dict, message: str) -> None:

@@ -59,6 +59,10 @@ def _gemma4(config: Fields) -> Mapping[str, Any]:
     full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
     sizes = _sizes(config, kinds, sources)
     heads = {kind: size.head_dim for kind, size in zip(kinds, sizes, strict=True)}
+    for layer, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
+        if size.head_dim != heads[kind]:
+            key = f"head_dim of layer {layer}"
+            raise invalid(key, f"that of other layers of its kind, {heads[kind]}", size.head_dim)
     ropes = {kind: rope_of_kind(config, _ROPES, kind, head_dim) for kind, head_dim in heads.items()}
     rope = ropes["full_attention"]
     window = integer(config, "sliding_window", 1, MAX_CONTEXT) if len(full) < len(kinds) else None
