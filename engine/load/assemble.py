@@ -263,12 +263,12 @@ class _Assembler:
         """The experts of a checkpoint that has them one below the other, all matrices alike."""
         names = ("experts_gate", "experts_up", "experts_down")
         gate, up, down = (self._required(name, layer=i) for name in names)
-        plain, size = self._placement.factory.plain, self._config.expert_size
+        factory, size = self._placement.factory, self._config.expert_size
+        # On a GPU the tensors have no values yet: `canonicalize` joins and transposes them.
         for start in range(0, len(gate), size):
             rows = slice(start, start + size)
-            yield Expert(
-                plain(torch.cat([gate[rows], up[rows]])), plain(down[rows].t().contiguous())
-            )
+            both = factory.merged([factory.plain(gate[rows]), factory.plain(up[rows])])
+            yield Expert(both, factory.plain(down[rows].t()))
 
     def _fused_experts(self, i: int) -> Iterator[Expert]:
         """The experts of a checkpoint that has one tensor for all of them."""

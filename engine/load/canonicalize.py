@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.mxfp4_gpu import Mxfp4Weight
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.weight import LinearWeight
@@ -144,8 +145,25 @@ def _experts(config: ModelConfig, experts: Experts) -> Experts:
     each = []
     for expert in experts.each:
         changes: dict[str, Any] = {name: _transposed(getattr(expert, name)) for name in fields}
+        if "experts_gate" in ARCHITECTURES[config.architecture].tensors:
+            changes = {"gate_up": _joined(expert.gate_up), "down": _contiguous(expert.down)}
         each.append(dataclasses.replace(expert, **changes))
     return dataclasses.replace(experts, each=each)
+
+
+def _joined(weight: LinearWeight) -> LinearWeight:
+    """Return gate and up as one matrix, if they are float tensors."""
+    parts = weight.parts if isinstance(weight, MergedWeight) else ()
+    plain = [part for part in parts if isinstance(part, PlainWeight)]
+    if not plain or len(plain) < len(parts):
+        return weight
+    return dataclasses.replace(plain[0], tensor=torch.cat([part.tensor for part in plain]))
+
+
+def _contiguous(weight: LinearWeight) -> LinearWeight:
+    if not isinstance(weight, PlainWeight):
+        return weight
+    return dataclasses.replace(weight, tensor=weight.tensor.contiguous())
 
 
 def _transposed(weight: LinearWeight) -> LinearWeight:
