@@ -72,6 +72,10 @@ def build_graphs(
     if runner is None:
         return Graphs(None, prefill)
     runner.graph(1)
+    if verifier is not None and decoder.ranks.size > 1:
+        # Later, one rank alone might have no memory for them, and compute another step.
+        for num_rows in VERIFIED_ROWS:
+            verifier.graph(num_rows)
     if decoder.stages.size > 1:
         return Graphs(PipelineDecode(runner, decoder.stages), prefill)
     decode = AsyncDecode(runner, scheduler, plan.ctx_size_tokens)
@@ -102,21 +106,24 @@ def _verifier(
     max_blocks: int,
     hidden_layers: Collection[int],
 ) -> GraphRunner | None:
-    """Return the runner of verification steps, None if there are several ranks or no graphs.
+    """Return the runner of verification steps, None if there are several stages or no graphs.
 
     A model with states has none: a state that has advanced cannot go back to a rejected token.
+    Several ranks have one if all of them use the fused kernels and their peer buffers.
     """
     if decoder.config.mixer is not None:
         return None
-    if decoder.ranks.size * decoder.stages.size > 1 or not computes_experts(decoder, ops):
+    if decoder.stages.size > 1 or not computes_experts(decoder, ops):
         return None
     vocab_size = decoder.config.vocab_size
     batch = DecodeBatch(ops.gpu, VERIFIED_ROWS[-1], max_blocks, cache.block_size, vocab_size)
-    return GraphRunner(
+    runner = GraphRunner(
         *(decoder, ops, cache, batch, VERIFIED_ROWS),
         shares_blocks=True,
         hidden_layers=hidden_layers,
     )
+    ranks, is_fused = decoder.ranks, runner.uses_fused_kernels(VERIFIED_ROWS[-1])
+    return runner if ranks.size == 1 or ranks.min_across_ranks(int(is_fused)) else None
 
 
 def _prompt(num_tokens: int, block_size: int) -> Batch:

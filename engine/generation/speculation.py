@@ -35,10 +35,11 @@ def speculation_of(
     is_on_gpu, weights = isinstance(decoder.ops, CudaOps), decoder.weights
     costs, max_rows, step_s = StepCosts(_ROW_COST), MAX_VERIFIED_ROWS, None
     if is_on_gpu:
-        # All ranks must decide alike.
+        # All ranks must propose the same tokens. Look-up depends on nothing but ids and costs.
         num_bytes = decoder.ranks.min_across_ranks(resident_bytes(weights))
+        is_quantized = bool(decoder.ranks.min_across_ranks(int(has_quantized(weights))))
         num_layers = len(weights.layers)
-        costs = StepCosts.on_gpu(num_bytes, num_layers, is_quantized=has_quantized(weights))
+        costs = StepCosts.on_gpu(num_bytes, num_layers, is_quantized=is_quantized)
         max_rows = 1 if graphs.verification is None else graphs.verification.max_rows
         step_s = gpu_step_s(num_bytes, num_layers)
     if decoder.config.mixer is not None:
