@@ -16,23 +16,27 @@ _ARGUMENTS = (
     "pointer bias, pointer x_scale, pointer out, int n, int m, int k, int w_stages, int x_stages, "
     "pointer partial_sums, pointer counters"
 )
-_BLOCK_M, _UNIT_COLUMNS = 128, 128  # weight rows of a tile, columns of a work unit
+_WARP_ROWS, _UNIT_COLUMNS = 16, 128  # weight rows of a consumer warp, columns of a work unit
 _WGMMA_ROWS = (32, 64, 96, 128, 192, 256)  # activation rows of a tile
 _MMA_ROWS = (32, 64, 96, 128)
 _CLUSTER = {"WGMMA_PATH": 2, "MMA_PATH": 1}  # blocks that share activations
 # Above this, dequantizing for cuBLAS costs less than cuBLAS gains. Not measured without wgmma.
 _MAX_ROWS = {"WGMMA_PATH": 512, "MMA_PATH": 64}
-_THREADS = 384
+_WARPS = 8  # consumers of a block
+# With few activation rows twice as many hide more latency, if the matrix has work for them.
+_MORE_WARPS, _FEW_ROWS, _MIN_UNITS = 16, 64, 2
+_PRODUCER_THREADS = 128
 _MAX_STAGES = 8
 _STATIC_BYTES = 2048  # alignment, barriers
 
 
-def _spec(dtype: str, scheme: str, group_size: int, rows: int, path: str) -> KernelSpec:
+def _spec(dtype: str, scheme: str, group_size: int, rows: int, warps: int, path: str) -> KernelSpec:
     defines = {
         "DTYPE": dtype,
         "SCHEME": scheme,
         "GROUP_SIZE": str(group_size),
         "BLOCK_N": str(rows),
+        "CONSUMER_WARPS": str(warps),
         "PATH": path,
     }
     return KernelSpec("packed_gemm", _ARGUMENTS, defines)
@@ -41,10 +45,17 @@ def _spec(dtype: str, scheme: str, group_size: int, rows: int, path: str) -> Ker
 _DTYPES = [name for dtype, name in DTYPE_NAMES.items() if dtype.itemsize == 2]
 _PACKED = [("INT8", 0), ("FP8", 0), *((s, size) for s in GROUP_SIZES for size in GROUP_SIZES[s])]
 _PATHS = {"WGMMA_PATH": _WGMMA_ROWS, "MMA_PATH": _MMA_ROWS}
+
+
+def _may_have_more_warps(rows: int, path: str) -> bool:
+    return rows <= _FEW_ROWS and path == "WGMMA_PATH"
+
+
 VARIANTS = [
-    _spec(dtype, *packing, rows, path)
+    _spec(dtype, *packing, rows, warps, path)
     for path, sizes in _PATHS.items()
     for rows in sizes
+    for warps in ((_WARPS, _MORE_WARPS) if _may_have_more_warps(rows, path) else (_WARPS,))
     for packing in _PACKED
     for dtype in _DTYPES
 ]
@@ -59,16 +70,17 @@ class GemmWorkspace:
     """Partial sums of tiles that several blocks share; reusable after every call."""
 
     def __init__(self, gpu: Gpu) -> None:
-        largest = _BLOCK_M * max(_PATHS[_path(gpu)])
+        largest = _WARPS * _WARP_ROWS * max(_PATHS[_path(gpu)])
         self.partial_sums = torch.empty(2 * gpu.num_sms * largest, device=gpu.device)
         self.counters = torch.zeros(gpu.num_sms, dtype=torch.int32, device=gpu.device)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """A launch's activation rows per tile, blocks, ring stages and bytes of shared memory."""
+    """A launch's activation rows of a tile, consumer warps, blocks, ring stages, shared memory."""
 
     rows: int
+    warps: int
     unit_bytes: int  # of a row block
     blocks: int
     w_stages: int
@@ -81,20 +93,28 @@ class _Layout:
         sizes = _PATHS[path]
         tiles = -(-n // sizes[-1])
         rows = next(size for size in sizes if size * tiles >= n)
-        cluster = _CLUSTER[path]
-        units = -(-m // (cluster * _BLOCK_M)) * tiles * -(-k // _UNIT_COLUMNS)
+        clusters = gpu.num_sms // _CLUSTER[path]
+        columns = -(-k // _UNIT_COLUMNS)
+
+        def num_units(warps: int) -> int:
+            return -(-m // (_CLUSTER[path] * warps * _WARP_ROWS)) * tiles * columns
+
+        warps = _WARPS
+        if _may_have_more_warps(rows, path) and num_units(_MORE_WARPS) >= _MIN_UNITS * clusters:
+            warps = _MORE_WARPS
         unit_bytes = (
             _UNIT_COLUMNS
             // TILE_COLUMNS[weight.scheme]
             * tile_bytes(weight.scheme, weight.group_size)
         )
-        w_bytes, x_bytes = _BLOCK_M // TILE_ROWS * unit_bytes, rows * 128
+        w_bytes = warps * _WARP_ROWS // TILE_ROWS * unit_bytes
+        x_bytes = rows * 128 * (2 if rows <= _FEW_ROWS else 1)
         room = gpu.block_shared_bytes - _STATIC_BYTES
-        w_stages = min(_MAX_STAGES, max(2, room // 2 // w_bytes))
+        w_stages = min(_MAX_STAGES, max(2, room * 5 // 8 // w_bytes))
         x_stages = min(_MAX_STAGES, (room - w_stages * w_bytes) // x_bytes)
         shared_bytes = 1024 + w_stages * w_bytes + x_stages * x_bytes
-        blocks = min(gpu.num_sms // cluster, units) * cluster
-        return cls(rows, unit_bytes, blocks, w_stages, x_stages, shared_bytes)
+        blocks = min(clusters, num_units(warps)) * _CLUSTER[path]
+        return cls(rows, warps, unit_bytes, blocks, w_stages, x_stages, shared_bytes)
 
 
 def _path(gpu: Gpu) -> str:
@@ -130,15 +150,19 @@ def packed_gemm(
     if n == 0 or m == 0:
         return
     layout = _Layout.of(gpu, n, weight, path)
-    spec = _spec(DTYPE_NAMES[dtype], weight.scheme, weight.group_size, layout.rows, path)
+    spec = _spec(
+        DTYPE_NAMES[dtype], weight.scheme, weight.group_size, layout.rows, layout.warps, path
+    )
     words = weight.tiles.view(torch.int64)  # a box has at most 256 elements of a row
     gpu.kernel(spec)(
         layout.blocks,
-        _THREADS,
+        layout.warps * 32 + _PRODUCER_THREADS,
         shared_bytes=layout.shared_bytes,
         num_bytes=weight.nbytes + x.nbytes + out.nbytes,
         x_map=tensor_map(gpu, x, layout.rows // _CLUSTER[path]),
-        weight_map=tensor_map(gpu, words, _BLOCK_M // TILE_ROWS, layout.unit_bytes),
+        weight_map=tensor_map(
+            gpu, words, layout.warps * _WARP_ROWS // TILE_ROWS, layout.unit_bytes
+        ),
         x=x,
         tiles=weight.tiles,
         row_scale=weight.row_scale,

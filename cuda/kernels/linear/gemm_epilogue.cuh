@@ -123,13 +123,24 @@ __device__ __forceinline__ void finish_shared(const Arguments& a, const Segment&
     consumer_barrier();
     Output output(a, s);
     int rows = min(BLOCK_N, a.n - s.n), blocks = (rows + 7) / 8, self = s.cluster - tile.first;
-    for (int j = blocks * self / participants; j < blocks * (self + 1) / participants; j++) {
-        float4 total = {0, 0, 0, 0};
-#pragma unroll 4
+    int end = blocks * (self + 1) / participants;
+    constexpr int BATCH = 4;  // loads in flight: the latency of L2 is the limit
+    for (int j = blocks * self / participants; j < end; j += BATCH) {
+        float4 total[BATCH] = {};
+#pragma unroll 2
         for (int cluster = tile.first; cluster <= tile.last; cluster++) {
-            float4 part = __ldcg(tile.sums(a, s, cluster) + j * CONSUMERS);
-            total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
+            const float4* from = tile.sums(a, s, cluster) + j * CONSUMERS;
+            float4 part[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) part[i] = j + i < end ? __ldcg(from + i * CONSUMERS) : float4{};
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) {
+                total[i].x += part[i].x, total[i].y += part[i].y;
+                total[i].z += part[i].z, total[i].w += part[i].w;
+            }
         }
-        output.store(j, total);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            if (j + i < end) output.store(j + i, total[i]);
     }
 }

@@ -6,11 +6,13 @@
 __device__ __forceinline__ void more_registers() {}
 __device__ __forceinline__ void fewer_registers() {}
 
+template <int HALF>
 __device__ __forceinline__ void multiply_half(const Arguments& a, Rings& rings, RingState& state,
                                               float (&sums)[BLOCK_N / 2], const u32 (&operands)[4][4]) {
-    barrier_wait(&rings.x_full[state.x], state.x_parity);
+    constexpr bool FIRST = X_BOXES == 1 || HALF == 0, LAST = X_BOXES == 1 || HALF == 1;  // of a stage
+    if (FIRST) barrier_wait(&rings.x_full[state.x], state.x_parity);
     int lane = threadIdx.x % WARP, row = lane / 16 * 8 + lane % 8;
-    u32 from = shared_address(rings.x + state.x * X_STAGE_BYTES) + row * 128;
+    u32 from = shared_address(rings.x + state.x * X_STAGE_BYTES + (FIRST ? 0 : X_BOX_BYTES)) + row * 128;
 #pragma unroll
     for (int step = 0; step < 4; step++) {
         u32 chunk = (step * 2 + lane / 8 % 2 ^ row % 8) << 4;
@@ -22,8 +24,10 @@ __device__ __forceinline__ void multiply_half(const Arguments& a, Rings& rings, 
             mma<T>(sums + i * 8 + 4, operands[step], right[2], right[3]);
         }
     }
-    release_activations(&rings.x_empty[state.x]);
-    state.next_activations(a);
+    if (LAST) {
+        release_activations(&rings.x_empty[state.x]);
+        state.next_activations(a);
+    }
 }
 
 __device__ __forceinline__ void add_units(const Arguments& a, const Segment& s, Rings& rings, RingState& state,
@@ -34,10 +38,10 @@ __device__ __forceinline__ void add_units(const Arguments& a, const Segment& s, 
         barrier_wait(&rings.w_full[state.w], state.w_parity);
         const u8* stage = rings.weights + state.w * W_STAGE_BYTES;
         convert<0>(operands, stage, lane);
-        multiply_half(a, rings, state, sums, operands);
+        multiply_half<0>(a, rings, state, sums, operands);
         convert<1>(operands, stage, lane);
         release_weights(&rings.w_empty[state.w]);
         state.next_weights(a);
-        multiply_half(a, rings, state, sums, operands);
+        multiply_half<1>(a, rings, state, sums, operands);
     }
 }

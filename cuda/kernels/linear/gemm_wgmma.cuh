@@ -11,8 +11,12 @@ __device__ __forceinline__ void fence_operand(u32 (&a)[4][4]) {
 #pragma unroll
     for (int i = 0; i < 16; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
-__device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
-__device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
+__device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_WARPS == 8 ? 232 : 112));
+}
+__device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(CONSUMER_WARPS == 8 ? 40 : 32));
+}
 template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
@@ -55,10 +59,12 @@ template <int N> __device__ __forceinline__ void multiply(float* c, const u32 (&
 }
 
 // Starts the products of 64 columns; returns when those of the 64 columns before are complete.
+template <int HALF>
 __device__ __forceinline__ void multiply_half(const Arguments& a, Rings& rings, RingState& state,
                                               float (&sums)[BLOCK_N / 2], u32 (&operands)[4][4], int& pending) {
-    barrier_wait(&rings.x_full[state.x], state.x_parity);
-    u32 address = shared_address(rings.x + state.x * X_STAGE_BYTES);
+    constexpr bool FIRST = X_BOXES == 1 || HALF == 0, LAST = X_BOXES == 1 || HALF == 1;  // of a stage
+    if (FIRST) barrier_wait(&rings.x_full[state.x], state.x_parity);
+    u32 address = shared_address(rings.x + state.x * X_STAGE_BYTES + (FIRST ? 0 : X_BOX_BYTES));
     // 128-byte swizzle; groups of eight rows are 1024 bytes apart.
     u64 right = (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
     fence_operand(operands);
@@ -67,9 +73,11 @@ __device__ __forceinline__ void multiply_half(const Arguments& a, Rings& rings, 
     for (int step = 0; step < 4; step++) multiply<BLOCK_N>(sums, operands[step], right + step * 2);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     wgmma_wait<1>();
-    if (pending >= 0) release_activations(&rings.x_empty[pending]);
-    pending = state.x;
-    state.next_activations(a);
+    if (FIRST) {
+        if (pending >= 0) release_activations(&rings.x_empty[pending]);
+        pending = state.x;
+    }
+    if (LAST) state.next_activations(a);
 }
 
 __device__ __forceinline__ void add_units(const Arguments& a, const Segment& s, Rings& rings, RingState& state,
@@ -81,11 +89,11 @@ __device__ __forceinline__ void add_units(const Arguments& a, const Segment& s, 
         barrier_wait(&rings.w_full[state.w], state.w_parity);
         const u8* stage = rings.weights + state.w * W_STAGE_BYTES;
         convert<0>(first, stage, lane);
-        multiply_half(a, rings, state, sums, first, pending);
+        multiply_half<0>(a, rings, state, sums, first, pending);
         convert<1>(second, stage, lane);
         release_weights(&rings.w_empty[state.w]);
         state.next_weights(a);
-        multiply_half(a, rings, state, sums, second, pending);
+        multiply_half<1>(a, rings, state, sums, second, pending);
     }
     wgmma_wait<0>();
     fence_operand(sums);

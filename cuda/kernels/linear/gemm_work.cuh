@@ -9,7 +9,7 @@ constexpr int CLUSTER = 2;
 #else
 constexpr int CLUSTER = 1;
 #endif
-constexpr int BLOCK_M = 128, UNIT_COLUMNS = 128, CONSUMER_WARPS = 8, CONSUMERS = CONSUMER_WARPS * WARP;
+constexpr int BLOCK_M = CONSUMER_WARPS * 16, UNIT_COLUMNS = 128, CONSUMERS = CONSUMER_WARPS * WARP;
 constexpr int PRODUCERS = 4 * WARP;  // a warpgroup, for setmaxnreg
 #if __CUDA_ARCH__ >= 900
 constexpr int COPYING = WARP, FULL_ARRIVALS = 1;  // producers that copy
@@ -22,7 +22,8 @@ constexpr int ROW_BLOCKS = BLOCK_M / TILE_ROWS;
 constexpr int UNIT_TILES = UNIT_COLUMNS / STEP;  // packed tiles of a row block in a work unit
 constexpr int UNIT_BYTES = UNIT_TILES * PACKED_TILE_BYTES;
 constexpr int W_STAGE_BYTES = ROW_BLOCKS * UNIT_BYTES;
-constexpr int X_STAGE_BYTES = BLOCK_N * 128;
+// Boxes of 64 columns of activations in a stage.
+constexpr int X_BOXES = BLOCK_N <= 64 ? 2 : 1, X_BOX_BYTES = BLOCK_N * 128, X_STAGE_BYTES = X_BOXES * X_BOX_BYTES;
 
 struct Arguments {
     const TensorMap &x_map, &weight_map;
@@ -96,16 +97,19 @@ __device__ __forceinline__ void load_weights(const Arguments& a, const Segment& 
 #endif
 }
 
-// Loads 64 columns of the activation rows of a tile: rows of 128 bytes, whose 16-byte chunks are permuted by
-// exclusive or with the row. Elements outside x become 0. Each block of a cluster loads a part for all of them.
+// Loads X_BOXES times 64 columns of the activation rows of a tile: rows of 128 bytes, whose 16-byte chunks are permuted
+// by exclusive or with the row. Elements outside x become 0. Each block of a cluster loads a part for all of them.
 __device__ __forceinline__ void load_activations(const Arguments& a, const Segment& s, int column, u8* to,
                                                  u64* full) {
 #if __CUDA_ARCH__ >= 900
     if (!elected()) return;
     barrier_expect(full, X_STAGE_BYTES);
-    if (CLUSTER == 1) {
-        copy_box(to, a.x_map, column, s.n, full);
-    } else {
+#pragma unroll
+    for (int box = 0; box < X_BOXES; box++, to += X_BOX_BYTES, column += 64) {
+        if (CLUSTER == 1) {
+            copy_box(to, a.x_map, column, s.n, full);
+            continue;
+        }
         constexpr int ROWS = BLOCK_N / CLUSTER;
         asm volatile(
             "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -115,11 +119,10 @@ __device__ __forceinline__ void load_activations(const Arguments& a, const Segme
             : "memory");
     }
 #else
-    for (int i = threadIdx.x - CONSUMERS; i < BLOCK_N * 8; i += PRODUCERS) {
-        int row = i / 8, chunk = i % 8, from = column + chunk * 8;
-        bool valid = s.n + row < a.n && from < a.k;
-        copy_16_async(to + row * 128 + ((chunk ^ row % 8) << 4),
-                      a.x + (valid ? (i64)(s.n + row) * a.k + from : 0), valid);
+    for (int i = threadIdx.x - CONSUMERS; i < X_BOXES * BLOCK_N * 8; i += PRODUCERS) {
+        int row = i / 8, chunk = i % 8, n = s.n + row % BLOCK_N, from = column + row / BLOCK_N * 64 + chunk * 8;
+        bool valid = n < a.n && from < a.k;
+        copy_16_async(to + row * 128 + ((chunk ^ row % 8) << 4), a.x + (valid ? (i64)n * a.k + from : 0), valid);
     }
     arrive_after_copies(full);
 #endif

@@ -11,17 +11,17 @@
 //   partial_sums, counters  fp32 [blocks, 2, BLOCK_M * BLOCK_N], int32 [blocks]: zeros, and zeros again at the end
 //
 // Algorithm: the weight's rows are the M side of the MMA and the activation rows the N side. A work unit is an
-// output tile of 128 weight rows × BLOCK_N activation rows times 128 columns. The units, columns innermost, are
+// output tile of BLOCK_M weight rows × BLOCK_N activation rows times 128 columns. The units, columns innermost, are
 // divided evenly among one persistent block for each multiprocessor ("stream-K"). A producer warp fills two rings
-// in shared memory: packed weights, 128 columns a stage, and activations, 64 columns a stage. Eight consumer
-// warps convert 16 weight rows each to T in registers, which are the left operand of wgmma (WGMMA_PATH) or
+// in shared memory: packed weights, 128 columns a stage, and activations, 64 or 128 columns a stage. 8 or 16
+// consumer warps convert 16 weight rows each to T in registers, which are the left operand of wgmma (WGMMA_PATH) or
 // mma.sync (MMA_PATH). Blocks that share a tile store their sums; at its end, each adds those of some activation
 // rows, in a fixed order. With WGMMA_PATH, clusters of two blocks compute neighboring tiles;
 // each loads half of the activations for both, because L2 is the limit.
 //
 // Requires: pointers aligned to 16 bytes; k a multiple of 16, or of GROUP_SIZE; T of 16 bits.
-// Launch: grid at most one block for each multiprocessor; block 384; dynamic shared memory:
-// 1024 + x_stages * BLOCK_N * 128 + w_stages * W_STAGE_BYTES.
+// Launch: grid at most one block for each multiprocessor; block 32 * CONSUMER_WARPS + 128;
+// dynamic shared memory: 1024 + x_stages * X_STAGE_BYTES + w_stages * W_STAGE_BYTES.
 // Moves the weight once for every BLOCK_N activation rows.
 // Accuracy: weights rounded to T (without groups they are exact), fp32 sums, one rounding of the result.
 // Test: tests/cuda/kernels/test_packed_gemm.py
@@ -57,7 +57,7 @@ __device__ __forceinline__ void produce(const Arguments& a, Rings& rings) {
             if (!waited) wait_for_upstream();  // weights do not depend on it
             waited = true;
 #pragma unroll 1
-            for (int half = 0; half < 2; half++) {
+            for (int half = 0; half < 2; half += X_BOXES) {
                 barrier_wait(&rings.x_empty[xs], x_parity);
                 load_activations(a, s, unit * UNIT_COLUMNS + half * 64, rings.x + xs * X_STAGE_BYTES,
                                  &rings.x_full[xs]);
