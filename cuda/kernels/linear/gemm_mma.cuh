@@ -33,13 +33,14 @@ __device__ __forceinline__ void multiply_half(const Arguments& a, Rings& rings, 
 __device__ __forceinline__ void add_units(const Arguments& a, const Segment& s, Rings& rings, RingState& state,
                                           float (&sums)[BLOCK_N / 2]) {
     LaneRows lane;
+    RowGroups groups;
     u32 operands[4][4];
     for (int unit = s.first; unit < s.last; unit++) {
         barrier_wait(&rings.w_full[state.w], state.w_parity);
         const u8* stage = rings.weights + state.w * W_STAGE_BYTES;
-        convert<0>(operands, stage, lane);
+        convert<0>(operands, stage, lane, groups);
         multiply_half<0>(a, rings, state, sums, operands);
-        convert<1>(operands, stage, lane);
+        convert<1>(operands, stage, lane, groups);
         release_weights(&rings.w_empty[state.w]);
         state.next_weights(a);
         multiply_half<1>(a, rings, state, sums, operands);

@@ -9,6 +9,7 @@ struct LaneRows {
     int block, row, t;         // block of eight rows in the tile; first row in it
     u32 offset, table_offset;  // of the row's values and of its groups in a stage
     u32 bytes, shift;          // select a thread's values
+    u32 bias;                  // upper bytes of int4 values
 
     __device__ __forceinline__ LaneRows() {
         int lane = threadIdx.x % WARP, g = lane / 4;
@@ -19,8 +20,10 @@ struct LaneRows {
         table_offset = block * UNIT_BYTES + TILE_ROWS * STEP_BYTES + row * 4;
         bytes = SCHEME != INT4 ? 0x9180 + t * 0x2222 : t % 2 ? 0x7632 : 0x5410;
         shift = t / 2 * 4;
+        asm("mov.u32 %0, %%laneid;" : "=r"(bias));
+        bias = (Same<T, half>::value ? 0x64646464 : 0x43434343) + (bias >> 5);  // a constant would be moved to a register each time
         // The compiler would compute these again in every step.
-        asm("" : "+r"(offset), "+r"(table_offset), "+r"(bytes), "+r"(shift));
+        asm("" : "+r"(offset), "+r"(table_offset), "+r"(bytes), "+r"(shift), "+r"(bias));
     }
     __device__ __forceinline__ int first() const { return block * TILE_ROWS + row; }
     // The first of the thread's four neighboring results in the tile.
@@ -64,45 +67,80 @@ __device__ __forceinline__ float2 pair_floats(u32 pair, bf16) {
 }
 __device__ __forceinline__ float2 pair_floats(u32 pair, half) { return __half22float2((__half2&)pair); }
 
-// scale * value + offset of two values.
-__device__ __forceinline__ u32 scaled_pair(float2 values, float2 group) {
-    return pair_bits(fmaf(values.x, group.x, group.y), fmaf(values.y, group.x, group.y), T());
+__device__ __forceinline__ u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
 }
+
 // Scaled fp16 weights could exceed its range, as scales are up to 2 and zero points up to 2^15.
 constexpr float GROUP_SHRINK = GROUPED && Same<T, half>::value ? 0.25f : 1;
-// The scale of a group and what is added after scaling, for values that are `bias` too large.
-__device__ __forceinline__ float2 group_at(const u8* table, int group, float bias) {
-    float2 entry = __half22float2(((const __half2*)table)[group * TILE_ROWS]);
-    entry.x *= GROUP_SHRINK;
-    return {entry.x, entry.x * (entry.y - bias)};
-}
+// A group's scale and zero point, applied to pairs of values that are BIAS too large.
+template <typename A, int BIAS> struct Group {
+    float scale, offset;
+
+    __device__ __forceinline__ void load(const u8* table, int group) {
+        float2 entry = __half22float2(((const __half2*)table)[group * TILE_ROWS]);
+        scale = entry.x * GROUP_SHRINK;
+        offset = scale * (entry.y - BIAS);
+    }
+    __device__ __forceinline__ u32 apply(u32 pair) const {
+        float2 values = pair_floats(pair, A());
+        return pair_bits(fmaf(values.x, scale, offset), fmaf(values.y, scale, offset), A());
+    }
+};
+
+// In bf16x2 arithmetic, which rounds the weight as fp32 does: BIAS + zero point, an integer, is subtracted exactly, the
+// scale has two parts of eight bits, and `rest` is what the zero point's rounding left.
+template <> struct Group<bf16, 128> {
+    u32 minus_zero, high, low, rest;
+
+    __device__ __forceinline__ void load(const u8* table, int group) {
+        float2 entry = __half22float2(((const __half2*)table)[group * TILE_ROWS]);
+        float zero = entry.y - 128;
+        minus_zero = pair_bits(zero, zero, bf16());
+        float left = entry.x * (zero - __uint_as_float(minus_zero << 16));
+        rest = pair_bits(left, left, bf16());
+        high = pair_bits(entry.x, entry.x, bf16());
+        float below = entry.x - __uint_as_float(high << 16);
+        low = pair_bits(below, below, bf16());
+    }
+    __device__ __forceinline__ u32 apply(u32 pair) const {
+        u32 value = multiply_add_pairs(pair, 0x3f803f80, minus_zero);
+        return multiply_add_pairs(value, high, multiply_add_pairs(value, low, rest));
+    }
+};
+constexpr int VALUE_BIAS = SCHEME != INT4 ? 0 : Same<T, half>::value ? 1024 : 128;
+// The groups of a thread's two rows in 64 columns: of 32 columns each, or of the same group.
+using RowGroups = Group<T, VALUE_BIAS>[2][2];
 
 // Converts 64 columns, the first or the second of a stage, to operands of four MMA steps of 16 columns.
 template <int HALF>
-__device__ __forceinline__ void convert(u32 (&operands)[4][4], const u8* stage, const LaneRows& lane) {
+__device__ __forceinline__ void convert(u32 (&operands)[4][4], const u8* stage, const LaneRows& lane,
+                                        RowGroups& row_groups) {
 #pragma unroll
     for (int upper = 0; upper < 2; upper++) {  // the row two further on
         const u8* values = stage + lane.offset + 2 * upper * STEP_BYTES;
         const u8* table = stage + lane.table_offset + 2 * upper * 4;
-        float2 groups[2];  // of 32 columns each, or of the same group
+        auto& groups = row_groups[upper];
 #if SCHEME == INT4
+        if (GROUP_SIZE < UNIT_COLUMNS || HALF == 0)
 #pragma unroll
-        for (int p = 0; p < 2; p++) groups[p] = group_at(table, (HALF * 64 + p * 32) / GROUP_SIZE, 128);
+            for (int p = 0; p < 2; p++) groups[p].load(table, (HALF * 64 + p * 32) / GROUP_SIZE);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint2 words = *(const uint2*)(values + HALF * 8 + i * 16);  // octets i and i + 4
             u32 four = permute_bytes(words.x, words.y, lane.bytes) >> lane.shift & 0x0f0f0f0f;
 #pragma unroll
             for (int p = 0; p < 2; p++) {
-                float2 two = {__uint_as_float(permute_bytes(four, 0x43000000, 0x7044 + p * 0x200)),  // 128 + value
-                              __uint_as_float(permute_bytes(four, 0x43000000, 0x7144 + p * 0x200))};
-                operands[p * 2 + i / 2][i % 2 * 2 + upper] = scaled_pair(two, groups[p]);
+                u32 pair = permute_bytes(four, lane.bias, 0x4140 + p * 0x202);
+                operands[p * 2 + i / 2][i % 2 * 2 + upper] = groups[p].apply(pair);
             }
         }
 #else
         if (GROUPED)
 #pragma unroll
-            for (int p = 0; p < 2; p++) groups[p] = group_at(table + HALF * PACKED_TILE_BYTES, p, 0);
+            for (int p = 0; p < 2; p++) groups[p].load(table + HALF * PACKED_TILE_BYTES, p);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint4 words = *(const uint4*)(values + HALF * PACKED_TILE_BYTES + i * 16);  // two octets
@@ -110,7 +148,7 @@ __device__ __forceinline__ void convert(u32 (&operands)[4][4], const u8* stage, 
             for (int p = 0; p < 2; p++) {
                 int octet = GROUPED ? i + 4 * p : 2 * i + p;
                 u32 pair = unpack_pair(p ? uint2{words.z, words.w} : uint2{words.x, words.y}, lane.bytes, T());
-                if (GROUPED) pair = scaled_pair(pair_floats(pair, T()), groups[p]);
+                if (GROUPED) pair = groups[p].apply(pair);
                 operands[octet / 2][octet % 2 * 2 + upper] = pair;
             }
         }

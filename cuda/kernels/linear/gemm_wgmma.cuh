@@ -83,14 +83,15 @@ __device__ __forceinline__ void multiply_half(const Arguments& a, Rings& rings, 
 __device__ __forceinline__ void add_units(const Arguments& a, const Segment& s, Rings& rings, RingState& state,
                                           float (&sums)[BLOCK_N / 2]) {
     LaneRows lane;
+    RowGroups groups;
     u32 first[4][4], second[4][4];
     int pending = -1;  // stage that wgmma may still read
     for (int unit = s.first; unit < s.last; unit++) {
         barrier_wait(&rings.w_full[state.w], state.w_parity);
         const u8* stage = rings.weights + state.w * W_STAGE_BYTES;
-        convert<0>(first, stage, lane);
+        convert<0>(first, stage, lane, groups);
         multiply_half<0>(a, rings, state, sums, first, pending);
-        convert<1>(second, stage, lane);
+        convert<1>(second, stage, lane, groups);
         release_weights(&rings.w_empty[state.w]);
         state.next_weights(a);
         multiply_half<1>(a, rings, state, sums, second, pending);
