@@ -1,7 +1,7 @@
 """Ranks that share one GPU, where NCCL refuses to connect them: gloo takes its place.
 
 The GPU runs their kernels in turns, also those that wait for each other. Peer buffers and captured
-steps are the product's; only collectives outside of them go through the host.
+steps are those of several GPUs; only collectives outside of them go through the host.
 """
 
 from pathlib import Path
