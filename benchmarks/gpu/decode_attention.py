@@ -70,7 +70,7 @@ def launch_us(gpu: Gpu, context: int, group: int, kv_dtype: str) -> float:
                 scale=HEAD_DIM**-0.5,
                 out=out,
                 workspace=workspace,
-                early_reads=True,
+                new_tokens=1,
                 kv_scales=scales,
             )
 

@@ -41,7 +41,7 @@ _ARGUMENTS = (
     "tensor_map map, pointer q, pointer cache, pointer block_tables, pointer context_lens, "
     "pointer alibi_slopes, pointer sinks, pointer out, pointer workspace, int64 q_stride, "
     "int num_kv_heads, int group_size, int head_dim, int log2_block_size, int max_blocks, "
-    "int window, int early_reads, int num_splits, int few_splits, int num_seqs, float scale, "
+    "int window, int new_tokens, int num_splits, int few_splits, int num_seqs, float scale, "
     "float softcap"
 )
 
@@ -171,7 +171,7 @@ def decode_attention(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
-    early_reads: bool = False,
+    new_tokens: int = 0,
     even_lengths: bool = False,
     kv_scales: KVScales | None = None,
 ) -> None:
@@ -184,10 +184,10 @@ def decode_attention(
     the query's token; 0 gives zeros. Entries of `block_tables` int32 [num_seqs, max_blocks] without
     a visible token are not used. The last `window` tokens are visible (0: all); `softcap` caps the
     scores (0: off), and `alibi_slopes` fp32 [num_heads] times the distance to the last token is
-    added. `sinks` fp32 [num_heads] are the scores of one more key, whose value is 0. `early_reads`
-    promises that since the stream was idle, or since the current graph began, no kernel has written
-    anything that this one reads, except q and the last token's keys and values. `even_lengths` is a
-    hint that the sequences have about as many tokens.
+    added. `sinks` fp32 [num_heads] are the scores of one more key, whose value is 0. `new_tokens`,
+    if not 0, promises that since the stream was idle, or since the current graph began, no kernel
+    has written anything that this one reads, except q, and the keys and values of this many last
+    tokens of each sequence. `even_lengths` is a hint that the sequences have about as many tokens.
     """
     _check_sizes(cache, head_dim_of(cache, kv_scales), q.shape[1], window, softcap)
     _check_tensors(gpu, q, cache, block_tables, context_lens, alibi_slopes, out, kv_scales)
@@ -214,7 +214,7 @@ def decode_attention(
         workspace=workspace,
         max_blocks=block_tables.shape[1],
         window=window,
-        early_reads=int(early_reads),
+        new_tokens=new_tokens,
         scale=scale,
         softcap=softcap,
     )

@@ -62,8 +62,7 @@ class FusedDecoder:
         *,
         shares_blocks: bool = False,
     ) -> None:
-        # Rows that share blocks attend to keys and values of this step, so not only to older ones.
-        self._early_reads = not shares_blocks
+        self._shares_blocks = shares_blocks
         self._deltas: FusedDeltas | None = None  # of the present launch, as the states
         self._states: StatePlan | None = None
         self._decoder, self._ops, self._cache, self._batch = decoder, ops, cache, batch
@@ -244,8 +243,9 @@ class FusedDecoder:
             window=ops.window(i),
             softcap=ops.softcap,
             sinks=layer.sinks,
-            early_reads=self._early_reads,
-            even_lengths=not self._early_reads,
+            # Rows that share blocks attend to keys and values of all of them.
+            new_tokens=n if self._shares_blocks else 1,
+            even_lengths=self._shares_blocks,
             kv_scales=kv_scales,
         )
         return output.view(n, -1) if gates is None else ops.gate(output.view(n, -1), gates)

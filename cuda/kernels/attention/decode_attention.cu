@@ -18,8 +18,9 @@
 //   group_size    query heads on each KV head
 //   window        only the last `window` tokens are visible; 0: all
 //   num_splits    blocks of a sequence and column; short sequences use few_splits of them
-//   early_reads   context_lens, block_tables, and all keys and values except the newest token's were
-//                 written before the current chain of dependent launches: they are read without waiting
+//   new_tokens    context_lens, block_tables, and all keys and values except those of this many newest tokens
+//                 were written before the current chain of dependent launches: they are read without waiting;
+//                 0: nothing is
 //   softcap       scores become softcap * tanh(score / softcap); 0: off    (Gemma 2, 2024)
 //
 // Algorithm: Flash-Decoding (Dao et al., 2023) with an online softmax (Milakov and Gimelshein, 2018). A
@@ -123,12 +124,12 @@ struct Attention {
     Softmax softmax;
     float sum[HEAD_DIM / 16][HEAD_TILES][4];
 
-    // Fills the ring. With early_reads, older keys and values are loaded while the upstream kernel computes the
+    // Fills the ring. With new_tokens, older keys and values are loaded while the upstream kernel computes the
     // newest.
-    __device__ static void begin(Loader& loader) {
+    __device__ static void begin(Loader& loader, int new_tokens) {
 #pragma unroll 1
         for (int i = 0; i < NUM_STAGES; i++) {
-            if (loader.range.has_newest(i / 2)) wait_for_upstream();
+            if (loader.range.has_new(i / 2, new_tokens)) wait_for_upstream();
             loader.request(i, i);
         }
     }
@@ -278,7 +279,7 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
                         const int* block_tables, const int* context_lens, const float* alibi_slopes,
                         const float* sinks, T* out, float* workspace, i64 q_stride,
                         int num_kv_heads, int group_size, int head_dim, int log2_block_size, int max_blocks,
-                        int window, int early_reads, int num_splits, int few_splits, int num_seqs, float scale,
+                        int window, int new_tokens, int num_splits, int few_splits, int num_seqs, float scale,
                         float softcap
 #ifdef KV_SCHEME
                         , const float* kv_scales
@@ -300,7 +301,7 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
     if (threadIdx.x == 0) prefetch_map(map);
 #endif
     BlockWork work(num_kv_heads * ((group_size + ROWS - 1) / ROWS), num_splits, few_splits, num_seqs);
-    if (!early_reads || work.sequence >= num_seqs) wait_for_upstream();
+    if (!new_tokens || work.sequence >= num_seqs) wait_for_upstream();
     if (work.sequence >= num_seqs) return;
     Heads heads(work, num_kv_heads * group_size, group_size);
     const int* table = block_tables + (i64)work.sequence * max_blocks;
@@ -320,7 +321,7 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
 #endif
     };
     loader.begin();
-    Attention::begin(loader);
+    Attention::begin(loader, new_tokens);
     wait_for_upstream();
     WarpMma products(q + work.sequence * q_stride + heads.first * head_dim, heads.count,
                           head_dim);

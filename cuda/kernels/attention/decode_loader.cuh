@@ -41,9 +41,9 @@ struct TokenRange {
         count = own < steps ? (steps - own - 1) / turn + 1 : 0;
     }
     __device__ int token(int index) const { return first + index * stride; }
-    // Returns whether this warp's step `index` has the newest token, the query's own.
-    __device__ bool has_newest(int index) const {
-        return index == count - 1 && token(index) + STEP >= end;
+    // Returns whether this warp's step `index` has one of the newest tokens, of which the last is the query's.
+    __device__ bool has_new(int index, int new_tokens) const {
+        return index < count && token(index) + STEP > end - new_tokens;
     }
     __device__ bool sees(int token) const { return (u32)(token - begin) < (u32)(end - begin); }
     __device__ bool sees_all(int index) const {
