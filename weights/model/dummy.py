@@ -62,6 +62,24 @@ DUMMY_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "llama-3.2-1b": _llama3(2048, 8192, 16, 32, 64, rope_factor=32.0, tied=True),
         "llama-3.1-8b": _llama3(4096, 14_336, 32, 32, 128, rope_factor=8.0, tied=False),
         "llama-3.1-70b": _llama3(8192, 28_672, 80, 64, 128, rope_factor=8.0, tied=False),
+        "gemma-3-4b": MappingProxyType(
+            {
+                "architectures": ["Gemma3ForCausalLM"],
+                "torch_dtype": "bfloat16",
+                "vocab_size": 262_208,
+                "hidden_size": 2560,
+                "intermediate_size": 10_240,
+                "num_hidden_layers": 34,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 4,
+                "head_dim": 256,
+                "sliding_window": 1024,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                "max_position_embeddings": 131_072,
+                "bos_token_id": 2,
+                "eos_token_id": 1,
+            }
+        ),
         "gpt-oss-20b": MappingProxyType(
             {
                 "architectures": ["GptOssForCausalLM"],
