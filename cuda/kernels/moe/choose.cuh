@@ -1,6 +1,7 @@
 // The choice of a token's experts by their logits.
 #pragma once
 #include "common/reduce.cuh"
+#include "common/sort_key.cuh"
 
 // How logits become ids and weights; see route.cu.
 struct Routing {
@@ -62,14 +63,41 @@ __device__ __forceinline__ void keep_top_groups(float* values, float* totals, co
     __syncthreads();
 }
 
+// The largest key of a warp's threads.
+__device__ __forceinline__ u64 warp_largest(u64 key) {
+    u32 high = __reduce_max_sync(ALL, (u32)(key >> 32));
+    u32 low = __reduce_max_sync(ALL, (u32)(key >> 32) == high ? (u32)key : 0);
+    return (u64)high << 32 | low;
+}
+
+// Writes the keys of the `each` largest values > -infinity of each warp's part of the values, in descending order; 0
+// after the last. Values that are found become -infinity.
+template <int THREADS>
+__device__ __forceinline__ void largest_of_warps(float* values, int count, int each, u64* keys) {
+    constexpr int NUM_WARPS = THREADS / WARP;
+    int part = (count + NUM_WARPS - 1) / NUM_WARPS, warp = threadIdx.x / WARP;
+    int begin = warp * part + threadIdx.x % WARP, end = min((warp + 1) * part, count);
+    for (int i = 0; i < each; i++) {
+        u64 own = 0;
+        for (int e = begin; e < end; e += WARP)
+            if (values[e] > -infinity()) own = max(own, sort_key(values[e], e));
+        u64 largest = warp_largest(own);
+        if (threadIdx.x % WARP == 0) keys[warp * each + i] = largest;
+        if (largest != 0 && own == largest) values[key_id(largest)] = -infinity();
+        __syncwarp();
+    }
+}
+
 // Writes the ids and weights of a token's experts, given its logits in scores[num_experts], which are visible to
-// all threads of the block. `scores` has 2 * padded(num_experts) + padded(num_groups) + experts_per_token
-// elements and is aligned to 16 bytes.
+// all threads of the block. ops/route.py has the size of `scores`, which is aligned to 16 bytes.
 template <int THREADS>
 __device__ __forceinline__ void choose_experts(float* scores, const float* correction, int* ids, float* weights,
                                                float* scratch, const Routing& how) {
-    int end = padded(how.num_experts);
-    float *choice = scores + end, *totals = choice + end, *found = totals + padded(how.num_groups);
+    constexpr int NUM_WARPS = THREADS / WARP;
+    int end = padded(how.num_experts), each = min(how.experts_per_token, (how.num_experts + NUM_WARPS - 1) / NUM_WARPS);
+    float *choice = scores + end, *totals = choice + end;
+    u64* keys = (u64*)(totals + padded(how.num_groups));
+    float* found = (float*)(keys + each * NUM_WARPS);
     float highest = -infinity(), total = 0;
     if (!how.sigmoid) {
         for (int e = threadIdx.x; e < how.num_experts; e += THREADS) highest = fmaxf(highest, scores[e]);
@@ -94,11 +122,14 @@ __device__ __forceinline__ void choose_experts(float* scores, const float* corre
     }
     __syncthreads();
     if (how.num_groups > 1) keep_top_groups<THREADS>(choice, totals, how);
-    for (int e = threadIdx.x; e < how.num_experts; e += THREADS) {
-        int rank = choice[e] > -infinity() ? rank_of(choice, how.num_experts, e) : how.num_experts;
+    largest_of_warps<THREADS>(choice, how.num_experts, each, keys);
+    __syncthreads();
+    for (int i = threadIdx.x; i < each * NUM_WARPS; i += THREADS) {
+        int rank = keys[i] == 0 ? how.experts_per_token : 0;
+        for (int j = 0; j < each * NUM_WARPS; j++) rank += keys[j] > keys[i];
         if (rank >= how.experts_per_token) continue;
-        ids[rank] = e;
-        found[rank] = scores[e];
+        ids[rank] = key_id(keys[i]);
+        found[rank] = scores[ids[rank]];
     }
     __syncthreads();
     float sum = 0;

@@ -11,13 +11,12 @@
 //               best_of_group (1 or 2) best scores are chosen
 //   normalized  weights are divided by their sum plus `eps`
 //
-// Algorithm: a block computes a token's scores; each expert's thread counts those that are better. A NaN is never
-// chosen; if too few scores are remaining, an expert is repeated with the weight NaN. Softmax: Shazeer et al., 2017,
+// Algorithm: a block computes a token's scores; each warp finds the best of its part of the experts, and a thread for
+// each of them counts those that are better. A NaN is never chosen; if too few scores are remaining, an expert is repeated with the weight NaN. Softmax: Shazeer et al., 2017,
 // arXiv:1701.06538, without its noise; sigmoid, correction and groups: DeepSeek-V3, arXiv:2412.19437.
 //
 // Requires: num_experts a multiple of num_groups; at most 128 groups; best_of_group 1 or 2.
-// Launch: grid n, block 128, dynamic shared memory
-// 4 * (2 * num_experts + num_groups + experts_per_token) bytes, each number rounded up to 32.
+// Launch: grid n, block 128, dynamic shared memory: see ops/route.py.
 // Moves n * num_experts * 4 bytes.
 // Accuracy: equal ids; weights relative 2e-6 (an exponential and an fp32 sum).
 // Test: tests/cuda/kernels/test_route.py

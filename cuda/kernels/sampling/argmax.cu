@@ -12,7 +12,7 @@
 // Launch: grid (ceil(vocab_size / 2048), n), block 256, no dynamic shared memory.
 // Moves n * vocab_size * 4 bytes.
 // Accuracy: exact. Test: tests/cuda/kernels/test_argmax.py
-#include "sampling/sort_key.cuh"
+#include "common/sort_key.cuh"
 #include "common/reduce.cuh"
 
 constexpr int THREADS = 256, PER_THREAD = 8;

@@ -1,6 +1,6 @@
 // Definitions for `sample`: a row's parameters, integer masses, histogram bins, the sorted list.
 #pragma once
-#include "sampling/sort_key.cuh"
+#include "common/sort_key.cuh"
 #include "common/reduce.cuh"
 
 constexpr int THREADS = 512, PER_THREAD = 8, CHUNK = THREADS * PER_THREAD;

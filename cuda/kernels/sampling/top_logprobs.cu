@@ -14,7 +14,7 @@
 // Launch: grid (ceil(vocab_size / 4096), n), block 256, no dynamic shared memory; at most 256 blocks a row.
 // Moves n * vocab_size * 4 bytes.
 // Accuracy: ids exact, sums in fp32. Test: tests/cuda/kernels/test_top_logprobs.py
-#include "sampling/sort_key.cuh"
+#include "common/sort_key.cuh"
 #include "common/reduce.cuh"
 
 constexpr int THREADS = 256, PER_THREAD = 16;
