@@ -182,7 +182,9 @@ __device__ void epilogue(const Arguments& a, const Work& work, Shared& shared, i
         __syncwarp();
         if (lane == 0) barrier_arrive(&shared.sums_empty[buffer]);
 #if CLUSTER > 1
-        if (lane == 0) barrier_arrive_remote(peer_empty);
+        // Not after the last tile: the other block does not wait for it and may have ended.
+        bool is_last = tile + EPILOGUES * work.step >= work.tiles;
+        if (lane == 0 && !is_last) barrier_arrive_remote(peer_empty);
 #endif
         bool last = true;
 #if EPILOGUE == RESIDUAL || EPILOGUE == SEND

@@ -93,19 +93,11 @@ __device__ void consume(const Arguments& a, const Work& work, Shared& shared, co
     }
 }
 
-#if CLUSTER > 1
-// A block must not end while the other may still store to its shared memory or arrive at its barriers.
-__device__ __forceinline__ void end_cluster() {
-    __syncwarp();
-    cluster_arrive();
-    cluster_wait();
-}
-#endif
+// Launch bounds that leave 72 registers a thread: then two blocks fit a multiprocessor. Those that cannot share one
+// have more loads of x in flight.
+constexpr int BOUND_THREADS = SHARES_MULTIPROCESSOR ? 448 : THREADS;
 
-// Launch bounds that leave 72 registers a thread: then two blocks fit a multiprocessor.
-constexpr int BOUND_THREADS = MAX_N > 8 ? THREADS : 448;
-
-extern "C" __global__ void __launch_bounds__(BOUND_THREADS, MAX_N > 8 ? 1 : 2)
+extern "C" __global__ void __launch_bounds__(BOUND_THREADS, SHARES_MULTIPROCESSOR ? 2 : 1)
 linear_kernel(
 #if SCHEME == PLAIN
               const __grid_constant__ TensorMap map,
@@ -169,14 +161,12 @@ linear_kernel(
 #if CLUSTER > 1
         __syncwarp();
         cluster_wait();
-        end_cluster();
 #endif
         return;
     }
     named_barrier<2, THREADS>();  // the mbarriers are initialized
 #if CLUSTER > 1
-    cluster_arrive();
-    cluster_wait();
+    cluster_arrive();  // the other block waits before it stores to this one
 #endif
     if (warp < CONSUMERS) {
         if (NORM && threadIdx.x * 128 < k * (int)sizeof(T))  // constant too, and not yet in L2
@@ -186,6 +176,9 @@ linear_kernel(
         load_activations(a, work, shared, activations, stride);
         sum_groups(work, activations, stride, a.n);
 #endif
+#if CLUSTER > 1
+        if (!NORM) cluster_wait();  // see store_squares
+#endif
         consume(a, work, shared, ring, activations, stride);
     } else {
         int buffer = warp - CONSUMERS - 1;
@@ -193,10 +186,10 @@ linear_kernel(
         prefetch_shrink(a, low_rank, buffer);
         prefetch_expand(a, low_rank, work.first + buffer * work.step);
 #endif
+#if CLUSTER > 1
+        cluster_wait();
+#endif
         wait_for_upstream();
         epilogue(a, work, shared, buffer, low_rank);
     }
-#if CLUSTER > 1
-    end_cluster();
-#endif
 }

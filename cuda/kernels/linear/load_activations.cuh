@@ -13,7 +13,11 @@ __device__ __forceinline__ float inverse_rms(const Arguments& a, const Shared& s
 
 // COLUMNS loads are in flight together, because a round trip to L2 takes longer than all of them.
 // AT_ONCE of them are used together.
-constexpr int COLUMNS = CLUSTER > 1 ? 2 : MAX_N > 1 ? 1 : NORM ? 4 : 8;
+constexpr int COLUMNS = MAX_N > 8                              ? CLUSTER
+                        : CLUSTER > 1 && SHARES_MULTIPROCESSOR ? 2
+                        : MAX_N > 1 && CLUSTER == 1            ? 1
+                        : NORM                                 ? 4
+                                                               : 8;
 constexpr int AT_ONCE = COLUMNS > 4 ? 2 : COLUMNS;
 // Whether the RMSNorm factor is applied before the matmul. Otherwise the epilogue applies it, which
 // saves a pass; but fp16 cannot hold the residual stream without it.
@@ -47,6 +51,9 @@ __device__ __forceinline__ void store_activation(const float (&x)[EACH], int b, 
 #if NORM
 // Stores a warp's sums of squares of its rows, for both blocks of a cluster.
 __device__ __forceinline__ void store_squares(const float (&sums)[EACH_ROWS], const Work& work, Shared& shared) {
+#if CLUSTER > 1
+    cluster_wait();  // the other block's barriers are initialized
+#endif
     if (threadIdx.x % WARP) return;
 #if CLUSTER > 1
     // The place is that of the warp which adds the same columns without clusters, if there is one.

@@ -42,6 +42,9 @@ constexpr int SHARERS = CONSUMERS / CLUSTER;      // warps that divide the colum
 constexpr int STEPS = CHUNK / STEP / CONSUMERS;  // of a warp in a full stage
 constexpr int THREADS = (CONSUMERS + 1 + EPILOGUES) * WARP;
 constexpr bool IS_HALF = Same<T, half>::value;
+// Whether this block leaves room for the next kernel's on its multiprocessor. The activations of several rows do not,
+// unless they are streamed.
+constexpr bool SHARES_MULTIPROCESSOR = MAX_N <= 8 && (CLUSTER == 1 || SCHEME == PLAIN);
 
 // LOW_RANK: the most ranks of all activation rows together.
 constexpr int NARROW_ELEMENTS = MAX_N > 8 ? 1536 : 768;
