@@ -20,9 +20,9 @@ from swiftchat.cuda.quantized_kv import (
 from swiftchat.cuda.tensor_map import tensor_map
 
 # The kernel is compiled for these head_dims; others are padded. fp32 is not optimized.
-_HEAD_DIMS = (64, 80, 96, 128, 256)
-_FP32_HEAD_DIMS = (64, 128, 256)
-_QUANTIZED_HEAD_DIMS = (64, 96, 128, 256)
+_HEAD_DIMS = (64, 80, 96, 128, 256, 512)
+_FP32_HEAD_DIMS = (64, 128, 256, 512)
+_QUANTIZED_HEAD_DIMS = (64, 96, 128, 256, 512)
 # Tokens that a warp takes at a time, as in the kernel.
 _STEPS = {None: 16, "int8": 32, "fp8": 32, "int5": 64}
 _PANEL_ROW_BYTES = 128  # a tile consists of panels with this many bytes a token
@@ -81,7 +81,7 @@ class Layout:
     ) -> "Layout":
         """Return the layout for `group_size` query heads a KV head and `shared_bytes` a block."""
         padded_dim = next(size for size in _head_dims(dtype, kv_scheme) if size >= head_dim)
-        # More than 8 heads with 256 dimensions need too many registers.
+        # More than 8 heads with 256 dimensions or more need too many registers.
         rows = 16 if group_size > 8 and padded_dim < 256 and dtype != torch.float32 else 8
         step, itemsize = _STEPS[kv_scheme], 1 if kv_scheme else dtype.itemsize
         tile_bytes = -(-padded_dim * itemsize // _PANEL_ROW_BYTES) * _PANEL_ROW_BYTES * step
@@ -136,7 +136,7 @@ VARIANTS = [
     Layout.of(dtype, head_dim, group_size, shared_bytes).spec
     for dtype in DTYPE_NAMES
     for head_dim in _head_dims(dtype)
-    for group_size in ((4,) if dtype == torch.float32 or head_dim == 256 else (4, 16))
+    for group_size in ((4,) if dtype == torch.float32 or head_dim >= 256 else (4, 16))
     for shared_bytes in (_SMALL, _LARGE)
 ] + [
     Layout.of(*sizes).spec
@@ -146,6 +146,9 @@ VARIANTS = [
         (torch.bfloat16, 64, 4, _LARGE, "int8"),
         (torch.bfloat16, 128, 16, _SMALL // 2, "int8"),
         (torch.float16, 256, 4, _SMALL, "int8"),
+        (torch.bfloat16, 512, 4, _LARGE, "int8"),
+        (torch.float16, 512, 4, _SMALL // 2, "fp8"),
+        (torch.bfloat16, 512, 4, _SMALL // 2, None),
         (torch.float16, 96, 4, _SMALL // 2, "fp8"),
         (torch.bfloat16, 128, 4, _LARGE, "fp8"),
         (torch.bfloat16, 64, 4, _LARGE, "int5"),
@@ -299,8 +302,8 @@ def _check_sizes(cache: Tensor, head_dim: int, num_heads: int, window: int, soft
     num_blocks, kv_rows, block_size, _ = cache.shape
     if cache.dtype not in DTYPE_NAMES and cache.dtype != torch.int8:
         raise ValueError(f"the cache must be bf16, fp16, fp32 or int8, not {cache.dtype}")
-    if head_dim % 8 or not 8 <= head_dim <= 256:
-        raise ValueError(f"head_dim must be a multiple of 8 up to 256, not {head_dim}")
+    if head_dim % 8 or not 8 <= head_dim <= _HEAD_DIMS[-1]:
+        raise ValueError(f"head_dim must be a multiple of 8 up to {_HEAD_DIMS[-1]}, not {head_dim}")
     if block_size < 4 or block_size & (block_size - 1):
         raise ValueError(f"block_size must be a power of two from 4 on, not {block_size}")
     if kv_rows < 2 or kv_rows % 2 or num_heads % (kv_rows // 2):

@@ -15,8 +15,12 @@ _ARGUMENTS = (
     "int num_seqs, int max_blocks, int num_heads, int num_kv_heads, int head_dim, "
     "int log2_block_size, int window, int num_tiles, int heads_together, float scale, float softcap"
 )
-_MAX_DIM = 256
-_DIMS = {"fma": (32, 64, 128, 256), "mma": (32, 64, 80, 96, 128, 256), "wgmma": (64, 128, 256)}
+_MAX_DIM = 512
+_DIMS = {
+    "fma": (32, 64, 128, 256, 512),
+    "mma": (32, 64, 80, 96, 128, 256, 512),
+    "wgmma": (64, 128, 256),
+}
 _PATHS = {"fma": "0", "mma": "1", "wgmma": "2"}
 # With less shared memory a block, the `mma` path uses tiles of half the size.
 _LARGE_SHARED_BYTES = 160 * 1024
@@ -44,16 +48,21 @@ class PrefillShape:
             return 16
         if self.path == "wgmma":
             return 64 * self.consumers
+        if self.dim > 256:
+            return 32 if self.small else 64
         return 64 if self.small or self.dim > 128 else 128
 
     @property
     def num_threads(self) -> int:
-        return 128 * (self.consumers + 1) if self.path == "wgmma" else 128
+        if self.path == "wgmma":
+            return 128 * (self.consumers + 1)
+        return 256 if self.path == "mma" and self.dim > 256 and not self.small else 128
 
     @property
     def shared_bytes(self) -> int:
         if self.path == "fma":
-            return 4 * ((16 + 2 * 32) * (self.dim + 1) + 16 * 33)
+            keys = self.num_keys
+            return 4 * ((16 + 2 * keys) * (self.dim + 1) + 16 * (keys + 1))
         row_bytes = 128 * ceil(self.dim / 64)
         if self.path == "wgmma":
             query_slots, stages = 1 if self.dim > 128 else 2, 4 if self.dim == 64 else 2
@@ -65,6 +74,8 @@ class PrefillShape:
         """Keys of a tile."""
         if self.path == "wgmma":
             return 64 if self.dim > 128 else 128
+        if self.dim > 256:
+            return 16
         return 32 if self.path == "fma" or self.small or self.dim > 128 else 64
 
     def spec(self, dtype: torch.dtype) -> KernelSpec:
@@ -115,6 +126,8 @@ VARIANTS = (
             ("mma", 64, False, False, None, torch.bfloat16),
             ("mma", 80, True, True, None, torch.float16),
             ("mma", 256, False, True, None, torch.bfloat16),
+            ("mma", 512, False, False, None, torch.bfloat16),
+            ("mma", 512, False, True, "int8", torch.float16),
             ("mma", 128, False, False, "int8", torch.bfloat16),
             ("mma", 64, False, False, "int5", torch.bfloat16),
             *(("wgmma", dim, False, False, None, torch.bfloat16) for dim in _DIMS["wgmma"]),
@@ -134,7 +147,7 @@ def prefill_shape(
 ) -> PrefillShape:
     """Return the path and its tiles.
 
-    fp32 and a quantized cache have only one path; `wgmma` needs sm_90a.
+    fp32 and a quantized cache have only one path; `wgmma` needs sm_90a and head_dim up to 256.
     """
     if head_dim % 8 or not 8 <= head_dim <= _MAX_DIM:
         raise ValueError(f"head_dim must be a multiple of 8 up to {_MAX_DIM}, not {head_dim}")
@@ -142,11 +155,14 @@ def prefill_shape(
         raise ValueError(f"path must be auto, mma or wgmma, not {path}")
     if path == "wgmma" and gpu.arch != "sm_90a":
         raise ValueError(f"the wgmma path needs sm_90a, not {gpu.arch}")
+    if path == "wgmma" and head_dim > _DIMS["wgmma"][-1]:
+        raise ValueError(f"the wgmma path has no head_dim {head_dim}")
     if dtype == torch.float32:
         path = "fma"
     elif kv_scheme:
         path = "mma"
     elif path == "auto":
-        path = "wgmma" if gpu.arch == "sm_90a" else "mma"
+        is_wide = head_dim > _DIMS["wgmma"][-1]
+        path = "wgmma" if gpu.arch == "sm_90a" and not is_wide else "mma"
     dim = next(dim for dim in _DIMS[path] if dim >= head_dim)
     return PrefillShape(path, dim, biased, gpu.block_shared_bytes < _LARGE_SHARED_BYTES, kv_scheme)

@@ -22,7 +22,8 @@ _THREADS, _UNROLL = 128, 4
 class HeadNorm:
     """RMSNorm of every query and key head; weights T [head_dim], plus `weight_offset`.
 
-    Before the rotation, or `after` it (HunYuan).
+    Before the rotation, or `after` it (HunYuan). With `values` also of every value head, without
+    weights (Gemma 4).
     """
 
     query: Tensor
@@ -30,6 +31,7 @@ class HeadNorm:
     eps: float
     weight_offset: float = 0.0
     after: bool = False
+    values: bool = False
 
 
 def _spec(dtype: str, normed: bool, width: int, kv_scheme: str | None = None) -> KernelSpec:
@@ -38,7 +40,8 @@ def _spec(dtype: str, normed: bool, width: int, kv_scheme: str | None = None) ->
         "pointer qkv, pointer q_norm, pointer k_norm, pointer cos_sin, pointer positions, "
         "pointer positions2, pointer slot_mapping, pointer cache, int num_heads, "
         "int num_kv_heads, int head_dim, int rotary_dim, int log2_block_size, float eps, "
-        "float weight_offset, int norm_after, pointer query_factors"
+        "float weight_offset, int norm_after, int norm_values, int keys_as_values, "
+        "pointer query_factors"
     )
     if kv_scheme:
         defines["KV_SCHEME"] = KV_SCHEMES[kv_scheme]
@@ -80,6 +83,7 @@ def rotary(
     norm: HeadNorm | None = None,
     query_factors: Tensor | None = None,
     kv_scales: KVScales | None = None,
+    keys_as_values: bool = False,
 ) -> None:
     """Normalize (with `norm`) and rotate queries and keys; store keys and values in the cache.
 
@@ -93,16 +97,21 @@ def rotary(
     is not checked. With `kv_scales` the cache is int8, the scales are written too, and qkv must not
     be fp32. With int5, queries, keys and values are multiplied by a Hadamard matrix after that;
     then all or none of a head is rotated, and positions2 is None.
+
+    With `keys_as_values` qkv has no values: they are the keys before norm and rotation. With
+    num_kv_heads 0 it has only queries, and the cache is not used.
     """
     n, heads, head_dim = qkv.shape
     rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
     _check_sizes(head_dim, rotary_dim, cache.shape[2], positions2 is not None)
-    if heads != num_heads + 2 * num_kv_heads:
-        raise ValueError(f"qkv has {heads} heads, not {num_heads} + 2 * {num_kv_heads}")
+    parts = 1 if keys_as_values else 2
+    if heads != num_heads + parts * num_kv_heads:
+        raise ValueError(f"qkv has {heads} heads, not {num_heads} + {parts} * {num_kv_heads}")
     check_tensor("qkv", qkv, (n, heads, head_dim), qkv.dtype, gpu)
     _check_angles(gpu, n, cos_sin, rotary_dim, positions, positions2)
     _check_norm(gpu, norm, head_dim, rotary_dim, qkv.dtype)
-    _check_cache(gpu, cache, kv_scales, (num_kv_heads, head_dim, rotary_dim), qkv.dtype)
+    if num_kv_heads:
+        _check_cache(gpu, cache, kv_scales, (num_kv_heads, head_dim, rotary_dim), qkv.dtype)
     check_tensor("slot_mapping", slot_mapping, (n,), "int32", gpu)
     if query_factors is not None:
         check_tensor("query_factors", query_factors, (len(query_factors),), "float32", gpu)
@@ -113,7 +122,9 @@ def rotary(
     heads_per_pass = _THREADS // (head_dim // (2 * width))
     is_scaled, is_packed = query_factors is not None, scheme_of(kv_scales) == "int5"
     changes_queries = rotary_dim or norm or is_scaled or is_packed
-    heads_to_do = heads if changes_queries else 2 * num_kv_heads
+    heads_to_do = 2 * num_kv_heads + (num_heads if changes_queries else 0)
+    if heads_to_do == 0:
+        return
     rotated = rotary_dim * (1 if positions2 is None else 2)
     qkv_bytes = 2 * (num_heads * rotated + 2 * num_kv_heads * head_dim) * qkv.element_size()
     gpu.kernel(spec)(
@@ -132,14 +143,20 @@ def rotary(
         eps=norm.eps if norm else 0.0,
         weight_offset=norm.weight_offset if norm else 0.0,
         norm_after=int(norm is not None and norm.after),
+        norm_values=int(norm is not None and norm.values),
+        keys_as_values=int(keys_as_values),
         query_factors=query_factors,
-        **cache_arguments(cache, kv_scales),
+        **{
+            **cache_arguments(cache, kv_scales),
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+        },
     )
 
 
 def _check_sizes(head_dim: int, rotary_dim: int, block_size: int, two_positions: bool) -> None:
-    if head_dim % 8 or not 8 <= head_dim <= 256:
-        raise ValueError(f"head_dim must be a multiple of 8 up to 256, not {head_dim}")
+    if head_dim % 8 or not 8 <= head_dim <= 512:
+        raise ValueError(f"head_dim must be a multiple of 8 up to 512, not {head_dim}")
     if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim:
         raise ValueError(f"rotary_dim must be even and at most {head_dim}, not {rotary_dim}")
     if two_positions and 2 * rotary_dim != head_dim:

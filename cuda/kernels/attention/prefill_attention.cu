@@ -26,7 +26,9 @@
 // evaluated only in tiles that some row sees in part.
 // PATH 0, fp32: 128 threads and 16 queries a block, FMAs.
 // PATH 1, bf16 and fp16: 4 warps of mma.m16n8k16 with 16 or 32 rows each; two stages of keys and values,
-//   loaded by asynchronous copies while the tile before is computed.
+//   loaded by asynchronous copies while the tile before is computed. With head_dim above 256 two warps share 16
+//   rows: both compute the scores, each half of the output's columns, whose sums would not fit the registers of one.
+//   There are 8 warps, or with SMALL 4.
 // PATH 2, bf16 and fp16 on sm_90a: persistent blocks. A producer warp fills rings of queries, keys and values by
 //   the copy engine; 2 or 3 consumer warpgroups with 64 queries each use wgmma. The softmax of a tile of keys
 //   overlaps with the products of the tile before and with those of the other warpgroups, which take turns.
@@ -61,11 +63,13 @@
 #include "attention/prefill_fma.cuh"
 #else  // the tensor core paths
 
-constexpr bool IS_WIDE = DIM > 128;
+constexpr bool IS_WIDE = DIM > 128, IS_WIDEST = DIM > 256;
 #if PATH == MMA_PATH
 constexpr int ROW_TILES = SMALL || IS_WIDE ? 1 : 2;  // of 16 rows, a warp
-constexpr int THREADS = 128, ROWS = THREADS / WARP * ROW_TILES * 16;
-constexpr int KEYS = SMALL || IS_WIDE ? 32 : 64;
+// Warps that share rows: each computes the scores, and a part of the output's columns.
+constexpr int PARTS = IS_WIDEST ? 2 : 1;
+constexpr int THREADS = IS_WIDEST && !SMALL ? 256 : 128, ROWS = THREADS / WARP / PARTS * ROW_TILES * 16;
+constexpr int KEYS = IS_WIDEST ? 16 : SMALL || IS_WIDE ? 32 : 64;
 #else
 constexpr int THREADS = (CONSUMERS + 1) * 128, GROUP_ROWS = 64, ROWS = CONSUMERS * GROUP_ROWS;
 constexpr int KEYS = IS_WIDE ? 64 : 128, STAGES = DIM == 64 ? 4 : 2;
@@ -73,10 +77,10 @@ constexpr int KEYS = IS_WIDE ? 64 : 128, STAGES = DIM == 64 ? 4 : 2;
 constexpr int CHUNKS = DIM / 8, PANELS = (DIM + 63) / 64;
 constexpr int ROW_BYTES = PANELS * 128, TILE_BYTES = KEYS * ROW_BYTES;  // of keys, or of values
 
-// 128 threads load a tile of rows, a 16-byte chunk each at a time: these functions return the row, the chunk
+// COPIERS threads load a tile of rows, a 16-byte chunk each at a time: these functions return the row, the chunk
 // and its offset in the tile for thread `thread` at step `i`. A chunk has the same offset in rows that are
 // eight apart, so most steps' offsets differ by constants.
-constexpr int COPIERS = 128;
+constexpr int COPIERS = PATH == MMA_PATH ? THREADS : 128;
 constexpr bool IS_EVEN = COPIERS % CHUNKS == 0;
 __device__ __forceinline__ int step_row(int thread, int i) {
     return IS_EVEN ? thread / CHUNKS + i * (COPIERS / CHUNKS) : (i * COPIERS + thread) / CHUNKS;
@@ -122,7 +126,10 @@ __device__ __forceinline__ void prepare_scores(const Arguments& a, const QueryTi
 }
 
 #if PATH == MMA_PATH
-// Stores finished rows in a tile of TILE_ROWS rows, and from there in full accesses to `out`.
+constexpr int PART_CHUNKS = CHUNKS / PARTS, PART_PANELS = PANELS / PARTS;  // of a warp's part of a row
+
+// Stores finished rows in a tile of TILE_ROWS rows, and from there in full accesses to `out`: of each row the chunks
+// from `first_chunk` on.
 template <int TILE_ROWS, int N>
 __device__ __forceinline__ void put_rows(u8* tile, const float (&o)[N], int row,
                                          const float (&sum)[2]) {
@@ -136,10 +143,10 @@ __device__ __forceinline__ void put_rows(u8* tile, const float (&o)[N], int row,
 }
 template <int TILE_ROWS>
 __device__ __forceinline__ void store_rows(const Arguments& a, const QueryTile& w, const u8* tile,
-                                           int tile_first, int first, int count, int thread,
+                                           int tile_first, int first, int count, int first_chunk, int thread,
                                            int num_threads) {
-    for (int e = thread; e < count * CHUNKS; e += num_threads) {
-        int row = first + e / CHUNKS, chunk = e % CHUNKS;
+    for (int e = thread; e < count * PART_CHUNKS; e += num_threads) {
+        int row = first + e / PART_CHUNKS, chunk = first_chunk + e % PART_CHUNKS;
         if (tile_first + row < w.num_rows && chunk * 8 < a.head_dim)
             *(uint4*)(w.out + (i64)(tile_first + row) * a.num_heads * a.head_dim + chunk * 8) =
                 *(const uint4*)(tile + chunk_offset<TILE_ROWS>(row, chunk));

@@ -1,6 +1,6 @@
 // The fp32 path of prefill_attention, which includes it: 16 queries a block, FMAs.
 #pragma once
-constexpr int THREADS = 128, ROWS = 16, KEYS = 32, SHARERS = THREADS / ROWS;
+constexpr int THREADS = 128, ROWS = 16, KEYS = DIM > 256 ? 16 : 32, SHARERS = THREADS / ROWS;
 constexpr int STRIDE = DIM + 1;  // rows begin in different banks
 
 // Eight threads share a row: each computes every eighth score and every eighth column of the output.

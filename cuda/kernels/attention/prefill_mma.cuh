@@ -37,9 +37,10 @@ template <int TILE_ROWS> __device__ __forceinline__ u32 twisted(u32 address, int
     return address + chunk / 8 * TILE_ROWS * 128 + (chunk % 8 ^ twist) * 16;
 }
 
-// Attention of a warp's ROW_TILES × 16 queries, in `q` from row `row` on, with one tile of keys and values.
+// Attention of a warp's ROW_TILES × 16 queries, in `q` from row `row` on, with one tile of keys and values; of the
+// values with columns of part `part`.
 __device__ __forceinline__ void attend_tile(const Arguments& a, const QueryTile& w, u32 q, u32 keys,
-                                            int row, int key, float (&o)[ROW_TILES][DIM / 2],
+                                            int row, int part, int key, float (&o)[ROW_TILES][DIM / 2 / PARTS],
                                             float (&row_max)[ROW_TILES][2], float (&sum)[ROW_TILES][2],
                                             const float (*scales)[KEYS] = nullptr) {
     int lane = threadIdx.x % WARP, matrix = lane / 8;
@@ -47,7 +48,7 @@ __device__ __forceinline__ void attend_tile(const Arguments& a, const QueryTile&
     // Matrices 0 … 3 are (rows, chunks) (0, 0), (8, 0), (0, 1), (8, 1) for queries and values, and
     // (0, 0), (0, 1), (8, 0), (8, 1) for keys.
     int by_column = (low * 8 + within) * 128, by_row = (high * 8 + within) * 128;
-    u32 values = keys + TILE_BYTES;
+    u32 values = keys + TILE_BYTES + part * PART_PANELS * KEYS * 128;
     float s[ROW_TILES][KEYS / 2] = {};
 #pragma unroll
     for (int step = 0; step < DIM / 16; step++) {
@@ -87,7 +88,7 @@ __device__ __forceinline__ void attend_tile(const Arguments& a, const QueryTile&
 #pragma unroll
         for (int m = 0; m < ROW_TILES; m++) pack_operand<T>(left[m], s[m], step);
 #pragma unroll
-        for (int j = 0; j < DIM / 16; j++) {
+        for (int j = 0; j < DIM / 16 / PARTS; j++) {
             u32 right[4];
             ldmatrix<true>(right, twisted<KEYS>(values + by_column + step * 16 * 128,
                                                      high ^ within, 2 * j));
@@ -103,14 +104,14 @@ __device__ __forceinline__ void attend_tile(const Arguments& a, const QueryTile&
 __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u8* shared) {
     __shared__ int key_rows[2][KEYS];
     u32 q = shared_address(shared), ring = q + ROWS * ROW_BYTES;
-    int row = threadIdx.x / WARP * ROW_TILES * 16;
+    int row = threadIdx.x / WARP / PARTS * ROW_TILES * 16, part = threadIdx.x / WARP % PARTS;
     int begin, end;
     w.span(0, ROWS, begin, end);
 #if SPLIT
     take_split<KEYS>(a, w, begin, end);
 #endif
     int first = begin / KEYS * KEYS;
-    float o[ROW_TILES][DIM / 2] = {}, row_max[ROW_TILES][2], sum[ROW_TILES][2];
+    float o[ROW_TILES][DIM / 2 / PARTS] = {}, row_max[ROW_TILES][2], sum[ROW_TILES][2];
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++) begin_softmax(a, w, row + m * 16, row_max[m], sum[m]);
 
@@ -145,18 +146,20 @@ __device__ __forceinline__ void attend(const Arguments& a, const QueryTile& w, u
         int row_begin, row_end;  // recomputed for each tile to save registers
         w.span(row, ROW_TILES * 16, row_begin, row_end);
         if (key < row_end && key + KEYS > row_begin)
-            attend_tile(a, w, q, tile, row, key, o, row_max, sum, by);
+            attend_tile(a, w, q, tile, row, part, key, o, row_max, sum, by);
     }
     wait_for_copies();
 #if SPLIT
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)
-        store_split(a, w, o[m], row + m * 16, row_max[m], sum[m], BIASED ? 1.f : a.scale * LOG2_E);
+        store_split(a, w, o[m], row + m * 16, part * (DIM / PARTS), row_max[m], sum[m],
+                    BIASED ? 1.f : a.scale * LOG2_E);
 #else
-    __syncthreads();  // each warp reuses its queries' memory for its output
+    __syncthreads();  // warps reuse their queries' memory for their output
 #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++) put_rows<ROWS>(shared, o[m], row + m * 16, sum[m]);
+    for (int m = 0; m < ROW_TILES; m++)
+        put_rows<ROWS>(shared + part * PART_PANELS * ROWS * 128, o[m], row + m * 16, sum[m]);
     __syncwarp();
-    store_rows<ROWS>(a, w, shared, 0, row, ROW_TILES * 16, threadIdx.x % WARP, WARP);
+    store_rows<ROWS>(a, w, shared, 0, row, ROW_TILES * 16, part * PART_CHUNKS, threadIdx.x % WARP, WARP);
 #endif
 }

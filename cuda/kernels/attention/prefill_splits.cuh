@@ -18,10 +18,11 @@ __device__ __forceinline__ void take_split(const Arguments& a, const QueryTile& 
     end = min(end, (from + own) * KEYS);
 }
 
-// Stores 16 rows from `row` on of accumulators `o`. `factor` converts scores to units of log2.
+// Stores 16 rows from `row` on of accumulators `o`, the columns from `column` on. `factor` converts scores to units of log2.
 template <int N>
 __device__ __forceinline__ void store_split(const Arguments& a, const QueryTile& w, const float (&o)[N], int row,
-                                            const float (&row_max)[2], const float (&sum)[2], float factor) {
+                                            int column, const float (&row_max)[2], const float (&sum)[2],
+                                            float factor) {
     int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -33,13 +34,13 @@ __device__ __forceinline__ void store_split(const Arguments& a, const QueryTile&
         i64 token = (i64)w.split * a.num_tokens + w.first_token + w.token(own);
         i64 at = token * a.num_heads + w.head + (w.first + own) % w.group_size;
         if (total > 0) {
-            float* to = a.partials + at * a.head_dim + lane % 4 * 2;
+            float* to = a.partials + at * a.head_dim + column + lane % 4 * 2;
 #pragma unroll
             for (int j = 0; j < N / 4; j++)
-                if (8 * j < a.head_dim) *(float2*)(to + 8 * j) = {o[4 * j + 2 * r], o[4 * j + 2 * r + 1]};
+                if (column + 8 * j < a.head_dim) *(float2*)(to + 8 * j) = {o[4 * j + 2 * r], o[4 * j + 2 * r + 1]};
         }
         i64 rows = (i64)a.num_splits * a.num_tokens * a.num_heads;
         float2* statistics = (float2*)(a.partials + rows * a.head_dim);
-        if (lane % 4 == 0) statistics[at] = {row_max[r] * factor, total};
+        if (column == 0 && lane % 4 == 0) statistics[at] = {row_max[r] * factor, total};
     }
 }

@@ -214,7 +214,7 @@ struct Consumer {
             release(&ring.q_empty[slot.at]);
         }
 #if SPLIT
-        store_split(a, w, o, row, row_max, sum, BIASED ? 1.f : a.scale * LOG2_E);
+        store_split(a, w, o, row, 0, row_max, sum, BIASED ? 1.f : a.scale * LOG2_E);
 #else
         store_output(a, w, o, row, sum);
 #endif

@@ -1,10 +1,11 @@
 // rotary: normalize query and key heads, apply rotary embedding, and store keys and values in the cache.
 //
-//   qkv         T [n, num_heads + 2 * num_kv_heads, head_dim]; queries are changed in place, keys and
-//               values are only read
+//   qkv         T [n, num_heads + 2 * num_kv_heads, head_dim], with keys_as_values without the values, which
+//               are the keys before norm and rotation; queries are changed in place, keys and values are only
+//               read
 //   q_norm, k_norm  T [head_dim] with QK_NORM: each head is divided by its root mean square (+ eps) and
 //               multiplied by these plus weight_offset (RMSNorm; Qwen3, 2025), with norm_after after the
-//               rotation
+//               rotation; with norm_values also each head of values, without weights (Gemma 4)
 //   cos_sin     fp32 [max_positions, rotary_dim]: cosines of a position's angles, then sines; null if
 //               rotary_dim is 0 (no rotation)
 //   positions   int32 [n]
@@ -25,13 +26,13 @@
 // before the first is rotated, and the angles are loaded once. The lanes that hold a head add their squares
 // (QK_NORM) and find its maximum (KV_SCHEME).
 //
-// Requires: head_dim <= 256; WIDTH (8, 4, 2 or 1) divides rotary_dim / 2 and head_dim / 2; with QK_NORM or
+// Requires: head_dim <= 512; WIDTH (8, 4, 2 or 1) divides rotary_dim / 2 and head_dim / 2; with QK_NORM or
 // KV_SCHEME, items = head_dim / (2 * WIDTH) is a power of two up to 32; with KV_INT5 head_dim is 64 or 128,
 // rotary_dim 0 or head_dim, and positions2 null. Valid positions and slots.
 // Launch: grid (n, ceil(heads / (4 * floor(128 / items)))), block 128, no shared memory.
 // Moves the spans of the queries, keys and values twice, and the angles once.
-// Accuracy: fp32, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32); values and elements that
-// are not rotated are exact. Quantized elements are rounded once more.
+// Accuracy: fp32, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32); elements that are neither
+// normalized nor rotated are exact. Quantized elements are rounded once more.
 // Test: tests/cuda/kernels/test_rotary.py
 #include "common/pack.cuh"
 #ifdef KV_SCHEME
@@ -63,10 +64,8 @@ struct NormWeight {
     Pack<T, W> low, high;
 };
 
-// Normalizes a head that `items` neighboring lanes hold in parts.
-__device__ __forceinline__ void normalize(float (&at)[2 * W], bool is_query,
-                                          const NormWeight& query, const NormWeight& key,
-                                          int items, float eps, float weight_offset) {
+// The inverse root mean square of a head that `items` neighboring lanes hold in parts.
+__device__ __forceinline__ float inverse_rms(const float (&at)[2 * W], int items, float eps) {
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < 2 * W; i++) squares += at[i] * at[i];
@@ -74,7 +73,13 @@ __device__ __forceinline__ void normalize(float (&at)[2 * W], bool is_query,
     u32 head_lanes = (items == WARP ? ALL : (1u << items) - 1) << first;
     for (int lanes = 1; lanes < items; lanes *= 2)
         squares += __shfl_xor_sync(head_lanes, squares, lanes);
-    float scale = rsqrtf(squares / (2 * W * items) + eps);
+    return rsqrtf(squares / (2 * W * items) + eps);
+}
+
+__device__ __forceinline__ void normalize(float (&at)[2 * W], bool is_query,
+                                          const NormWeight& query, const NormWeight& key,
+                                          int items, float eps, float weight_offset) {
+    float scale = inverse_rms(at, items, eps);
 #pragma unroll
     for (int i = 0; i < W; i++) {
         at[i] *= scale * ((is_query ? query.low[i] : key.low[i]) + weight_offset);
@@ -115,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, const int* positions,
               const int* positions2, const int* slot_mapping, Stored* cache, int num_heads,
               int num_kv_heads, int head_dim, int rotary_dim, int log2_block_size, float eps, float weight_offset,
-              int norm_after, const float* query_factors
+              int norm_after, int norm_values, int keys_as_values, const float* query_factors
 #ifdef KV_SCHEME
               , float* kv_scales
 #endif
@@ -145,7 +150,8 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     int heads = num_heads + 2 * num_kv_heads;
     bool changes_queries = CHANGES_QUERIES || rotary_dim || query_factors;
     int first = (changes_queries ? 0 : num_heads) + blockIdx.y * UNROLL * groups + group;
-    qkv += (row * heads + first) * head_dim;
+    int values_back = keys_as_values ? num_kv_heads : 0;  // from a value's place to the head that it is
+    qkv += (row * (heads - values_back) + first) * head_dim;
     i64 next = (i64)groups * head_dim;  // from a head to the thread's next one
 #if QK_NORM  // constants: loaded before the wait
     NormWeight q_weight{load<W>(q_norm + low), load<W>(q_norm + high)};
@@ -159,9 +165,12 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     Item loaded[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
-        if (first + u * groups >= heads) continue;
-        loaded[u].low = load<W>(qkv + u * next + low);
-        loaded[u].high = load<W>(qkv + u * next + high);
+        int head = first + u * groups;
+        if (head >= heads) continue;
+        const T* from = qkv + u * next;
+        if (head >= num_heads + num_kv_heads) from -= (i64)values_back * head_dim;
+        loaded[u].low = load<W>(from + low);
+        loaded[u].high = load<W>(from + high);
     }
     Pack<float, W> cos{}, sin{};
     if (rotated) {
@@ -199,6 +208,16 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
             for (int i = 0; i < 2 * W && scaled; i++) at[i] *= factor;
             pack(at, loaded[u]);
         }
+#if QK_NORM
+        if (kv_head >= num_kv_heads && norm_values) {
+            float at[2 * W];
+            unpack(loaded[u], at);
+            float scale = inverse_rms(at, items, eps);
+#pragma unroll
+            for (int i = 0; i < 2 * W; i++) at[i] *= scale;
+            pack(at, loaded[u]);
+        }
+#endif
 #ifdef PACKED_KV
         float rotated_head[2 * W];
         unpack(loaded[u], rotated_head);

@@ -32,7 +32,7 @@ GARBAGE = 2**31 - 9  # an invalid entry of a block table
 SCHEME_DIMS = [
     (scheme, head_dim)
     for scheme in KV_SCHEMES
-    for head_dim in (16, 48, 64, 80, 96, 128, 208, 256)
+    for head_dim in (16, 48, 64, 80, 96, 128, 208, 256, 320, 512)
     if scheme != "int5" or head_dim in PACKED_HEAD_DIMS
 ]
 
@@ -43,7 +43,7 @@ def _compiled(gpu: Gpu) -> None:
     gpu.compile(
         Layout.of(dtype, head_dim, group, gpu.block_shared_bytes).spec
         for dtype in DTYPES
-        for head_dim in (64, 80, 96, 128, 256)
+        for head_dim in (64, 80, 96, 128, 256, 512)
         for group in (4, 16)
     )
     gpu.compile(
@@ -230,13 +230,13 @@ def test_group(gpu: Gpu, dtype, group: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [8, 16, 40, 80, 88, 96, 128, 200, 256])
+@pytest.mark.parametrize("head_dim", [8, 16, 40, 80, 88, 96, 128, 200, 256, 264, 512])
 def test_head_dim(gpu: Gpu, dtype, head_dim: int) -> None:
     case = make_case(dtype, MIXED, 3, 4, head_dim)
     assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
 
 
-@pytest.mark.parametrize("head_dim", [80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [80, 96, 128, 256, 512])
 def test_large_group_of_each_head_dim(gpu: Gpu, head_dim: int) -> None:
     case = make_case(torch.bfloat16, MIXED, 1, 13, head_dim)
     assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
@@ -255,6 +255,27 @@ def test_one_sequence_over_all_multiprocessors(gpu: Gpu, length: int, kv_heads: 
     for block_size in (4, 64):
         case = make_case(torch.bfloat16, [length], kv_heads, 4, 128, block_size)
         assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [1, 17, 129, 2113, 20_001])
+def test_one_sequence_with_widest_heads(gpu: Gpu, dtype, length: int) -> None:
+    """Two warps a block, or one with little shared memory, and up to all splits."""
+    for kv_heads, options in ((1, {}), (2, {"window": 600}), (4, {"softcap": 30.0})):
+        case = make_case(dtype, [length], kv_heads, 8, 512, 64, **options)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [256, 512])
+def test_wide_heads_with_little_shared_memory(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, dtype, head_dim: int
+) -> None:
+    monkeypatch.setattr(gpu, "block_shared_bytes", 99 * 1024)
+    monkeypatch.setattr(gpu, "sm_shared_bytes", 100 * 1024)
+    for lengths in (MIXED, (3001,)):
+        case = make_case(dtype, lengths, 2, 4, head_dim)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("num_seqs", [3, 16, 17, 40, 70])

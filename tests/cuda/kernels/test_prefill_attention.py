@@ -35,7 +35,7 @@ PATHS = [
 SCHEME_DIMS = [
     (scheme, head_dim)
     for scheme in KV_SCHEMES
-    for head_dim in (16, 48, 64, 80, 96, 128, 192, 256)
+    for head_dim in (16, 48, 64, 80, 96, 128, 192, 256, 320, 512)
     if scheme != "int5" or head_dim in PACKED_HEAD_DIMS
 ]
 
@@ -50,6 +50,11 @@ def _compiled(gpu: Gpu) -> None:
         for dim in (16, 64, 80, 96, 128, 256)
         for biased in ((False, True) if dim in (64, 128, 256) else (False,))
         if path != "wgmma" or gpu.arch == "sm_90a"
+    ]
+    shapes += [
+        (prefill_shape(gpu, dtype, 512, biased), dtype)
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+        for biased in (False, True)
     ]
     shapes += [
         (prefill_shape(gpu, dtype, dim, biased, kv_scheme=scheme), dtype)
@@ -265,6 +270,60 @@ def test_head_dims(gpu: Gpu, path, head_dim: int) -> None:
 )
 def test_options(gpu: Gpu, path, head_dim: int, options: dict) -> None:
     Case(MIXED, path[1], head_dim=head_dim, **options).check(gpu, path[0])
+
+
+WIDEST = [
+    ("mma", torch.bfloat16),
+    ("mma split", torch.bfloat16),
+    ("auto", torch.float16),
+    ("auto split", torch.float16),
+    ("auto", torch.float32),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), WIDEST)
+@pytest.mark.parametrize("head_dim", [264, 320, 392, 512])
+def test_widest_heads(gpu: Gpu, name: str, dtype, head_dim: int) -> None:
+    """Two warps share rows, of which each has half of the columns."""
+    Case(MIXED, dtype, heads=4, kv_heads=2, head_dim=head_dim, seed=head_dim).check(gpu, name)
+
+
+@pytest.mark.parametrize(("name", "dtype"), WIDEST)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"block_size": 4},
+        {"block_size": 64, "heads": 14, "kv_heads": 2},
+        {"window": 5},
+        {"softcap": 2.0},
+        {"sinks": True, "growing": True},
+        {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True, "sinks": True},
+    ],
+    ids=str,
+)
+def test_widest_heads_with_options(gpu: Gpu, name: str, dtype, options: dict) -> None:
+    Case(MIXED, dtype, head_dim=512, **options).check(gpu, name)
+
+
+@pytest.mark.parametrize(("name", "dtype"), WIDEST)
+@pytest.mark.parametrize("head_dim", [256, 512])
+def test_wide_heads_with_little_shared_memory(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, name: str, dtype, head_dim: int
+) -> None:
+    monkeypatch.setattr(gpu, "block_shared_bytes", 99 * 1024)
+    path = name.replace("auto", "mma")
+    Case(MIXED, dtype, heads=4, kv_heads=2, head_dim=head_dim).check(gpu, path)
+    if dtype != torch.float32:
+        Case(MIXED, dtype, head_dim=head_dim).quantized("int8").check(gpu, path)
+
+
+def test_the_widest_heads_repeat_exactly(gpu: Gpu) -> None:
+    for sequences in ([(1000, 3000)], [(16, 9000)]):
+        case = Case(sequences, torch.bfloat16, heads=8, kv_heads=2, head_dim=512, block_size=64)
+        case.check(gpu, "auto split")
+        first = case.out.clone()
+        for _ in range(5):
+            assert torch.equal(case.run(gpu, "auto split"), first)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

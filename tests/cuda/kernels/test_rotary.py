@@ -106,6 +106,8 @@ class Case:
         (4, 5, 5, 8, 8),
         (3, 4, 2, 24, 22),
         (2, 128, 8, 256, 256),
+        (3, 16, 2, 512, 512),
+        (2, 5, 1, 264, 128),
     ],
 )
 def test_rotate_and_store(
@@ -128,6 +130,7 @@ def test_rotate_and_store(
         (3, 6, 6, 128, 32),
         (4, 7, 1, 16, 6),
         (2, 5, 5, 64, 0),
+        (3, 32, 4, 512, 512),
     ],
 )
 def test_head_norm(
@@ -145,6 +148,69 @@ def test_head_norm(
     x[:, :heads] *= norm.query.double() + norm.weight_offset
     x[:, heads:] *= norm.key.double() + norm.weight_offset
     case.check(x if table is None else rotated(x, table, case.positions), ROUNDING[dtype])
+
+
+def normalized(x: Tensor, eps: float) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("keys_as_values", [False, True])
+@pytest.mark.parametrize("scheme", [None, "int8"])
+@pytest.mark.parametrize(
+    ("n", "heads", "kv_heads", "head_dim"),
+    [(1, 8, 1, 256), (67, 9, 3, 16), (5, 16, 2, 512), (3, 71, 5, 64)],
+)
+def test_norm_of_values(
+    gpu: Gpu,
+    dtype,
+    keys_as_values: bool,
+    scheme: str | None,
+    n: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+) -> None:
+    if scheme is not None and dtype == torch.float32:
+        pytest.skip("no quantized cache in fp32")
+    case, make = Case(dtype, n, heads, kv_heads, head_dim), Inputs(head_dim, dtype)
+    parts = case.qkv.split([heads, kv_heads, kv_heads], 1)
+    if keys_as_values:
+        case.qkv = torch.cat(parts[:2], 1)
+        case.before = case.qkv.clone()
+        parts = (*parts[:2], parts[1])
+    q, k, v = (normalized(part.double(), 1e-4) for part in parts)
+    norm = HeadNorm(make.normal(head_dim), make.normal(head_dim), 1e-4, values=True)
+    table, scales, tolerance = angles(head_dim), None, ROUNDING[dtype]
+    if scheme is not None:
+        case.cache = torch.full(case.cache.shape, 99, dtype=torch.int8, device="cuda")
+        scales = KVScales(scheme, poisoned(*case.cache.shape[:-1], dtype=torch.float32))
+        tolerance += 2.0**-6
+    case.run(gpu, table, norm=norm, keys_as_values=keys_as_values, kv_scales=scales)
+    q = rotated(q * norm.query.double(), table, case.positions)
+    k = rotated(k * norm.key.double(), table, case.positions)
+    assert_close(case.qkv[:, :heads], q, ROUNDING[dtype])
+    stored = case.slots >= 0
+    found = case.cache.double()
+    if scales is not None:
+        found = found * scales.scales.double().unsqueeze(-1)
+    rows = found.transpose(1, 2).flatten(0, 1)[case.slots[stored].long()]
+    assert_close(rows[:, :kv_heads], k[stored], tolerance)
+    assert_close(rows[:, kv_heads:], v[stored], tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "heads", "head_dim"), [(1, 8, 256), (67, 9, 16), (5, 16, 512)])
+def test_queries_alone(gpu: Gpu, dtype, n: int, heads: int, head_dim: int) -> None:
+    """Of a layer that reads another's keys and values: the cache stays as it is."""
+    case, make = Case(dtype, n, heads, 1, head_dim), Inputs(head_dim, dtype)
+    case.qkv = case.qkv[:, :heads].clone()
+    case.kv_heads, before = 0, case.cache.clone()
+    query, table = make.normal(head_dim), angles(head_dim)
+    x = normalized(case.qkv.double(), 1e-4) * query.double()
+    case.run(gpu, table, norm=HeadNorm(query, query, 1e-4, values=True))
+    assert_close(case.qkv, rotated(x, table, case.positions), ROUNDING[dtype])
+    assert torch.equal(case.cache.view(torch.uint8), before.view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -257,7 +323,7 @@ def test_wrong_arguments_raise(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("scheme", ["int8", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128, 256, 512])
 @pytest.mark.parametrize("normed", [False, True])
 def test_quantized_cache(gpu: Gpu, scheme: str, dtype, head_dim: int, normed: bool) -> None:
     """Compare with torch's quantization: values are bitwise equal.
