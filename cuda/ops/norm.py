@@ -35,7 +35,8 @@ def _add_norm_spec(dtype: str, zero_delta: bool, layout: tuple[int, int]) -> Ker
         "VECTORS": str(layout[1]),
     }
     arguments = (
-        "pointer x, pointer delta, pointer weight, int hidden_size, float eps, float weight_offset"
+        "pointer x, pointer delta, pointer weight, pointer scale, pointer copy, int hidden_size, "
+        "float eps, float weight_offset"
     )
     return KernelSpec("add_norm", arguments, defines)
 
@@ -104,18 +105,23 @@ def add_norm(
     *,
     weight_offset: float = 0.0,
     zero_delta: bool = False,
+    scale: Tensor | None = None,
+    copy: Tensor | None = None,
 ) -> None:
     """Add the RMSNorm of delta [n, hidden_size] to x, fp32 [n, hidden_size], in place.
 
-    weight [hidden_size] plus `weight_offset` scales the norm; the weight must be constant: the
-    kernel reads it before the upstream kernel ends. delta has the weight's dtype; with
-    `zero_delta` it is fp32 and is set to zero after it has been read.
+    weight [hidden_size] plus `weight_offset` scales the norm. delta has the weight's dtype; with
+    `zero_delta` it is fp32 and is set to zero after it has been read. x is then multiplied by
+    `scale` [1], and written to `copy` [n, hidden_size]; both have the weight's dtype. weight and
+    scale must be constant: the kernel reads them before the upstream kernel ends.
     """
     n, hidden_size = x.shape
     delta_dtype = torch.float32 if zero_delta else weight.dtype
     check_tensor("x", x, (n, hidden_size), "float32", gpu)
     check_tensor("weight", weight, (hidden_size,), weight.dtype, gpu)
     check_tensor("delta", delta, (n, hidden_size), delta_dtype, gpu)
+    check_tensor("scale", scale, (1,), weight.dtype, gpu)
+    check_tensor("copy", copy, (n, hidden_size), weight.dtype, gpu)
     if n == 0:
         return
     layout = _layout(hidden_size)
@@ -126,6 +132,8 @@ def add_norm(
         x=x,
         delta=delta,
         weight=weight,
+        scale=scale,
+        copy=copy,
         hidden_size=hidden_size,
         eps=eps,
         weight_offset=weight_offset,

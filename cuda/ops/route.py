@@ -15,17 +15,17 @@ _THREADS = 128
 _ROUTER_THREADS, _ROUTER_ROWS = 256, 8
 _ROUTE = KernelSpec(
     "route",
-    "pointer logits, pointer bias, pointer correction, pointer ids, pointer weights, "
-    "int num_experts, int experts_per_token, int sigmoid, int by_logits, int num_groups, "
-    "int top_groups, int best_of_group, int normalized, float eps, float scale",
+    "pointer logits, pointer bias, pointer correction, pointer expert_scales, pointer ids, "
+    "pointer weights, int num_experts, int experts_per_token, int sigmoid, int by_logits, "
+    "int num_groups, int top_groups, int best_of_group, int normalized, float eps, float scale",
 )
 
 
 def _router_spec(dtype: torch.dtype) -> KernelSpec:
     arguments = (
-        "pointer x, pointer norm_weight, pointer matrix, pointer bias, pointer correction, "
-        "pointer normed, pointer logits, pointer counters, pointer ids, pointer weights, "
-        "int hidden_size, float norm_eps, float weight_offset, int num_shared, int shared_gate, "
+        "pointer x, pointer norm_weight, pointer expert_norm, pointer matrix, pointer bias, "
+        "pointer correction, pointer expert_scales, pointer normed, pointer logits, "
+        "pointer counters, pointer ids, pointer weights, int hidden_size, float norm_eps, float weight_offset, int num_shared, int shared_gate, "
         "int num_experts, int experts_per_token, int sigmoid, int by_logits, int num_groups, "
         "int top_groups, int best_of_group, int normalized, float eps, float scale"
     )
@@ -87,18 +87,21 @@ def route(
     *,
     bias: Tensor | None = None,
     correction: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> None:
     """Write each token's best experts, given logits [n, num_experts], and their routing weights.
 
     Floats are fp32, `ids` int32; ids and weights are [n, experts_per_token]. `bias` [num_experts]
-    is added to the logits, `correction` [num_experts] to the scores for the choice only. Of equal
-    scores the lowest expert comes first.
+    is added to the logits, `correction` [num_experts] to the scores for the choice only. The weight
+    of each expert is multiplied by its own of `scales` [num_experts]. Of equal scores the lowest
+    expert comes first.
     """
     (n, num_experts), chosen = logits.shape, ids.shape[1]
     routing.check(num_experts, chosen)
     check_tensor("logits", logits, (n, num_experts), "float32", gpu)
     check_tensor("bias", bias, (num_experts,), "float32", gpu)
     check_tensor("correction", correction, (num_experts,), "float32", gpu)
+    check_tensor("scales", scales, (num_experts,), "float32", gpu)
     check_tensor("ids", ids, (n, chosen), "int32", gpu)
     check_tensor("weights", weights, (n, chosen), "float32", gpu)
     if n == 0:
@@ -111,6 +114,7 @@ def route(
         logits=logits,
         bias=bias,
         correction=correction,
+        expert_scales=scales,
         ids=ids,
         weights=weights,
         num_experts=num_experts,
@@ -147,12 +151,15 @@ def router(
     *,
     bias: Tensor | None = None,
     correction: Tensor | None = None,
+    scales: Tensor | None = None,
+    expert_norm: Tensor | None = None,
     num_shared: int = 0,
     shared_gate: bool = False,
 ) -> None:
     """Write the norm of the stream x fp32 [n, hidden_size], and choose experts by its logits.
 
-    `normed` is T [n, hidden_size], `matrix` T [num_experts, hidden_size]. Every token's last
+    `normed` is T [n, hidden_size], `matrix` T [num_experts, hidden_size]. With `expert_norm`
+    T [hidden_size] `normed` is the norm with these weights instead. Every token's last
     `num_shared` experts are num_experts, num_experts + 1, …, with the weight 1; with `shared_gate`
     `matrix` has one more row, and the weight is the sigmoid of that row's logit. The rest is as for
     `route`.
@@ -170,6 +177,8 @@ def router(
     check_tensor("normed", normed, (n, hidden_size), matrix.dtype, gpu)
     check_tensor("bias", bias, (num_experts,), "float32", gpu)
     check_tensor("correction", correction, (num_experts,), "float32", gpu)
+    check_tensor("scales", scales, (num_experts,), "float32", gpu)
+    check_tensor("expert_norm", expert_norm, (hidden_size,), matrix.dtype, gpu)
     check_tensor("ids", ids, (n, chosen + num_shared), "int32", gpu)
     check_tensor("weights", weights, (n, chosen + num_shared), "float32", gpu)
     if n == 0:
@@ -184,9 +193,11 @@ def router(
         num_bytes=matrix.nbytes,
         x=x,
         norm_weight=norm.weight,
+        expert_norm=expert_norm,
         matrix=matrix,
         bias=bias,
         correction=correction,
+        expert_scales=scales,
         normed=normed,
         logits=workspace.logits,
         counters=workspace.counters,

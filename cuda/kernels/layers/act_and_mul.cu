@@ -1,6 +1,7 @@
 // act_and_mul: activation function of an MLP, with the bias of the preceding matmul, gated or not.
 //
-//   x     T [num_rows, row_size], or with GATED [num_rows, 2 * row_size]: gate, then up
+//   x     T [num_rows, row_size], or with GATED but without `up` [num_rows, 2 * row_size]: gate, then up
+//   up    T [num_rows, row_size] or null
 //   bias  T [columns of x] or null
 //   out   T [num_rows, row_size] = act(x + bias), or with GATED act(gate + bias) * (up + bias);
 //         without GATED it may be x itself
@@ -20,12 +21,13 @@
 constexpr int THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-act_and_mul_kernel(const T* x, const T* bias, T* out, int num_rows, int row_size) {
+act_and_mul_kernel(const T* x, const T* up, const T* bias, T* out, int num_rows, int row_size) {
     start_dependents();
     int column = (blockIdx.y * THREADS + threadIdx.x) * WIDTH;
-    i64 row = (i64)blockIdx.x * ROWS, stride = GATED ? 2 * (i64)row_size : row_size;
+    i64 row = (i64)blockIdx.x * ROWS, stride = GATED && !up ? 2 * (i64)row_size : row_size;
+    const T* factors = up ? up : x + row_size;
     bool inside = column < row_size;
-    Pack<T, WIDTH> gate_bias{}, up_bias{}, gate[ROWS], up[ROWS];
+    Pack<T, WIDTH> gate_bias{}, up_bias{}, gate[ROWS], factor[ROWS];
     if (bias && inside) {
         gate_bias = load<WIDTH>(bias + column);
         if (GATED) up_bias = load<WIDTH>(bias + row_size + column);
@@ -36,7 +38,7 @@ act_and_mul_kernel(const T* x, const T* bias, T* out, int num_rows, int row_size
     for (int r = 0; r < ROWS; r++) {
         if (row + r >= num_rows) continue;
         gate[r] = load<WIDTH>(x + (row + r) * stride + column);
-        if (GATED) up[r] = load<WIDTH>(x + (row + r) * stride + row_size + column);
+        if (GATED) factor[r] = load<WIDTH>(factors + (row + r) * stride + column);
     }
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -45,7 +47,7 @@ act_and_mul_kernel(const T* x, const T* bias, T* out, int num_rows, int row_size
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
             values[i] = activate<ACTIVATION>(gate[r][i] + gate_bias[i]);
-            if (GATED) values[i] *= up[r][i] + up_bias[i];
+            if (GATED) values[i] *= factor[r][i] + up_bias[i];
         }
         Pack<T, WIDTH> result;
         result = values;

@@ -91,8 +91,8 @@ __device__ __forceinline__ void largest_of_warps(float* values, int count, int e
 // Writes the ids and weights of a token's experts, given its logits in scores[num_experts], which are visible to
 // all threads of the block. ops/route.py has the size of `scores`, which is aligned to 16 bytes.
 template <int THREADS>
-__device__ __forceinline__ void choose_experts(float* scores, const float* correction, int* ids, float* weights,
-                                               float* scratch, const Routing& how) {
+__device__ __forceinline__ void choose_experts(float* scores, const float* correction, const float* expert_scales,
+                                               int* ids, float* weights, float* scratch, const Routing& how) {
     constexpr int NUM_WARPS = THREADS / WARP;
     int end = padded(how.num_experts), each = min(how.experts_per_token, (how.num_experts + NUM_WARPS - 1) / NUM_WARPS);
     float *choice = scores + end, *totals = choice + end;
@@ -135,5 +135,6 @@ __device__ __forceinline__ void choose_experts(float* scores, const float* corre
     float sum = 0;
     for (int i = 0; i < how.experts_per_token; i++) sum += found[i];
     float factor = how.normalized ? how.scale / (sum + how.eps) : how.scale;
-    for (int i = threadIdx.x; i < how.experts_per_token; i += THREADS) weights[i] = found[i] * factor;
+    for (int i = threadIdx.x; i < how.experts_per_token; i += THREADS)
+        weights[i] = found[i] * factor * (expert_scales ? expert_scales[ids[i]] : 1.f);
 }

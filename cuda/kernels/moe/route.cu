@@ -3,6 +3,7 @@
 //   logits      fp32 [n, num_experts]
 //   bias        fp32 [num_experts] or null: added to the logits
 //   correction  fp32 [num_experts] or null: added to the scores for the choice only
+//   expert_scales  fp32 [num_experts] or null: the weight of an expert is multiplied by its own (Gemma 4)
 //   ids         int32 [n, experts_per_token]: the chosen experts, best first; of equal ones the lowest id
 //   weights     fp32 [n, experts_per_token]: their scores, times `scale`
 //   sigmoid     scores are the sigmoid of each logit, or 0: the softmax over all experts
@@ -25,8 +26,8 @@
 constexpr int THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-route_kernel(const float* logits, const float* bias, const float* correction, int* ids, float* weights,
-             int num_experts, int experts_per_token, int sigmoid, int by_logits, int num_groups, int top_groups,
+route_kernel(const float* logits, const float* bias, const float* correction, const float* expert_scales, int* ids,
+             float* weights, int num_experts, int experts_per_token, int sigmoid, int by_logits, int num_groups, int top_groups,
              int best_of_group, int normalized, float eps, float scale) {
     extern __shared__ __align__(16) float scores[];
     __shared__ float scratch[THREADS / WARP];
@@ -38,6 +39,6 @@ route_kernel(const float* logits, const float* bias, const float* correction, in
     __syncthreads();
     Routing how{num_experts,   experts_per_token, sigmoid,    by_logits, num_groups,
                 top_groups,    best_of_group,     normalized, eps,       scale};
-    choose_experts<THREADS>(scores, correction, ids + row * experts_per_token, weights + row * experts_per_token,
-                            scratch, how);
+    choose_experts<THREADS>(scores, correction, expert_scales, ids + row * experts_per_token,
+                            weights + row * experts_per_token, scratch, how);
 }

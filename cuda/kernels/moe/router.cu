@@ -2,10 +2,12 @@
 //
 //   x              fp32 [n, hidden_size]
 //   norm_weight    T [hidden_size]: RMSNorm, plus weight_offset
+//   expert_norm    T [hidden_size] or null: the weight of the norm in `normed`, where it is another one (Gemma 4)
 //   matrix         T [num_experts + shared_gate, hidden_size]
 //   num_shared     after the chosen ones come the experts num_experts …, which all tokens choose, with the weight 1,
 //                  or with shared_gate the sigmoid of the logit of the last row
 //   bias           fp32 [num_experts] or null: added to the logits
+//   expert_scales  fp32 [num_experts] or null, as in route.cu
 //   normed         T [n, hidden_size]
 //   logits         fp32 [n, num_experts + shared_gate]: used by the kernel
 //   counters       u64 [n]: 0 before and after
@@ -80,8 +82,8 @@ struct Stream {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-router_kernel(const float* x, const T* norm_weight, const T* matrix, const float* bias, const float* correction,
-              T* normed, float* logits, u64* counters, int* ids, float* weights, int hidden_size, float norm_eps,
+router_kernel(const float* x, const T* norm_weight, const T* expert_norm, const T* matrix, const float* bias,
+              const float* correction, const float* expert_scales, T* normed, float* logits, u64* counters, int* ids, float* weights, int hidden_size, float norm_eps,
               float weight_offset, int num_shared, int shared_gate,
               int num_experts, int experts_per_token, int sigmoid, int by_logits,
               int num_groups, int top_groups, int best_of_group, int normalized, float eps, float scale) {
@@ -108,8 +110,14 @@ router_kernel(const float* x, const T* norm_weight, const T* matrix, const float
     float factor = rsqrtf(squares / hidden_size + norm_eps);
     stream.normalize(x, norm_weight, hidden_size, factor, weight_offset, [&](int column, const Pack<T, 4>& values) {
         store(activations + column, values);
-        if (blockIdx.x == 0) store(normed + row * hidden_size + column, values);
+        if (blockIdx.x == 0 && !expert_norm) store(normed + row * hidden_size + column, values);
     });
+    if (blockIdx.x == 0 && expert_norm) {
+        stream.load_weight(expert_norm, hidden_size);
+        stream.normalize(x, expert_norm, hidden_size, factor, weight_offset, [&](int column, const Pack<T, 4>& values) {
+            store(normed + row * hidden_size + column, values);
+        });
+    }
     __syncthreads();
     float sum = 0;
     auto add = [&](const Fragment& w, int at) {
@@ -149,5 +157,5 @@ router_kernel(const float* x, const T* norm_weight, const T* matrix, const float
     __syncthreads();
     Routing how{num_experts,   experts_per_token, sigmoid,    by_logits, num_groups,
                 top_groups,    best_of_group,     normalized, eps,       scale};
-    choose_experts<THREADS>(scores, correction, ids, weights, scratch, how);
+    choose_experts<THREADS>(scores, correction, expert_scales, ids, weights, scratch, how);
 }

@@ -38,6 +38,18 @@ def test_equals_torch(gpu: Gpu, dtype, kind: str, gated: bool, n: int, width: in
         assert_close(out, reference(x, kind, add, gated), ROUNDING[dtype])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "width"), [(1, 256), (7, 37), (1023, 8200)])
+def test_a_factor_of_its_own(gpu: Gpu, dtype, n: int, width: int) -> None:
+    make = Inputs(n * width, dtype)
+    x, up = make.normal(n, width, scale=4), make.normal(n, width)
+    out, expected = poisoned(n, width, dtype=dtype), reference(x, "gelu_tanh", None, False)
+    act_and_mul(gpu, x, out, "gelu_tanh", up=up)
+    assert_close(out, expected * up.double(), ROUNDING[dtype])
+    act_and_mul(gpu, x, x, "gelu_tanh", up=up)
+    assert torch.equal(x, out)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_large_inputs_give_finite_results(gpu: Gpu, kind: str) -> None:
     x = torch.tensor([[-3e4, -100.0, -0.0, 0.0, 88.0, 3e4, 100.0, -88.0]], device="cuda")
@@ -64,4 +76,6 @@ def test_wrong_arguments_raise(gpu: Gpu) -> None:
         act_and_mul(gpu, x, out, "silu", gated=True)
     with pytest.raises(ValueError, match="bias must be"):
         act_and_mul(gpu, x, out, "silu", bias=make.normal(32))
+    with pytest.raises(ValueError, match="up must be"):
+        act_and_mul(gpu, x, out, "silu", up=make.normal(4, 32))
     act_and_mul(gpu, x[:0], out[:0], "silu")

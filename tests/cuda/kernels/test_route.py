@@ -78,6 +78,17 @@ def test_routers_equal_fp64(gpu: Gpu, name: str, n: int) -> None:
     assert_close(weights, expected, 2e-6)
 
 
+@pytest.mark.parametrize(("n", "experts", "chosen"), SIZES)
+def test_scales_of_experts(gpu: Gpu, n: int, experts: int, chosen: int) -> None:
+    make = Inputs(n + experts)
+    logits, scales = make.normal(n, experts, scale=2), make.normal(experts)
+    ids, weights = run(gpu, logits, chosen, Routing(normalized=True), scales=scales)
+    config = RouterConfig(normalized=True)
+    expected, order = routing.route(logits.double(), None, chosen, config)
+    assert torch.equal(ids.long(), order)
+    assert_close(weights, expected * scales.double()[order], 2e-6)
+
+
 def test_nan_score_gives_nan_weights(gpu: Gpu) -> None:
     logits = torch.tensor([[1.0, float("nan"), 2.0]], device="cuda")
     ids, weights = run(gpu, logits, 3, Routing())

@@ -80,6 +80,39 @@ def test_router_equals_fp64(
     assert_close(weights[:, :chosen], best, 1e-4)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("n", "experts", "chosen", "k"), [(1, 128, 8, 2816), (5, 5, 2, 48), (2, 16, 4, 6152)]
+)
+def test_a_norm_of_the_experts_and_scales(
+    gpu: Gpu, dtype, n: int, experts: int, chosen: int, k: int
+) -> None:
+    make = Inputs(n + experts + k, dtype)
+    x, weight, own = make.normal(n, k, dtype=torch.float32), make.normal(k), make.normal(k)
+    matrix = make.normal(experts, k, scale=3 * k**-0.5)
+    scales = make.normal(experts, dtype=torch.float32)
+    normed = poisoned(n, k, dtype=dtype)
+    ids, weights = poisoned(n, chosen, dtype=torch.int32), poisoned(n, chosen, dtype=torch.float32)
+    norm, how, workspace = (
+        Norm(weight, 1e-5),
+        Routing(normalized=True),
+        RouterWorkspace(gpu, 5, 128),
+    )
+    router(
+        *(gpu, x, norm, matrix, normed, ids, weights, how, workspace),
+        scales=scales,
+        expert_norm=own,
+    )
+    unit = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    assert_close(normed, unit * own.double(), ROUNDING[dtype])
+    logits = (unit * weight.double()).to(dtype).double() @ matrix.double().T
+    best, order = routing.route(logits, None, chosen, RouterConfig(normalized=True))
+    same = ids.long() == order
+    assert same.float().mean() > 0.9
+    expected = best * scales.double()[order]
+    assert_close(weights[same], expected[same], 10 * ROUNDING[dtype])
+
+
 def test_unsupported_shapes_raise(gpu: Gpu) -> None:
     make, workspace = Inputs(1, torch.bfloat16), RouterWorkspace(gpu, 2, 8)
     x, norm = make.normal(2, 16, dtype=torch.float32), Norm(make.normal(16), 1e-5)
