@@ -24,6 +24,7 @@ from swiftchat.cuda.ops.row_changes import RowChanges, narrow_elements
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 from swiftchat.cuda.peer_memory import PeerBuffer
 
+MAX_ROPE_HEAD_DIM = 256  # of `linear_rope_cache`
 _SPLITTABLE = ("RESIDUAL", "SEND")
 # The rotary arguments of the kernels without rotary embedding.
 _NO_ROPE: dict[str, Any] = {
@@ -218,8 +219,9 @@ def linear_rope_cache(
     """
     n, num_heads = len(x), rope.num_heads
     num_kv_heads, head_dim = rope.cache.shape[1] // 2, rope.cache.shape[3]
-    if head_dim % 8 or head_dim > 256:
-        raise ValueError(f"head_dim must be a multiple of 8 up to 256, not {head_dim}")
+    if head_dim % 8 or head_dim > MAX_ROPE_HEAD_DIM:
+        most = MAX_ROPE_HEAD_DIM
+        raise ValueError(f"head_dim must be a multiple of 8 up to {most}, not {head_dim}")
     end_head, rest = divmod(len(weight), head_dim)
     end_head += first_head
     all_or_none = (first_head == 0 and end_head >= num_heads) or first_head >= num_heads

@@ -120,7 +120,7 @@ def add_norm(
     check_tensor("x", x, (n, hidden_size), "float32", gpu)
     check_tensor("weight", weight, (hidden_size,), weight.dtype, gpu)
     check_tensor("delta", delta, (n, hidden_size), delta_dtype, gpu)
-    check_tensor("scale", scale, (1,), weight.dtype, gpu)
+    check_tensor("scale", scale, (1,), weight.dtype, gpu, alignment_bytes=weight.itemsize)
     check_tensor("copy", copy, (n, hidden_size), weight.dtype, gpu)
     if n == 0:
         return

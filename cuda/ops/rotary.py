@@ -15,6 +15,7 @@ from swiftchat.cuda.quantized_kv import (
     scheme_parameters,
 )
 
+MAX_HEAD_DIM = 512  # as of the kernels of attention
 _THREADS, _UNROLL = 128, 4
 
 
@@ -155,8 +156,8 @@ def rotary(
 
 
 def _check_sizes(head_dim: int, rotary_dim: int, block_size: int, two_positions: bool) -> None:
-    if head_dim % 8 or not 8 <= head_dim <= 512:
-        raise ValueError(f"head_dim must be a multiple of 8 up to 512, not {head_dim}")
+    if head_dim % 8 or not 8 <= head_dim <= MAX_HEAD_DIM:
+        raise ValueError(f"head_dim must be a multiple of 8 up to {MAX_HEAD_DIM}, not {head_dim}")
     if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim:
         raise ValueError(f"rotary_dim must be even and at most {head_dim}, not {rotary_dim}")
     if two_positions and 2 * rotary_dim != head_dim:

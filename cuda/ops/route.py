@@ -25,7 +25,8 @@ def _router_spec(dtype: torch.dtype) -> KernelSpec:
     arguments = (
         "pointer x, pointer norm_weight, pointer expert_norm, pointer matrix, pointer bias, "
         "pointer correction, pointer expert_scales, pointer normed, pointer logits, "
-        "pointer counters, pointer ids, pointer weights, int hidden_size, float norm_eps, float weight_offset, int num_shared, int shared_gate, "
+        "pointer counters, pointer ids, pointer weights, int hidden_size, float norm_eps, "
+        "float weight_offset, int num_shared, int shared_gate, "
         "int num_experts, int experts_per_token, int sigmoid, int by_logits, int num_groups, "
         "int top_groups, int best_of_group, int normalized, float eps, float scale"
     )

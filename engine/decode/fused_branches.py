@@ -5,17 +5,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import Norm, linear, linear_act_and_mul, linear_residual
 from swiftchat.cuda.ops.linear_layout import linear_fits
+from swiftchat.cuda.ops.norm import add_norm
 from swiftchat.cuda.ops.row_changes import RowChanges
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.linear.merged import split_bias
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.model.cuda_attention import DecodeRows
 from swiftchat.engine.model.cuda_mixers import StatePlan
-from swiftchat.engine.model.cuda_ops import CudaOps, DecodeRows
+from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.moe import Expert
+from swiftchat.engine.model.per_layer import PerLayerBranch
 from swiftchat.engine.model.weights import LayerWeights
 
 
@@ -120,6 +124,69 @@ def add_experts(
         assert shared is not None
         (down,) = shared.down.kernel_matrices
         linear_residual(ops.gpu, inner, down, x, ops.linear_workspace, bias=shared.down_bias)
+
+
+def per_layer_fits(gpu: Gpu, n: int, branch: PerLayerBranch | None) -> bool:
+    """Return whether the fused matmuls compute n rows of the branch; there may be none."""
+    if branch is None:
+        return True
+    gate, out = branch.gate.kernel_matrices, branch.out.kernel_matrices
+    return (
+        len(gate) == len(out) == 1
+        and linear_fits(gpu, n, gate[0])
+        and linear_fits(gpu, n, out[0], splittable=True)
+    )
+
+
+def per_layer_inner(ops: CudaOps, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
+    """Return the input [n, width] of the branch's last matrix, given the rounded stream x."""
+    gate, (matrix,) = torch.empty_like(own), branch.gate.kernel_matrices
+    linear(ops.gpu, x, matrix, gate, ops.linear_workspace)
+    return ops.per_layer.gated(gate, own)
+
+
+@dataclass(frozen=True)
+class BranchSums:
+    """fp32 [max_rows, hidden_size]: outputs of branches before their norms; zeros between uses."""
+
+    mlp: Tensor
+    experts: Tensor
+    both: Tensor
+
+
+def add_mlp_and_experts(
+    ops: CudaOps,
+    i: int,
+    x: Tensor,
+    layer: LayerWeights,
+    inner: Tensor,
+    sums: BranchSums,
+    router_norm: Norm,
+) -> None:
+    """Add what the MLP and the experts of layer i give together to the stream x in place.
+
+    `inner` is the input of the MLP's last matrix. The stream is then multiplied by the layer's
+    scale.
+    """
+    n, gpu, experts, norms = len(x), ops.gpu, layer.experts, layer.expert_norms
+    assert experts is not None and norms is not None and layer.mlp_out_norm is not None
+    mlp, sparse, both = sums.mlp[:n], sums.experts[:n], sums.both[:n]
+    (down,) = layer.down.kernel_matrices
+    linear_residual(gpu, inner, down, mlp, ops.linear_workspace, bias=layer.down_bias)
+    if ops.experts.adds(i, experts, n):
+        ops.experts.add(i, x, router_norm, experts, norms.experts, sparse)
+    else:
+        inputs, seen = (
+            ops.norm_(x, None, weight, None) for weight in (norms.experts, norms.router)
+        )
+        ops.add_(sparse, ops.moe(i, inputs, experts, seen))
+    eps, offset = router_norm.eps, router_norm.weight_offset
+    for total, delta, weight, scale in (
+        (both, mlp, norms.dense_out, None),
+        (both, sparse, norms.experts_out, None),
+        (x, both, layer.mlp_out_norm, layer.scale),
+    ):
+        add_norm(gpu, total, delta, weight, eps, weight_offset=offset, zero_delta=True, scale=scale)
 
 
 def _fits(ops: CudaOps, n: int, expert: Expert) -> bool:

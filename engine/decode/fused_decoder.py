@@ -1,11 +1,13 @@
 """A decode step of Llama-like models in five fused kernels a layer."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from swiftchat.cuda.ops.act_and_mul import act_and_mul
 from swiftchat.cuda.ops.comm import all_gather, all_reduce
-from swiftchat.cuda.ops.decode_attention import decode_attention
 from swiftchat.cuda.ops.embedding import embed
 from swiftchat.cuda.ops.linear import (
     Norm,
@@ -16,27 +18,33 @@ from swiftchat.cuda.ops.linear import (
     linear_rope_cache,
     linear_send,
 )
-from swiftchat.cuda.ops.linear_layout import M_TILE, MAX_GEMV_ROWS, linear_fits
+from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
 from swiftchat.cuda.ops.norm import add_norm
-from swiftchat.cuda.ops.rotary import rotary
 from swiftchat.cuda.peer_memory import PeerBuffer
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator, PeerBuffers
-from swiftchat.engine.decode.coverage import fused_kernels_cover
+from swiftchat.engine.decode.coverage import (
+    fused_kernels_cover,
+    fused_layer_fits,
+    has_plain_heads,
+)
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.decode.fused_branches import (
+    BranchSums,
     Tuned,
     add_experts,
+    add_mlp_and_experts,
     attend_to_latents,
     mix,
-    mixer_fits,
+    per_layer_inner,
     write_linear,
 )
 from swiftchat.engine.decode.fused_deltas import FusedDeltas
 from swiftchat.engine.linear.adapted import Site
 from swiftchat.engine.linear.merged import split_bias
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.model.cuda_attention import DecodeRows, kernel_kv
 from swiftchat.engine.model.cuda_mixers import StatePlan
-from swiftchat.engine.model.cuda_ops import CudaOps, kernel_kv
+from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
@@ -70,18 +78,25 @@ class FusedDecoder:
         self._peer_buffers: PeerBuffers | None = (
             ranks.peer_buffers if isinstance(ranks, GpuCommunicator) else None
         )
+        self._layers = ops.attention.layers
+        self._own: Sequence[Tensor] = ()  # of the tokens, for each layer
         max_rows, device = min(batch.max_rows, MAX_GEMV_ROWS), ops.gpu.device
 
-        def empty(*shape: int, dtype: torch.dtype = decoder.weights.dtype) -> Tensor:
-            return torch.empty(max_rows, *shape, dtype=dtype, device=device)
+        def empty(size: int, dtype: torch.dtype = decoder.weights.dtype) -> Tensor:
+            return torch.empty(max_rows, size, dtype=dtype, device=device)
+
+        def zeros() -> Tensor:
+            return torch.zeros(max_rows, config.hidden_size, device=device)
 
         self._embedding = empty(config.hidden_size, dtype=torch.float32)
-        self._queries = empty(config.num_heads, config.head_dim)
         # For a layer that rotates in a kernel of its own, with keys and values beside the queries.
-        self._qkv = empty(config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        self._attention_output = empty(config.num_heads, config.head_dim)
-        self._mlp_inner = empty(config.intermediate_size)
-        self._branch_output = torch.zeros(max_rows, config.hidden_size, device=device)
+        heads = config.num_heads
+        self._qkv = empty(max(e.head_dim * (heads + 2 * e.num_kv_heads) for e in self._layers))
+        self._queries = empty(max(each.head_dim * heads for each in self._layers))
+        self._attention_output = torch.empty_like(self._queries)
+        self._mlp_inner = empty(max(each.intermediate_size for each in self._layers))
+        self._branch_output = zeros()
+        self._sums = BranchSums(self._branch_output, zeros(), zeros())
 
     def supports(self, n: int) -> bool:
         """Return whether n rows of this model can be computed."""
@@ -93,7 +108,9 @@ class FusedDecoder:
             and (decoder.ranks.size == 1 or self._peer_buffers is not None)
             and (decoder.ranks.size == 1 or not self._is_special)
             and (not is_last or (len(head) == 1 and linear_fits(gpu, n, head[0])))
-            and all(self._supports_layer(n, layer) for layer in weights.layers)
+            and all(
+                fused_layer_fits(self._ops, n, i, each) for i, each in enumerate(weights.layers)
+            )
         )
 
     def adapts(self, n: int) -> bool:
@@ -105,28 +122,6 @@ class FusedDecoder:
         """Whether the model has experts or latent attention: for one GPU, and without adapters."""
         config = self._decoder.config
         return config.num_experts > 0 or config.latent is not None
-
-    def _supports_layer(self, n: int, layer: LayerWeights) -> bool:
-        gpu, head_dim = self._ops.gpu, self._decoder.config.head_dim
-        qkv, o = layer.qkv.kernel_matrices, layer.o.kernel_matrices
-        gate_up, down = layer.gate_up.kernel_matrices, layer.down.kernel_matrices
-        span = head_dim if layer.latent is None else M_TILE
-        if layer.mixer is not None:
-            attends = mixer_fits(self._ops, n, layer.mixer)
-        else:
-            attends = (
-                len(qkv) > 0
-                and len(o) == 1
-                and all(linear_fits(gpu, n, matrix, pair_span=span) for matrix in qkv)
-                and linear_fits(gpu, n, o[0], splittable=True)
-            )
-        has_mlp = layer.experts is not None or (
-            len(gate_up) > 0
-            and len(down) == 1
-            and all(linear_fits(gpu, n, matrix, pair_span=len(matrix)) for matrix in gate_up)
-            and linear_fits(gpu, n, down[0], splittable=True)
-        )
-        return attends and has_mlp
 
     def launch(
         self,
@@ -149,6 +144,9 @@ class FusedDecoder:
         weights, stages = self._decoder.weights, self._decoder.stages
         if stages.is_first:
             self._embed(x)
+        if weights.per_layer is not None:
+            tokens = self._batch.tokens[: len(x)]
+            self._own = self._ops.per_layer.embeddings(tokens, x, weights.per_layer)
         for i, (layer, kv) in enumerate(zip(weights.layers, self._cache.layers, strict=True)):
             if hidden is not None:
                 self._decoder.keep(hidden, i, x)
@@ -208,11 +206,17 @@ class FusedDecoder:
                 layer.attn_out_norm,
                 None if buffers is None else buffers.attention,
             )
-        if layer.experts is not None:
+        if layer.experts is not None and layer.expert_norms is None:
             activation = self._decoder.config.activation
             add_experts(self._ops, i, x, layer, self._norm(layer.mlp_norm), activation)
             return
         inner = self._gate_up(x, i, layer)
+        if layer.expert_norms is not None:
+            norm = self._norm(layer.expert_norms.router)
+            add_mlp_and_experts(self._ops, i, x, layer, inner, self._sums, norm)
+            return
+        own = None if layer.per_layer is None else self._own[i]
+        rounded = None if own is None else own.new_empty(x.shape)
         self._add_branch(
             x,
             inner,
@@ -220,33 +224,29 @@ class FusedDecoder:
             self._tuned(inner, ("down", i), layer.down, layer.down_bias),
             layer.mlp_out_norm,
             None if buffers is None else buffers.mlp,
+            scale=layer.scale if own is None else None,
+            rounded=rounded,
         )
+        if layer.per_layer is not None and own is not None and rounded is not None:
+            inner = per_layer_inner(self._ops, rounded, own, layer.per_layer)
+            out, norm_weight = layer.per_layer.out, layer.per_layer.out_norm
+            self._add_branch(x, inner, out, Tuned(None), norm_weight, None, scale=layer.scale)
 
     def _attend(self, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> Tensor:
         """Return the attention output before its projection, [n, num_heads * head_dim]."""
-        n, ops, batch = len(x), self._ops, self._batch
+        n, ops, batch, config = len(x), self._ops, self._batch, self._layers[i]
         if layer.latent is not None:
             norm = self._norm(layer.attn_norm)
             return attend_to_latents(ops, batch, i, x, layer, norm, kv)
-        output = self._attention_output[:n]
-        cache, kv_scales = kernel_kv(kv)
+        output = _first(self._attention_output, n, config.num_heads, config.head_dim)
         queries, gates = self._rotated_queries(x, i, layer, kv)
-        decode_attention(
-            ops.gpu,
-            queries,
-            cache,
-            block_tables=batch.block_tables[:n],
-            context_lens=batch.context_lens[:n],
-            scale=ops.scale,
-            out=output,
-            workspace=ops.attention_workspace,
-            window=ops.window(i),
-            softcap=ops.softcap,
-            sinks=layer.sinks,
+        ops.attention.decode(
+            *(i, queries, kv, DecodeRows(batch.block_tables[:n], batch.context_lens[:n])),
+            layer.sinks,
+            output,
             # Rows that share blocks attend to keys and values of all of them.
             new_tokens=n if self._shares_blocks else 1,
             even_lengths=self._shares_blocks,
-            kv_scales=kv_scales,
         )
         return output.view(n, -1) if gates is None else ops.gate(output.view(n, -1), gates)
 
@@ -257,17 +257,14 @@ class FusedDecoder:
 
         Stores keys and values in the cache.
         """
-        n, ops, gpu, config = len(x), self._ops, self._ops.gpu, self._decoder.config
-        norm, cos_sin = self._norm(layer.attn_norm), ops.cos_sin(i)
+        n, ops, gpu, config = len(x), self._ops, self._ops.gpu, self._layers[i]
+        norm, cos_sin = self._norm(layer.attn_norm), ops.attention.cos_sin(i)
         tuned = self._tuned(x, ("qkv", i), layer.qkv, layer.qkv_bias, norm)
         positions, slot_mapping = self._batch.positions[:n], self._batch.slot_mapping[:n]
         cache, kv_scales = kernel_kv(kv)
-        # `linear_rope_cache` computes a part of a head at a time; a quantized cache needs the
-        # maximum of the whole head. It does not scale queries.
-        factors = ops.query_factors(i)
-        is_plain = layer.head_norms is None and not config.attention_gate and factors is None
-        if is_plain and cos_sin is not None and kv_scales is None:
-            queries = self._queries[:n]
+        # A quantized cache needs the maximum of the whole head.
+        if has_plain_heads(ops, i, layer) and cos_sin is not None and kv_scales is None:
+            queries = _first(self._queries, n, config.num_heads, config.head_dim)
             rope = RopeCache(cos_sin, positions, slot_mapping, cache, config.num_heads)
             parts, first = layer.qkv.kernel_matrices, 0
             for part, bias in zip(parts, split_bias(tuned.bias, parts), strict=True):
@@ -285,33 +282,22 @@ class FusedDecoder:
                 )
                 first += len(part) // config.head_dim
             return queries, None
-        heads, gates = self._qkv[:n], None
+        num_rows, gates = layer.qkv.shape[0], None
         if config.attention_gate:
-            both = heads.new_empty(n, layer.qkv.shape[0])
+            both = self._qkv.new_empty(n, num_rows)
             write_linear(ops, x, layer.qkv, tuned, both, norm)
             qkv, gates = ops.split_gate(both, config.num_heads * config.head_dim)
-            heads = qkv.view(heads.shape)
         else:
-            write_linear(ops, x, layer.qkv, tuned, heads.view(n, -1), norm)
-        rotary(
-            gpu,
-            heads,
-            cache,
-            cos_sin=cos_sin,
-            positions=positions,
-            slot_mapping=slot_mapping,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            norm=ops.head_norm(layer.head_norms),
-            query_factors=factors,
-            kv_scales=kv_scales,
-        )
-        return heads[:, : config.num_heads], gates
+            qkv = _first(self._qkv, n, num_rows)
+            write_linear(ops, x, layer.qkv, tuned, qkv, norm)
+        norms = layer.head_norms
+        return ops.attention.rotate(i, qkv, kv, norms, positions, slot_mapping), gates
 
     def _gate_up(self, x: Tensor, i: int, layer: LayerWeights) -> Tensor:
         """Return activation(gate) * up, [n, intermediate_size]."""
         ops, gpu, activation = self._ops, self._ops.gpu, self._decoder.config.activation
-        inner, norm = self._mlp_inner[: len(x)], self._norm(layer.mlp_norm)
+        inner = _first(self._mlp_inner, len(x), layer.gate_up.shape[0] // 2)
+        norm = self._norm(layer.mlp_norm)
         tuned = self._tuned(x, ("gate_up", i), layer.gate_up, layer.gate_up_bias, norm)
         parts = layer.gate_up.kernel_matrices
         if len(parts) > 1:
@@ -361,10 +347,14 @@ class FusedDecoder:
         tuned: Tuned,
         norm: Tensor | None,
         peer_buffer: PeerBuffer | None,
+        *,
+        scale: Tensor | None = None,
+        rounded: Tensor | None = None,
     ) -> None:
         """Add the branch output inner · weightᵀ and more, normed if `norm` is given, to x in place.
 
-        With a peer buffer, all-reduce the output over the ranks.
+        With a peer buffer, all-reduce the output over the ranks. With a norm x is then multiplied
+        by `scale`, and written to `rounded`.
         """
         gpu, workspace = self._ops.gpu, self._ops.linear_workspace
         (matrix,) = weight.kernel_matrices
@@ -381,4 +371,15 @@ class FusedDecoder:
             all_reduce(gpu, target, peer_buffer)
         if norm is not None:
             eps, offset = self._decoder.config.norm_eps, self._ops.norm_offset
-            add_norm(gpu, x, target, norm, eps, weight_offset=offset, zero_delta=True)
+            add_norm(
+                *(gpu, x, target, norm, eps),
+                weight_offset=offset,
+                zero_delta=True,
+                scale=scale,
+                copy=rounded,
+            )
+
+
+def _first(buffer: Tensor, *shape: int) -> Tensor:
+    """Return the beginning of a buffer in this shape."""
+    return buffer.view(-1)[: math.prod(shape)].view(shape)

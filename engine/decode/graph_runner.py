@@ -23,8 +23,9 @@ from swiftchat.engine.decode.fused_decoder import FusedDecoder
 from swiftchat.engine.decode.fused_deltas import FusedDeltas, needed_ranks
 from swiftchat.engine.device.capture import capture
 from swiftchat.engine.linear.adapted import AdapterSet
+from swiftchat.engine.model.cuda_attention import DecodeRows
 from swiftchat.engine.model.cuda_mixers import StatePlan
-from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan, DecodeRows
+from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.device.capture import capture
-from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan, PrefillRows
+from swiftchat.engine.model.cuda_attention import PrefillRows
+from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache

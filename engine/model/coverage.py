@@ -4,7 +4,7 @@ import torch
 
 from swiftchat.cuda.gpu import DTYPE_NAMES
 from swiftchat.cuda.ops.act_and_mul import KINDS
-from swiftchat.cuda.ops.rotary import head_norm_fits
+from swiftchat.cuda.ops.rotary import MAX_HEAD_DIM, head_norm_fits
 from swiftchat.cuda.quantized_kv import PACKED_HEAD_DIMS
 from swiftchat.engine.model.cuda_latent import latent_kernels_cover
 from swiftchat.engine.model.cuda_mixers import mixer_kernels_cover
@@ -27,12 +27,9 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and not config.gate_by_head
         and latent_kernels_cover(config, dtype)
         and config.attention_chunk is None
-        and not config.layer_sizes
-        and not config.kv_sources
-        and not config.value_norm
-        and not config.layer_scales
-        and not config.mlp_and_experts
-        and config.per_layer_embeddings is None
+        # The keys must not be normalized before they become values.
+        and (not (config.value_norm or config.keys_as_values) or _normalizes_heads(config))
+        and (config.per_layer_embeddings is None or config.activation in KINDS)
         and config.streams is None
         and not any(config.gate_sparsity)
         and config.prefix_lm is None
@@ -43,7 +40,13 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
 
 def _normalizes_heads(config: ModelConfig) -> bool:
     """Return whether the kernel of the rotary embedding computes the norms of queries and keys."""
-    return config.qk_norm == "head" and head_norm_fits(config.head_dim, config.head_dim)
+    sizes = head_dims(config)
+    return config.qk_norm == "head" and all(head_norm_fits(size, size) for size in sizes)
+
+
+def head_dims(config: ModelConfig) -> set[int]:
+    """Return the sizes of the heads of all layers."""
+    return {config.of_layer(layer).head_dim for layer in range(config.num_layers)}
 
 
 def _attends(config: ModelConfig) -> bool:
@@ -51,10 +54,14 @@ def _attends(config: ModelConfig) -> bool:
 
 
 def _supports_heads(config: ModelConfig, dtype: torch.dtype, kv_dtype: str) -> bool:
+    sizes = head_dims(config)
     return (
-        config.head_dim % 8 == 0
-        and (config.head_dim <= 256 or config.latent is not None)
-        and (kv_dtype == "auto" or _supports_quantized_kv(config.head_dim, dtype, kv_dtype))
+        all(size % 8 == 0 for size in sizes)
+        and (max(sizes) <= MAX_HEAD_DIM or config.latent is not None)
+        and (
+            kv_dtype == "auto"
+            or all(_supports_quantized_kv(size, dtype, kv_dtype) for size in sizes)
+        )
     )
 
 

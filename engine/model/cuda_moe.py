@@ -35,7 +35,7 @@ class Gates(TypedDict):
 
 @dataclass(frozen=True)
 class LayerKernels:
-    """What the kernels of a layer read; the router's biases are fp32.
+    """What the kernels of a layer read; the router's biases and the experts' scales are fp32.
 
     `has_gemv`: kernels of their own compute a few tokens. `all_inputs` and `all_outputs` are the
     matrices for a few tokens: parts of the shared expert are the last ones, if the kernels compute
@@ -51,6 +51,7 @@ class LayerKernels:
     router_rows: Tensor
     bias: Tensor | None
     correction: Tensor | None
+    scales: Tensor | None
 
 
 class ExpertKernels:
@@ -75,17 +76,27 @@ class ExpertKernels:
         """Return whether the kernels compute a layer's experts."""
         return self._layer(layer, experts) is not None
 
-    def compute(self, layer: int, x: Tensor, experts: Experts) -> Tensor:
-        """Return the weighted sum of the chosen experts' outputs: fp32 [n, hidden_size]."""
+    def compute(
+        self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
+    ) -> Tensor:
+        """Return the weighted sum of the chosen experts' outputs: fp32 [n, hidden_size].
+
+        The router reads `router_input`, if given, instead of x.
+        """
         own = self._layer(layer, experts)
         assert own is not None  # see `support`
         n, chosen = len(x), self._config.experts_per_token
-        logits = own.router.matmul_fp32(x)
+        logits = own.router.matmul_fp32(x if router_input is None else router_input)
         ids = torch.empty(n, chosen, dtype=torch.int32, device=x.device)
         weights = torch.empty(n, chosen, device=x.device)
         routing = routing_of(self._config.router)
         gpu = self._kernels.gpu
-        route(gpu, logits, ids, weights, routing, bias=own.bias, correction=own.correction)
+        route(
+            *(gpu, logits, ids, weights, routing),
+            bias=own.bias,
+            correction=own.correction,
+            scales=own.scales,
+        )
         if own.has_gemv and n <= MAX_GEMV_ROWS:
             out = torch.empty(x.shape, device=x.device)
             self._each(own, x, ids, weights, out)
@@ -102,10 +113,18 @@ class ExpertKernels:
         own = self._layer(layer, experts)
         return own is not None and own.all_inputs.num_shared > 0
 
-    def add(self, layer: int, x: Tensor, norm: Norm, experts: Experts) -> None:
-        """Add the weighted sum of the experts' outputs to the stream x fp32 in place.
+    def add(
+        self,
+        layer: int,
+        x: Tensor,
+        norm: Norm,
+        experts: Experts,
+        expert_norm: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> None:
+        """Add the weighted sum of the experts' outputs to the stream x fp32 in place, or to `out`.
 
-        The experts read the norm of x.
+        Router and experts read the norm of x, the experts one with other weights if `expert_norm`.
         """
         own = self._layer(layer, experts)
         assert own is not None and self._workspace is not None  # see `adds`
@@ -120,10 +139,12 @@ class ExpertKernels:
             self._workspace,
             bias=own.bias,
             correction=own.correction,
+            scales=own.scales,
+            expert_norm=expert_norm,
             num_shared=num_shared,
             shared_gate=len(own.router_rows) > len(own.router.tensor),
         )
-        self._each(own, normed, ids, weights, x, accumulate=True)
+        self._each(own, normed, ids, weights, x if out is None else out, accumulate=True)
 
     def _each(
         self,
@@ -166,7 +187,6 @@ class ExpertKernels:
             and config.gate_scale == 1.0
             and config.activation in ACTIVATIONS
             and routing_fits(config.router)
-            and experts.scales is None
             and experts.project_in is None
         )
         if not is_covered:
@@ -202,6 +222,7 @@ class ExpertKernels:
             rows,
             None if experts.router_bias is None else experts.router_bias.float(),
             None if correction is None else correction.float().view(-1).contiguous(),
+            None if experts.scales is None else experts.scales.float(),
         )
 
     def _has_gemv(

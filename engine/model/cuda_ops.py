@@ -9,54 +9,26 @@ from torch import Tensor
 
 from swiftchat.cuda.ops.act_and_mul import KINDS, act_and_mul
 from swiftchat.cuda.ops.copy_blocks import copy_blocks
-from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
 from swiftchat.cuda.ops.embedding import embed, gather_rows
 from swiftchat.cuda.ops.norm import add_norm, norm
-from swiftchat.cuda.ops.prefill_attention import prefill_attention
-from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
-from swiftchat.cuda.ops.rotate_heads import rotate_heads
-from swiftchat.cuda.quantized_kv import KVScales, scheme_of
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model import activations
-from swiftchat.engine.model.attention import alibi_slopes
+from swiftchat.engine.model.cuda_attention import AttentionKernels, DecodeRows, PrefillRows
 from swiftchat.engine.model.cuda_latent import LatentKernels
 from swiftchat.engine.model.cuda_mixers import MixerKernels, StatePlan
 from swiftchat.engine.model.cuda_moe import ExpertKernels
+from swiftchat.engine.model.cuda_per_layer import PerLayerKernels
 from swiftchat.engine.model.elementwise import Elementwise
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV, independent_copies
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts, moe, shared_expert
-from swiftchat.engine.model.norms import norm_heads_
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
-from swiftchat.engine.model.rope import cos_sin_table, query_factor_table
 from swiftchat.engine.model.torch_ops import TorchPlan
 from swiftchat.engine.model.weights import LayerWeights
-from swiftchat.engine.schedule.batch import Batch, Span, padded_rows
+from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.weights.parallel.tensor_parallel import Shard
-
-
-@dataclass(frozen=True)
-class DecodeRows:
-    """Sequences with one token each: `block_tables` [n, max_blocks] and `context_lens` [n]."""
-
-    block_tables: Tensor
-    context_lens: Tensor
-
-
-@dataclass(frozen=True)
-class PrefillRows:
-    """Sequences with several tokens each.
-
-    `block_tables` [n, max_blocks] and `context_lens` [n]. The tokens of sequence i are
-    `query_starts[i] : query_starts[i + 1]` of all prefill tokens, at most `max_num_tokens`.
-    """
-
-    block_tables: Tensor
-    context_lens: Tensor
-    query_starts: Tensor
-    max_num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -83,13 +55,6 @@ class CudaPlan:
         return 0 if self.decode is None else len(self.decode.context_lens)
 
 
-def kernel_kv(kv: LayerKV) -> tuple[Tensor, KVScales | None]:
-    """Return a layer's cache for the kernels: its tensor, and its scales if it is quantized."""
-    if isinstance(kv, Tensor):
-        return kv, None
-    return kv.values, KVScales(kv.scheme, kv.scales, kv.key_bits, kv.value_bits)
-
-
 class CudaOps(Elementwise):
     """The operations of a model, or of a rank's shard, on one GPU; see `Ops`."""
 
@@ -102,29 +67,15 @@ class CudaOps(Elementwise):
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.gpu = gpu
         self.heads_first = config.latent is None  # torch computes latent attention of prompts
-        width = config.head_dim if config.latent is None else config.latent.rope_dim
-        self._cos_sin_tables = [
-            cos_sin_table(rope, width, ctx_size_tokens, gpu.device)
-            for rope in (config.rope, config.local_rope)
-            if rope is not None
-        ]
-        self._query_factors = query_factor_table(config.query_growth, ctx_size_tokens, gpu.device)
-        self.alibi_slopes: Tensor | None = None
-        if config.alibi:
-            slopes = alibi_slopes(shard.config)[slice(*shard.heads)]
-            self.alibi_slopes = slopes.to(gpu.device)
-        self.attention_workspace = decode_attention_workspace(
-            gpu, padded_rows(max_num_seqs), config.num_heads, config.head_dim
-        )
+        self.attention = AttentionKernels(gpu, shard, ctx_size_tokens, max_num_seqs)
         self.linear_workspace = kernels.workspace
         self._latent: LatentKernels | None = None
         if config.latent is not None:
             self._latent = LatentKernels(gpu, shard, ctx_size_tokens)
         self.experts = ExpertKernels(kernels, config)
         self.mixers = MixerKernels(gpu, config)
-        self.scale = config.attention_scale
-        self.softcap = config.attention_softcap or 0.0
         self.norm_offset = float(config.norm_unit_offset and config.norm == "rms")
+        self.per_layer = PerLayerKernels(kernels, config, self.norm_offset)
         self.first_id = shard.vocab[0]  # of this rank's embeddings
         self._config = config
 
@@ -199,29 +150,6 @@ class CudaOps(Elementwise):
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         return weight.matmul(x, bias)
 
-    def cos_sin(self, layer: int) -> Tensor | None:
-        """Return a layer's cosines and sines, fp32 [num_positions, head_dim]; None: no rotation."""
-        if not self._cos_sin_tables or layer in self._config.unrotated_layers:
-            return None
-        # If there are two tables, the second is for the layers with a window.
-        return self._cos_sin_tables[-1 if self.window(layer) else 0]
-
-    def query_factors(self, layer: int) -> Tensor | None:
-        """Return what a layer's queries are multiplied by, fp32 [num_positions]; None: by 1."""
-        return None if self._config.growth(layer) is None else self._query_factors
-
-    def window(self, layer: int) -> int:
-        """Return the number of last tokens that a layer attends to; 0: all."""
-        return self._config.window(layer) or 0
-
-    def head_norm(self, norms: tuple[Tensor, Tensor] | None) -> HeadNorm | None:
-        """Return the query and key norms that `rotary` computes; None: no norms, or it cannot."""
-        size = self._config.head_dim
-        if norms is None or self._config.qk_norm != "head" or not head_norm_fits(size, size):
-            return None
-        after = self._config.qk_norm_after_rope
-        return HeadNorm(*norms, self._config.norm_eps, self.norm_offset, after)
-
     def attend(
         self,
         plan: CudaPlan,
@@ -234,61 +162,12 @@ class CudaOps(Elementwise):
     ) -> Tensor:
         if latent is not None:
             return self._attend_to_latents(plan, layer, qkv, kv, latent)
-        cache, kv_scales = kernel_kv(kv)
-        config, head_norm = self._config, self.head_norm(norms)
-        if norms is not None and head_norm is None:
-            norm_heads_(qkv, *norms, config)
-        heads = qkv.view(len(qkv), -1, config.head_dim)
-        rotary(
-            self.gpu,
-            heads,
-            cache,
-            cos_sin=self.cos_sin(layer),
-            positions=plan.positions,
-            slot_mapping=plan.slot_mapping,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            norm=head_norm,
-            query_factors=self.query_factors(layer),
-            kv_scales=kv_scales,
-        )
-        q = heads[:, : config.num_heads]
+        q = self.attention.rotate(layer, qkv, kv, norms, plan.positions, plan.slot_mapping)
         out, split = q.new_empty(q.shape), plan.num_decode
         if plan.decode is not None:
-            decode_attention(
-                self.gpu,
-                q[:split],
-                cache,
-                block_tables=plan.decode.block_tables,
-                context_lens=plan.decode.context_lens,
-                scale=self.scale,
-                out=out[:split],
-                workspace=self.attention_workspace,
-                window=self.window(layer),
-                softcap=self.softcap,
-                alibi_slopes=self.alibi_slopes,
-                sinks=sinks,
-                kv_scales=kv_scales,
-            )
+            self.attention.decode(layer, q[:split], kv, plan.decode, sinks, out[:split])
         if plan.prefill is not None:
-            prefill_attention(
-                self.gpu,
-                q[split:],
-                cache,
-                block_tables=plan.prefill.block_tables,
-                query_starts=plan.prefill.query_starts,
-                context_lens=plan.prefill.context_lens,
-                max_num_tokens=plan.prefill.max_num_tokens,
-                scale=self.scale,
-                out=out[split:],
-                window=self.window(layer),
-                softcap=self.softcap,
-                alibi_slopes=self.alibi_slopes,
-                sinks=sinks,
-                kv_scales=kv_scales,
-            )
-            if scheme_of(kv_scales) == "int5":
-                rotate_heads(self.gpu, out[split:])
+            self.attention.prefill(layer, q[split:], kv, plan.prefill, sinks, out[split:])
         return out.view(len(qkv), -1)
 
     def _attend_to_latents(
@@ -313,7 +192,7 @@ class CudaOps(Elementwise):
         rows: DecodeRows,
     ) -> Tensor:
         """Return latent attention of one token of each sequence: [n, num_heads * value_dim]."""
-        cos_sin = self.cos_sin(layer)
+        cos_sin = self.attention.cos_sin(layer)
         assert self._latent is not None and isinstance(kv, Tensor) and cos_sin is not None
         return self._latent.decode(
             projected,
@@ -344,10 +223,10 @@ class CudaOps(Elementwise):
     def per_layer_embeddings(
         self, plan: CudaPlan, x: Tensor, table: PerLayerTable
     ) -> Sequence[Tensor]:
-        raise AssertionError("no kernel computes them")  # see `coverage`
+        return self.per_layer.embeddings(plan.ids, x, table)
 
     def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
-        raise AssertionError("no kernel computes them")  # see `coverage`
+        return self.per_layer.branch(x, own, branch)
 
     def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
         raise AssertionError("no kernel sets gates to 0")  # see `coverage`
@@ -355,9 +234,9 @@ class CudaOps(Elementwise):
     def moe(
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
     ) -> Tensor:
-        if router_input is not None or not self.experts.support(layer, experts):
+        if not self.experts.support(layer, experts):
             return moe(x, experts, self._config, self, router_input)
-        out = self.experts.compute(layer, x, experts)
+        out = self.experts.compute(layer, x, experts, router_input)
         shared = shared_expert(x, experts, self)
         return out if shared is None else out.add_(shared)
 
