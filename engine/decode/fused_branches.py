@@ -162,11 +162,14 @@ def add_mlp_and_experts(
     inner: Tensor,
     sums: BranchSums,
     router_norm: Norm,
+    *,
+    scale: Tensor | None,
+    rounded: Tensor | None,
 ) -> None:
     """Add what the MLP and the experts of layer i give together to the stream x in place.
 
-    `inner` is the input of the MLP's last matrix. The stream is then multiplied by the layer's
-    scale.
+    `inner` is the input of the MLP's last matrix. The stream is then multiplied by `scale`, and
+    written to `rounded`.
     """
     n, gpu, experts, norms = len(x), ops.gpu, layer.experts, layer.expert_norms
     assert experts is not None and norms is not None and layer.mlp_out_norm is not None
@@ -181,12 +184,15 @@ def add_mlp_and_experts(
         )
         ops.add_(sparse, ops.moe(i, inputs, experts, seen))
     eps, offset = router_norm.eps, router_norm.weight_offset
-    for total, delta, weight, scale in (
-        (both, mlp, norms.dense_out, None),
-        (both, sparse, norms.experts_out, None),
-        (x, both, layer.mlp_out_norm, layer.scale),
-    ):
-        add_norm(gpu, total, delta, weight, eps, weight_offset=offset, zero_delta=True, scale=scale)
+    for delta, weight in ((mlp, norms.dense_out), (sparse, norms.experts_out)):
+        add_norm(gpu, both, delta, weight, eps, weight_offset=offset, zero_delta=True)
+    add_norm(
+        *(gpu, x, both, layer.mlp_out_norm, eps),
+        weight_offset=offset,
+        zero_delta=True,
+        scale=scale,
+        copy=rounded,
+    )
 
 
 def _fits(ops: CudaOps, n: int, expert: Expert) -> bool:

@@ -210,23 +210,26 @@ class FusedDecoder:
             activation = self._decoder.config.activation
             add_experts(self._ops, i, x, layer, self._norm(layer.mlp_norm), activation)
             return
+        own = None if layer.per_layer is None else self._own[i]
+        rounded = None if own is None else own.new_empty(x.shape)
+        scale = layer.scale if own is None else None  # else the last branch's
         inner = self._gate_up(x, i, layer)
         if layer.expert_norms is not None:
             norm = self._norm(layer.expert_norms.router)
-            add_mlp_and_experts(self._ops, i, x, layer, inner, self._sums, norm)
-            return
-        own = None if layer.per_layer is None else self._own[i]
-        rounded = None if own is None else own.new_empty(x.shape)
-        self._add_branch(
-            x,
-            inner,
-            layer.down,
-            self._tuned(inner, ("down", i), layer.down, layer.down_bias),
-            layer.mlp_out_norm,
-            None if buffers is None else buffers.mlp,
-            scale=layer.scale if own is None else None,
-            rounded=rounded,
-        )
+            add_mlp_and_experts(
+                *(self._ops, i, x, layer, inner, self._sums, norm), scale=scale, rounded=rounded
+            )
+        else:
+            self._add_branch(
+                x,
+                inner,
+                layer.down,
+                self._tuned(inner, ("down", i), layer.down, layer.down_bias),
+                layer.mlp_out_norm,
+                None if buffers is None else buffers.mlp,
+                scale=scale,
+                rounded=rounded,
+            )
         if layer.per_layer is not None and own is not None and rounded is not None:
             inner = per_layer_inner(self._ops, rounded, own, layer.per_layer)
             out, norm_weight = layer.per_layer.out, layer.per_layer.out_norm

@@ -1,0 +1,271 @@
+"""The CUDA kernels of a forward pass as torch calls on the CPU, by the arguments of their launches.
+
+So `CudaOps` and `FusedDecoder` run without a GPU, and their results can be compared: whether they
+launch the right kernels on the right tensors. Only fp32, without quantized weights and caches.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu, KernelSpec
+from swiftchat.engine.model import routing
+from swiftchat.engine.model.activations import ACTIVATIONS
+from swiftchat.weights.architectures.parts.router import RouterConfig
+
+
+def emulated_gpu() -> Gpu:
+    """Return a `Gpu` whose kernels compute on the CPU when they are launched.
+
+    With one multiprocessor no kernel divides its work among several results.
+    """
+    gpu = object.__new__(Gpu)
+    gpu.device, gpu.num_sms, gpu.arch = torch.device("cpu"), 1, "sm_80"
+    gpu.block_shared_bytes, gpu.sm_shared_bytes = 163 * 1024, 164 * 1024
+    gpu.has_dependent_launch = gpu.has_copy_engine = False
+    launched: list[str] = []
+    gpu.kernel = partial(_kernel, launched)  # type: ignore[method-assign]
+    gpu.launched = launched  # type: ignore[attr-defined]
+    return gpu
+
+
+def aligned(weights: Any) -> Any:
+    """Return a copy of weights whose tensors begin at multiples of 64 bytes, as on a GPU."""
+    if isinstance(weights, Tensor):
+        return weights.clone()
+    if isinstance(weights, list | tuple):
+        return [aligned(each) for each in weights]
+    if is_dataclass(weights) and not isinstance(weights, type):
+        values = {field.name: getattr(weights, field.name) for field in fields(weights)}
+        return replace(weights, **{name: aligned(value) for name, value in values.items()})
+    return weights
+
+
+def _kernel(launched: list[str], spec: KernelSpec) -> Callable[..., None]:
+    return partial(_launch, launched, spec)
+
+
+def _launch(
+    launched: list[str],
+    spec: KernelSpec,
+    grid: Any,
+    block: int,
+    /,
+    *,
+    shared_bytes: int = 0,
+    num_bytes: int = 0,
+    cluster: int = 1,
+    **arguments: Any,
+) -> None:
+    spec.check_arguments(arguments)
+    launched.append(spec.name)
+    _KERNELS[spec.name](_Launch(spec.defines, arguments))
+
+
+class _Launch:
+    """The macros of a kernel as `defines`, its arguments as attributes."""
+
+    def __init__(self, defines: Any, arguments: dict[str, Any]) -> None:
+        self.defines = defines
+        self.__dict__.update(arguments)
+
+    def __getattr__(self, name: str) -> Any:  # for type checkers
+        raise AttributeError(name)
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * (weight + offset)
+
+
+def _embed(a: _Launch) -> None:
+    ids = a.ids - a.first_id
+    known = (ids >= 0) & (ids < a.num_ids)
+    rows = a.table[ids.where(known, 0)] * a.scale
+    a.out.copy_(rows.where(known.unsqueeze(1), 0.0))
+
+
+def _norm(a: _Launch) -> None:
+    assert a.defines["LAYER_NORM"] == "0"
+    if a.delta is not None:
+        a.x.add_(a.delta)
+    a.out.copy_(_normed(a.x, a.weight, a.eps, a.weight_offset))
+
+
+def _add_norm(a: _Launch) -> None:
+    a.x.add_(_normed(a.delta, a.weight, a.eps, a.weight_offset))
+    if a.scale is not None:
+        a.x.mul_(a.scale)
+    if a.copy is not None:
+        a.copy.copy_(a.x)
+    if a.defines["ZERO_DELTA"] == "1":
+        a.delta.zero_()
+
+
+def _linear(a: _Launch) -> None:
+    x = a.x
+    if a.defines["NORM"] == "1":
+        x = _normed(x, a.norm_weight, a.eps, a.weight_offset)
+    y = F.linear(x, a.weight, a.bias)
+    match a.defines["EPILOGUE"]:
+        case "STORE":
+            a.out.copy_(y)
+        case "RESIDUAL":
+            a.out.add_(y)
+        case "ACT_AND_MUL":
+            gate, up = y.chunk(2, 1)
+            a.out.copy_(ACTIVATIONS[a.defines["ACTIVATION"].lower()](gate) * up)
+        case other:
+            raise AssertionError(other)
+
+
+def _act_and_mul(a: _Launch) -> None:
+    gate, up = a.x, a.up
+    if a.defines["GATED"] == "1" and up is None:
+        gate, up = a.x.chunk(2, 1)
+    acted = ACTIVATIONS[a.defines["ACTIVATION"].lower()](gate)
+    a.out.copy_(acted if up is None else acted * up)
+
+
+def _rotary(a: _Launch) -> None:
+    heads, kv, dim = a.num_heads, a.num_kv_heads, a.head_dim
+    q, k = a.qkv[:, :heads], a.qkv[:, heads : heads + kv].clone()
+    v = k.clone() if a.keys_as_values else a.qkv[:, heads + kv :].clone()
+    if a.defines["QK_NORM"] == "1":
+        assert not a.norm_after
+        q.copy_(_normed(q, a.q_norm, a.eps, a.weight_offset))
+        k = _normed(k, a.k_norm, a.eps, a.weight_offset)
+        if a.norm_values:
+            v = _normed(v, torch.ones(dim), a.eps, 0.0)
+    if a.cos_sin is not None:
+        assert a.rotary_dim == dim
+        cos, sin = a.cos_sin[a.positions].unsqueeze(1).chunk(2, -1)
+        for part in (q, k):
+            one, other = part.chunk(2, -1)
+            part.copy_(torch.cat([one * cos - other * sin, other * cos + one * sin], -1))
+    stored = a.slot_mapping >= 0
+    if kv:
+        block, place = a.slot_mapping[stored] >> a.log2_block_size, a.slot_mapping[stored]
+        place = place & ((1 << a.log2_block_size) - 1)
+        a.cache[block, :, place] = torch.cat([k, v], 1)[stored]
+
+
+def _attend(a: _Launch, q: Tensor, table: Tensor, context: int) -> Tensor:
+    """Return the attention of the last tokens of a sequence, q [n, heads, head_dim]."""
+    positions = torch.arange(context)
+    size = a.cache.shape[2]
+    rows = a.cache[table[positions // size], :, positions % size]
+    keys, values = rows.repeat_interleave(2 * q.shape[1] // rows.shape[1], 1).chunk(2, 1)
+    scores = torch.einsum("nhd,thd->hnt", q, keys) * a.scale
+    distance = (context - len(q) + torch.arange(len(q))).unsqueeze(1) - positions
+    visible = distance >= 0
+    if a.window:
+        visible &= distance < a.window
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return torch.einsum("hnt,thd->nhd", weights, values)
+
+
+def _decode_attention(a: _Launch) -> None:
+    for i, context in enumerate(a.context_lens.tolist()):
+        a.out[i] = _attend(a, a.q[i : i + 1], a.block_tables[i], context) if context else 0
+
+
+def _prefill_attention(a: _Launch) -> None:
+    for i, context in enumerate(a.context_lens.tolist()):
+        first, end = a.query_starts[i : i + 2].tolist()
+        if end > first:
+            a.out[first:end] = _attend(a, a.q[first:end], a.block_tables[i], context)
+
+
+def _route(a: _Launch, logits: Tensor | None = None) -> None:
+    config = RouterConfig(normalized=bool(a.normalized), eps=a.eps, scale=a.scale)
+    logits = a.logits if logits is None else logits
+    weights, ids = routing.route(logits, None, a.experts_per_token, config)
+    if a.expert_scales is not None:
+        weights = weights * a.expert_scales[ids]
+    a.ids.copy_(ids)
+    a.weights.copy_(weights)
+
+
+def _router(a: _Launch) -> None:
+    seen = _normed(a.x, a.norm_weight, a.norm_eps, a.weight_offset)
+    own = a.norm_weight if a.expert_norm is None else a.expert_norm
+    a.normed.copy_(_normed(a.x, own, a.norm_eps, a.weight_offset))
+    _route(a, F.linear(seen, a.matrix))
+
+
+def _matrix(a: _Launch, expert: int, rows: int, columns: int) -> Tensor:
+    """Return the matrix of an expert at its address."""
+    memory = (ctypes.c_float * (rows * columns)).from_address(int(a.values[expert]))
+    return torch.frombuffer(memory, dtype=torch.float32).view(rows, columns)
+
+
+def _gated(a: _Launch, x: Tensor, expert: int) -> Tensor:
+    matrix = _matrix(a, expert, 2 * a.expert_size, a.hidden_size)
+    gate, up = F.linear(x, matrix).chunk(2, -1)
+    return ACTIVATIONS[a.defines["ACTIVATION"].lower()](gate) * up
+
+
+def _expert_gate_up(a: _Launch) -> None:
+    for token, chosen in enumerate(a.ids.tolist()):
+        for i, expert in enumerate(chosen):
+            a.out[token, i] = _gated(a, a.x[token], expert)
+
+
+def _expert_down(a: _Launch) -> None:
+    if not a.accumulate:
+        a.out.zero_()
+    for token, chosen in enumerate(a.ids.tolist()):
+        for i, expert in enumerate(chosen):
+            matrix = _matrix(a, expert, a.hidden_size, a.expert_size)
+            a.out[token] += a.weights[token, i] * F.linear(a.x[token, i], matrix)
+
+
+def _expert_order(a: _Launch) -> None:
+    flat = a.ids.flatten()
+    a.order.copy_(flat.argsort(stable=True))
+    counts = torch.bincount(flat, minlength=len(a.starts) - 1)
+    a.starts.copy_(F.pad(counts.cumsum(0), (1, 0)))
+
+
+def _by_expert(a: _Launch) -> Iterator[tuple[int, slice]]:
+    ends = a.starts.tolist()
+    yield from ((e, slice(*pair)) for e, pair in enumerate(pairwise(ends)))
+
+
+def _grouped_gate_up(a: _Launch) -> None:
+    for expert, rows in _by_expert(a):
+        a.out[rows] = _gated(a, a.x[a.order[rows] // a.experts_per_token], expert)
+
+
+def _grouped_down(a: _Launch) -> None:
+    for expert, rows in _by_expert(a):
+        matrix = _matrix(a, expert, a.hidden_size, a.expert_size)
+        a.out[a.order[rows].long()] = F.linear(a.x[rows], matrix)
+
+
+_KERNELS: dict[str, Callable[[_Launch], None]] = {
+    "embed": _embed,
+    "norm": _norm,
+    "add_norm": _add_norm,
+    "linear": _linear,
+    "act_and_mul": _act_and_mul,
+    "rotary": _rotary,
+    "decode_attention": _decode_attention,
+    "prefill_attention": _prefill_attention,
+    "gather_rows": lambda a: a.out.copy_(a.x[a.rows]),
+    "route": _route,
+    "router": _router,
+    "expert_gate_up": _expert_gate_up,
+    "expert_down": _expert_down,
+    "expert_order": _expert_order,
+    "grouped_gate_up": _grouped_gate_up,
+    "grouped_down": _grouped_down,
+    "expert_sum": lambda a: a.out.copy_((a.parts * a.weights.unsqueeze(2)).sum(1)),
+}
