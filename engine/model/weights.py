@@ -122,9 +122,13 @@ def resident_bytes(weights: DecoderWeights) -> int:
 
 
 def table_bytes(weights: DecoderWeights, is_last: bool) -> int:
-    """Bytes of the embeddings, unless they are the `lm_head` of the last stage as well."""
+    """Bytes of the embeddings, unless they are the `lm_head` of the last stage as well.
+
+    With those for each layer.
+    """
     is_head = is_last and weights.embed is weights.lm_head
-    return 0 if is_head else weights.embed.nbytes
+    per_layer = 0 if weights.per_layer is None else weights.per_layer.embed.nbytes
+    return per_layer + (0 if is_head else weights.embed.nbytes)
 
 
 def has_quantized(weights: DecoderWeights) -> bool:

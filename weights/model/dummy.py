@@ -10,6 +10,7 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.files.reading import read_json
+from swiftchat.weights.model.dummy_gemma4 import GEMMA4_CONFIGS
 from swiftchat.weights.model.dummy_hybrids import HYBRID_CONFIGS
 from swiftchat.weights.quantization.quantize import QUANTIZABLE, W8A8, WEIGHT_ONLY
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, QuantizedMatrix, Scheme
@@ -191,6 +192,7 @@ DUMMY_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "eos_token_id": 0,
             }
         ),
+        **GEMMA4_CONFIGS,
         **HYBRID_CONFIGS,
     }
 )

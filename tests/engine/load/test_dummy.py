@@ -28,9 +28,18 @@ CPU = torch.device("cpu")
 NUM_TOKENS = 24
 
 
+_GEMMA4 = {
+    "num_hidden_layers": 3,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 1,
+    "vocab_size_per_layer_input": 2000,
+}
 _KINDS = {"layer_types": ["linear_attention", "full_attention"]}
-# What a small model needs if its layers have a state.
+# What a small model needs if its layers differ.
 _SMALL_HYBRIDS: dict[str, dict[str, object]] = {
+    "gemma-4-e2b": _GEMMA4,
+    "gemma-4-e4b": _GEMMA4,
+    "gemma-4-26b-a4b": {"num_experts": 16},
     "lfm2-1.2b": {"full_attn_idxs": [1], "block_ff_dim": 1536},
     "qwen3.5-4b": _KINDS,
     "qwen3-next-80b-a3b": {**_KINDS, "num_experts": 16},
@@ -141,6 +150,12 @@ def logits(config: ModelConfig, weights: DecoderWeights) -> torch.Tensor:
 def test_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
     shapes = expected_tensors(ModelConfig.from_hf(DUMMY_CONFIGS[name])).values()
     assert sum(torch.Size(shape).numel() for shape in shapes) == parameters
+
+
+@pytest.mark.parametrize(("name", "billions"), [("gemma-4-26b-a4b", 25.2), ("gemma-4-31b", 30.7)])
+def test_shapes_have_about_the_published_number_of_parameters(name: str, billions: float) -> None:
+    shapes = expected_tensors(ModelConfig.from_hf(DUMMY_CONFIGS[name])).values()
+    assert round(sum(torch.Size(shape).numel() for shape in shapes) / 1e9, 1) == billions
 
 
 def test_dummy_weights_have_the_shapes_of_the_config() -> None:
