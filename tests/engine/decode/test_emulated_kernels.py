@@ -26,27 +26,19 @@ from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Row, Sequence
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
-from tests.support import reference, tiny
+from tests.support import gemma4, reference, tiny
 from tests.support.emulated_kernels import aligned, emulated_gpu
 
 BLOCK_SIZE = 4
 NUM_TOKENS = 24
-DENSE = {"enable_moe_block": False}
-NO_EMBEDDINGS = {"hidden_size_per_layer_input": 0}
-# All parts together; small models; those with experts; large ones.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "all": {},
-    "small": {**DENSE, "attention_k_eq_v": False, "hidden_size_per_layer_input": 16},
-    "experts": {**NO_EMBEDDINGS, "num_kv_shared_layers": 0, "use_double_wide_mlp": False},
-    "large": {**DENSE, **NO_EMBEDDINGS, "num_kv_shared_layers": 0, "use_double_wide_mlp": False},
-}
+MODELS = [(name, heads) for name in gemma4.VARIANTS for heads in (False, True)]
 
 
 class KernelBench:
     """A model on emulated kernels, with its reference."""
 
-    def __init__(self, folder: Path, **changes: Any) -> None:
-        self.reference = reference.make_reference("gemma4_text", folder, **changes)
+    def __init__(self, name: str, folder: Path, **changes: Any) -> None:
+        self.reference = gemma4.make(name, folder, **changes)
         model, cpu = Model.open(folder), torch.device("cpu")
         self.config: ModelConfig = model.config
         gpu = self.gpu = emulated_gpu()
@@ -85,9 +77,11 @@ class KernelBench:
         assert (logits - self.expected[position]).abs().max() <= 1e-4 * scale
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=MODELS, ids=lambda pair: pair[0] + ("-wide" if pair[1] else ""))
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> KernelBench:
-    return KernelBench(tmp_path, **VARIANTS[request.param])
+    """A model with tiny heads, or with those of the published models."""
+    name, is_wide = request.param
+    return KernelBench(name, tmp_path, **(gemma4.HEADS if is_wide else {}))
 
 
 @torch.inference_mode()
@@ -131,7 +125,7 @@ def test_fused_steps_equal_transformers(bench: KernelBench) -> None:
 
 @torch.inference_mode()
 def test_ids_without_an_embedding_for_the_layers_have_that_of_id_0(tmp_path: Path) -> None:
-    bench = KernelBench(tmp_path)
+    bench = KernelBench("all", tmp_path)
     whole = bench.weights.per_layer
     rows = whole.embed.tensor[:50].clone()
     embed = KernelWeights(LinearKernels(bench.gpu, 48)).plain(rows)
