@@ -43,5 +43,14 @@ HEADS: Mapping[str, Any] = MappingProxyType(
 
 
 def make(name: str, folder: Path, **changes: Any) -> "transformers.PreTrainedModel":
-    """Save a random fp32 model of this variant in `folder` and return it."""
-    return reference.make_reference("gemma4_text", folder, **{**VARIANTS[name], **changes})
+    """Save a random fp32 model of this variant in `folder` and return it.
+
+    The attention's scores have a spread near 1, as if they were divided by √head_dim. Otherwise one
+    token takes nearly all of the weight, and a rounding changes which one.
+    """
+    model = reference.make_reference("gemma4_text", folder, **{**VARIANTS[name], **changes})
+    for key, weight in model.named_parameters():
+        if key.endswith("q_norm.weight"):
+            weight.data *= len(weight) ** -0.5
+    model.save_pretrained(folder)
+    return model
