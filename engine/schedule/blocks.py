@@ -14,7 +14,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from swiftchat.engine.schedule.content import ROOT, ContentIndex, Digest, content_digest
+from swiftchat.engine.schedule.content import (
+    ROOT,
+    ContentIndex,
+    Digest,
+    block_digests,
+    content_digest,
+)
 from swiftchat.engine.schedule.states import Snapshot
 
 # One copy of several blocks to another tier takes little longer than that of one.
@@ -143,12 +149,13 @@ class BlockAllocator:
         """Find the longest cached prefix of the tokens; the caller must `acquire` its blocks."""
         blocks: list[int] = []
         parent, size = root, self.block_size
-        while (start := len(blocks) * size) + size <= len(tokens):
-            block = self.find(parent, tokens[start : start + size])
+        for digest in block_digests(root, tokens, size):
+            block = self._index.find(digest)
             if block is None:
                 break
             blocks.append(block)
-            parent = content_digest(parent, tokens[start : start + size])
+            parent = digest
+        start = len(blocks) * size
         tail, tail_tokens = self._index.longest(parent, tokens[start : start + size]) or (None, 0)
         return Prefix(blocks, parent, tail, tail_tokens)
 

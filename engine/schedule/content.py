@@ -3,7 +3,6 @@
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -31,23 +30,39 @@ def content_digest(parent: Digest, tokens: Sequence[int]) -> Digest:
     return hashlib.sha256(parent + array("i", tokens).tobytes()).digest()
 
 
+def block_digests(parent: Digest, tokens: Sequence[int], block_size: int) -> Iterator[Digest]:
+    """Yield the identity of each full block of the tokens, of which the first follows `parent`."""
+    packed = array("i", tokens)
+    content, block_bytes = packed.tobytes(), block_size * packed.itemsize
+    for end in range(block_bytes, len(content) + 1, block_bytes):
+        parent = hashlib.sha256(parent + content[end - block_bytes : end]).digest()
+        yield parent
+
+
 class ContentIndex(Generic[T]):
     """Finds values by the content of blocks: (digest of what precedes, tokens)."""
 
     def __init__(self) -> None:
+        self._values: dict[Digest, T] = {}
         self._children: dict[Digest, dict[tuple[int, ...], T]] = {}
 
     def __iter__(self) -> Iterator[T]:
-        return chain.from_iterable(values.values() for values in self._children.values())
+        return iter(self._values.values())
+
+    def find(self, digest: Digest) -> T | None:
+        """Return the value of the block with this `content_digest`."""
+        return self._values.get(digest)
 
     def get(self, parent: Digest, tokens: Sequence[int]) -> T | None:
-        return self._children.get(parent, {}).get(tuple(tokens))
+        return self._values.get(content_digest(parent, tokens))
 
     def add(self, parent: Digest, tokens: Sequence[int], value: T) -> None:
+        self._values[content_digest(parent, tokens)] = value
         self._children.setdefault(parent, {})[tuple(tokens)] = value
 
     def remove(self, parent: Digest, tokens: Sequence[int]) -> None:
         """Remove a value; raises `KeyError` if there is none."""
+        del self._values[content_digest(parent, tokens)]
         siblings = self._children[parent]
         del siblings[tuple(tokens)]
         if not siblings:
