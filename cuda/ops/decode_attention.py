@@ -33,6 +33,7 @@ _INT5_BUSY_WARPS = 4  # with a step each, as in the kernel
 _INT5_STAGES = 2  # at least
 _INT5_RING_BYTES = 147_456
 _MAX_SPLITS = 256
+_LARGE_HEAD_DIM = 256  # as in the kernel
 # The least number of splits while there are few sequences. Otherwise one long sequence could keep
 # a few multiprocessors busy after the others are done. Many sequences even out. Short sequences use
 # no more splits than there are multiprocessors for.
@@ -41,7 +42,8 @@ _ARGUMENTS = (
     "tensor_map map, pointer q, pointer cache, pointer block_tables, pointer context_lens, "
     "pointer alibi_slopes, pointer sinks, pointer out, pointer workspace, int64 q_stride, "
     "int num_kv_heads, int group_size, int head_dim, int log2_block_size, int max_blocks, "
-    "int window, int new_tokens, int num_splits, int few_splits, int num_seqs, float scale, "
+    "int window, int new_tokens, int num_splits, int few_splits, int together, int num_seqs, "
+    "float scale, "
     "float softcap"
 )
 
@@ -231,6 +233,7 @@ class _Plan:
     group_size: int
     num_splits: int
     few_splits: int  # of a short sequence
+    together: bool  # whether all splits of a sequence combine their results
     num_blocks: int  # of the grid
     shared_bytes: int
 
@@ -262,9 +265,10 @@ class _Plan:
         # One block for each multiprocessor and room for two: the next kernel gets a block on each.
         ring_bytes = layout.warps * layout.stages * layout.tile_bytes
         shared_bytes = max(ring_bytes, gpu.sm_shared_bytes // 3)
-        return cls(
-            layout, group_size, num_splits, few_splits, max(blocks, gpu.num_sms), shared_bytes
-        )
+        # They wait for each other: all of a sequence must have a multiprocessor at the same time.
+        together = layout.padded_dim >= _LARGE_HEAD_DIM and head_tiles * num_splits <= gpu.num_sms
+        num_blocks = max(blocks, gpu.num_sms)
+        return cls(layout, group_size, num_splits, few_splits, together, num_blocks, shared_bytes)
 
     def check_workspace(self, workspace: Tensor, q: Tensor) -> None:
         num_seqs, num_heads, head_dim = q.shape
@@ -280,6 +284,7 @@ class _Plan:
             "group_size": self.group_size,
             "num_splits": self.num_splits,
             "few_splits": self.few_splits,
+            "together": int(self.together),
             "num_seqs": len(q),
         }
 

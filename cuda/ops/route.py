@@ -188,9 +188,7 @@ def router(
     gpu.kernel(_router_spec(matrix.dtype))(
         (-(-len(matrix) // _ROUTER_ROWS), n),
         _ROUTER_THREADS,
-        shared_bytes=max(
-            row_bytes, _choice_bytes(num_experts, chosen, routing, _ROUTER_THREADS)
-        ),
+        shared_bytes=max(row_bytes, _choice_bytes(num_experts, chosen, routing, _ROUTER_THREADS)),
         num_bytes=matrix.nbytes,
         x=x,
         norm_weight=norm.weight,

@@ -18,6 +18,7 @@
 //   group_size    query heads on each KV head
 //   window        only the last `window` tokens are visible; 0: all
 //   num_splits    blocks of a sequence and column; short sequences use few_splits of them
+//   together      with HEAD_DIM from 256 on: all splits of a sequence combine the results, not the last one alone
 //   new_tokens    context_lens, block_tables, and all keys and values except those of this many newest tokens
 //                 were written before the current chain of dependent launches: they are read without waiting;
 //                 0: nothing is
@@ -29,11 +30,11 @@
 // has been read, so the whole ring is in flight while the warp waits. Tokens are the 16 rows of the mma and
 // query heads its 8 columns (scores: K qᵀ; sums: Vᵀ wᵀ), so a group of up to 8 heads wastes little. fp32 has
 // the same layout without tensor cores. Warps, then splits, are combined in a fixed order, the splits by
-// the block of the last one, so the result does not depend on timing.
+// the block of the last one or, `together`, by all of them, so the result does not depend on timing.
 //
 // Defines: HEAD_DIM (at least head_dim, a multiple of 16, padded with zeros), ROWS (query heads of a block, 8
 // or 16), NUM_WARPS, NUM_STAGES, KV_SCHEME.
-// Requires: head_dim % 8 == 0; block_size a power of two from 4 on; with KV_SCHEME 16-bit T, head_dim a
+// Requires: `together` only if all blocks of a sequence run at the same time; head_dim % 8 == 0; block_size a power of two from 4 on; with KV_SCHEME 16-bit T, head_dim a
 // multiple of 16 and HEAD_DIM of 32; with KV_INT5 head_dim = HEAD_DIM, 64 or 128.
 // Launch: grid columns * num_splits * num_seqs, or more; blocks without work end, so the grid does not depend
 // on context_lens. Block NUM_WARPS * 32, dynamic shared memory NUM_WARPS * NUM_STAGES * tile bytes.
@@ -269,6 +270,29 @@ __device__ void combine(const Statistics& statistics, const Heads& heads, int sp
     }
 }
 
+#if HEAD_DIM >= 256
+// Combines the block's warps, then each of the splits combines its part of the rows. With large heads the last split
+// alone would need many rounds. The blocks of a sequence wait for each other, so all of them must run at the same time.
+__device__ void combine_together(const Statistics& statistics, const Heads& heads, int split, int splits,
+                                 const Partials& partials, const float* sinks, T* out) {
+    int items = heads.count * partials.quads, each = (items + splits - 1) / splits;
+    for (int i = threadIdx.x; i < items; i += THREADS) {
+        int row = i / partials.quads, quad = i % partials.quads;
+        partials.store(partials.at(heads.first_row + row, split, quad), combine_warps(statistics, row, quad));
+    }
+    int begin = split * each, end = min(begin + each, items);
+    for (int i = begin + threadIdx.x; i - lane() < end; i += THREADS) {
+        int item = min(i, end - 1), row = item / partials.quads, quad = item % partials.quads;
+        i64 head = heads.first_row + row;
+        Sum sum{-infinity()};
+        partials.collect(head, i < end ? splits : 0, quad, sum);
+        if (i >= end) continue;
+        if (sinks) sum.total += exp2f(sinks[heads.first + row] * LOG2_E - sum.row_max);
+        store(out + (head * partials.quads + quad) * 4, 1 / sum.total, sum.values);
+    }
+}
+#endif
+
 __device__ void write_zeros(const Heads& heads, int head_dim, T* out) {
     for (int item = threadIdx.x; item < heads.count * head_dim / 4; item += THREADS)
         store(out + heads.first_row * head_dim + item * 4, 0, float4{});
@@ -279,8 +303,8 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
                         const int* block_tables, const int* context_lens, const float* alibi_slopes,
                         const float* sinks, T* out, float* workspace, i64 q_stride,
                         int num_kv_heads, int group_size, int head_dim, int log2_block_size, int max_blocks,
-                        int window, int new_tokens, int num_splits, int few_splits, int num_seqs, float scale,
-                        float softcap
+                        int window, int new_tokens, int num_splits, int few_splits, int together, int num_seqs,
+                        float scale, float softcap
 #ifdef KV_SCHEME
                         , const float* kv_scales
 #endif
@@ -333,5 +357,11 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
     store_warp_sums(attention, statistics);
     __syncthreads();
     Partials partials(work, workspace, num_kv_heads * group_size, head_dim);
+#if HEAD_DIM >= 256
+    if (together && range.splits > 1) {
+        combine_together(statistics, heads, work.split, range.splits, partials, sinks, out);
+        return;
+    }
+#endif
     combine(statistics, heads, work.split, range.splits, partials, sinks, out);
 }

@@ -81,7 +81,7 @@ __device__ __forceinline__ bool valid(const float2& a, const float4& b) {
            __float_as_uint(b.z) != SENTINEL && __float_as_uint(b.w) != SENTINEL;
 }
 
-constexpr int BATCH = 8;  // splits that a thread loads at a time
+constexpr int BATCH = HEAD_DIM > 256 ? 16 : 8;  // splits that a thread loads at a time
 
 // The softmax-weighted sum of some tokens' values, four dimensions of a row, with its maximum and total.
 struct Sum {

@@ -278,10 +278,11 @@ def test_wide_heads_with_little_shared_memory(
         assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
 
 
+@pytest.mark.parametrize("head_dim", [64, 256, 512])
 @pytest.mark.parametrize("num_seqs", [3, 16, 17, 40, 70])
-def test_many_sequences(gpu: Gpu, num_seqs: int) -> None:
+def test_many_sequences(gpu: Gpu, num_seqs: int, head_dim: int) -> None:
     lengths = [(37 * i * i) % 700 for i in range(num_seqs)]
-    case = make_case(torch.bfloat16, lengths, 8, 4, 64)
+    case = make_case(torch.bfloat16, lengths, 8, 4, head_dim)
     assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
 
 
@@ -326,9 +327,10 @@ def test_sinks(gpu: Gpu, dtype, group: int) -> None:
         assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
 
 
+@pytest.mark.parametrize("head_dim", [64, 256, 512])
 @pytest.mark.parametrize("length", [1, 2113, 20_001])
-def test_sinks_of_a_split_sequence(gpu: Gpu, length: int) -> None:
-    case = make_case(torch.bfloat16, [length], 8, 8, 64, 64, sinks=Inputs(6).normal(64) + 3)
+def test_sinks_of_a_split_sequence(gpu: Gpu, length: int, head_dim: int) -> None:
+    case = make_case(torch.bfloat16, [length], 8, 8, head_dim, 64, sinks=Inputs(6).normal(64) + 3)
     assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
 
 
@@ -338,10 +340,11 @@ def test_large_scores(gpu: Gpu) -> None:
     assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
 
 
-def test_graph_replays_are_equal_and_read_the_current_lengths(gpu: Gpu) -> None:
-    case = make_case(torch.bfloat16, (3000, 200, 0, 1), 8, 4, 128, 64)
+@pytest.mark.parametrize("head_dim", [128, 256, 512])
+def test_graph_replays_are_equal_and_read_the_current_lengths(gpu: Gpu, head_dim: int) -> None:
+    case = make_case(torch.bfloat16, (3000, 200, 0, 1), 8, 4, head_dim, 64)
     out = poisoned(*case.q.shape, dtype=torch.bfloat16)
-    workspace = decode_attention_workspace(gpu, 8, 32, 128)
+    workspace = decode_attention_workspace(gpu, 8, 32, head_dim)
 
     def attend() -> None:
         decode_attention(
