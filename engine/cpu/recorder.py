@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.cpu import structures as native
 from swiftchat.engine.cpu.activations import Activations, CannotRecordError
 from swiftchat.engine.cpu.attention import AttentionOps, layer_cache
@@ -131,7 +132,9 @@ class Recorder(WithoutKernels):
         rest = self._append(op, source.row_set, source.width - width)
         return rest, Activations.of(source.buffer, source.row_set, width, first=width)
 
-    def mix(self, plan: None, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
+    def mix(
+        self, plan: None, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
+    ) -> Tensor:
         config, parameters = self._config, Parameters(mixer, self._states[layer], self._references)
         assert config.mixer is not None
         activation = _ACTIVATIONS[config.mixer_activation or config.activation]

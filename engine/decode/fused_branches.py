@@ -10,6 +10,7 @@ from swiftchat.cuda.ops.linear import Norm, linear, linear_act_and_mul, linear_r
 from swiftchat.cuda.ops.linear_layout import linear_fits
 from swiftchat.cuda.ops.norm import add_norm
 from swiftchat.cuda.ops.row_changes import RowChanges
+from swiftchat.engine.comm.communicator import SingleRank
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.linear.merged import split_bias
 from swiftchat.engine.linear.weight import LinearWeight
@@ -70,11 +71,14 @@ def mixer_fits(ops: CudaOps, n: int, weights: MixerWeights) -> bool:
 def mix(
     ops: CudaOps, states: StatePlan, layer: int, x: Tensor, weights: MixerWeights, norm: Norm
 ) -> Tensor:
-    """Return the mixed norm of the stream x fp32 [n, hidden_size], before its projection."""
+    """Return the mixed norm of the stream x fp32 [n, hidden_size], before its projection.
+
+    For one rank.
+    """
     project = weights.project_in
     projected = torch.empty(len(x), project.shape[0], dtype=project.dtype, device=x.device)
     write_linear(ops, x, project, Tuned(weights.project_in_bias), projected, norm)
-    return ops.mixers.mix(states, layer, projected, weights)
+    return ops.mixers.mix(states, layer, projected, weights, SingleRank())
 
 
 def attend_to_latents(

@@ -106,7 +106,7 @@ class FusedDecoder:
             fused_kernels_cover(decoder.config)
             and self._ops.computes_experts(weights.layers)
             and (decoder.ranks.size == 1 or self._peer_buffers is not None)
-            and (decoder.ranks.size == 1 or not self._is_special)
+            and (decoder.ranks.size == 1 or not self._is_for_one_gpu)
             and (not is_last or (len(head) == 1 and linear_fits(gpu, n, head[0])))
             and all(
                 fused_layer_fits(self._ops, n, i, each) for i, each in enumerate(weights.layers)
@@ -116,6 +116,11 @@ class FusedDecoder:
     def adapts(self, n: int) -> bool:
         """Return whether n rows of this model can be computed with adapters."""
         return not self._is_special and self.supports(n)
+
+    @property
+    def _is_for_one_gpu(self) -> bool:
+        """Whether ranks compute the model with the decoder's operations."""
+        return self._is_special or self._decoder.config.mixer is not None
 
     @property
     def _is_special(self) -> bool:

@@ -165,7 +165,7 @@ def _plan_cache(
     return CachePlan(
         _min_across_ranks(plan.num_blocks, ranks, stages),
         _min_across_ranks(plan.ctx_size_tokens, ranks, stages),
-        plan.num_states,  # models with states have a single rank
+        _min_across_ranks(plan.num_states, ranks, stages),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.scan import CHUNK_TOKENS
 from swiftchat.engine.mixers.short_conv import Activation, causal_conv
 from swiftchat.engine.mixers.weights import MixerWeights
@@ -22,11 +23,13 @@ def mamba(
     mixer: Mamba,
     weights: MixerWeights,
     activation: Activation,
+    ranks: Communicator,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Mix projections [num_seqs, n, 2 * width]: x and output gates.
 
     Returns fp32 [num_seqs, n, width] and the states after them: the last tokens of the convolution,
-    and h fp32 [num_seqs, width, state_size]. a is −exp(`decay`), d is `skip`.
+    and h fp32 [num_seqs, width, state_size]. a is −exp(`decay`), d is `skip`. `ranks` divide the
+    channels.
     """
     decay, step_bias, skip = weights.decay, weights.step_bias, weights.skip
     project_step = weights.project_step
@@ -35,17 +38,22 @@ def mamba(
     x, z = inputs.float().chunk(2, -1)
     mixed, last = causal_conv(x, states[0], weights.conv, weights.conv_bias)
     x = activation(mixed)
-    step, b, c = split_projections(x, mixer, weights)
+    step, b, c = split_projections(x, mixer, weights, ranks)
     step = F.softplus(step @ project_step.t() + step_bias)
     out, after = selective_scan(x * step, b, c, step, -decay.exp(), states[1])
     return (out + x * skip) * F.silu(z), (last, after)
 
 
-def split_projections(x: Tensor, mixer: Mamba, weights: MixerWeights) -> Sequence[Tensor]:
-    """Return the normalized projections of x fp32 [..., width]: what makes steps, b and c."""
+def split_projections(
+    x: Tensor, mixer: Mamba, weights: MixerWeights, ranks: Communicator
+) -> Sequence[Tensor]:
+    """Return the normalized projections of x fp32 [..., width]: what makes steps, b and c.
+
+    They are functions of the channels of all ranks.
+    """
     assert weights.project_x is not None
     sizes = [mixer.step_rank, *(mixer.state_size,) * 2]
-    parts = torch.split(x @ weights.project_x.t(), sizes, -1)
+    parts = torch.split(ranks.all_reduce(x @ weights.project_x.t()), sizes, -1)
     norms = (weights.step_norm, weights.b_norm, weights.c_norm)
     return [_normed(part, norm, mixer) for part, norm in zip(parts, norms, strict=True)]
 

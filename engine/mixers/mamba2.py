@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.scan import CHUNK_TOKENS, pairwise_decays
 from swiftchat.engine.mixers.short_conv import Activation, causal_conv
 from swiftchat.engine.mixers.weights import MixerWeights
@@ -20,11 +21,13 @@ def mamba2(
     mixer: Mamba2,
     weights: MixerWeights,
     activation: Activation,
+    ranks: Communicator,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Mix projections [num_seqs, n, …]: output gates, x, b, c and steps.
 
     Returns fp32 [num_seqs, n, width] and the states after them: the last tokens of the convolution,
     and H fp32 [num_seqs, num_heads, head_dim, state_size]. A is −exp(`decay`), d is `skip`.
+    `ranks` divide the heads.
     """
     decay, step_bias, skip = weights.decay, weights.step_bias, weights.skip
     assert decay is not None and step_bias is not None and skip is not None
@@ -40,7 +43,7 @@ def mamba2(
     g = -decay.exp().unsqueeze(1) * step
     out, after = scan(x * step.unsqueeze(3), b, c, g, states[1])
     out = (out + x * skip.view(-1, 1, 1)).transpose(1, 2).reshape(z.shape)
-    return _gated_norm(out, F.silu(z), weights.norm, mixer), (last, after)
+    return _gated_norm(out, F.silu(z), weights.norm, mixer, ranks), (last, after)
 
 
 def _scaled(projected: Tensor, weights: MixerWeights, mixer: Mamba2) -> Tensor:
@@ -58,14 +61,32 @@ def _scaled(projected: Tensor, weights: MixerWeights, mixer: Mamba2) -> Tensor:
     return projected * (before * scales)
 
 
-def _gated_norm(out: Tensor, gate: Tensor, norm: Tensor | None, mixer: Mamba2) -> Tensor:
+def _gated_norm(
+    out: Tensor, gate: Tensor, norm: Tensor | None, mixer: Mamba2, ranks: Communicator
+) -> Tensor:
     """Normalize the groups of the output [num_seqs, n, width], before or after it is gated."""
     if mixer.norm_eps is None or norm is None:
         return out * gate
     out = out if mixer.gate_last else out * gate
-    grouped = out.view(*out.shape[:2], mixer.num_groups, -1)
-    normed = F.rms_norm(grouped, grouped.shape[3:], eps=mixer.norm_eps).view(out.shape) * norm
+    normed = group_norm(out, norm, mixer, ranks)
     return normed * gate if mixer.gate_last else normed
+
+
+def group_norm(x: Tensor, norm: Tensor, mixer: Mamba2, ranks: Communicator) -> Tensor:
+    """Return the RMSNorm of each group of x fp32 [..., width], with weights [width].
+
+    If `ranks` divide a group, it is that of the group's elements on all of its ranks.
+    """
+    assert mixer.norm_eps is not None
+    grouped = x.view(*x.shape[:-1], mixer.num_groups, -1)
+    if mixer.ranks_per_group == 1:
+        normed = F.rms_norm(grouped, grouped.shape[-1:], eps=mixer.norm_eps)
+        return normed.view(x.shape) * norm
+    own = ranks.rank // mixer.ranks_per_group
+    sums = x.new_zeros(*x.shape[:-1], ranks.size // mixer.ranks_per_group)
+    sums[..., own] = x.square().sum(-1)
+    means = ranks.all_reduce(sums)[..., own] / (mixer.width * mixer.ranks_per_group)
+    return x * (means + mixer.norm_eps).rsqrt().unsqueeze(-1) * norm
 
 
 def _by_head(x: Tensor, mixer: Mamba2) -> Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.gated_delta import gated_delta
 from swiftchat.engine.mixers.kimi_delta import kimi_delta
 from swiftchat.engine.mixers.mamba import mamba
@@ -30,14 +31,16 @@ def mix(
     groups: Sequence[StateRows],
     states: LayerStates,
     activation: Activation,
+    ranks: Communicator,
 ) -> Tensor:
     """Return the output of a layer's mixer for x [n, hidden_size], and advance the states.
 
-    `activation` is the model's, of the convolution.
+    `activation` is the model's, of the convolution. With several `ranks` it is this rank's part of
+    the output, before the all-reduce.
     """
     projected = weights.project_in.matmul(x, weights.project_in_bias)
     out = projected.new_empty(len(x), weights.project_out.shape[1])
-    scan_groups(projected, out, weights, mixer, groups, states, activation)
+    scan_groups(projected, out, weights, mixer, groups, states, activation, ranks)
     return weights.project_out.matmul(out, weights.project_out_bias)
 
 
@@ -49,14 +52,16 @@ def scan_groups(
     groups: Sequence[StateRows],
     states: LayerStates,
     activation: Activation,
+    ranks: Communicator,
 ) -> None:
     """Mix the rows of the groups between the projections, and advance the states.
 
     `projected` [n, …] are the projections of the input, `out` [n, width] receives these rows.
+    `ranks` are those that divide the mixer.
     """
     for group in groups:
         inputs = projected.index_select(0, group.rows).view(group.num_seqs, -1, projected.shape[1])
-        mixed, after = _scan(inputs, group.read(states), weights, mixer, activation)
+        mixed, after = _scan(inputs, group.read(states), weights, mixer, activation, ranks)
         group.write(states, after)
         out.index_copy_(0, group.rows, mixed.reshape(len(group.rows), -1).to(out.dtype))
 
@@ -67,6 +72,7 @@ def _scan(
     weights: MixerWeights,
     mixer: StateMixer,
     activation: Activation,
+    ranks: Communicator,
 ) -> tuple[Tensor, LayerStates]:
     """Return the mixed tokens [num_seqs, n, width] and the states after them, for projections."""
     match mixer:
@@ -77,9 +83,9 @@ def _scan(
         case KimiDelta():
             return kimi_delta(inputs, states, mixer, weights, activation)
         case Mamba2():
-            return mamba2(inputs, states, mixer, weights, activation)
+            return mamba2(inputs, states, mixer, weights, activation, ranks)
         case RgLru():
             return rg_lru(inputs, states, mixer, weights, activation)
         case Mamba():
-            return mamba(inputs, states, mixer, weights, activation)
+            return mamba(inputs, states, mixer, weights, activation, ranks)
     raise NotImplementedError(type(mixer).__name__)

@@ -11,6 +11,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.act_and_mul import KINDS
 from swiftchat.cuda.ops.mixer_scans import ScanRows
 from swiftchat.cuda.ops.mixers import StepSlots
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.kernels.gated_delta import GatedDeltaKernels
 from swiftchat.engine.mixers.kernels.kind import MixerKind
 from swiftchat.engine.mixers.kernels.mamba import MambaKernels
@@ -116,18 +117,28 @@ class MixerKernels:
         longest = max(row.num_tokens for row in rest)
         return StatePlan(layers, steps, ScanRows(on_device, slots(rest), positions, longest))
 
-    def mix(self, plan: StatePlan, layer: int, projected: Tensor, weights: MixerWeights) -> Tensor:
-        """Return the mixed tokens T [n, width] of projections T [n, …]; advance the states."""
+    def mix(
+        self,
+        plan: StatePlan,
+        layer: int,
+        projected: Tensor,
+        weights: MixerWeights,
+        ranks: Communicator,
+    ) -> Tensor:
+        """Return the mixed tokens T [n, width] of projections T [n, …]; advance the states.
+
+        `ranks` divide the heads or channels of the mixer.
+        """
         kind, mixer, states = self._kind, self._config.mixer, plan.layers[layer]
         assert kind is not None and mixer is not None
         out = projected.new_empty(len(projected), weights.project_out.shape[1])
         if plan.scans is not None:
             # It also writes something to the rows of steps, which come next.
-            kind.scan(projected, out, weights, states, plan.scans)
+            kind.scan(projected, out, weights, states, plan.scans, ranks)
         elif plan.groups:
             activation = ACTIVATIONS[self._activation]
-            scan_groups(projected, out, weights, mixer, plan.groups, states, activation)
+            scan_groups(projected, out, weights, mixer, plan.groups, states, activation, ranks)
         if plan.steps is not None:
             n = len(plan.steps.positions)
-            kind.step(projected[:n], out[:n], weights, states, plan.steps)
+            kind.step(projected[:n], out[:n], weights, states, plan.steps, ranks)
         return out

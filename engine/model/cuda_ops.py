@@ -11,6 +11,7 @@ from swiftchat.cuda.ops.act_and_mul import KINDS, act_and_mul
 from swiftchat.cuda.ops.copy_blocks import copy_blocks
 from swiftchat.cuda.ops.embedding import embed, gather_rows
 from swiftchat.cuda.ops.norm import add_norm, norm
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
@@ -205,10 +206,12 @@ class CudaOps(Elementwise):
             context_lens=rows.context_lens,
         )
 
-    def mix(self, plan: CudaPlan, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
+    def mix(
+        self, plan: CudaPlan, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
+    ) -> Tensor:
         assert plan.states is not None
         projected = mixer.project_in.matmul(x, mixer.project_in_bias)
-        out = self.mixers.mix(plan.states, layer, projected, mixer)
+        out = self.mixers.mix(plan.states, layer, projected, mixer, ranks)
         return mixer.project_out.matmul(out, mixer.project_out_bias)
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:

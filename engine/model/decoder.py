@@ -218,7 +218,8 @@ class Decoder:
         """Return this rank's part of the attention's or mixer's output, before the all-reduce."""
         if layer.mixer is None:
             return self._attend(plan, i, layer, x, kv)
-        mixed = self._scaled(self.ops.mix(plan, i, x, layer.mixer), self.config.mixer_out_scale)
+        mixed = self.ops.mix(plan, i, x, layer.mixer, self.ranks)
+        mixed = self._scaled(mixed, self.config.mixer_out_scale)
         if not self.config.mixer_with_attention:
             return mixed
         return self.ops.add(self._attend(plan, i, layer, x, kv), mixed)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
@@ -90,8 +91,13 @@ class Ops(Protocol):
         `norms` are the weights of the query and key norms, which come first. Overwrites `qkv`.
         """
 
-    def mix(self, plan: Any, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
-        """Return the output of a layer's mixer, and advance the states of the batch's rows."""
+    def mix(
+        self, plan: Any, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
+    ) -> Tensor:
+        """Return the output of a layer's mixer, and advance the states of the batch's rows.
+
+        With several `ranks` it is this rank's part of the output, before the all-reduce.
+        """
 
     def split_gate(self, qkv: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return q k v and gates of [n, `width` queries, `width` gates, keys and values]."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.mixer import mix
 from swiftchat.engine.mixers.states import LayerStates, StateRows, plan_states
@@ -180,11 +181,13 @@ class TorchOps(Elementwise):
             sinks,
         )
 
-    def mix(self, plan: TorchPlan, layer: int, x: Tensor, mixer: MixerWeights) -> Tensor:
+    def mix(
+        self, plan: TorchPlan, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
+    ) -> Tensor:
         kind, states = self._config.mixer, plan.states[layer]
         assert kind is not None
         activation = ACTIVATIONS[self._config.mixer_activation or self._config.activation]
-        return mix(x, mixer, kind, plan.state_rows, states, activation)
+        return mix(x, mixer, kind, plan.state_rows, states, activation, ranks)
 
     def _attend_to_latents(
         self,

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
-from swiftchat.weights.architectures.tensors import EXPERT_NORMS, NORMS, STREAM_TENSORS
+from swiftchat.weights.architectures.tensors import (
+    EXPERT_NORMS,
+    NORMS,
+    STREAM_TENSORS,
+    gate_in_queries,
+)
+from swiftchat.weights.parallel.mixer_division import mixer_axis, mixer_spans
 
 Span = tuple[int, int]
 """A contiguous range: first index and end."""
@@ -14,7 +20,7 @@ Span = tuple[int, int]
 # Divided by columns; all other divided tensors are divided by rows.
 _BY_COLUMNS = frozenset({"o", "down", "expert_down", "experts_down", "shared_down"})
 # Added after an all-reduce would count them once per rank, so only one rank has them.
-_RANK_0_ONLY = frozenset({"o_bias", "down_bias", "experts_down_bias"})
+_RANK_0_ONLY = frozenset({"o_bias", "down_bias", "experts_down_bias", "mixer_out_bias"})
 _REPLICATED = frozenset(
     {"positions", "project_in", "project_out"}
     | {"q_a", "q_a_bias", "q_a_norm", "kv_a", "kv_a_bias", "kv_a_norm"}
@@ -23,6 +29,7 @@ _REPLICATED = frozenset(
     | {"router", "router_bias", "router_correction", "shared_router"}
     | {"stream_in", "stream_out", *STREAM_TENSORS}
     | {"router_scale", "expert_scales", "layer_scale"}
+    | {"expert_in", "expert_out"}
     | {"ple_embed", "ple_project", "ple_project_norm", "ple_gate", "ple_out", "ple_out_norm"}
     | {name + bias for name in (*NORMS, *EXPERT_NORMS) for bias in ("", "_bias")}
 )
@@ -84,6 +91,10 @@ class Division:
             return whole
         if canonical in _RANK_0_ONLY:
             return whole if self.rank == 0 else None
+        if canonical.startswith("mixer_"):
+            assert self.config.mixer is not None
+            own = mixer_spans(self.config.mixer, canonical, self.size, self.rank)
+            return whole if own is None else TensorSlice(mixer_axis(canonical, len(shape)), own)
         if canonical in ("q_norm", "k_norm") and self.config.qk_norm != "width":
             # Separate weights of the heads: in one tensor, or in a tensor of each head.
             return TensorSlice(0, tuple(self._spans(canonical))) if len(shape) == 2 else whole
@@ -102,6 +113,10 @@ class Division:
                 return [self.vocab]
             case "q_norm" | "k_norm" if config.qk_norm == "heads":
                 return [self.heads if canonical == "q_norm" else self.kv_heads]
+            case "q" if gate_in_queries(config):
+                return [_times(queries, 2)]
+            case "attn_gate" if config.gate_by_head:
+                return [self.heads]
             case "q" | "q_b" | "q_norm" | "attn_gate":
                 return [queries]
             case "o":

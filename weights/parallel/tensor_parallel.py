@@ -27,6 +27,7 @@ from swiftchat.weights.architectures.tensors import (
     tensors_before_layers,
 )
 from swiftchat.weights.parallel.division import Division, Span, TensorSlice, length
+from swiftchat.weights.parallel.mixer_division import divisible_units, local_mixer, mixer_problem
 from swiftchat.weights.parallel.pipeline import stage_layers
 
 __all__ = ["Shard", "TensorKey", "shard_of", "tp_choices"]
@@ -95,6 +96,7 @@ class Shard:
             return frozenset(layer - first for layer in layers if first <= layer < end)
 
         sizes = [self.of_layer(i)._local_sizes for i in range(first, end)]
+        mixer, has_heads = self.config.mixer, _attends(self.config)
         return dataclasses.replace(
             self.config,
             num_layers=end - first,
@@ -106,8 +108,9 @@ class Shard:
             dense_layers=local_layers(self.config.dense_layers),
             keys_as_values=local_layers(self.config.keys_as_values),
             layer_sizes=tuple(sizes) if self.config.layer_sizes else (),
-            num_heads=length(self.heads),
+            num_heads=length(self.heads) if has_heads else self.config.num_heads,
             num_kv_heads=length(self.kv_heads),
+            mixer=None if mixer is None else local_mixer(mixer, self.size),
             intermediate_size=self.config.intermediate_size // self.size,
             expert_size=self.config.expert_size // self.size,
             shared_expert_size=self.config.shared_expert_size // self.size,
@@ -221,7 +224,10 @@ def shard_of(
 
 def tp_choices(config: ModelConfig) -> tuple[int, ...]:
     """Return the numbers of ranks that this model can be divided into, in ascending order."""
-    return tuple(n for n in range(1, config.num_heads + 1) if _problem(config, n) is None)
+    count = config.num_heads
+    if config.mixer is not None and not _attends(config):
+        count = min(divisible_units(config.mixer).values(), default=1)
+    return tuple(n for n in range(1, count + 1) if count % n == 0 and _problem(config, n) is None)
 
 
 def _problem(config: ModelConfig, size: int) -> str | None:
@@ -232,8 +238,8 @@ def _problem(config: ModelConfig, size: int) -> str | None:
         return f"--tp {size} is less than 1"
     if size == 1:
         return None
-    if config.mixer is not None:
-        return f"tensor parallelism is not supported for {config.architecture}: it has states"
+    if config.mixer is not None and (problem := mixer_problem(config.mixer, size)) is not None:
+        return problem
     if any(config.gate_sparsity):
         return (
             f"tensor parallelism is not supported for {config.architecture}: "
@@ -243,9 +249,10 @@ def _problem(config: ModelConfig, size: int) -> str | None:
         firsts = {sizes: i for i, sizes in enumerate(config.layer_sizes)}.values()
         problems = [_problem(config.of_layer(i), size) for i in sorted(firsts)]
         return next((each for each in problems if each is not None), None)
-    if heads % size:
+    attends = _attends(config)
+    if attends and heads % size:
         return f"num_attention_heads {heads} is not divisible by --tp {size}"
-    if kv_heads % size and size % kv_heads:
+    if attends and kv_heads % size and size % kv_heads:
         return (
             f"num_key_value_heads {kv_heads} is not divisible by --tp {size}, "
             f"nor --tp {size} by {kv_heads}"
@@ -264,6 +271,10 @@ def _problem(config: ModelConfig, size: int) -> str | None:
     except UsageError as error:
         return error.message
     return None
+
+
+def _attends(config: ModelConfig) -> bool:
+    return any(config.has_attention(layer) for layer in range(config.num_layers))
 
 
 def _canonical_names(config: ModelConfig) -> list[str]:

@@ -16,6 +16,7 @@ from swiftchat.cuda.ops.mixers import (
     gated_delta_step_fits,
     gated_norm,
 )
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.kernels.kind import present
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
@@ -41,6 +42,7 @@ class GatedDeltaKernels:
         weights: MixerWeights,
         states: LayerStates,
         rows: StepSlots,
+        ranks: Communicator,
     ) -> None:
         gated_delta_step(
             self._gpu,
@@ -65,6 +67,7 @@ class GatedDeltaKernels:
         weights: MixerWeights,
         states: LayerStates,
         rows: ScanRows,
+        ranks: Communicator,
     ) -> None:
         mixer = self._mixer
         mixed = torch.empty(len(projected), len(weights.conv), device=projected.device)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from swiftchat.cuda.ops.mixer_scans import ScanRows
 from swiftchat.cuda.ops.mixers import StepSlots
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
 
@@ -14,7 +15,7 @@ class MixerKind(Protocol):
     """A mixer between the projections of its input and output.
 
     `projected` T [n, …] are the projections of the input, `out` T [n, width] is written. The states
-    of a layer are read and written by the slots of `rows`.
+    of a layer are read and written by the slots of `rows`. `ranks` divide the heads or channels.
     """
 
     @property
@@ -28,6 +29,7 @@ class MixerKind(Protocol):
         weights: MixerWeights,
         states: LayerStates,
         rows: StepSlots,
+        ranks: Communicator,
     ) -> None:
         """Compute one token of each row."""
 
@@ -38,6 +40,7 @@ class MixerKind(Protocol):
         weights: MixerWeights,
         states: LayerStates,
         rows: ScanRows,
+        ranks: Communicator,
     ) -> None:
         """Compute the tokens of each row in order; tokens of no row get any values."""
 

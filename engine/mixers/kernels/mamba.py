@@ -16,6 +16,7 @@ from swiftchat.cuda.ops.selective import (
     selective_scan,
     selective_step,
 )
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.kernels.kind import present
 from swiftchat.engine.mixers.mamba import split_projections
 from swiftchat.engine.mixers.states import LayerStates
@@ -41,8 +42,9 @@ class MambaKernels:
         weights: MixerWeights,
         states: LayerStates,
         rows: StepSlots,
+        ranks: Communicator,
     ) -> None:
-        self._mix(causal_conv_step, selective_step, projected, out, weights, states, rows)
+        self._mix(causal_conv_step, selective_step, projected, out, weights, states, rows, ranks)
 
     def scan(
         self,
@@ -51,8 +53,9 @@ class MambaKernels:
         weights: MixerWeights,
         states: LayerStates,
         rows: ScanRows,
+        ranks: Communicator,
     ) -> None:
-        self._mix(causal_conv, selective_scan, projected, out, weights, states, rows)
+        self._mix(causal_conv, selective_scan, projected, out, weights, states, rows, ranks)
 
     def _mix(
         self,
@@ -63,6 +66,7 @@ class MambaKernels:
         weights: MixerWeights,
         states: LayerStates,
         rows: StepSlots | ScanRows,
+        ranks: Communicator,
     ) -> None:
         """Compute one token of each row, or all its tokens, with the kernels for that."""
         mixed = torch.empty(out.shape, device=out.device)
@@ -76,14 +80,14 @@ class MambaKernels:
             rows=rows,
             activation=self._activation,
         )
-        inputs, constants = self._inputs(mixed, projected, weights)
+        inputs, constants = self._inputs(mixed, projected, weights, ranks)
         recur(self._gpu, inputs, constants, out, states=states[1], rows=rows)
 
     def _inputs(
-        self, x: Tensor, projected: Tensor, weights: MixerWeights
+        self, x: Tensor, projected: Tensor, weights: MixerWeights, ranks: Communicator
     ) -> tuple[SelectiveInputs, SelectiveWeights]:
         """Return what the recurrence reads, given x fp32 [n, width] after the convolution."""
-        step, b, c = split_projections(x, self._mixer, weights)
+        step, b, c = split_projections(x, self._mixer, weights, ranks)
         steps = F.linear(step, present(weights.project_step))
         gates = projected[:, self._mixer.width :]
         constants = SelectiveWeights(

@@ -1,6 +1,7 @@
 """Mamba-2 in kernels."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
@@ -12,7 +13,9 @@ from swiftchat.cuda.ops.mixers import (
     mamba2_step,
     mamba2_step_fits,
 )
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.kernels.kind import present
+from swiftchat.engine.mixers.mamba2 import group_norm
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.weights.architectures.parts.mixers import Mamba2
@@ -44,6 +47,7 @@ class Mamba2Kernels:
         weights: MixerWeights,
         states: LayerStates,
         rows: StepSlots,
+        ranks: Communicator,
     ) -> None:
         inner, gated = self._inner(out, weights)
         z, x, b, c, step = self._scales
@@ -65,7 +69,7 @@ class Mamba2Kernels:
             min_step=self._mixer.min_step,
             scales=(z, x, b, c, step),
         )
-        self._normalize(projected, inner, out, weights)
+        self._normalize(projected, inner, out, weights, ranks)
 
     def scan(
         self,
@@ -74,6 +78,7 @@ class Mamba2Kernels:
         weights: MixerWeights,
         states: LayerStates,
         rows: ScanRows,
+        ranks: Communicator,
     ) -> None:
         mixer, (z, x, b, c, step) = self._mixer, self._scales
         mixed = torch.empty(len(projected), len(weights.conv), device=projected.device)
@@ -107,7 +112,7 @@ class Mamba2Kernels:
             z_scale=z,
             step_scale=step,
         )
-        self._normalize(projected, inner, out, weights)
+        self._normalize(projected, inner, out, weights, ranks)
 
     def _inner(self, out: Tensor, weights: MixerWeights) -> tuple[Tensor, bool]:
         """Return where the recurrence writes, fp32 if a norm follows, and whether it is gated."""
@@ -116,11 +121,22 @@ class Mamba2Kernels:
         return torch.empty(out.shape, device=out.device), not self._mixer.gate_last
 
     def _normalize(
-        self, projected: Tensor, inner: Tensor, out: Tensor, weights: MixerWeights
+        self,
+        projected: Tensor,
+        inner: Tensor,
+        out: Tensor,
+        weights: MixerWeights,
+        ranks: Communicator,
     ) -> None:
         """Write the norm of the recurrence's outputs fp32 to `out`, if they are normalized."""
         mixer = self._mixer
         if mixer.norm_eps is None or weights.norm is None:
+            return
+        if mixer.ranks_per_group > 1:
+            normed = group_norm(inner, weights.norm, mixer, ranks)
+            if mixer.gate_last:
+                normed *= F.silu(projected[:, : mixer.width].float() * self._scales[0])
+            out.copy_(normed)
             return
         gated_norm(
             self._gpu,

@@ -5,6 +5,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.mixer_scans import ScanRows, causal_conv
 from swiftchat.cuda.ops.mixers import MAX_TAPS, StepSlots, causal_conv_step
+from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.weights.architectures.parts.mixers import ShortConv
@@ -28,6 +29,7 @@ class ShortConvKernels:
         weights: MixerWeights,
         states: LayerStates,
         rows: StepSlots,
+        ranks: Communicator,
     ) -> None:
         causal_conv_step(
             self._gpu,
@@ -46,6 +48,7 @@ class ShortConvKernels:
         weights: MixerWeights,
         states: LayerStates,
         rows: ScanRows,
+        ranks: Communicator,
     ) -> None:
         causal_conv(
             self._gpu,

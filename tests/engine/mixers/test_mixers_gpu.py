@@ -11,31 +11,19 @@ from swiftchat.engine.api.protocol import Beam, Finished, Tokens
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from tests.support import reference, tiny
+from tests.support.mixer_models import GPU_MODELS
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 PROMPT = tiny.random_ids(22, seed=1)
-# Changes of the sizes of the sweep: the kernel does not scale biases.
-MODELS: dict[str, dict[str, Any]] = {
-    "lfm2": {},
-    "qwen3_next": {},
-    "qwen3_5_text": {},
-    "granitemoehybrid": {},
-    "bamba": {},
-    "falcon_h1": {"projectors_bias": False, "mamba_proj_bias": False},
-    "nemotron_h": {},
-    "mamba": {"state_size": 8},
-    "falcon_mamba": {"state_size": 12},
-    "jamba": {},
-}
 # The kernels do not choose their experts: every step is computed without a graph.
 NOT_CAPTURED = ("nemotron_h",)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=GPU_MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
-    reference.make_reference(request.param, path, **MODELS[request.param])
+    reference.make_reference(request.param, path, **GPU_MODELS[request.param])
     return path
 
 

@@ -170,8 +170,6 @@ def test_a_sliding_context_equals_a_prompt_of_what_stays(model) -> None:
 def test_what_states_exclude_is_refused_or_off(model, tmp_path: Path) -> None:
     folder, _ = model
     config = Model.open(folder).config
-    with pytest.raises(UsageError, match="tensor parallelism"):
-        shard_of(config, 2, 0)
     with pytest.raises(UsageError, match="pipeline parallelism"):
         shard_of(config, 1, 0, 0, 2)
     settings = EngineConfig(device="cpu", draft=str(folder))

@@ -228,7 +228,8 @@ class Mamba2:
     comes first. The heads of a group share what writes and reads the state, vectors of
     `state_size`. Steps are at least `min_step`. With `in_bias` and `out_bias` the projections have
     a bias, with `conv_bias` the convolution. `scales` multiply the input, and the projected output
-    gates, x, b, c and steps.
+    gates, x, b, c and steps. If the heads of a group are divided among `ranks_per_group` ranks,
+    these are the heads of one of them, and the norm is over the outputs of all of them.
     """
 
     num_heads: int
@@ -243,6 +244,7 @@ class Mamba2:
     min_step: float = 0.0
     gate_last: bool = False
     scales: tuple[float, ...] = (1.0,) * 6
+    ranks_per_group: int = 1
 
     @property
     def width(self) -> int:

@@ -1,0 +1,146 @@
+"""Ranks that divide mixers with a state give the ids and logits of one rank.
+
+Tolerance of logits 3e-4 relative to the largest one: at the first tokens, whose outputs of states
+are small before their norm, one rank differs from transformers by up to 7e-5.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.api.protocol import Finished
+from swiftchat.engine.generation.build import build_engine
+from swiftchat.engine.mixers.states import bytes_per_sequence
+from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.model.directory import Model
+from swiftchat.weights.parallel.tensor_parallel import shard_of
+from tests.support import reference, tiny
+from tests.support.thread_communicator import ThreadCommunicator, run_ranks
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
+PROMPT = tiny.random_ids(22, seed=1)
+_ONE_GROUP = {"mamba_n_groups": 1}
+_EIGHT_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}
+# Model types with the changes of sizes, and numbers of ranks: all kinds of mixers, and key heads or
+# groups of heads that several ranks share.
+DIVIDED = {
+    "short convolution": ("lfm2", {}, 2),
+    "gated DeltaNet": ("qwen3_next", {}, 2),
+    "a shared key head, rows by key head": ("qwen3_next", {"linear_num_key_heads": 1}, 2),
+    "a shared key head, separate tensors": ("qwen3_5_text", {"linear_num_key_heads": 1}, 2),
+    "two shared key heads": ("qwen3_next", _EIGHT_HEADS, 4),
+    "tensors of q, k and v": ("olmo_hybrid", {}, 2),
+    "Kimi Delta Attention": ("kimi_linear", {}, 2),
+    "Mamba-2": ("nemotron_h", {}, 2),
+    "a norm of one group": ("granitemoehybrid", _ONE_GROUP, 2),
+    "a norm of one group before the gate": (
+        *("falcon_h1", {**_ONE_GROUP, "mamba_norm_before_gate": True}),
+        2,
+    ),
+    "norms of two groups": ("mamba2", {}, 8),
+    "Mamba with norms": ("jamba", {}, 2),
+    "Mamba alone": ("falcon_mamba", {}, 4),
+    "RG-LRU": ("recurrent_gemma", {}, 2),
+}
+
+
+@pytest.fixture(scope="module", params=DIVIDED.values(), ids=DIVIDED)
+def divided(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """A folder with a model, its number of ranks, and the logits of transformers."""
+    model_type, changes, size = request.param
+    folder = tmp_path_factory.mktemp(model_type)
+    model = reference.make_reference(model_type, folder, **changes)
+    return folder, size, reference.reference_logits(model, reference.prompt_ids())
+
+
+def close(logits: torch.Tensor, expected: torch.Tensor) -> bool:
+    return bool((logits - expected).abs().max() <= 3e-4 * expected.abs().max())
+
+
+def test_ranks_equal_transformers(divided) -> None:
+    """Prompts in chunks and decode steps."""
+    folder, size, expected = divided
+    config, ids = Model.open(folder).config, reference.prompt_ids()
+
+    def run(rank: int, ranks: ThreadCommunicator) -> tuple[torch.Tensor, torch.Tensor]:
+        shard = shard_of(config, size, rank)
+        chunks = tiny.Bench(folder, shard=shard, ranks=ranks, chunk_tokens=7)
+        return chunks.last_logits(ids), tiny.Bench(folder, shard=shard, ranks=ranks).logits(ids)
+
+    for last, all_logits in run_ranks(size, run):
+        assert close(last, expected[-1]) and close(all_logits, expected)
+
+
+def test_ranks_have_a_part_of_the_states(divided) -> None:
+    folder, size, _ = divided
+    config = Model.open(folder).config
+    whole = bytes_per_sequence(config)
+    parts = [bytes_per_sequence(shard_of(config, size, rank).local_config) for rank in range(size)]
+    assert len(set(parts)) == 1 and whole <= size * parts[0] < 2 * whole
+
+
+Turn = tuple[list[int], int]
+
+
+def turns(engine, prompts: Sequence[list[int]], params: SamplingParams) -> list[Turn]:
+    """Return answers and numbers of cached tokens."""
+    found = []
+    for prompt in prompts:
+        ids, ends = tiny.run(engine, {1: prompt}, params)
+        end = ends[1]
+        assert isinstance(end, Finished), end
+        found.append((ids[1], end.cached_tokens))
+    return found
+
+
+@pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=0.9, seed=5)])
+def test_turns_regeneration_and_undo_equal_one_rank(divided, params: SamplingParams) -> None:
+    folder, size, _ = divided
+    whole = tiny.engine(folder, chunk_tokens=7)
+    ((answer, _),) = turns(whole, [PROMPT], params)
+    second = PROMPT + answer + tiny.random_ids(9, seed=8)
+    undone = PROMPT + answer + tiny.random_ids(5, seed=9)
+    prompts = [PROMPT, second, second, undone, [*PROMPT[:-1], PROMPT[-1] ^ 1, 7]]
+    expected = turns(tiny.engine(folder, chunk_tokens=7), prompts, params)
+    assert [cached > 0 for _, cached in expected] == [False, True, True, True, True]
+    config = EngineConfig(
+        device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE, chunk_tokens=7, tp=size
+    )
+
+    def run(rank: int, ranks: ThreadCommunicator) -> list[Turn]:
+        return turns(build_engine(folder, config, ranks=ranks), prompts, params)
+
+    assert run_ranks(size, run) == [expected] * size
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "kimi_linear"])
+def test_rank_files_equal_whole_files(model_type: str, tmp_path: Path) -> None:
+    model = reference.make_reference(model_type, tmp_path / "whole")
+    expected = reference.reference_logits(model, reference.prompt_ids())
+    convert(tmp_path / "whole", tmp_path / "parts", tp=2)
+    config = Model.open(tmp_path / "parts").config
+
+    def run(rank: int, ranks: ThreadCommunicator) -> torch.Tensor:
+        shard = shard_of(config, 2, rank)
+        bench = tiny.Bench(tmp_path / "parts", shard=shard, ranks=ranks)
+        return bench.last_logits(reference.prompt_ids())
+
+    assert all(close(logits, expected[-1]) for logits in run_ranks(2, run))
+
+
+def test_dummy_weights_of_ranks_are_those_of_one_model(divided) -> None:
+    folder, size, _ = divided
+    settings = EngineConfig(
+        device="cpu", dtype="float32", dummy=str(folder / "config.json"), kernels=False
+    )
+    (expected,) = turns(build_engine(Path(), settings), [PROMPT], GREEDY)
+
+    def run(rank: int, ranks: ThreadCommunicator) -> list[Turn]:
+        engine = build_engine(Path(), replace(settings, tp=size), ranks=ranks)
+        return turns(engine, [PROMPT], GREEDY)
+
+    assert run_ranks(size, run) == [[expected]] * size
