@@ -142,7 +142,8 @@ class _Inputs:
             start, end = end, end + len(blocks)
             prefix_len = span.bidirectional_prefix.length
             rows = (span.start, span.num_tokens, span.context_len)
-            spans.append(SpanRows(*rows, prefix_len, whole[start:end], span.state_slot))
+            after = torch.tensor(span.after_slots, dtype=torch.int32) if span.after_slots else None
+            spans.append(SpanRows(*rows, prefix_len, whole[start:end], span.state_slot, after))
         return spans
 
 

@@ -43,7 +43,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class SpanRows:
-    """The rows of one sequence, see `Span` in program.h; `block_table` is int32."""
+    """The rows of one sequence, see `Span` in program.h; its tensors are int32."""
 
     first_row: int
     num_rows: int
@@ -51,11 +51,13 @@ class SpanRows:
     prefix_len: int
     block_table: Tensor
     state_slot: int = -1
+    after_slots: Tensor | None = None
 
     @property
     def struct(self) -> Span:
         numbers = (self.first_row, self.num_rows, self.context_len, self.prefix_len)
-        return Span(*numbers, self.state_slot, self.block_table.data_ptr())
+        after = None if self.after_slots is None else self.after_slots.data_ptr()
+        return Span(*numbers, self.state_slot, self.block_table.data_ptr(), after)
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ class Span(Structure):
         ("prefix_len", c_int32),
         ("state_slot", c_int32),
         ("block_table", c_void_p),
+        ("after_slots", c_void_p),
     )
 
 

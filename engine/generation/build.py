@@ -48,7 +48,7 @@ from swiftchat.engine.model.weights import (
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.chunk import cpu_chunk_limit, gpu_chunk_limit
 from swiftchat.engine.schedule.scheduler import Scheduler
-from swiftchat.engine.schedule.states import StateSlots
+from swiftchat.engine.schedule.states import MAX_VERIFIED, StateSlots
 from swiftchat.engine.speculation.proposer import Proposer
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.heads.open import are_heads
@@ -89,9 +89,7 @@ def build_engine(
     allocator = BlockAllocator(plan.num_blocks, config.block_size)
     scheduler = Scheduler(allocator, setup.chunk_tokens, config.max_num_seqs)
     if plan.num_states:
-        has_spares = isinstance(decoder.ops, CudaOps)
-        states = StateSlots(plan.num_states, config.block_size, has_spares=has_spares)
-        scheduler.use_states(states)
+        scheduler.use_states(_state_slots(plan.num_states, config, decoder))
     if config.chunk_tokens is None and setup.device.type == "cuda":
         scheduler.limit = gpu_chunk_limit(setup.chunk_tokens)
     elif config.chunk_tokens is None and isinstance(decoder, NativeDecoder):
@@ -120,7 +118,9 @@ def build_engine(
             decoder=decoder,
             cache=cache,
             scheduler=scheduler,
-            speculation=speculation_of(decoder, graphs, plan.ctx_size_tokens, proposer),
+            speculation=speculation_of(
+                decoder, graphs, plan.ctx_size_tokens, proposer, scheduler.states.num_verified
+            ),
             graph_decode=graphs.decode,
             prefill_graphs=graphs.prefill,
             verification=graphs.verification,
@@ -133,6 +133,14 @@ def build_engine(
             fast_forward=FastForward(scheduler, plan.ctx_size_tokens, graphs),
         )
     )
+
+
+def _state_slots(num_slots: int, config: EngineConfig, decoder: Decoder) -> StateSlots:
+    """Return the slots of states; but for the kernels of a GPU some are for proposed tokens."""
+    if isinstance(decoder.ops, CudaOps):
+        return StateSlots(num_slots, config.block_size, has_spares=True)
+    num_verified = min(MAX_VERIFIED, (num_slots - 1) // 2)
+    return StateSlots(num_slots, config.block_size, num_verified=num_verified)
 
 
 def _estimated_bytes(setup: EngineSetup) -> int | None:

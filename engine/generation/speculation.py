@@ -29,9 +29,16 @@ _DRAFT_LAUNCH_S = 0.3e-3  # the host's part of a draft step on a GPU
 
 
 def speculation_of(
-    decoder: Decoder, graphs: Graphs, ctx_size_tokens: int, draft: Proposer | None
+    decoder: Decoder,
+    graphs: Graphs,
+    ctx_size_tokens: int,
+    draft: Proposer | None,
+    num_verified_states: int = 0,
 ) -> Speculation:
-    """Return the speculation of an engine with this decoder, and a draft model or heads."""
+    """Return the speculation of an engine with this decoder, and a draft model or heads.
+
+    A model with states has `num_verified_states` for proposed tokens.
+    """
     is_on_gpu, weights = isinstance(decoder.ops, CudaOps), decoder.weights
     costs, max_rows, step_s = StepCosts(_ROW_COST), MAX_VERIFIED_ROWS, None
     if is_on_gpu:
@@ -43,7 +50,7 @@ def speculation_of(
         max_rows = 1 if graphs.verification is None else graphs.verification.max_rows
         step_s = gpu_step_s(num_bytes, num_layers)
     if decoder.config.mixer is not None:
-        max_rows = 1  # a state cannot forget the tokens that are rejected
+        max_rows = min(max_rows, 1 + num_verified_states)
     # On a GPU a step of several rows differs from one of one row in the last bits of the logits. If
     # its clock decided which step computes a token, one seed might give two texts.
     measures = not is_on_gpu and decoder.ranks.size * decoder.stages.size == 1

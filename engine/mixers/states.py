@@ -71,21 +71,44 @@ class StateRows:
 
 
 def plan_states(spans: Sequence[Span], device: torch.device) -> list[StateRows]:
-    """Group the rows of a batch: all decode steps together, every longer row by itself."""
-    single = [span for span in spans if span.num_tokens == 1 < span.context_len]
-    groups = [single] if single else []
-    groups += [[span] for span in spans if not span.num_tokens == 1 < span.context_len]
-    return [_rows(group, device) for group in groups]
+    """Group the rows of a batch: all decode steps together, every longer row by itself.
+
+    Tokens of a row whose states are all kept are decode steps one after the other.
+    """
+    groups = list[StateRows]()
+    rounds = list[list[_Step]]()
+    for span in spans:
+        is_first, steps = span.num_tokens == span.context_len, _steps(span)
+        if not steps:
+            groups.append(_prompt(span, device, is_first=is_first))
+        for i, step in enumerate(steps):
+            if is_first and i == 0:
+                groups.append(_group([step], device, is_first=True))
+                continue
+            rounds += [[] for _ in range(i + 1 - len(rounds))]
+            rounds[i].append(step)
+    return [*groups, *(_group(steps, device) for steps in rounds if steps)]
 
 
-def _rows(spans: Sequence[Span], device: torch.device) -> StateRows:
-    rows = [row for span in spans for row in range(span.start, span.start + span.num_tokens)]
-    slots = [span.state_slot for span in spans]
-    next_slots = [span.next_state_slot for span in spans]
-    return StateRows(
-        torch.tensor(rows, device=device),
-        len(spans),
-        torch.tensor(slots, device=device),
-        torch.tensor(next_slots, device=device),
-        is_first=spans[0].num_tokens == spans[0].context_len,
-    )
+_Step = tuple[int, int, int]  # a row of the batch, and the slots before and after it
+
+
+def _steps(span: Span) -> list[_Step]:
+    """Return the tokens of a row with single steps; none for one that is scanned."""
+    rows = range(span.start, span.start + span.num_tokens)
+    if span.after_slots:
+        before = (span.state_slot, *span.after_slots[:-1])
+        return list(zip(rows, before, span.after_slots, strict=True))
+    return [(span.start, span.state_slot, span.next_state_slot)] if len(rows) == 1 else []
+
+
+def _group(steps: Sequence[_Step], device: torch.device, *, is_first: bool = False) -> StateRows:
+    columns = zip(*steps, strict=True)
+    rows, slots, next_slots = (torch.tensor(column, device=device) for column in columns)
+    return StateRows(rows, len(steps), slots, next_slots, is_first)
+
+
+def _prompt(span: Span, device: torch.device, *, is_first: bool) -> StateRows:
+    rows = torch.arange(span.start, span.start + span.num_tokens, device=device)
+    slots = torch.tensor([[span.state_slot], [span.next_state_slot]], device=device)
+    return StateRows(rows, 1, slots[0], slots[1], is_first)

@@ -8,6 +8,7 @@ import torch
 from swiftchat.engine.api.memory_estimate import RESERVED_FRACTION, kv_bytes_per_token
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.mixers.states import bytes_per_sequence
+from swiftchat.engine.schedule.states import MAX_VERIFIED
 from swiftchat.errors import OutOfMemory, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
@@ -110,12 +111,14 @@ def _plan_states(
 ) -> tuple[int, int]:
     """Return the number of slots for states, for one sequence at least, and the bytes of each.
 
-    All sequences and some snapshots have slots, if a tenth of the free memory suffices for them.
+    All sequences and some snapshots have slots, and proposed tokens where sequences have a single
+    one, if a tenth of the free memory suffices for them.
     """
     each = bytes_per_sequence(config)
     if not each:
         return 0, 0
     wanted = per_sequence * engine.max_num_seqs + _NUM_SNAPSHOTS
+    wanted += MAX_VERIFIED if per_sequence == 1 else 0
     return max(per_sequence + 1, min(wanted, available_bytes // 10 // each)), each
 
 

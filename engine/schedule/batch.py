@@ -17,7 +17,8 @@ class Span:
     They are the last of `context_len` tokens in the blocks of `block_table` and attend to all of
     these, except that tokens before `bidirectional_prefix` ends also attend to later ones in it.
     `state_slot` is the slot of the row's states, for models with states; `next_state_slot` receives
-    those after the row.
+    those after the row. If some of its tokens are proposed ones, `after_slots` instead receive the
+    states after each of them.
     """
 
     start: int
@@ -28,6 +29,7 @@ class Span:
     tuning: SequenceTuning | None = None
     state_slot: int = -1
     next_state_slot: int = -1
+    after_slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ class Batch:
             slot = next_slot = sequence.state_slot
             if row.num_tokens == 1 and sequence.spare_slot >= 0:
                 next_slot = sequence.spare_slot
-            spans.append(Span(len(ids), last - first, last, table, prefix, tuning, slot, next_slot))
+            after = tuple(sequence.verified_slots)
+            place = len(ids), last - first, last
+            spans.append(Span(*place, table, prefix, tuning, slot, next_slot, after))
             ids += sequence.tokens[first:end]
             ids += row.proposed
             positions += range(first, last)

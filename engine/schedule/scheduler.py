@@ -61,6 +61,7 @@ class Scheduler:
     def schedule(self) -> Step:
         """Choose the rows of the next step and allocate their blocks."""
         step = Step([], [])
+        self.states.end_verification(self.running)
         budget = self.budget
         # Decode rows come first, so that prefill of a long prompt does not stall other answers.
         for sequence in sorted(self.running, key=lambda s: not s.is_decoding):
@@ -221,10 +222,13 @@ class Scheduler:
         They preempt no other sequence.
         """
         end = sequence.num_computed + num_tokens
-        if end < len(sequence.tokens):
+        has_states = self.states.num_slots > 0
+        if end < len(sequence.tokens) or (has_states and num_tokens > 1):
             return ()
         proposed = sequence.proposed[: max(0, budget - num_tokens)]
-        return proposed if self.reserve(sequence, end + len(proposed)) else ()
+        if not self.reserve(sequence, end + len(proposed)):
+            return ()
+        return proposed[: self.states.verify(sequence, len(proposed))] if has_states else proposed
 
     def _find_prefix(self, sequence: Sequence) -> Prefix:
         return find_prefix(sequence, self.running, self.allocator, self.states)

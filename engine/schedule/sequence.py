@@ -25,9 +25,10 @@ class Sequence:
     (`sliding.py`). `num_restored` counts the tokens whose blocks came from a tier below the device,
     by its name. `tuning` is what the sequence adds to the base model. `state_slot` holds its states
     while it is running, if the model has some, and `spare_slot` is the slot that the next state is
-    written to (`states.py`). A sequence that `is_held` is one of several beams,
-    which are preempted only together (`engine.generation.beams`); it is admitted when
-    `num_further_blocks` are available for the others.
+    written to; `verified_slots` are for the states after the tokens of a step that verifies
+    proposed ones (`states.py`). A sequence that `is_held` is one of several beams, which are
+    preempted only together (`engine.generation.beams`); it is admitted when `num_further_blocks`
+    are available for the others.
     """
 
     id: int
@@ -50,6 +51,7 @@ class Sequence:
     num_restored: dict[str, int] = field(default_factory=dict)
     state_slot: int = -1
     spare_slot: int = -1
+    verified_slots: list[int] = field(default_factory=list)
     is_held: bool = False
     num_further_blocks: int = 0
     parent: Digest = field(init=False)

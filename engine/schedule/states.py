@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from swiftchat.engine.schedule.scheduler import Sequence
 
 
+# The most proposed tokens of a step for which there are states.
+MAX_VERIFIED = 8
+
+
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """The state after `tokens`, which follow `root` (`content.root_of`)."""
@@ -36,19 +40,26 @@ class StateSlots:
     With `has_spares` every running sequence has a second slot. A forward pass over one token reads
     the state of one and writes that of the other; `computed` then exchanges them. So a step that is
     computed ahead, and then discarded, leaves the state as it was.
+
+    `num_verified` of the slots are for steps that verify proposed tokens. Such a step writes the
+    state after its first token to the slot of the sequence and the states after proposed tokens to
+    others; the slot of the last accepted token then becomes that of the sequence.
     """
 
-    def __init__(self, num_slots: int, block_size: int, *, has_spares: bool = False) -> None:
+    def __init__(
+        self, num_slots: int, block_size: int, *, has_spares: bool = False, num_verified: int = 0
+    ) -> None:
         self.num_slots, self._block_size = num_slots, block_size
-        self._has_spares = has_spares
-        self._free = list(range(num_slots))
+        self._has_spares, self.num_verified = has_spares, num_verified
+        self._free = list(range(num_slots - num_verified))
+        self._verified = list(range(num_slots - num_verified, num_slots))
         self._snapshots: list[Snapshot] = []  # least recently used first
         self._copies: list[tuple[int, int]] = []
 
     @property
     def max_num_seqs(self) -> int:
         """The most sequences that can run, with a slot left for a snapshot."""
-        return (self.num_slots - 1) // (2 if self._has_spares else 1)
+        return (self.num_slots - self.num_verified - 1) // (2 if self._has_spares else 1)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Return the copies that have not been returned before."""
@@ -76,6 +87,20 @@ class StateSlots:
             self._allocate_for(twin)
             self._copies.append((source.state_slot, twin.state_slot))
 
+    def verify(self, sequence: "Sequence", num_proposed: int) -> int:
+        """Assign slots for the next token and the proposed ones; return how many have some."""
+        count = min(num_proposed, len(self._verified))
+        if count:
+            taken, self._verified = self._verified[:count], self._verified[count:]
+            sequence.verified_slots = [sequence.state_slot, *taken]
+        return count
+
+    def end_verification(self, sequences: Iterable["Sequence"]) -> None:
+        """Take back the slots of the tokens that were not accepted in the last step."""
+        for sequence in sequences:
+            self._verified += [s for s in sequence.verified_slots if s != sequence.state_slot]
+            sequence.verified_slots = []
+
     def row_end(self, sequence: "Sequence", start: int, end: int) -> int:
         """Return where a row of the tokens from `start` to `end` must end for a snapshot."""
         boundary = self._boundary(sequence)
@@ -84,8 +109,13 @@ class StateSlots:
     def computed(self, sequence: "Sequence", num_tokens: int) -> None:
         """Receive that a running sequence has been computed `num_tokens` further.
 
-        Keep a snapshot if that is the place for one.
+        Keep a snapshot if that is the place for one. Of a step with proposed tokens these are the
+        next token, and then each accepted one.
         """
+        if sequence.verified_slots:
+            before, sequence.state_slot = sequence.state_slot, sequence.verified_slots.pop(0)
+            self._verified += [before] if before != sequence.state_slot else []
+            return
         if num_tokens == 1 and sequence.spare_slot >= 0:
             slots = sequence.spare_slot, sequence.state_slot
             sequence.state_slot, sequence.spare_slot = slots
@@ -100,6 +130,7 @@ class StateSlots:
         """Take the slot of a sequence that stops running; its state becomes a snapshot."""
         if not self.num_slots:
             return
+        self.end_verification([sequence])
         slot, sequence.state_slot = sequence.state_slot, -1
         if sequence.spare_slot >= 0:
             self._free.append(sequence.spare_slot)
@@ -121,7 +152,11 @@ class StateSlots:
             used = [sequence.state_slot for sequence in running]
             used += [sequence.spare_slot for sequence in running if self._has_spares]
             kept = [each.slot for each in self._snapshots]
-            assert sorted([*used, *kept, *self._free]) == list(range(self.num_slots))
+            verified = [*self._verified]
+            for sequence in running:
+                verified += set(sequence.verified_slots) - {sequence.state_slot}
+            assert len(verified) == self.num_verified
+            assert sorted([*used, *kept, *self._free, *verified]) == list(range(self.num_slots))
 
     def _boundary(self, sequence: "Sequence") -> int:
         """Return the last block boundary of a prompt before its last token; 0 for none."""

@@ -224,6 +224,20 @@ MUTANTS = (
         ("tests/engine/schedule/test_blocks.py",),
     ),
     Mutant(
+        "the state after a rejected token stays",
+        "engine/schedule/states.py",
+        "sequence.verified_slots.pop(0)",
+        "sequence.verified_slots.pop()",
+        ("tests/engine/schedule/test_blocks.py",),
+    ),
+    Mutant(
+        "the norm of a group is that of one rank's part",
+        "engine/mixers/mamba2.py",
+        "/ (mixer.width * mixer.ranks_per_group)",
+        "/ mixer.width",
+        ("tests/engine/mixers/test_mixer_ranks.py::test_ranks_equal_transformers",),
+    ),
+    Mutant(
         "a cached block is found behind another prefix",
         "engine/schedule/content.py",
         'hashlib.sha256(parent + array("i", tokens).tobytes())',

@@ -105,6 +105,15 @@ def assert_same_in_chunks(case: ScanCase, variant: str) -> None:
         assert torch.equal(divided[1], state[1])
 
 
+def assert_states_after_each_token(case: ScanCase, variant: str) -> None:
+    parts = native_states.VERIFIED
+
+    def run(x: Tensor, state: Tensor, parts: Sequence[Part]) -> Tensor:
+        return case.run(variant, x, state, parts)
+
+    native_states.assert_states_after_each_token(run, case.rows(parts), case.state(parts))
+
+
 def random(*shape: int, seed: int = 0) -> Tensor:
     """Return normally distributed values."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))

@@ -1,6 +1,6 @@
 """Batches of sequences with states, for the kernels of mixers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +12,15 @@ from tests.support.native_ops import run_inputs
 
 @dataclass(frozen=True)
 class Part:
-    """The tokens of one sequence in a batch: their number, with those before them, and its slot."""
+    """The tokens of one sequence in a batch: their number, with those before them, and its slot.
+
+    `after` are the slots of the state after each of them, if all are kept.
+    """
 
     num_rows: int
     context_len: int
     slot: int
+    after: tuple[int, ...] = ()
 
     @property
     def is_first(self) -> bool:
@@ -37,7 +41,8 @@ def inputs(parts: Sequence[Part]) -> RunInputs:
     spans, row = [], 0
     for part in parts:
         table = torch.zeros(1, dtype=torch.int32)
-        spans.append(SpanRows(row, part.num_rows, part.context_len, 0, table, part.slot))
+        after = torch.tensor(part.after, dtype=torch.int32) if part.after else None
+        spans.append(SpanRows(row, part.num_rows, part.context_len, 0, table, part.slot, after))
         row += part.num_rows
     return run_inputs(row, spans=spans)
 
@@ -57,6 +62,31 @@ def assert_only_these_written(found: Tensor, parts: Sequence[Part]) -> None:
     used = {part.slot for part in parts}
     for slot in range(NUM_SLOTS):
         assert bool(found[slot].isfinite().all() if slot in used else found[slot].isnan().all())
+
+
+# Two sequences of which all states are kept, the first ones where they were before; one begins.
+VERIFIED = (Part(4, 9, 2, after=(2, 5, 0, 7)), Part(1, 6, 1), Part(3, 3, 4, after=(4, 3, 6)))
+
+
+def assert_states_after_each_token(
+    run: Callable[[Tensor, Tensor, Sequence[Part]], Tensor], x: Tensor, state: Tensor
+) -> None:
+    """`run` of the rows x of `VERIFIED` keeps the states of single steps, and gives their outputs.
+
+    It returns the outputs and advances the states, [NUM_SLOTS, ...].
+    """
+    found, row = state.clone(), 0
+    together = run(x, found, VERIFIED)
+    for part in VERIFIED:
+        single = state.clone()
+        for i in range(part.num_rows):
+            context_len = part.context_len - part.num_rows + 1 + i
+            step = (Part(1, context_len, part.slot),)
+            out = run(x[row : row + 1], single, step)
+            assert torch.equal(out, together[row : row + 1])
+            slot = part.after[i] if part.after else part.slot
+            assert torch.equal(found[slot], single[part.slot])
+            row += 1
 
 
 def divided(x: Tensor, lengths: Sequence[int]) -> Iterator[tuple[Part, Tensor]]:

@@ -25,7 +25,7 @@ from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence
-from swiftchat.engine.schedule.states import StateSlots
+from swiftchat.engine.schedule.states import MAX_VERIFIED, StateSlots
 from swiftchat.errors import SwiftchatError
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import Shard
@@ -131,7 +131,9 @@ class Bench:
         self.allocator = BlockAllocator(num_blocks, block_size)
         self.scheduler = Scheduler(self.allocator, chunk_tokens, 16)
         if config.mixer is not None:
-            self.scheduler.use_states(StateSlots(num_states, block_size))
+            verified = min(MAX_VERIFIED, num_states // 3)
+            states = StateSlots(num_states, block_size, num_verified=verified)
+            self.scheduler.use_states(states)
         self.held: list[list[int]] = []  # blocks that a test holds
 
     @torch.inference_mode()

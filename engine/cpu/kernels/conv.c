@@ -41,6 +41,14 @@ static void convolve(const ConvOp *op, float *ring, int t, int first, int n, flo
     activate(op->activation, y, n);
 }
 
+/* Write the last inputs of n channels, up to row t of the span, to the slot for the state after it. */
+static void keep(const ConvOp *op, const Span *span, float *ring, int t, int first, int n) {
+    const int before = op->kernel - 1, slot = slot_after(span, t);
+    for (int i = 0; slot >= 0 && i < before; i++)
+        memcpy(op->state + ((size_t)slot * before + i) * op->channels + first,
+               ring_row(ring, op->kernel, t + 1 + i), (size_t)n * sizeof(float));
+}
+
 static void compute(const Op *base, const Run *run, int phase, int chunk, Scratch *scratch) {
     const ConvOp *op = &base->conv;
     (void)phase;
@@ -49,7 +57,7 @@ static void compute(const Op *base, const Run *run, int phase, int chunk, Scratc
     const int n = min_int(BLOCK_CHANNELS, op->channels - first), width = op->channels;
     const int x_width = run->widths[op->x].width, out_width = run->widths[op->out].width;
     const size_t nbytes = (size_t)n * sizeof(float);
-    float *state = op->state + ((size_t)span->state_slot * before) * width + first;
+    const float *state = op->state + ((size_t)span->state_slot * before) * width + first;
     float *ring = (float *)(void *)scratch->memory, y[BLOCK_CHANNELS];
     for (int i = 0; i < before; i++) {
         if (is_first(span))
@@ -70,9 +78,8 @@ static void compute(const Op *base, const Run *run, int phase, int chunk, Scratc
         if (op->gated)
             for (int c = 0; c < n; c++) y[c] *= x[width + c];
         memcpy(out, y, nbytes);
+        keep(op, span, ring, i, first, n);
     }
-    for (int i = 0; i < before; i++)
-        memcpy(state + (size_t)i * width, ring_row(ring, op->kernel, span->num_rows + i), nbytes);
 }
 
 static size_t no_bytes(const Op *base, const Buffer *buffers, int num_tokens, int num_logits) {

@@ -46,9 +46,14 @@ static void advance(float *columns, const float *q, const float *k, int key_dim,
     for (int j = 0; j < VECTORS; j++) store_floats(values + j * LANES, out[j]);
 }
 
+static float *state_of(const GatedDeltaOp *op, int slot, int head) {
+    const size_t size = (size_t)op->key_dim * op->value_dim;
+    return op->state + ((size_t)slot * op->num_value_heads + head) * size;
+}
+
 /* Compute the columns first .. first + COLUMNS of a head for all tokens of the span. */
 static void scan(const GatedDeltaOp *op, const Run *run, const Span *span, int head, int first,
-                 float *state, float *memory) {
+                 float *memory) {
     const int key_dim = op->key_dim, value_dim = op->value_dim, keys = op->num_key_heads * key_dim;
     const int key_head = head / (op->num_value_heads / op->num_key_heads);
     const int values_width = op->num_value_heads * value_dim;
@@ -57,8 +62,11 @@ static void scan(const GatedDeltaOp *op, const Run *run, const Span *span, int h
     const float rate = expf(op->decay[head]);
     float *columns = memory, *q = columns + (size_t)key_dim * COLUMNS, *k = q + key_dim;
     memset(columns, 0, (size_t)key_dim * COLUMNS * sizeof(float));
-    for (int i = 0; i < key_dim && !is_first(span); i++)
-        memcpy(columns + (size_t)i * COLUMNS, state + (size_t)i * value_dim + first, nbytes);
+    if (!is_first(span)) {
+        const float *state = state_of(op, span->state_slot, head) + first;
+        for (int i = 0; i < key_dim; i++)
+            memcpy(columns + (size_t)i * COLUMNS, state + (size_t)i * value_dim, nbytes);
+    }
     for (int t = 0; t < span->num_rows; t++) {
         const size_t row = (size_t)span->first_row + t;
         const float *x = run->buffers[op->x] + row * x_width;
@@ -72,9 +80,11 @@ static void scan(const GatedDeltaOp *op, const Run *run, const Span *span, int h
         norm_row(&op->k_norm, x + keys + key_head * key_dim, key_dim, k);
         advance(columns, q, k, key_dim, fast_exp(-rate * softplus(step)), beta, values);
         memcpy(out, values, nbytes);
+        const int slot = slot_after(span, t);
+        for (int i = 0; slot >= 0 && i < key_dim; i++)
+            memcpy(state_of(op, slot, head) + (size_t)i * value_dim + first,
+                   columns + (size_t)i * COLUMNS, nbytes);
     }
-    for (int i = 0; i < key_dim; i++)
-        memcpy(state + (size_t)i * value_dim + first, columns + (size_t)i * COLUMNS, nbytes);
 }
 
 /* Normalize the outputs of a head and multiply them with silu(z). */
@@ -88,10 +98,9 @@ static void compute(const Op *base, const Run *run, int phase, int chunk, Scratc
     (void)phase;
     const int heads = op->num_value_heads, head = chunk % heads, value_dim = op->value_dim;
     const Span *span = run->spans + chunk / heads;
-    const size_t x_width = (size_t)run->widths[op->x].width, size = (size_t)op->key_dim * value_dim;
-    float *state = op->state + ((size_t)span->state_slot * heads + head) * size;
+    const size_t x_width = (size_t)run->widths[op->x].width;
     for (int first = 0; first < value_dim; first += COLUMNS)
-        scan(op, run, span, head, first, state, (float *)(void *)scratch->memory);
+        scan(op, run, span, head, first, (float *)(void *)scratch->memory);
     const int z = 2 * op->num_key_heads * op->key_dim + (heads + head) * value_dim;
     for (int row = span->first_row; row < span->first_row + span->num_rows; row++)
         finish_row(op, run->buffers[op->x] + row * x_width + z,

@@ -84,17 +84,21 @@ static float advance(float *h, const float *decay, const float *b, const float *
     return total;
 }
 
+static float *state_of(const MambaOp *op, int slot, int channel) {
+    return op->state + ((size_t)slot * op->width + channel) * op->state_size;
+}
+
 static void scan(const MambaOp *op, const Run *run, const Span *span, int first, float *memory) {
     const int size = round_up_lanes(op->state_size), x_width = run->widths[op->x].width;
     const int n = min_int(BLOCK, op->width - first);
     const size_t nbytes = (size_t)op->state_size * sizeof(float);
     float *b = memory, *c = b + size, *decays = c + size, *rows = decays + BLOCK * size;
-    float *state = op->state + ((size_t)span->state_slot * op->width + first) * op->state_size;
     memset(memory, 0, (size_t)(2 + 2 * BLOCK) * size * sizeof(float));
     for (int i = 0; i < n; i++) {
-        const size_t from = (size_t)i * op->state_size;
-        memcpy(decays + i * size, op->decay + (size_t)first * op->state_size + from, nbytes);
-        if (!is_first(span)) memcpy(rows + i * size, state + from, nbytes);
+        const size_t from = (size_t)(first + i) * op->state_size;
+        memcpy(decays + i * size, op->decay + from, nbytes);
+        if (!is_first(span))
+            memcpy(rows + i * size, state_of(op, span->state_slot, first + i), nbytes);
     }
     for (int t = 0; t < span->num_rows; t++) {
         const size_t row = (size_t)span->first_row + t;
@@ -112,9 +116,10 @@ static void scan(const MambaOp *op, const Run *run, const Span *span, int first,
                 advance(rows + i * size, decays + i * size, b, c, size, step, step * x[i]);
             out[i] = (read + op->skip[first + i] * x[i]) * z[i] * fast_sigmoid(z[i]);
         }
+        const int slot = slot_after(span, t);
+        for (int i = 0; slot >= 0 && i < n; i++)
+            memcpy(state_of(op, slot, first + i), rows + i * size, nbytes);
     }
-    for (int i = 0; i < n; i++)
-        memcpy(state + (size_t)i * op->state_size, rows + i * size, nbytes);
 }
 
 static void compute(const Op *base, const Run *run, int phase, int chunk, Scratch *scratch) {

@@ -46,9 +46,15 @@ static void advance(float *rows, const float *b, const float *c, int size, float
     }
 }
 
+/* The rows of a head's state from `first` on. */
+static float *state_of(const Mamba2Op *op, int slot, int head, int first) {
+    const size_t rows = ((size_t)slot * op->num_heads + head) * op->head_dim + first;
+    return op->state + rows * op->state_size;
+}
+
 /* Compute the rows first .. first + BLOCK_ROWS of a head for all tokens of the span. */
 static void scan(const Mamba2Op *op, const Run *run, const Span *span, int head, int first,
-                 float *state, float *memory) {
+                 float *memory) {
     const int width = op->num_heads * op->head_dim, size = round_up_lanes(op->state_size);
     const int groups = op->num_groups * op->state_size, x_width = run->widths[op->x].width;
     const int b_first = 2 * width + head / (op->num_heads / op->num_groups) * op->state_size;
@@ -56,10 +62,12 @@ static void scan(const Mamba2Op *op, const Run *run, const Span *span, int head,
     const size_t nbytes = (size_t)op->state_size * sizeof(float);
     const float rate = expf(op->decay[head]), skip = op->skip[head];
     float *b = memory, *c = b + size, *rows = c + size;
-    state += (size_t)first * op->state_size;
     memset(memory, 0, (size_t)(2 + BLOCK_ROWS) * size * sizeof(float));
-    for (int i = 0; i < n && !is_first(span); i++)
-        memcpy(rows + (size_t)i * size, state + (size_t)i * op->state_size, nbytes);
+    if (!is_first(span)) {
+        const float *state = state_of(op, span->state_slot, head, first);
+        for (int i = 0; i < n; i++)
+            memcpy(rows + (size_t)i * size, state + (size_t)i * op->state_size, nbytes);
+    }
     for (int t = 0; t < span->num_rows; t++) {
         const size_t row = (size_t)span->first_row + t;
         const float *projected = run->buffers[op->x] + row * x_width;
@@ -74,9 +82,10 @@ static void scan(const Mamba2Op *op, const Run *run, const Span *span, int head,
         for (int i = 0; i < n; i++) inputs[i] = step * x[i];
         advance(rows, b, c, size, fast_exp(-rate * step), inputs, sums);
         for (int i = 0; i < n; i++) out[i] = sums[i] + skip * x[i];
+        const int slot = slot_after(span, t);
+        for (int i = 0; slot >= 0 && i < n; i++)
+            memcpy(state_of(op, slot, head, first + i), rows + (size_t)i * size, nbytes);
     }
-    for (int i = 0; i < n; i++)
-        memcpy(state + (size_t)i * op->state_size, rows + (size_t)i * size, nbytes);
 }
 
 /* out [n] *= silu(scale * z). */
@@ -100,10 +109,8 @@ static void compute(const Op *base, const Run *run, int phase, int chunk, Scratc
     const int heads = op->num_heads, width = heads * op->head_dim;
     if (phase == 0) {
         const Span *span = run->spans + chunk / heads;
-        const size_t size = (size_t)op->head_dim * op->state_size;
-        float *state = op->state + ((size_t)span->state_slot * heads + chunk % heads) * size;
         for (int first = 0; first < op->head_dim; first += BLOCK_ROWS)
-            scan(op, run, span, chunk % heads, first, state, (float *)(void *)scratch->memory);
+            scan(op, run, span, chunk % heads, first, (float *)(void *)scratch->memory);
         return;
     }
     Part part = row_chunk(run->num_tokens, width, chunk);

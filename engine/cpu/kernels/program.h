@@ -304,10 +304,11 @@ typedef struct {
 
 /* The packed tokens first_row .. first_row + num_rows of one sequence: the last of context_len
    tokens. Tokens before prefix_len see each other in both directions. The states of the sequence are
-   in state_slot; before its first token they are zero, whatever the slot holds. */
+   in state_slot; before its first token they are zero, whatever the slot holds. The states after each
+   row are written to `after_slots` [num_rows]; NULL: only those after the last row, to state_slot. */
 typedef struct {
     int32_t first_row, num_rows, context_len, prefix_len, state_slot;
-    const int32_t *block_table;
+    const int32_t *block_table, *after_slots;
 } Span;
 
 /* One batch. `sets` are the sets of adapters of the tokens, -1 for none; NULL: no token has any.

@@ -129,3 +129,15 @@ def test_neither_chunks_nor_threads_change_a_bit(variant: str) -> None:
             outputs.append(case.run(variant, rows, divided, (part,), num_threads))
         assert torch.equal(torch.cat(outputs), expected)
         assert torch.equal(divided[1], state[1])
+
+
+@each_variant
+@pytest.mark.parametrize("name", ["with columns around", "gated", "longer than the sequences"])
+def test_states_after_each_token_are_kept(variant: str, name: str) -> None:
+    case, parts = CASES[name], native_states.VERIFIED
+
+    def run(x: Tensor, state: Tensor, parts: Sequence[Part]) -> Tensor:
+        return case.run(variant, x, state, parts)
+
+    state = native_states.states(parts, case.kernel - 1, case.channels)
+    native_states.assert_states_after_each_token(run, case.rows(parts), state)

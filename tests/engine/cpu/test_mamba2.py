@@ -15,6 +15,7 @@ from tests.support.native_scans import (
     ScanCase,
     assert_close_to_reference,
     assert_same_in_chunks,
+    assert_states_after_each_token,
     random,
 )
 
@@ -110,3 +111,8 @@ def test_outputs_and_states(variant: str, name: str) -> None:
 @each_variant
 def test_neither_chunks_nor_threads_change_a_bit(variant: str) -> None:
     assert_same_in_chunks(Case(), variant)
+
+
+@each_variant
+def test_states_after_each_token_are_kept(variant: str) -> None:
+    assert_states_after_each_token(Case(), variant)

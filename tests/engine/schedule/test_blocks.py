@@ -1,6 +1,8 @@
 """The block allocator and the scheduler: no block leaks or is shared by mistake."""
 
+import itertools
 import random
+from collections.abc import Sequence as Seq
 
 import pytest
 import torch
@@ -121,7 +123,7 @@ class FakeCache:
             self.run_state(row)
         for row in step.rows:
             start = row.sequence.num_computed
-            self.write(row.sequence, range(start, start + row.num_tokens))
+            self.write(row.sequence, range(start, start + row.num_tokens), row.proposed)
         for row in step.rows:  # every row reads its whole context after all rows have written
             sequence = row.sequence
             end = sequence.num_computed + row.num_tokens
@@ -134,9 +136,10 @@ class FakeCache:
         for source, destination in copies:
             self.slots[destination] = list(self.slots[source])
 
-    def write(self, sequence: Sequence, positions: range) -> None:
-        found = contents(sequence)
-        for position in positions:
+    def write(self, sequence: Sequence, positions: range, proposed: tuple[int, ...] = ()) -> None:
+        found = contents(sequence)[: positions.stop]
+        found += [(sequence.root, token) for token in proposed]
+        for position in range(positions.start, positions.stop + len(proposed)):
             block = sequence.block_table[position // self.size]
             self.slots[block][position % self.size] = found[position]
 
@@ -145,6 +148,11 @@ class FakeCache:
         end = sequence.num_computed + row.num_tokens
         if sequence.num_computed:  # else the state is zero, whatever the slot holds
             assert self.states[sequence.state_slot] == sequence.tokens[: sequence.num_computed]
+        if row.proposed:
+            tokens = [*sequence.tokens[:end], *row.proposed]
+            for i, slot in enumerate(sequence.verified_slots):
+                self.states[slot] = tokens[: end + i]
+            return
         is_step = row.num_tokens == 1 and sequence.spare_slot >= 0
         self.states[sequence.spare_slot if is_step else sequence.state_slot] = sequence.tokens[:end]
 
@@ -164,6 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_seqs=st.integers(1, 4),
         num_states=st.sampled_from([0, 3, 4, 5, 8, 13]),
         has_spares=st.booleans(),
+        num_verified=st.sampled_from([0, 1, 2]),
     )
     def begin(
         self,
@@ -173,11 +182,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_seqs: int,
         num_states: int,
         has_spares: bool,
+        num_verified: int,
     ) -> None:
         self.allocator = BlockAllocator(num_blocks, size)
         self.scheduler = Scheduler(self.allocator, chunk, max_seqs)
         if num_states:
-            self.scheduler.use_states(StateSlots(num_states, size, has_spares=has_spares))
+            num_verified = 0 if has_spares else min(num_verified, num_states - 2)
+            self.scheduler.use_states(
+                StateSlots(num_states, size, has_spares=has_spares, num_verified=num_verified)
+            )
         self.cache = FakeCache(num_blocks, size, num_states)
         self.capacity = num_blocks * size
         self.next_id = 0
@@ -195,8 +208,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.add(Sequence(self.next_id, tokens, SamplingParams(), tuning=tuning))
 
     @precondition(lambda self: self.scheduler.has_work)
-    @rule(token=st.integers(0, 1))
-    def step(self, token: int) -> None:
+    @rule(token=st.integers(0, 1), proposed=st.lists(st.integers(0, 1), max_size=3))
+    def step(self, token: int, proposed: Seq[int] = ()) -> None:
+        for sequence in self.scheduler.running:
+            room = self.capacity - len(sequence.tokens) - 1
+            sequence.proposed = tuple(proposed[:room]) if sequence.is_decoding else ()
         step = self.scheduler.schedule()
         assert step.rows, "has_work, but no row was scheduled"
         assert sum(row.num_tokens for row in step.rows) <= self.scheduler.chunk_tokens
@@ -207,6 +223,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if ends:
                 self.cache.run_ahead(row.sequence)
                 self.twins(row)
+                for accepted in itertools.takewhile(lambda each: each == token, row.proposed):
+                    row.sequence.tokens.append(accepted)
+                    self.scheduler.advance(Row(row.sequence, 1))
                 row.sequence.tokens.append(token)
                 if len(row.sequence.tokens) >= self.capacity:
                     self.scheduler.remove(row.sequence)
