@@ -31,7 +31,7 @@ from swiftchat.engine.speculation.step_costs import gpu_step_s
 from swiftchat.errors import UsageError
 from swiftchat.weights.heads.eagle3 import EMBEDDINGS, LAYER, Eagle3Files
 from swiftchat.weights.heads.medusa import MedusaFiles
-from swiftchat.weights.heads.mtp import EMBEDDING_NORM, HIDDEN_NORM, MTP, PROJECTION, MtpFiles
+from swiftchat.weights.heads.mtp import MTP, MtpFiles
 from swiftchat.weights.heads.open import HeadFiles, open_heads
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.tensor_file import TensorFile
@@ -64,10 +64,10 @@ class Heads:
         """
         path, config = setup.config.draft, setup.shard.config
         assert path is not None
-        if config.mixer is not None:
+        if config.mixer is not None and isinstance(setup.kernels, LinearKernels):
             raise UsageError(
-                f"{path} cannot propose tokens: {config.architecture} has states, "
-                "which cannot forget rejected tokens",
+                f"{path} cannot propose tokens on a GPU: {config.architecture} has states, "
+                "which cannot forget rejected tokens there",
                 "leave out --draft",
             )
         files: HeadFiles | MtpFiles
@@ -142,9 +142,10 @@ class Heads:
             Decoder(config, weights, TorchOps(config, ctx_size_tokens, device)),
             len(model.layers),
             model.final_norm,
-            self._read(files, EMBEDDING_NORM),
-            self._read(files, HIDDEN_NORM),
-            self.factory.plain(self._read(files, PROJECTION).to(self.dtype)),
+            self._read(files, files.form.embedding_norm),
+            self._read(files, files.form.hidden_norm),
+            self.factory.plain(self._read(files, files.form.projection).to(self.dtype)),
+            chains_normed=files.chains_normed,
         )
 
     def _read(self, files: MtpFiles, name: str) -> Tensor:

@@ -109,7 +109,8 @@ class Decoder:
                 streams = self._stream_layer(plan, i, layer, kv, streams, own[i])
                 continue
             if self.config.single_branch:
-                delta = self.ranks.all_reduce(self._only_branch(plan, i, layer, kv, x, delta))
+                out = self._only_branch(plan, i, layer, kv, x, delta, hidden)
+                delta = self.ranks.all_reduce(out)
                 continue
             normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias)
             if hidden is not None:
@@ -205,13 +206,25 @@ class Decoder:
         return normed
 
     def _only_branch(
-        self, plan: Any, i: int, layer: LayerWeights, kv: LayerKV, x: Tensor, delta: Tensor | None
+        self,
+        plan: Any,
+        i: int,
+        layer: LayerWeights,
+        kv: LayerKV,
+        x: Tensor,
+        delta: Tensor | None,
+        hidden: HiddenStates | None,
     ) -> Tensor:
         """Return this rank's part of the output of a layer with one branch."""
-        if self.config.has_mlp(i):
-            normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
+        is_mlp = self.config.has_mlp(i)
+        weight, bias = layer.attn_norm, layer.attn_norm_bias
+        if is_mlp:
+            weight, bias = layer.mlp_norm, layer.mlp_norm_bias
+        normed = self._norm(x, delta, weight, bias)
+        if hidden is not None:
+            self.keep(hidden, i, x)
+        if is_mlp:
             return self._mlp(i, layer, normed)
-        normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias)
         return self._attention(plan, i, layer, normed, kv)
 
     def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:

@@ -66,7 +66,7 @@ class MtpLayer(SteppedLayer):
     """A `ChainLayer`: a decoder of one layer, behind a projection of embeddings and hidden states.
 
     It reads what the model's last norm makes of the last layer's output; `model_norm` are the
-    weights of that norm.
+    weights of that norm. With `chains_normed` it reads its own output after its last norm, too.
     """
 
     name = "mtp"
@@ -79,7 +79,10 @@ class MtpLayer(SteppedLayer):
         embedding_norm: Tensor,
         hidden_norm: Tensor,
         projection: LinearWeight,
+        *,
+        chains_normed: bool = False,
     ) -> None:
+        self._chains_normed = chains_normed
         self._decoder, self._num_layers, self._model_norm = decoder, num_layers, model_norm.float()
         self._embedding_norm, self._hidden_norm = embedding_norm.float(), hidden_norm.float()
         self._projection = projection
@@ -105,13 +108,18 @@ class MtpLayer(SteppedLayer):
         both = torch.cat([embeddings, self._norm(x, self._hidden_norm)], 1)
         out = self._projection.matmul_fp32(both.to(self._projection.dtype))
         decoder.forward_layers(plan, out, cache.blocks)  # in place
-        return out
+        return self._last_norm(out) if self._chains_normed else out
 
     def token(self, x: Tensor) -> Tensor:
-        weights = self._decoder.weights
-        assert weights.final_norm is not None
-        normed = self._norm(x, weights.final_norm.float())
-        return weights.lm_head.matmul_fp32(normed.to(weights.lm_head.dtype)).argmax(1)
+        lm_head = self._decoder.weights.lm_head
+        normed = x if self._chains_normed else self._last_norm(x)
+        return lm_head.matmul_fp32(normed.to(lm_head.dtype)).argmax(1)
+
+    def _last_norm(self, x: Tensor) -> Tensor:
+        weight = self._decoder.weights.final_norm
+        assert weight is not None
+        return self._norm(x, weight.float())
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self._decoder.config.norm_eps)
+        config = self._decoder.config
+        return F.rms_norm(x, weight.shape, weight + float(config.norm_unit_offset), config.norm_eps)

@@ -153,6 +153,17 @@ def assert_plain_ids(
 ) -> None:
     """Assert that a tiny model made in `folder` gives the same ids with and without the heads."""
     tiny.make(name, folder)
+    assert_plain_ids_of(folder, draft, prompts, native, device)
+
+
+def assert_plain_ids_of(
+    folder: Path,
+    draft: Path,
+    prompts: Mapping[int, list[int]],
+    native: bool = True,
+    device: str = "cpu",
+) -> None:
+    """Assert that the model in `folder` gives the same ids with and without the heads."""
     sampled = replace(OFF, temperature=0.8, seed=3, max_tokens=12)
     options: dict[str, Any] = {"kernels": native, "num_threads": 1, "device": device}
     engine = tiny.engine(folder, draft=str(draft), **options)

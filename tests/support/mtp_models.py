@@ -35,3 +35,28 @@ def make(model_type: str, folder: Path, **changes: Any) -> transformers.PreTrain
         tensors[prefix + name] = values * 0.2 if "proj" in name else 1 + 0.1 * values
     save_file(tensors, file)
     return made
+
+
+# Where layers have a state, the layer is beside the model; the last one is that of attention.
+BESIDE_NORMS = ("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight")
+_KINDS = ["linear_attention", "full_attention"] * 2
+
+
+def make_beside(model_type: str, folder: Path) -> transformers.PreTrainedModel:
+    """As `make`, for Qwen3-Next and Qwen3.5, whose norms are stored minus one."""
+    made = make_reference(model_type, folder, layer_types=_KINDS)
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] -= 1
+    config["layer_types"] = config["layer_types"][:-1]
+    (folder / "config.json").write_text(json.dumps(config))
+    file = folder / "model.safetensors"
+    last, random = f"model.layers.{config['num_hidden_layers']}.", torch.Generator().manual_seed(3)
+    tensors = {
+        name.replace(last, "mtp.layers.0."): tensor for name, tensor in load_file(file).items()
+    }
+    width = config["hidden_size"]
+    for name in (*BESIDE_NORMS, "fc.weight"):
+        shape = (width, 2 * width) if name == "fc.weight" else (width,)
+        tensors[f"mtp.{name}"] = torch.randn(shape, generator=random) * 0.2
+    save_file(tensors, file)
+    return made

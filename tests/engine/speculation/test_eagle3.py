@@ -197,6 +197,12 @@ def test_latent_attention(eagle3: Path, tmp_path: Path) -> None:
     assert ids == expected and ends[1].speculated.num_proposed > 0
 
 
+@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "nemotron_h", "kimi_linear"])
+def test_models_with_states(model_type: str, eagle3: Path, tmp_path: Path) -> None:
+    make_reference(model_type, tmp_path)
+    heads.assert_plain_ids_of(tmp_path, eagle3, PROMPTS)
+
+
 def test_a_second_turn_and_several_answers_know_the_first_tokens(llama: Path, eagle3: Path) -> None:
     """Their tokens come from the prefix cache, which has no hidden states."""
     engine = tiny.engine(llama, draft=str(eagle3))

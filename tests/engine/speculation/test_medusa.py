@@ -160,7 +160,14 @@ def test_ids_on_a_gpu(name: str, medusa: Path, tmp_path: Path) -> None:
     heads.assert_plain_ids(name, True, medusa, PROMPTS, tmp_path, device="cuda")
 
 
-def test_a_model_with_states_is_refused(medusa: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "nemotron_h", "recurrent_gemma"])
+def test_ids_of_models_with_states(model_type: str, medusa: Path, tmp_path: Path) -> None:
+    make_reference(model_type, tmp_path)
+    heads.assert_plain_ids_of(tmp_path, medusa, PROMPTS)
+
+
+@pytest.mark.gpu
+def test_a_model_with_states_is_refused_on_a_gpu(medusa: Path, tmp_path: Path) -> None:
     make_reference("lfm2", tmp_path)
-    with pytest.raises(UsageError, match="has states, which cannot forget rejected tokens"):
-        tiny.engine(tmp_path, draft=str(medusa))
+    with pytest.raises(UsageError, match="cannot propose tokens on a GPU"):
+        tiny.engine(tmp_path, draft=str(medusa), device="cuda")

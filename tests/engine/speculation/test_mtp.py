@@ -154,8 +154,62 @@ def test_models_without_such_a_layer(tmp_path: Path) -> None:
     assert "mtp" not in json.loads((tmp_path / "config.json").read_text())
 
 
-def test_a_model_with_states_is_refused(tmp_path: Path) -> None:
-    """Qwen3-Next ships `mtp.*`, which needs states that can be undone."""
+class BesideReference(Reference):
+    """The layer of Qwen3-Next and Qwen3.5, which continues its normed hidden states."""
+
+    def __init__(self, made: Made) -> None:
+        folder, whole = made
+        self.inner, self.lm_head = whole.model, whole.lm_head.weight
+        *self.layers, self.last = self.inner.layers
+        tensors = load_file(folder / "model.safetensors")
+        self.extra = {name: 1 + tensors[f"mtp.{name}"] for name in mtp_models.BESIDE_NORMS}
+        self.projection = tensors["mtp.fc.weight"]
+        self.eps = whole.config.rms_norm_eps
+
+    def run(self, layer: torch.nn.Module, x: Tensor) -> Tensor:
+        if hasattr(layer, "self_attn"):
+            return super().run(layer, x)
+        return layer(x, position_embeddings=None, attention_mask=None)
+
+    @torch.inference_mode()
+    def check(self, tokens: list[int], proposed: list[int]) -> None:
+        x = self.inner.embed_tokens(torch.tensor([tokens[:-1]]))
+        for layer in self.layers:
+            x = self.run(layer, x)
+        x, ids = self.inner.norm(x), tokens[1:]
+        embedding_norm, hidden_norm, last_norm = mtp_models.BESIDE_NORMS
+        for token in proposed:
+            embedded = self.norm(self.inner.embed_tokens(torch.tensor([ids])), embedding_norm)
+            both = torch.cat([embedded, self.norm(x, hidden_norm)], 2)
+            out = self.norm(self.run(self.last, both @ self.projection.T), last_norm)
+            logits = self.lm_head @ out[0, -1]
+            assert logits[token] > logits.max() - 1e-3
+            x, ids = torch.cat([x, out[:, -1:]], 1), [*ids, token]
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
+def test_proposals_and_ids_of_models_with_states(model_type: str, tmp_path: Path) -> None:
+    made = tmp_path, mtp_models.make_beside(model_type, tmp_path)
+    engine = tiny.engine(tmp_path, draft="mtp", num_threads=1, chunk_tokens=16)
+    proposals = heads.propose_always(engine)
+    expected, _ = tiny.run(tiny.engine(tmp_path, num_threads=1), PROMPTS, OFF)
+    ids, ends = tiny.run(engine, PROMPTS, replace(DRAFT, speculate_tokens=3))
+    assert ids == expected
+    assert ends[1].speculated.proposer == "mtp"
+    assert len(proposals) > 20 and all(proposed for _, proposed in proposals)
+    reference = BesideReference(made)
+    for tokens, proposed in (*proposals[1::12], proposals[-1]):
+        reference.check(tokens, proposed)
+
+
+def test_a_model_with_states_but_no_layer(tmp_path: Path) -> None:
     make_reference("qwen3_next", tmp_path)
-    with pytest.raises(UsageError, match="has states, which cannot forget rejected tokens"):
+    with pytest.raises(UsageError, match=r"no multi-token prediction layer \(mtp.fc.weight\)"):
         tiny.engine(tmp_path, draft="mtp")
+
+
+@pytest.mark.gpu
+def test_a_model_with_states_is_refused_on_a_gpu(tmp_path: Path) -> None:
+    mtp_models.make_beside("qwen3_next", tmp_path)
+    with pytest.raises(UsageError, match="cannot propose tokens on a GPU"):
+        tiny.engine(tmp_path, draft="mtp", device="cuda")
