@@ -15,11 +15,11 @@ from tests.support.reference import make_reference
 
 NUM_LAYERS = 3
 LAYERS = (0, 2, NUM_LAYERS, LAST_NORM)
-MODELS = ("llama", "gemma2", "falcon-7b", "olmo2", "granite", "mamba2", "qwen3_next")
+MODELS = ("llama", "gemma2", "falcon-7b", "olmo2", "granite", "nemotron_h", "qwen3_next")
 # Of transformers: Granite's multiplies its branches, the others have states.
 REFERENCES = {
     "granite": {"residual_multiplier": 0.4},
-    "mamba2": {},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention"]},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
 }
 
