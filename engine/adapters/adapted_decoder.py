@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swiftchat.engine.linear.adapted import AdaptedWeight, AdapterSet, Selection, TableDelta
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.engine.schedule.batch import Batch
@@ -54,7 +55,15 @@ def adapted_weights(weights: DecoderWeights, selection: Selection) -> DecoderWei
             for name in _LAYER_FIELDS
             if getattr(own, name).shape[0]
         }
-        return dataclasses.replace(own, **fields)  # type: ignore[arg-type]  # mypy: any field
+        mixer = None if own.mixer is None else adapted_mixer(number, own.mixer)
+        return dataclasses.replace(own, mixer=mixer, **fields)  # type: ignore[arg-type]  # any field
+
+    def adapted_mixer(number: int, own: MixerWeights) -> MixerWeights:
+        return dataclasses.replace(
+            own,
+            project_in=AdaptedWeight(own.project_in, ("mixer_in", number), selection),
+            project_out=AdaptedWeight(own.project_out, ("mixer_out", number), selection),
+        )
 
     return dataclasses.replace(
         weights,

@@ -7,23 +7,28 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.linear.adapted import AdapterSet, Delta, LowRankPart, Site, TableDelta
+from swiftchat.engine.load.assemble import MIXER_INPUTS
 from swiftchat.engine.load.canonicalize import qkv_rows
 from swiftchat.engine.load.quantized import dequantize
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.adapters.adapter import Adapter, LowRank, Read
+from swiftchat.weights.architectures.parts.mixers import Mamba2
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_shapes, tensor_name
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.division import TensorSlice
 from swiftchat.weights.parallel.tensor_parallel import Shard, TensorKey
 
-# The canonical matrices of each field of `LayerWeights`, from the first row to the last.
+# The canonical matrices of each field of `LayerWeights`, from the first row to the last; `mixer_in`
+# and `mixer_out` are the projections of `MixerWeights`.
 _FIELDS = {
     "qkv": ("qkv", "q", "k", "v", "q_a", "kv_a"),
     "o": ("o",),
     "gate_up": ("gate_up", "gate", "up"),
     "down": ("down",),
     "lm_head": ("lm_head",),
+    "mixer_in": MIXER_INPUTS,
+    "mixer_out": ("mixer_out",),
 }
 _FIELD_OF = {name: field for field, names in _FIELDS.items() for name in names}
 
@@ -150,7 +155,7 @@ class SetBuilder:
         if name is None:
             raise UsageError(
                 f"{adapter.path} changes {tensor_name(self._config, *key)}: the engine supports "
-                "adapters of attention, MLP and embedding matrices",
+                "adapters of attention, MLP and embedding matrices and of projections of mixers",
                 f"merge it into the model: swiftchat convert MODEL --merge-lora {adapter.path}",
             )
         if layer is None:
@@ -226,8 +231,14 @@ class SetBuilder:
         return stored.shape[0]
 
     def _delta(self, site: Site, changes: _Changes) -> Delta:
-        order = qkv_rows(self._shard.local_config) if site[0] == "qkv" else None
+        order, mixer = None, self._shard.local_config.mixer
         gain, offset, parts = changes.gain, changes.offset, changes.parts
+        if site[0] == "qkv":
+            order = qkv_rows(self._shard.local_config)
+        elif site[0] == "mixer_in" and mixer is not None:
+            order = None if mixer.input_rows is None else torch.tensor(mixer.input_rows)
+        if offset is not None:
+            offset = offset / self._input_scale(site)
         if order is not None:
             gain = None if gain is None else gain[order]
             offset = None if offset is None else offset[order]
@@ -244,6 +255,13 @@ class SetBuilder:
             None if gain is None else gain.to(self._device),
             None if offset is None else offset.to(self._device),
         )
+
+    def _input_scale(self, site: Site) -> float:
+        """Return the scale of a matmul's input that the decoder applies to its results instead."""
+        mixer = self._config.mixer
+        if site[0] == "mixer_in" and isinstance(mixer, Mamba2):
+            return mixer.scales[0]
+        return self._config.attention_in_scale if site[0] in ("qkv", "o") else 1.0
 
     def _on_device(self, tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.to(self._device).contiguous()

@@ -50,7 +50,7 @@ class Tunings:
 
     The decoder with adapters is made when the first adapter is loaded; batches without any run on
     `decoder` as before. Loaded sets stay in memory until others need their place. `runner` captures
-    the decode steps of a GPU.
+    the decode steps of a GPU, None: it captures none with adapters.
     """
 
     def __init__(
@@ -81,15 +81,21 @@ class Tunings:
         """Return what a sequence with this tuning needs, loaded; None if it is empty.
 
         The sets `in_use` stay. Raises as `open_adapter` and `SetBuilder.build` do, and `UsageError`
-        for a model with states or if there is no place, `OutOfMemory` if there is no memory.
+        for a model that cannot have it or if there is no place, `OutOfMemory` if there is no
+        memory.
         """
         if not tuning:
             return None
         config = self._base.config
-        if config.mixer is not None or config.layer_sizes or config.kv_sources:
+        if config.layer_sizes or config.kv_sources:
             raise UsageError(
                 f"adapters and soft prompts are not supported for {config.architecture}",
                 "leave out the adapters",
+            )
+        if config.mixer is not None and tuning.soft_prompt is not None:
+            raise UsageError(
+                f"soft prompts are not supported for {config.architecture}: it has states",
+                "leave out the soft prompt",
             )
         if tuning in self._files:
             key = (tuning, _states(self._files[tuning]))

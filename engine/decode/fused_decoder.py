@@ -115,7 +115,7 @@ class FusedDecoder:
 
     def adapts(self, n: int) -> bool:
         """Return whether n rows of this model can be computed with adapters."""
-        return not self._is_special and self.supports(n)
+        return not self._is_for_one_gpu and self.supports(n)
 
     @property
     def _is_for_one_gpu(self) -> bool:

@@ -255,7 +255,8 @@ def _tunings(
     setup: EngineSetup, decoder: Decoder, cache: KVCache, plan: CachePlan, graphs: Graphs
 ) -> Tunings:
     decode = graphs.decode
-    runner = decode.runner if isinstance(decode, AsyncDecode) else None
+    has_runner = isinstance(decode, AsyncDecode) and decoder.config.mixer is None
+    runner = decode.runner if isinstance(decode, AsyncDecode) and has_runner else None
     record: Record | None = None
     if isinstance(decoder, NativeDecoder) and isinstance(setup.kernels, NativeKernels):
         pool = setup.kernels.pool

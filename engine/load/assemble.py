@@ -23,6 +23,12 @@ from swiftchat.weights.architectures.tensors import (
 from swiftchat.weights.parallel.division import TensorSlice
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
+# What a mixer's projection of its input consists of, from the first row to the last.
+MIXER_INPUTS = (
+    *("mixer_in", "mixer_qkvz", "mixer_ba"),
+    *("mixer_qkv", "mixer_q", "mixer_k", "mixer_v", "mixer_z", "mixer_b", "mixer_a"),
+    *("mixer_step_in", "mixer_gate_in", "mixer_x_in", "mixer_y_in"),
+)
 _QKV_BIASES = ("qkv_bias", "q_bias", "k_bias", "v_bias", "q_a_bias", "kv_a_bias")
 
 # Names of a checkpoint's tensors, each with the part of it that this rank has.
@@ -167,12 +173,7 @@ class _Assembler:
 
     def _mixer(self, i: int) -> MixerWeights:
         return MixerWeights(
-            project_in=self._matrix(
-                *("mixer_in", "mixer_qkvz", "mixer_ba"),
-                *("mixer_qkv", "mixer_q", "mixer_k", "mixer_v", "mixer_z", "mixer_b", "mixer_a"),
-                *("mixer_step_in", "mixer_gate_in", "mixer_x_in", "mixer_y_in"),
-                layer=i,
-            ),
+            project_in=self._matrix(*MIXER_INPUTS, layer=i),
             project_in_bias=self._optional(
                 "mixer_in_bias", "mixer_x_in_bias", "mixer_y_in_bias", layer=i
             ),

@@ -66,7 +66,8 @@ class ModelConfig:
     `mixer_with_attention` beside it, on the same input; `mixer_activation` is that of the mixers,
     None: `activation`. With `single_branch` a layer has one branch: `mlp_layers` have only an MLP,
     the others none. `attention_out_scale`, `mixer_out_scale`, `gate_scale` and `mlp_out_scale`
-    multiply the outputs of attention, mixer, gate (before the activation) and MLP.
+    multiply the outputs of attention, mixer, gate (before the activation) and MLP. The scale of the
+    attention's input, `attention_in_scale`, is part of `query_scalar` and `attention_out_scale`.
 
     `layer_sizes` are those of each layer where layers differ, otherwise empty; `of_layer` applies
     them. Layer i reads the keys and values of layer `kv_sources[i]`; if it is another one, layer i
@@ -170,6 +171,7 @@ class ModelConfig:
     mixer_activation: str | None = None
     single_branch: bool = False
     mlp_layers: frozenset[int] = frozenset()
+    attention_in_scale: float = 1.0
     attention_out_scale: float = 1.0
     mixer_out_scale: float = 1.0
     gate_scale: float = 1.0

@@ -177,8 +177,8 @@ def test_what_states_exclude_is_refused(model, tmp_path: Path) -> None:
         build_engine(folder, settings)
     engine = build_engine(folder, EngineConfig(device="cpu"), kv_folder=tmp_path / "kv")
     assert not engine.store.has_tiers
-    with pytest.raises(UsageError, match="adapters"):
-        engine.tune(Tuning(adapters=(("adapter", 1.0),)))
+    with pytest.raises(UsageError, match="soft prompts"):
+        engine.tune(Tuning(soft_prompt="prompt"))
 
 
 def test_the_memory_plan_has_room_for_states(model) -> None:

@@ -134,6 +134,7 @@ def _falcon_h1(config: Fields) -> Mapping[str, Any]:
     mixer = mamba2(config)
     return {
         "query_scalar": head_dim / scores**2,
+        "attention_in_scale": inputs,
         "attention_out_scale": inputs * scale("attention_out_multiplier"),
         "mixer_out_scale": scale("ssm_out_multiplier"),
         "gate_scale": gate,
