@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Finished
 from swiftchat.engine.generation.build import build_engine
@@ -20,6 +21,7 @@ from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from tests.support import reference, tiny
 from tests.support.thread_communicator import ThreadCommunicator, run_ranks
+from tests.support.worker_processes import assert_equals_single_rank
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 PROMPT = tiny.random_ids(22, seed=1)
@@ -144,3 +146,13 @@ def test_dummy_weights_of_ranks_are_those_of_one_model(divided) -> None:
         return turns(engine, [PROMPT], GREEDY)
 
     assert run_ranks(size, run) == [[expected]] * size
+
+
+def test_worker_processes_equal_one_rank(tmp_path: Path) -> None:
+    """Greedy and sampled, alone and together, also with tokens that look-up proposes."""
+    reference.make_reference("qwen3_next", tmp_path)
+    config = EngineConfig(
+        device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE, chunk_tokens=16, tp=2
+    )
+    with EngineClient(config, tmp_path) as client:
+        assert_equals_single_rank(client, tmp_path, 24)
