@@ -139,7 +139,7 @@ def _state_slots(num_slots: int, config: EngineConfig, decoder: Decoder) -> Stat
     """Return the slots of states; but for the kernels of a GPU some are for proposed tokens."""
     if isinstance(decoder.ops, CudaOps):
         return StateSlots(num_slots, config.block_size, has_spares=True)
-    num_verified = min(MAX_VERIFIED, (num_slots - 1) // 2)
+    num_verified = min(MAX_VERIFIED, (num_slots - 1) // 3)  # the others keep more turns
     return StateSlots(num_slots, config.block_size, num_verified=num_verified)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.device.device import find_device
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.model.cuda_ops import CudaOps
@@ -68,15 +69,15 @@ def speculation_of(
 def draft_model(config: EngineConfig) -> tuple[Path, EngineConfig]:
     """Return the directory of the draft model and the config of its engine, which only proposes.
 
-    Raises as `Model.open` does, and `UsageError` for a model with states.
+    Raises as `Model.open` and `find_device` do, and `UsageError` for a model with states on a GPU.
     """
     assert config.draft is not None
     path = Path(config.draft)
     shape = Model.open(path).config
-    if shape.mixer is not None:
+    if shape.mixer is not None and find_device(config.device).type != "cpu":
         raise UsageError(
-            f"{config.draft} cannot be a draft model: {shape.architecture} has states, "
-            "which cannot forget rejected tokens",
+            f"{config.draft} cannot be a draft model on a GPU: {shape.architecture} has states, "
+            "which cannot forget rejected tokens there",
             "choose another draft model",
         )
     longest = shape.max_context_tokens
@@ -101,6 +102,7 @@ def draft_proposer(engine: Engine, vocab_size: int) -> DraftModel:
     return DraftModel(
         _compute(engine),
         engine.allocator,
+        engine.scheduler.states,
         chunk_tokens=engine.scheduler.chunk_tokens,
         ctx_size_tokens=engine.ctx_size_tokens,
         vocab_size=min(vocab_size, engine.vocab_size),
@@ -112,6 +114,9 @@ def _compute(engine: Engine) -> Callable[[Step], Tensor | None]:
     @torch.inference_mode()
     def compute(step: Step) -> Tensor | None:
         engine.decoder.ops.copy_blocks(engine.cache, step.copies)
+        engine.cache.states.copy(step.state_copies)
+        if not step.rows:
+            return None
         return engine.local_logits(step, Batch.pack(step.rows, engine.config.block_size))
 
     return compute

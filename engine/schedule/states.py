@@ -5,8 +5,9 @@ position whose state was kept. Snapshots are kept where answers end, where seque
 and at the last block boundary of a prompt, from which regeneration and edited turns continue.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,6 +101,28 @@ class StateSlots:
         for sequence in sequences:
             self._verified += [s for s in sequence.verified_slots if s != sequence.state_slot]
             sequence.verified_slots = []
+
+    @contextmanager
+    def drafting(self, sequence: "Sequence") -> Iterator[bool]:
+        """Let further tokens of a sequence be computed one by one, and then be forgotten.
+
+        Yields whether there is a slot for their states. Call `drafted` after each of them.
+        """
+        if not self.num_slots or not self._verified:
+            yield not self.num_slots
+            return
+        known, scratch = sequence.state_slot, self._verified.pop()
+        sequence.verified_slots = [scratch]
+        try:
+            yield True
+        finally:
+            sequence.state_slot, sequence.verified_slots = known, []
+            self._verified.append(scratch)
+
+    def drafted(self, sequence: "Sequence") -> None:
+        """Continue the sequence from the state after the token that was computed last."""
+        if sequence.verified_slots:
+            sequence.state_slot = sequence.verified_slots[0]
 
     def row_end(self, sequence: "Sequence", start: int, end: int) -> int:
         """Return where a row of the tokens from `start` to `end` must end for a snapshot."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
+from swiftchat.engine.schedule.states import StateSlots
 from swiftchat.engine.speculation.proposer import ObservedRow
 from swiftchat.engine.speculation.step_costs import smoothed
 
@@ -32,8 +33,9 @@ class _Followed:
 class DraftModel:
     """Proposes tokens for sequences with a decoder and a KV cache of its own.
 
-    `compute` returns the logits of a step's rows, fp32 [rows, vocab_size of the draft model]. All
-    sequences share the allocator and its prefix cache. `vocab_size` is that of the target: ids
+    `compute` returns the logits of a step's rows, fp32 [rows, vocab_size of the draft model], None
+    if there are none. All sequences share the allocator with its prefix cache, and `states`, which
+    are those of a draft model whose layers have some. `vocab_size` is that of the target: ids
     beyond it are never proposed. `step_s` is the estimated duration of a draft step in seconds,
     None if only measurements tell it.
     """
@@ -45,13 +47,15 @@ class DraftModel:
         self,
         compute: Compute,
         allocator: BlockAllocator,
+        states: StateSlots,
         *,
         chunk_tokens: int,
         ctx_size_tokens: int,
         vocab_size: int,
         step_s: float | None,
     ) -> None:
-        self._compute, self._allocator, self._chunk_tokens = compute, allocator, chunk_tokens
+        self._compute, self._allocator, self._states = compute, allocator, states
+        self._chunk_tokens = chunk_tokens
         self._ctx_size_tokens, self._vocab_size = ctx_size_tokens, vocab_size
         self.step_s, self._measures = step_s, step_s is None
         self._followed: dict[int, _Followed] = {}
@@ -64,13 +68,15 @@ class DraftModel:
         if len(sequence.tokens) + num_tokens > self._ctx_size_tokens:
             return []
         followed = self._follow(sequence)
+        if followed is None:
+            return []
         copy, scheduler = followed.sequence, followed.scheduler
         if copy.num_computed == len(copy.tokens):
             return []  # the sequence got no token since the last call
         step = scheduler.schedule()
+        logits = self._compute(step)
         if not step.rows:  # no free blocks
             return []
-        logits = self._compute(step)
         (row,) = step.rows
         reaches_end = row.reaches_end
         scheduler.advance(row)
@@ -79,11 +85,12 @@ class DraftModel:
         num_known = len(copy.tokens)
         proposed = [self._most_probable(logits)]
         # Their blocks are not published: the tokens may be rejected.
-        while len(proposed) < num_tokens:
-            copy.tokens.append(proposed[-1])
-            if not scheduler.reserve(copy, len(copy.tokens)):
-                break
-            proposed.append(self._next(copy))
+        with self._states.drafting(copy) as has_state:
+            while has_state and len(proposed) < num_tokens:
+                copy.tokens.append(proposed[-1])
+                if not scheduler.reserve(copy, len(copy.tokens)):
+                    break
+                proposed.append(self._next(copy))
         del copy.tokens[num_known:]
         copy.num_computed = num_known
         return proposed
@@ -94,15 +101,22 @@ class DraftModel:
         if followed is not None:
             followed.scheduler.remove(followed.sequence)
 
-    def _follow(self, sequence: Sequence) -> _Followed:
-        """Return the copy of a sequence with the tokens that it got since the last call."""
+    def _follow(self, sequence: Sequence) -> _Followed | None:
+        """Return the copy of a sequence with the tokens that it got since the last call.
+
+        None if there is no slot for its states.
+        """
         followed = self._followed.get(sequence.id)
         if followed is not None and followed.num_slides != sequence.num_slides:
             self.forget(sequence)
             followed = None
         if followed is None:
+            if self._states.num_slots and len(self._followed) >= self._states.max_num_seqs:
+                return None
             copy = Sequence(sequence.id, list(sequence.tokens), _PARAMS)
             scheduler = Scheduler(self._allocator, self._chunk_tokens, 1)
+            if self._states.num_slots:
+                scheduler.use_states(self._states)
             scheduler.add(copy)
             followed = _Followed(copy, scheduler, sequence.num_slides)
             self._followed[sequence.id] = followed
@@ -117,6 +131,7 @@ class DraftModel:
         assert logits is not None
         token = self._most_probable(logits)
         copy.num_computed += 1
+        self._states.drafted(copy)
         if self._measures:
             self.step_s = smoothed(self.step_s, time.perf_counter() - started)
         return token

@@ -172,9 +172,6 @@ def test_what_states_exclude_is_refused(model, tmp_path: Path) -> None:
     config = Model.open(folder).config
     with pytest.raises(UsageError, match="pipeline parallelism"):
         shard_of(config, 1, 0, 0, 2)
-    settings = EngineConfig(device="cpu", draft=str(folder))
-    with pytest.raises(UsageError, match="draft model"):
-        build_engine(folder, settings)
     engine = build_engine(folder, EngineConfig(device="cpu"), kv_folder=tmp_path / "kv")
     assert not engine.store.has_tiers
     with pytest.raises(UsageError, match="soft prompts"):

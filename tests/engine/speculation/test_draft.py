@@ -9,9 +9,11 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.generation.speculation import draft_proposer, speculation_of
+from swiftchat.engine.schedule.states import StateSlots
 from swiftchat.engine.speculation.acceptance import AcceptanceRate
 from swiftchat.errors import UsageError
 from tests.support import tiny
+from tests.support.reference import make_reference
 
 PARAMS = SamplingParams(temperature=0, max_tokens=40, speculate="off")
 PROMPT = tiny.random_ids(30, seed=4)
@@ -36,7 +38,8 @@ def with_draft(folder: Path, draft: Engine, **config: object) -> Engine:
     """Return an engine whose steps with proposed tokens cost no more than others."""
     engine = tiny.engine(folder, **config)
     proposer = draft_proposer(draft, engine.vocab_size)
-    speculation = speculation_of(engine.decoder, Graphs(), engine.ctx_size_tokens, proposer)
+    num_states, sizes = engine.scheduler.states.num_verified, (Graphs(), engine.ctx_size_tokens)
+    speculation = speculation_of(engine.decoder, *sizes, proposer, num_states)
     speculation.costs.slope, speculation._measures = 0.0, False
     engine.speculation = speculation
     return engine
@@ -93,11 +96,69 @@ def test_canceled_answers_leave_the_draft_model(folder: Path, other: Path) -> No
     assert draft.allocator.num_used == engine.allocator.num_used == 0
 
 
-def test_the_engine_loads_a_draft_model(folder: Path, other: Path) -> None:
+def test_the_engine_loads_a_draft_model(folder: Path, other: Path, tmp_path: Path) -> None:
+    make_reference("mamba2", tmp_path)
     plain, _ = tiny.run(tiny.engine(folder), {1: PROMPT}, PARAMS)
-    engine = tiny.engine(folder, draft=str(other))
-    ids, _ = tiny.run(engine, {1: PROMPT}, replace(PARAMS, speculate="draft"))
+    for path in (other, tmp_path):
+        engine = tiny.engine(folder, draft=str(path))
+        ids, _ = tiny.run(engine, {1: PROMPT}, replace(PARAMS, speculate="draft"))
+        assert ids == plain
+
+
+# One of each kind of mixer.
+STATES = ("lfm2", "qwen3_next", "kimi_linear", "recurrent_gemma", "mamba2", "jamba")
+
+
+@pytest.mark.parametrize("model_type", STATES)
+def test_a_draft_model_with_states(model_type: str, tmp_path: Path) -> None:
+    """It is always right, so what it computes after known tokens must not stay in its states."""
+    make_reference(model_type, tmp_path)
+    prompts = {1: PROMPT, 2: tiny.random_ids(9, seed=5)}
+    plain, _ = tiny.run(tiny.engine(tmp_path), prompts, PARAMS)
+    draft = tiny.engine(tmp_path, chunk_tokens=16)
+    engine = with_draft(tmp_path, draft)
+    drafted = replace(PARAMS, speculate="draft")
+    ids, ends = tiny.run(engine, prompts, drafted)
     assert ids == plain
+    for end in ends.values():
+        assert end.speculated.acceptance_rate == 1
+    second = {3: PROMPT + plain[1] + tiny.random_ids(5, seed=6)}
+    expected, _ = tiny.run(tiny.engine(tmp_path), second, PARAMS)
+    ids, ends = tiny.run(engine, second, drafted)
+    assert ids == expected and ends[3].speculated.acceptance_rate == 1
+    assert draft.allocator.num_used == 0
+    draft.scheduler.states.check_integrity([])
+
+
+@tiny.each_backend
+def test_a_draft_model_with_states_that_is_mostly_wrong(
+    folder: Path, tmp_path: Path, native: bool
+) -> None:
+    """More answers at a time than it has slots for, and some are canceled."""
+    make_reference("qwen3_next", tmp_path)
+    plain = tiny.engine(folder, kernels=native)
+    draft = tiny.engine(tmp_path, chunk_tokens=16, kernels=native, max_num_seqs=2)
+    draft.scheduler.use_states(StateSlots(4, tiny.BLOCK_SIZE, num_verified=1))
+    engine = with_draft(folder, draft, kernels=native)
+    prompts = {i: tiny.random_ids(9 + 5 * i, seed=i) for i in range(4)}
+    expected, _ = tiny.run(plain, prompts, PARAMS)
+    drafted = replace(PARAMS, speculate="draft")
+    assert tiny.run(engine, prompts, drafted)[0] == expected
+    engine.add(7, PROMPT, drafted)
+    for _ in range(9):
+        engine.step()
+    engine.cancel(7)
+    engine.step()
+    assert tiny.run(engine, prompts, drafted)[0] == expected
+    assert draft.allocator.num_used == 0
+    draft.scheduler.states.check_integrity([])
+
+
+@pytest.mark.gpu
+def test_a_draft_model_with_states_is_refused_on_a_gpu(folder: Path, tmp_path: Path) -> None:
+    make_reference("lfm2", tmp_path)
+    with pytest.raises(UsageError, match="cannot be a draft model on a GPU"):
+        tiny.engine(folder, draft=str(tmp_path), device="cuda")
 
 
 def test_errors_of_draft_models(folder: Path) -> None:
