@@ -7,7 +7,9 @@ are small before their norm, one rank differs from transformers by up to 7e-5.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gguf
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ from swiftchat.engine.mixers.states import bytes_per_sequence
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
-from tests.support import reference, tiny
+from tests.support import gguf_directory, gguf_models, reference, tiny
 from tests.support.thread_communicator import ThreadCommunicator, run_ranks
 from tests.support.worker_processes import assert_equals_single_rank
 
@@ -156,3 +158,36 @@ def test_worker_processes_equal_one_rank(tmp_path: Path) -> None:
     )
     with EngineClient(config, tmp_path) as client:
         assert_equals_single_rank(client, tmp_path, 24)
+
+
+# Sizes with whole blocks of 32 columns, also of a rank's part.
+_BLOCKS = {"hidden_size": 64, "linear_key_head_dim": 32, "linear_value_head_dim": 64}
+_BLOCKS_OF_EXPERTS = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen35": ("qwen3_5_text", _BLOCKS),
+    "qwen3next": ("qwen3_next", {**_BLOCKS, **_BLOCKS_OF_EXPERTS}),
+    "mamba2": ("mamba2", {"hidden_size": 64, "head_dim": 16}),
+    "lfm2": ("lfm2", {"hidden_size": 64, "block_auto_adjust_ff_dim": False}),
+}
+
+
+@pytest.mark.parametrize("arch", QUANTIZED)
+def test_ranks_divide_quantized_mixers_of_a_gguf_file(arch: str, tmp_path: Path) -> None:
+    model_type, sizes = QUANTIZED[arch]
+    reference.make_reference(model_type, tmp_path / "theirs", **sizes)
+    path, q8 = tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q8_0
+    gguf_models.write(path, tmp_path / "theirs", arch, raw_type=q8)
+    convert(path, tmp_path / "ours", dtype="float32")
+    folder = gguf_directory.of_file(path, tmp_path / "folder", dtype="float32")
+    config, ids = Model.open(folder).config, tiny.random_ids(12)
+
+    def run(rank: int, ranks: ThreadCommunicator) -> tuple[torch.Tensor, bool]:
+        bench = tiny.Bench(folder, shard=shard_of(config, 2, rank), ranks=ranks)
+        mixer = bench.decoder.weights.layers[0].mixer
+        assert mixer is not None
+        is_quantized = mixer.project_in.is_quantized and mixer.project_out.is_quantized
+        return bench.last_logits(ids), is_quantized
+
+    expected = tiny.Bench(tmp_path / "ours").last_logits(ids)
+    for logits, is_quantized in run_ranks(2, run):
+        assert close(logits, expected) and is_quantized
