@@ -1,5 +1,7 @@
 """The operations of a decoder that no native kernel computes."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from swiftchat.engine.cpu.activations import CannotRecordError
@@ -16,6 +18,9 @@ class WithoutKernels:
 
     def norm_inside(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         raise CannotRecordError("no kernel normalizes inside of a branch")
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        raise CannotRecordError("no kernel computes blocks that layers share")
 
     def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
         raise CannotRecordError("no kernel sets gates to 0")

@@ -13,6 +13,7 @@ from swiftchat.engine.model.altup import LowRankResidual, StreamMixing, StreamPr
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Expert, ExpertNorms, Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
+from swiftchat.engine.model.shared_block import LowRankChange, SharedBlockWeights
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.weights.architectures.tensors import (
     layer_tensors,
@@ -74,6 +75,8 @@ class _Assembler:
         self._config = shard.config
         self._placement = placement
         self._dtype = dtype
+        # The matrices of blocks that several layers share, by their parts.
+        self._shared: dict[NamedSlices, LinearWeight] = {}
         self._outside = [*tensors_before_layers(shard.config), *tensors_after_layers(shard.config)]
 
     def decoder_weights(self) -> DecoderWeights:
@@ -128,6 +131,7 @@ class _Assembler:
             expert_norms=self._expert_norms(i) if self._config.mlp_and_experts else None,
             streams=self._stream_mixing(i) if self._config.streams is not None else None,
             residual=self._low_rank_residual(i) if self._config.streams is not None else None,
+            block=self._shared_block(i) if self._config.has_shared_block(i) else None,
         )
 
     def _per_layer_table(self) -> PerLayerTable | None:
@@ -155,6 +159,22 @@ class _Assembler:
     def _low_rank_residual(self, i: int) -> LowRankResidual:
         left, right = (self._matrix(f"residual_{side}", layer=i) for side in ("left", "right"))
         return LowRankResidual(left, right, self._required("residual_norm", layer=i))
+
+    def _shared_block(self, i: int) -> SharedBlockWeights:
+        blocks = self._config.shared_blocks
+        assert blocks is not None
+        return SharedBlockWeights(
+            norm=self._required("block_norm", layer=i),
+            out=self._matrix("block_out", layer=i),
+            qkv_changes=[
+                self._change(name, i) for name in ("q", "k", "v") if blocks.attention_rank
+            ],
+            gate_up_changes=[self._change("gate_up", i)] if blocks.mlp_rank else [],
+        )
+
+    def _change(self, canonical: str, layer: int) -> LowRankChange:
+        left, right = (self._matrix(f"{canonical}_change_{part}", layer=layer) for part in "ab")
+        return LowRankChange(left, right)
 
     def _per_layer_branch(self, i: int) -> PerLayerBranch | None:
         norm = self._optional("ple_out_norm", layer=i)
@@ -287,7 +307,12 @@ class _Assembler:
         slices = self._slices(canonical, layer)
         if not slices:
             return self._placement.factory.plain(torch.empty(0, 0, dtype=self._dtype))
-        return self._placement.weight(slices, is_table=is_table)
+        if layer is None or not self._config.has_shared_block(layer):
+            return self._placement.weight(slices, is_table=is_table)
+        key = tuple(slices)
+        if key not in self._shared:
+            self._shared[key] = self._placement.weight(slices)
+        return self._shared[key]
 
     def _projection(self, canonical: str, layer: int | None = None) -> LinearWeight | None:
         tensor = self._optional(canonical, layer=layer)

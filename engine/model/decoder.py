@@ -15,6 +15,7 @@ from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.moe import ExpertNorms
 from swiftchat.engine.model.norms import norm_widths_
 from swiftchat.engine.model.ops import Ops
+from swiftchat.engine.model.shared_block import LowRankChange
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
@@ -104,11 +105,15 @@ class Decoder:
         if weights.per_layer is not None:
             own = self.ops.per_layer_embeddings(plan, x, weights.per_layer)
         streams = None if weights.streams is None else altup.expand(x, weights.streams)
+        embedded = x if self.config.shared_blocks is None else self.ops.copy(x, 1.0)
         for i, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
             if streams is not None:
                 streams = self._stream_layer(plan, i, layer, kv, streams, own[i])
                 continue
             if self.config.single_branch:
+                if layer.block is not None:
+                    delta = self._shared_block(plan, i, layer, kv, x, delta, embedded, hidden)
+                    continue
                 out = self._only_branch(plan, i, layer, kv, x, delta, hidden)
                 delta = self.ranks.all_reduce(out)
                 continue
@@ -227,6 +232,42 @@ class Decoder:
             return self._mlp(i, layer, normed)
         return self._attention(plan, i, layer, normed, kv)
 
+    def _shared_block(
+        self,
+        plan: Any,
+        i: int,
+        layer: LayerWeights,
+        kv: LayerKV,
+        x: Tensor,
+        delta: Tensor | None,
+        embedded: Tensor,
+        hidden: HiddenStates | None,
+    ) -> Tensor:
+        """Return the output of a layer's mixer, which reads the stream plus a block's output.
+
+        `embedded` is the stream before the first layer.
+        """
+        ops, block = self.ops, layer.block
+        assert block is not None
+        if delta is not None:
+            ops.add_(x, delta)
+        if hidden is not None:
+            self.keep(hidden, i, x)
+        joined = ops.norm_inside(ops.join([x, embedded]), block.norm, self.config.norm_eps)
+        out = self._attend(plan, i, layer, ops.cast(joined, self.weights.dtype), kv)
+        normed = self._norm(ops.cast(out, torch.float32), None, layer.mlp_norm, None)
+        added = ops.linear(self._mlp(i, layer, normed), block.out, None)
+        inputs = ops.add(ops.cast(added, torch.float32), x)
+        return self._attention(plan, i, layer, self._norm(inputs, None, layer.attn_norm, None), kv)
+
+    def _changed(self, out: Tensor, x: Tensor, changes: Sequence[LowRankChange]) -> Tensor:
+        """Return the result of a matmul for x, with changes of the parts of its matrix."""
+        if not changes:
+            return out
+        linear = self.ops.linear
+        parts = [linear(linear(x, each.left, None), each.right, None) for each in changes]
+        return self.ops.add(out, parts[0] if len(parts) == 1 else self.ops.join(parts))
+
     def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:
         """Return this rank's part of the attention's or mixer's output, before the all-reduce."""
         if layer.mixer is None:
@@ -240,6 +281,8 @@ class Decoder:
     def _attend(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:
         ops = self.ops
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
+        if layer.block is not None:
+            qkv = self._changed(qkv, x, layer.block.qkv_changes)
         gates: Tensor | None = None
         if layer.attn_gate is not None:
             gates = ops.linear(x, layer.attn_gate, None)
@@ -264,6 +307,8 @@ class Decoder:
         if layer.experts is not None and layer.expert_norms is None:
             return ops.moe(i, x, layer.experts)
         gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
+        if layer.block is not None:
+            gate_up = self._changed(gate_up, x, layer.block.gate_up_changes)
         if any(self.config.gate_sparsity[i : i + 1]):
             ops.sparsify_(gate_up, NormalDist().inv_cdf(self.config.gate_sparsity[i]))
         inner = self._activated(layer, gate_up)

@@ -1,5 +1,6 @@
 """The decoder's elementwise operations as torch calls, the same on every device."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,9 @@ class Elementwise:
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts), 1)
 
     def replace_(self, x: Tensor, normed: Tensor, scale: float) -> None:
         x.copy_(normed)

@@ -75,6 +75,9 @@ class Ops(Protocol):
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the sum of two branches' outputs, which may overwrite x."""
 
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return activations [n, …] of one dtype side by side."""
+
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor: ...
     def attend(
         self,

@@ -12,6 +12,7 @@ from swiftchat.engine.model.altup import LowRankResidual, StreamMixing, StreamPr
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import ExpertNorms, Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
+from swiftchat.engine.model.shared_block import SharedBlockWeights
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class LayerWeights:
     value. `attn_inner_norm` and `mlp_inner_norm` come before `o` and `down`; `xielu` fp32 [2] are
     the parameters of xIELU. `attn_gate` has a row for each element of the attention's output. With
     `latent` the rows of `qkv` are those of the queries, or of their low-rank projection, and of the
-    latents. A layer with a `mixer` has no attention. At the end of a layer `per_layer` adds the
+    latents. A layer with a `mixer` has no attention but beside it or, with a `block`, before it. At
+    the end of a layer `per_layer` adds the
     token's embedding for it, then the stream is multiplied by `scale` [1]. `residual` is added to
     the attention's output; `streams` update the others.
     """
@@ -59,6 +61,7 @@ class LayerWeights:
     expert_norms: ExpertNorms | None = None
     streams: StreamMixing | None = None
     residual: LowRankResidual | None = None
+    block: SharedBlockWeights | None = None
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
@@ -111,6 +114,7 @@ def resident_bytes(weights: DecoderWeights) -> int:
         tensors += layer.mixer.tensors if layer.mixer is not None else []
         tensors += layer.latent.tensors if layer.latent is not None else []
         tensors += [] if layer.per_layer is None else [layer.per_layer.out_norm]
+        tensors += [] if layer.block is None else [layer.block.norm]
         tensors += [] if layer.streams is None else layer.streams.tensors
         tensors += [] if layer.residual is None else [layer.residual.norm]
         tensors += [] if layer.expert_norms is None else vars(layer.expert_norms).values()
@@ -145,6 +149,7 @@ def _matrices(weights: DecoderWeights) -> Iterator[LinearWeight]:
         yield from (() if layer.attn_gate is None else (layer.attn_gate,))
         yield from (() if layer.mixer is None else layer.mixer.matrices)
         yield from (() if layer.latent is None else layer.latent.matrices)
+        yield from (() if layer.block is None else layer.block.matrices)
         yield from (() if layer.per_layer is None else layer.per_layer.matrices)
         yield from (() if layer.residual is None else (layer.residual.left, layer.residual.right))
         for expert in layer.experts.all if layer.experts is not None else ():

@@ -117,8 +117,7 @@ with a line that says so:MULTIMODAL_CLASSES.
 published ([experts, columns, rows]), not as transformers 5 saves them.
 
 Not supported: vision and audio, and mixers with a state other than short convolutions, gated
-DeltaNet, Kimi Delta Attention, RG-LRU, Mamba and Mamba-2: RWKV, lightning attention. Zamba and
-Zamba2 have one attention block, adapted for each place, between their Mamba layers.
+DeltaNet, Kimi Delta Attention, RG-LRU, Mamba and Mamba-2: RWKV, lightning attention.
 """
 
 

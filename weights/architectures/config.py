@@ -12,7 +12,12 @@ from swiftchat.weights.architectures.parts.fields import (
     without_keys,
 )
 from swiftchat.weights.architectures.parts.latent import LatentAttention
-from swiftchat.weights.architectures.parts.layers import LayerSizes, PerLayerEmbeddings, Streams
+from swiftchat.weights.architectures.parts.layers import (
+    LayerSizes,
+    PerLayerEmbeddings,
+    SharedBlocks,
+    Streams,
+)
 from swiftchat.weights.architectures.parts.mixers import StateMixer
 from swiftchat.weights.architectures.parts.prefix_lm import PrefixLM
 from swiftchat.weights.architectures.parts.rope import QueryGrowth, RopeConfig
@@ -68,6 +73,7 @@ class ModelConfig:
     the others none. `attention_out_scale`, `mixer_out_scale`, `gate_scale` and `mlp_out_scale`
     multiply the outputs of attention, mixer, gate (before the activation) and MLP. The scale of the
     attention's input, `attention_in_scale`, is part of `query_scalar` and `attention_out_scale`.
+    With `shared_blocks` blocks of attention and MLP come before the mixers of some layers.
 
     `layer_sizes` are those of each layer where layers differ, otherwise empty; `of_layer` applies
     them. Layer i reads the keys and values of layer `kv_sources[i]`; if it is another one, layer i
@@ -172,6 +178,7 @@ class ModelConfig:
     single_branch: bool = False
     mlp_layers: frozenset[int] = frozenset()
     attention_in_scale: float = 1.0
+    shared_blocks: SharedBlocks | None = None
     attention_out_scale: float = 1.0
     mixer_out_scale: float = 1.0
     gate_scale: float = 1.0
@@ -203,7 +210,18 @@ class ModelConfig:
         """Whether a layer has keys and values."""
         if layer in self.mlp_layers:
             return False
+        if self.has_shared_block(layer):
+            return True
         return self.mixer_with_attention or layer not in self.mixer_layers
+
+    def has_shared_block(self, layer: int) -> bool:
+        """Whether a layer has a block of attention and MLP before its mixer."""
+        return self.shared_blocks is not None and layer in self.shared_blocks.layers
+
+    @property
+    def attention_width(self) -> int:
+        """The elements of the attention's input."""
+        return self.hidden_size * (1 if self.shared_blocks is None else 2)
 
     def has_mlp(self, layer: int) -> bool:
         """Whether a layer has an MLP."""

@@ -34,6 +34,7 @@ from swiftchat.weights.architectures.families.softmax_routers import SOFTMAX_ROU
 from swiftchat.weights.architectures.families.sparse_latent import SPARSE
 from swiftchat.weights.architectures.families.state_space import STATE_SPACE
 from swiftchat.weights.architectures.families.windowed_moe import WINDOWED_MOE
+from swiftchat.weights.architectures.families.zamba import ZAMBA
 from swiftchat.weights.architectures.parts.architecture import Architecture
 
 __all__ = ["ARCHITECTURES", "architecture_of", "unknown_name"]
@@ -64,6 +65,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **MAMBA,
         **NEMOTRON_H,
         **STATE_SPACE,
+        **ZAMBA,
         **DEEPSEEK,
         **SPARSE,
         **GPT,

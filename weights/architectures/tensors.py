@@ -3,19 +3,24 @@
 from collections.abc import Callable, Iterator
 
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.parts.latent import LatentAttention, SparseIndex
-from swiftchat.weights.architectures.parts.layers import PerLayerEmbeddings, Streams
+from swiftchat.weights.architectures.part_shapes import (
+    latent_shapes,
+    per_layer_shapes,
+    shared_block_shapes,
+)
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
 __all__ = [
     "EXPERT_NORMS",
     "NORMS",
+    "SHARED_TENSORS",
     "STREAM_TENSORS",
     "canonical_shapes",
     "canonical_tensors",
     "expected_tensors",
     "gate_in_queries",
     "index_count",
+    "is_shared",
     "layer_tensors",
     "shape_by_place",
     "tensor_name",
@@ -29,6 +34,11 @@ NORMS = ("embed_norm", "attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm",
 STREAM_TENSORS = (
     *("stream_scale", "stream_router", "stream_router_norm", "stream_predict", "stream_correct"),
     *("residual_left", "residual_right", "residual_norm"),
+)
+# The matrices and norms of a shared block, and what a layer with one has of its own for it.
+SHARED_TENSORS = frozenset(
+    {"q", "k", "v", "o", "gate", "up", "gate_up", "down", "gate_up_bias", "down_bias"}
+    | {"block_norm", "mlp_norm"}
 )
 # In a layer with an MLP and experts: the output of the first, input and output of the others.
 EXPERT_NORMS = ("dense_out_norm", "experts_norm", "experts_out_norm")
@@ -46,7 +56,19 @@ def tensor_name(
     names, separate = architecture.tensors, architecture.separate_norm_tensors
     if config.parallel_residual and not config.shared_norm and canonical in separate:
         names = separate
+    if config.shared_blocks is not None and layer in config.shared_blocks.layers:
+        source, place = config.shared_blocks.source(layer), config.shared_blocks.place(layer)
+        name = architecture.shared_block_tensors.get(canonical, names[canonical])
+        return name.format(i=layer, b=source, p=place)
     return names[canonical].format(i=layer, e=index, h=index, s=index)
+
+
+def is_shared(config: ModelConfig, canonical: str, layer: int | None) -> bool:
+    """Whether a tensor of a layer is that of an earlier one with the same shared block."""
+    blocks = config.shared_blocks
+    if blocks is None or layer is None or layer not in blocks.layers:
+        return False
+    return canonical in SHARED_TENSORS and blocks.source(layer) != layer
 
 
 def gate_in_queries(config: ModelConfig) -> bool:
@@ -107,6 +129,8 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
         biases += ["xielu_positive", "xielu_negative"]
     if config.inner_norms:
         norms += ["attn_inner_norm", "mlp_inner_norm"]
+    if config.has_shared_block(layer):
+        return [*mixer, *_shared_block(config), *norms]
     if not config.has_attention(layer):
         biases += [f"{name}_bias" for name in biased]
         return [*mixer, *mlp, *norms, *biases]
@@ -133,6 +157,19 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
     if config.streams is not None:
         biases += STREAM_TENSORS if config.streams.scaled else STREAM_TENSORS[1:]
     return [*matrices, *norms, *biases]
+
+
+def _shared_block(config: ModelConfig) -> list[str]:
+    """Return the names of the tensors of a shared block, and of the layer's own beside it."""
+    blocks = config.shared_blocks
+    assert blocks is not None
+    merged = "gate_up" in ARCHITECTURES[config.architecture].tensors
+    mlp = [*(["gate_up"] if merged else ["gate", "up"]), "down"]
+    names = ["q", "k", "v", "o", *mlp, "block_out", "block_norm", "mlp_norm"]
+    names += [f"{name}_bias" for name in mlp] if config.mlp_bias else []
+    changed = ["q", "k", "v"] if blocks.attention_rank else []
+    changed += ["gate_up"] if blocks.mlp_rank else []
+    return [*names, *(f"{name}_change_{part}" for name in changed for part in "ab")]
 
 
 def _queries_keys_values(config: ModelConfig, layer: int) -> list[str]:
@@ -192,11 +229,15 @@ def tensors_after_layers(config: ModelConfig) -> list[str]:
 
 
 def canonical_tensors(config: ModelConfig) -> Iterator[tuple[str, int | None, int | None]]:
-    """Yield canonical name, layer and index of every tensor, in the order of `convert`."""
+    """Yield canonical name, layer and index of every tensor, in the order of `convert`.
+
+    A tensor that several layers share comes with the first of them.
+    """
     for name in tensors_before_layers(config):
         yield from _outside_layers(config, name)
     for layer in range(config.num_layers):
-        counts = {name: index_count(config, name) for name in layer_tensors(config, layer)}
+        own = [name for name in layer_tensors(config, layer) if not is_shared(config, name, layer)]
+        counts = {name: index_count(config, name) for name in own}
         for name, count in counts.items():
             if count is None:
                 yield name, layer, None
@@ -266,9 +307,9 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "project_out": (width or hidden, hidden),
         "lm_head": (config.vocab_size, width or hidden),
         "lm_head_bias": (config.vocab_size,),
-        "q": (q_rows * (1 + gate_in_queries(config)), hidden),
-        "k": (kv_rows, hidden),
-        "v": (kv_rows, hidden),
+        "q": (q_rows * (1 + gate_in_queries(config)), config.attention_width),
+        "k": (kv_rows, config.attention_width),
+        "v": (kv_rows, config.attention_width),
         "qkv": (q_rows + 2 * kv_rows, hidden),
         "o": (hidden, config.num_heads * config.value_dim),
         "gate": (inner, hidden),
@@ -300,11 +341,13 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "q_norm": (config.head_dim if by_head else q_rows,),
         "k_norm": (config.head_dim if by_head else kv_rows,),
     }
-    shapes |= _per_layer_shapes(config)
+    shapes |= per_layer_shapes(config)
+    if config.shared_blocks is not None:
+        shapes |= shared_block_shapes(config, config.shared_blocks, shapes)
     if "experts_gate" in ARCHITECTURES[config.architecture].tensors:
         shapes["experts_down"] = (experts * narrow, hidden)
     if config.latent is not None:
-        shapes |= _latent_shapes(config, config.latent)
+        shapes |= latent_shapes(config, config.latent)
     if config.qk_norm == "heads" and index_count(config, "q_norm") is None:
         shapes["q_norm"] = (config.num_heads, config.head_dim)
         shapes["k_norm"] = (config.num_kv_heads, config.head_dim)
@@ -319,49 +362,4 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes |= {name: (1, *shapes[name]) for name in ARCHITECTURES[config.architecture].row_vectors}
     return shapes | {
         name: (*shapes[name][:-2], shapes[name][-1], shapes[name][-2]) for name in transposed
-    }
-
-
-def _per_layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of per-layer embeddings, of streams, and of numbers of a layer."""
-    table = config.per_layer_embeddings or PerLayerEmbeddings(0, 0)
-    width, hidden = table.width, config.hidden_size
-    streams = config.streams or Streams(0, 0, False, 0)
-    return {
-        "stream_in": (hidden, hidden),
-        "stream_out": (hidden, hidden),
-        "stream_scale": (hidden,),
-        "stream_router": (streams.count, hidden),
-        "stream_router_norm": (hidden,),
-        "stream_predict": (streams.count**2, streams.count),
-        "stream_correct": (streams.count, streams.count),
-        "residual_left": (streams.residual_rank, hidden),
-        "residual_right": (hidden, streams.residual_rank),
-        "residual_norm": (hidden,),
-        "layer_scale": (1,),
-        "router_scale": (hidden,),
-        "expert_scales": (config.num_experts,),
-        "ple_embed": (table.vocab_size, config.num_layers * width),
-        "ple_project": (config.num_layers * width, hidden),
-        "ple_project_norm": (width,),
-        "ple_gate": (width, hidden),
-        "ple_out": (hidden, width),
-    }
-
-
-def _latent_shapes(config: ModelConfig, latent: LatentAttention) -> dict[str, tuple[int, ...]]:
-    q_rank, kv_rank, hidden = latent.q_rank or 0, latent.kv_rank, config.hidden_size
-    index = latent.index or SparseIndex(0, 0, 0)
-    return {
-        "index_q": (index.num_heads * index.dim, q_rank),
-        "index_k": (index.dim, hidden),
-        "index_weights": (index.num_heads, hidden),
-        "index_norm": (index.dim,),
-        "index_norm_bias": (index.dim,),
-        "q_a": (q_rank, hidden),
-        "q_a_norm": (q_rank,),
-        "q_b": (config.num_heads * latent.head_dim, q_rank),
-        "kv_a": (latent.key_dim, hidden),
-        "kv_a_norm": (kv_rank,),
-        "kv_b": (config.num_heads * (latent.nope_dim + latent.value_dim), kv_rank),
     }

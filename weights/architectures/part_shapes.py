@@ -1,0 +1,71 @@
+"""The shapes of tensors that only some models have, in their files."""
+
+from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.latent import LatentAttention, SparseIndex
+from swiftchat.weights.architectures.parts.layers import (
+    PerLayerEmbeddings,
+    SharedBlocks,
+    Streams,
+)
+
+__all__ = ["latent_shapes", "per_layer_shapes", "shared_block_shapes"]
+
+_CHANGED = ("q", "k", "v", "gate_up")  # matrices of shared blocks that layers change
+
+
+def per_layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of per-layer embeddings, of streams, and of numbers of a layer."""
+    table = config.per_layer_embeddings or PerLayerEmbeddings(0, 0)
+    width, hidden = table.width, config.hidden_size
+    streams = config.streams or Streams(0, 0, False, 0)
+    return {
+        "stream_in": (hidden, hidden),
+        "stream_out": (hidden, hidden),
+        "stream_scale": (hidden,),
+        "stream_router": (streams.count, hidden),
+        "stream_router_norm": (hidden,),
+        "stream_predict": (streams.count**2, streams.count),
+        "stream_correct": (streams.count, streams.count),
+        "residual_left": (streams.residual_rank, hidden),
+        "residual_right": (hidden, streams.residual_rank),
+        "residual_norm": (hidden,),
+        "layer_scale": (1,),
+        "router_scale": (hidden,),
+        "expert_scales": (config.num_experts,),
+        "ple_embed": (table.vocab_size, config.num_layers * width),
+        "ple_project": (config.num_layers * width, hidden),
+        "ple_project_norm": (width,),
+        "ple_gate": (width, hidden),
+        "ple_out": (hidden, width),
+    }
+
+
+def shared_block_shapes(
+    config: ModelConfig, blocks: SharedBlocks, shapes: dict[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what only layers with a shared block have, given those of others."""
+    ranks = dict.fromkeys(_CHANGED, blocks.attention_rank) | {"gate_up": blocks.mlp_rank}
+    return {
+        "block_norm": (config.attention_width,),
+        "block_out": (config.hidden_size, config.hidden_size),
+        **{f"{name}_change_a": (rank, shapes[name][1]) for name, rank in ranks.items()},
+        **{f"{name}_change_b": (shapes[name][0], rank) for name, rank in ranks.items()},
+    }
+
+
+def latent_shapes(config: ModelConfig, latent: LatentAttention) -> dict[str, tuple[int, ...]]:
+    q_rank, kv_rank, hidden = latent.q_rank or 0, latent.kv_rank, config.hidden_size
+    index = latent.index or SparseIndex(0, 0, 0)
+    return {
+        "index_q": (index.num_heads * index.dim, q_rank),
+        "index_k": (index.dim, hidden),
+        "index_weights": (index.num_heads, hidden),
+        "index_norm": (index.dim,),
+        "index_norm_bias": (index.dim,),
+        "q_a": (q_rank, hidden),
+        "q_a_norm": (q_rank,),
+        "q_b": (config.num_heads * latent.head_dim, q_rank),
+        "kv_a": (latent.key_dim, hidden),
+        "kv_a_norm": (kv_rank,),
+        "kv_b": (config.num_heads * (latent.nope_dim + latent.value_dim), kv_rank),
+    }
