@@ -57,6 +57,8 @@ def moe_op(
 
 def _check(config: ModelConfig, experts: Experts) -> None:
     router = config.router
+    if config.identity_experts:
+        raise CannotRecordError("no kernel has identity experts")
     if experts.project_in is not None:
         raise CannotRecordError("no kernel projects the input of experts")
     if (

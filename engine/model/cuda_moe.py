@@ -187,6 +187,7 @@ class ExpertKernels:
             and config.gate_scale == 1.0
             and config.activation in ACTIVATIONS
             and routing_fits(config.router)
+            and not config.identity_experts
             and experts.project_in is None
         )
         if not is_covered:

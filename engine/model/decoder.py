@@ -101,6 +101,7 @@ class Decoder:
         In a "post" model every stage ends with the norm after its last branch.
         """
         weights, delta = self.weights, None
+        shortcut: Tensor | None = None  # the output of experts that a later layer adds
         own: Sequence[Tensor] = ()
         if weights.per_layer is not None:
             own = self.ops.per_layer_embeddings(plan, x, weights.per_layer)
@@ -130,7 +131,14 @@ class Decoder:
             out = self._attention(plan, i, layer, normed, kv)
             delta = self._add_branch(x, self.ranks.all_reduce(out), layer.attn_out_norm)
             normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
-            if layer.expert_norms is None:
+            if self.config.shortcut_experts:
+                mlp_out = self._mlp(i, layer, normed)
+                if layer.experts is not None:
+                    shortcut = self.ops.moe(i, normed, layer.experts)
+                elif shortcut is not None:
+                    mlp_out, shortcut = self.ops.add(shortcut, mlp_out), None
+                mlp_out = self.ranks.all_reduce(mlp_out)
+            elif layer.expert_norms is None:
                 mlp_out = self.ranks.all_reduce(self._mlp(i, layer, normed))
             else:
                 mlp_out = self._mlp_and_experts(i, layer, layer.expert_norms, x, normed)
@@ -304,7 +312,8 @@ class Decoder:
     def _mlp(self, i: int, layer: LayerWeights, x: Tensor) -> Tensor:
         """Return this rank's part of the MLP's output, before the all-reduce."""
         ops = self.ops
-        if layer.experts is not None and layer.expert_norms is None:
+        has_both = layer.expert_norms is not None or self.config.shortcut_experts
+        if layer.experts is not None and not has_both:
             return ops.moe(i, x, layer.experts)
         gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
         if layer.block is not None:

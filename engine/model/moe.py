@@ -33,6 +33,8 @@ class Expert:
 class Experts:
     """The experts of one layer: `router` [num_experts, hidden_size] and its bias choose in `each`.
 
+    The rows behind these are the router's for identity experts.
+
     All tokens go through `shared`, weighted by `shared_router` [1, hidden_size] if there is one.
     `correction` fp32 [num_experts] is the router's for the choice. `project_in` and `project_out`
     convert between the model's width and that of the experts. With `scales` [num_experts] the
@@ -115,6 +117,9 @@ def moe(
     if experts.project_in is not None:
         x = ops.linear(x, experts.project_in, None)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    if config.identity_experts:
+        own = weights.masked_fill(chosen < len(experts.each), 0.0).sum(1, keepdim=True)
+        out += x.float() * (own * config.identity_scale)
     for expert, choices in _by_expert(chosen, len(experts.each)):
         rows = choices // chosen.shape[1]
         weight, inputs = weights.flatten()[choices].unsqueeze(1), x[rows]
@@ -130,12 +135,14 @@ def moe(
 def _by_expert(chosen: Tensor, num_experts: int) -> Iterator[tuple[int, Tensor]]:
     """Yield each chosen expert with the indices of its choices in `chosen` [n, k], flattened.
 
+    Without those that compute nothing, from number `num_experts` on.
+
     On a GPU the host waits once: for the number of choices of each expert.
     """
     flat = chosen.flatten()
     order = flat.argsort(stable=True)
     counts = torch.bincount(flat, minlength=num_experts).tolist()
-    for expert, choices in enumerate(torch.split(order, counts)):
+    for expert, choices in enumerate(torch.split(order, counts)[:num_experts]):
         if len(choices):
             yield expert, choices
 

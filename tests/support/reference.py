@@ -160,6 +160,8 @@ def _spread(model: transformers.PreTrainedModel) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             torch.nn.init.normal_(buffer, mean=1.0, std=0.1)
+        elif name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.2)
     for name, parameter in model.named_parameters():
         constant = bool((parameter == parameter.flatten()[0]).all()) if parameter.numel() else False
         if parameter.ndim < 2 and constant and parameter.is_floating_point():

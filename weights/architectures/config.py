@@ -94,6 +94,9 @@ class ModelConfig:
     MLP. With `expert_latent_size` the experts read and write a projection of that width.
     `mlp_and_experts`: the layers have both, each with norms of its own, and their outputs are
     added; the router reads the stream through a norm of its own and has a factor for each expert.
+    `shortcut_experts`: layers with experts have an MLP too, on the same input, and the output of
+    the experts is added to the stream after the next layer, which has none. Behind the experts the
+    router may choose `identity_experts`, whose output is their input times `identity_scale`.
 
     `ignored_keys` are keys of `config.json` that this architecture ignores, as in transformers,
     though they change the computation of others.
@@ -190,6 +193,9 @@ class ModelConfig:
     layer_scales: bool = False
     per_layer_embeddings: PerLayerEmbeddings | None = None
     mlp_and_experts: bool = False
+    shortcut_experts: bool = False
+    identity_experts: int = 0
+    identity_scale: float = 1.0
     streams: Streams | None = None
     gate_sparsity: tuple[float, ...] = ()
     ignored_keys: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from swiftchat.weights.architectures.families.lfm2 import LFM2
 from swiftchat.weights.architectures.families.llama import LLAMA
 from swiftchat.weights.architectures.families.llama4 import LLAMA4
 from swiftchat.weights.architectures.families.llama_like import LLAMA_LIKE
+from swiftchat.weights.architectures.families.longcat import LONGCAT
 from swiftchat.weights.architectures.families.mamba import MAMBA
 from swiftchat.weights.architectures.families.moe import MOE
 from swiftchat.weights.architectures.families.nemotron_h import NEMOTRON_H
@@ -68,6 +69,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **ZAMBA,
         **DEEPSEEK,
         **SPARSE,
+        **LONGCAT,
         **GPT,
         **GPT_LIKE,
         **SINUSOIDAL,

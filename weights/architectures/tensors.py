@@ -60,7 +60,8 @@ def tensor_name(
         source, place = config.shared_blocks.source(layer), config.shared_blocks.place(layer)
         name = architecture.shared_block_tensors.get(canonical, names[canonical])
         return name.format(i=layer, b=source, p=place)
-    return names[canonical].format(i=layer, e=index, h=index, s=index)
+    number, sublayer = divmod(layer or 0, architecture.sublayers)
+    return names[canonical].format(i=number, j=sublayer, e=index, h=index, s=index)
 
 
 def is_shared(config: ModelConfig, canonical: str, layer: int | None) -> bool:
@@ -113,7 +114,7 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
         shared = [*(["shared_router"] if config.shared_expert_gate else []), *shared, "shared_down"]
         sparse = ["router", *experts, *(shared if config.shared_expert_size else [])]
         sparse += ["expert_in", "expert_out"] if config.expert_latent_size else []
-        mlp = [*mlp, *sparse] if config.mlp_and_experts else sparse
+        mlp = [*mlp, *sparse] if config.mlp_and_experts or config.shortcut_experts else sparse
         biased = ["router", *experts] if config.expert_bias else []
         if config.router.correction:
             mlp.append("router_correction")
@@ -317,8 +318,8 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "gate_up": (2 * inner, hidden),
         "down": (hidden, inner),
         "attn_gate": (config.num_heads if config.gate_by_head else q_rows, hidden),
-        "router": (experts, hidden),
-        "router_correction": (experts,),
+        "router": (experts + config.identity_experts, hidden),
+        "router_correction": (experts + config.identity_experts,),
         "experts_gate": (experts * narrow, hidden),
         "experts_up": (experts * narrow, hidden),
         "expert_in": (inside, hidden),

@@ -29,6 +29,7 @@ def stage_layers(config: ModelConfig, num_stages: int) -> list[tuple[int, int]]:
             f"use --pp {config.num_layers} or less",
         )
     across = config.kv_sources or config.per_layer_embeddings is not None
+    across = across or config.shortcut_experts
     if (config.mixer is not None or across) and num_stages > 1:
         raise UsageError(
             f"pipeline parallelism is not supported for {config.architecture}", "leave out --pp"

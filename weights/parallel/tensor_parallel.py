@@ -114,6 +114,8 @@ class Shard:
             intermediate_size=self.config.intermediate_size // self.size,
             expert_size=self.config.expert_size // self.size,
             shared_expert_size=self.config.shared_expert_size // self.size,
+            # Every rank adds its part of the input to the sum.
+            identity_scale=self.config.identity_scale / self.size,
         )
 
     @property

@@ -33,7 +33,7 @@ REFUSED = [
 DIVIDED = (
     *("afmoe", "cohere", "exaone4", "glm4_moe", "granitemoeshared", "minimax_m2", "olmo"),
     *("apertus", "gemma4_text", "llama4_text"),
-    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "mistral4", "youtu"),
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "longcat_flash", "mistral4", "youtu"),
     *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2"),
     *("lfm2_moe", "lfm3", "mamba2", "qwen3_5_text"),
     *("mamba", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_next", "recurrent_gemma"),

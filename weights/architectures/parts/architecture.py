@@ -39,8 +39,9 @@ class Architecture:
     that the file merges those matrices. All names start with `prefix`, which some files omit.
     `separate_norm_tensors` are the names that differ where attention and MLP read the same
     residual stream through a norm each, `shared_block_tensors` those that differ in layers with a
-    shared block: there `{b}` is the first layer with the same block, `{p}` the layer's
-    place. With `qkv_in_groups`, the rows of the merged q/k/v are
+    shared block: there `{b}` is the first layer with the same block, `{p}` the layer's place. With
+    `sublayers` n, layer `{i}` of the file is n layers of this program, the n-th of which is `{j}`
+    in the names. With `qkv_in_groups`, the rows of the merged q/k/v are
     ordered by key head: its query heads, the key head, the value head; with `qkv_in_quarters`: the
     queries, values and keys of a quarter of the heads. `transposed` matrices
     are [in, out] in the file, `row_vectors` [1, n] instead of [n]. `constants` are numbers that
@@ -66,6 +67,7 @@ class Architecture:
     prefix: str = ""
     separate_norm_tensors: Mapping[str, str] = field(default_factory=frozen)
     shared_block_tensors: Mapping[str, str] = field(default_factory=frozen)
+    sublayers: int = 1
     interleaved_rope: bool = False
     qkv_in_groups: bool = False
     qkv_in_quarters: bool = False

@@ -1,0 +1,120 @@
+"""LongCat-Flash: latent attention, two sublayers a layer, experts beside them, identity experts.
+
+Defaults and overrides are those of the model class in transformers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from swiftchat.weights.architectures.families.deepseek import (
+    LATENT_KEYS,
+    LATENT_TENSORS,
+    V3_SIZES,
+    latent_fields,
+)
+from swiftchat.weights.architectures.families.moe import MOE_KEYS
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.fields import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    Fields,
+    hidden_size,
+    integer,
+    invalid,
+    number,
+    optional_integer,
+)
+from swiftchat.weights.architectures.parts.router import RouterConfig
+
+
+def _check(config: Fields, name: str, *expected: object) -> None:
+    if config.get(name) not in (None, *expected):
+        raise invalid(name, " or ".join(map(str, expected)), config.get(name))
+
+
+def _longcat_flash(config: Fields) -> Mapping[str, Any]:
+    layers = 2 * integer(config, "num_layers", 1, MAX_LAYERS // 2)
+    _check(config, "num_hidden_layers", layers)
+    # Of the published files; the reference computes as with these values.
+    _check(config, "zero_expert_type", "identity")
+    _check(config, "mla_scale_q_lora", True)
+    _check(config, "mla_scale_kv_lora", True)
+    hidden = hidden_size(config)
+    attention = latent_fields(config, interleaved=True)
+    latent = attention["latent"]
+    integer(config, "q_lora_rank", 1, MAX_WIDTH)  # not optional
+    _check(config, "head_dim", latent.rope_dim)
+    _check(config, "qk_head_dim", latent.head_dim)
+    experts = integer(config, "num_local_experts", 1, MAX_EXPERTS)
+    identity = optional_integer(config, "zero_expert_num", 0, MAX_EXPERTS) or 0
+    return {
+        **attention,
+        "latent": replace(
+            latent,
+            q_scale=(hidden / latent.q_rank) ** 0.5,
+            kv_scale=(hidden / latent.kv_rank) ** 0.5,
+        ),
+        "num_layers": layers,
+        "mlp_bias": False,
+        "num_experts": experts,
+        "identity_experts": identity,
+        "experts_per_token": integer(config, "num_experts_per_tok", 1, experts + identity),
+        "expert_size": integer(config, "moe_intermediate_size", 1, MAX_WIDTH),
+        "shortcut_experts": True,
+        "dense_layers": frozenset(range(1, layers, 2)),
+        "router": RouterConfig(
+            correction=True,
+            scale=number(config, "routed_scaling_factor", above=0.0, below=1e6),
+        ),
+    }
+
+
+_PARTS = ("gate", "up", "down")
+_LAYER = {
+    **{name: rest.replace("self_attn.", "self_attn.{j}.") for name, rest in LATENT_TENSORS.items()},
+    **{name: f"mlps.{{j}}.{name}_proj.weight" for name in _PARTS},
+    **{f"expert_{name}": f"mlp.experts.{{e}}.{name}_proj.weight" for name in _PARTS},
+    "o": "self_attn.{j}.o_proj.weight",
+    "o_bias": "self_attn.{j}.o_proj.bias",
+    "attn_norm": "input_layernorm.{j}.weight",
+    "mlp_norm": "post_attention_layernorm.{j}.weight",
+    "router": "mlp.router.classifier.weight",
+    "router_correction": "mlp.router.e_score_correction_bias",
+}
+
+LONGCAT: Mapping[str, Architecture] = {
+    "LongcatFlashForCausalLM": Architecture(
+        name="longcat_flash",
+        model_type="longcat_flash",
+        overrides=_longcat_flash,
+        supported_keys=MOE_KEYS | LATENT_KEYS,
+        renamed=frozen(
+            intermediate_size="ffn_hidden_size",
+            moe_intermediate_size="expert_ffn_hidden_size",
+            num_local_experts="n_routed_experts",
+            num_experts_per_tok="moe_topk",
+        ),
+        sublayers=2,
+        tensors=llama_tensors(_LAYER),
+        defaults=frozen(
+            **V3_SIZES,
+            vocab_size=131_072,
+            hidden_size=6144,
+            num_layers=28,
+            num_attention_heads=64,
+            max_position_embeddings=131_072,
+            rms_norm_eps=1e-5,
+            rope_theta=1e7,
+            ffn_hidden_size=12_288,
+            expert_ffn_hidden_size=2048,
+            n_routed_experts=512,
+            zero_expert_num=256,
+            moe_topk=12,
+            routed_scaling_factor=6.0,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+    ),
+}
