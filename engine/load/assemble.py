@@ -15,6 +15,7 @@ from swiftchat.engine.model.moe import Expert, ExpertNorms, Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.shared_block import LowRankChange, SharedBlockWeights
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
+from swiftchat.weights.architectures.parts.lightning import Lightning
 from swiftchat.weights.architectures.tensors import (
     layer_tensors,
     tensor_name,
@@ -197,13 +198,11 @@ class _Assembler:
             project_in_bias=self._optional(
                 "mixer_in_bias", "mixer_x_in_bias", "mixer_y_in_bias", layer=i
             ),
-            conv=self._required(
-                "mixer_conv", "mixer_conv_q", "mixer_conv_k", "mixer_conv_v", layer=i
-            ).squeeze(1),
+            conv=self._conv(i),
             conv_bias=self._optional("mixer_conv_bias", layer=i),
             project_out=self._matrix("mixer_out", layer=i),
             project_out_bias=self._optional("mixer_out_bias", layer=i),
-            decay=self._exact("mixer_decay", layer=i),
+            decay=self._decay(i),
             step_bias=self._exact("mixer_step_bias", layer=i),
             skip=self._exact("mixer_skip", layer=i),
             norm=self._exact("mixer_norm", layer=i),
@@ -215,6 +214,18 @@ class _Assembler:
             project_gate=self._exact("mixer_gate", layer=i),
             gate_bias=self._exact("mixer_gate_bias", layer=i),
         )
+
+    def _conv(self, i: int) -> Tensor:
+        names = ("mixer_conv", "mixer_conv_q", "mixer_conv_k", "mixer_conv_v")
+        conv = self._required(*names, layer=i)
+        return conv.squeeze(1) if conv.numel() else conv
+
+    def _decay(self, i: int) -> Tensor | None:
+        mixer = self._config.mixer
+        if not isinstance(mixer, Lightning):
+            return self._exact("mixer_decay", layer=i)
+        device = self._required("mixer_norm", layer=i).device
+        return torch.tensor(mixer.slopes(i), dtype=torch.float32, device=device)
 
     def _experts(self, i: int) -> Experts:
         fused = "experts_gate_up" in layer_tensors(self._config, i)

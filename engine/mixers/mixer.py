@@ -7,12 +7,14 @@ from torch import Tensor
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.gated_delta import gated_delta
 from swiftchat.engine.mixers.kimi_delta import kimi_delta
+from swiftchat.engine.mixers.lightning import lightning
 from swiftchat.engine.mixers.mamba import mamba
 from swiftchat.engine.mixers.mamba2 import mamba2
 from swiftchat.engine.mixers.rg_lru import rg_lru
 from swiftchat.engine.mixers.short_conv import Activation, short_conv
 from swiftchat.engine.mixers.states import LayerStates, StateRows
 from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.weights.architectures.parts.lightning import Lightning
 from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
     KimiDelta,
@@ -86,6 +88,8 @@ def _scan(
             return mamba2(inputs, states, mixer, weights, activation, ranks)
         case RgLru():
             return rg_lru(inputs, states, mixer, weights, activation)
+        case Lightning():
+            return lightning(inputs, states, mixer, weights, activation)
         case Mamba():
             return mamba(inputs, states, mixer, weights, activation, ranks)
     raise NotImplementedError(type(mixer).__name__)

@@ -11,7 +11,8 @@ from swiftchat.engine.linear.weight import LinearWeight
 class MixerWeights:
     """The weights of a `StateMixer` in one layer; matrices are [out, in].
 
-    `conv` [channels, kernel] is depthwise. `decay` holds logarithms of decays, `step_bias` the
+    `conv` [channels, kernel] is depthwise, empty for mixers without one. `decay` holds logarithms
+    of decays (lightning attention: slopes), `step_bias` the
     biases of steps, `skip` the weights of a mixer's input in its output, fp32 for each head; `norm`
     is fp32 for the elements of one head or of all. Those after it are fp32: Mamba's projections
     of its input, and of that to steps, and norms of the three parts in between; Kimi's second

@@ -118,7 +118,8 @@ class Decoder:
                 out = self._only_branch(plan, i, layer, kv, x, delta, hidden)
                 delta = self.ranks.all_reduce(out)
                 continue
-            normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias)
+            stream_scale = None if layer.mixer is None else self.config.mixer_stream_scale
+            normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias, stream_scale)
             if hidden is not None:
                 self.keep(hidden, i, x)
             if self.config.parallel_residual:
@@ -130,7 +131,8 @@ class Decoder:
                 continue
             out = self._attention(plan, i, layer, normed, kv)
             delta = self._add_branch(x, self.ranks.all_reduce(out), layer.attn_out_norm)
-            normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
+            stream_scale = self.config.mlp_stream_scale
+            normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias, stream_scale)
             if self.config.shortcut_experts:
                 mlp_out = self._mlp(i, layer, normed)
                 if layer.experts is not None:
@@ -206,16 +208,25 @@ class Decoder:
         return self.ops.embed(plan, self.weights.embed)
 
     def _norm(
-        self, x: Tensor, delta: Tensor | None, weight: Tensor | None, bias: Tensor | None
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        stream_scale: float | None = None,
     ) -> Tensor:
-        """Add `delta` to the stream x in place; return the input of the next branch."""
+        """Add `delta` to the stream x in place; return the input of the next branch.
+
+        A "stream" model then multiplies the stream, by default by its `stream_scale`.
+        """
         if weight is None:
             if delta is not None:
                 self.ops.add_(x, delta)
             return self.ops.cast(x, self.weights.dtype)
         normed = self.ops.norm_(x, delta, weight, bias)
         if self.config.norm_order in ("post", "stream"):
-            self.ops.replace_(x, normed, self.config.stream_scale)
+            scale = self.config.stream_scale if stream_scale is None else stream_scale
+            self.ops.replace_(x, normed, scale)
         return normed
 
     def _only_branch(

@@ -274,6 +274,17 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.7,
         "attention_bias": True,
     },
+    "minimax": {
+        "layer_types": _HYBRID,
+        "full_attn_alpha_factor": 1.2,
+        "full_attn_beta_factor": 0.8,
+        "linear_attn_alpha_factor": 1.3,
+        "linear_attn_beta_factor": 0.7,
+        "mlp_alpha_factor": 0.9,
+        "mlp_beta_factor": 1.4,
+        "block_size": 8,
+        "head_dim": 10,
+    },
     "zamba2": {
         "num_hidden_layers": 6,
         "layers_block_type": ["linear_attention", *["hybrid"] * 5],

@@ -41,7 +41,8 @@ class ModelConfig:
     weights are stored minus one. `norm_order` is the place of the norms: "pre" (input of a
     branch), "output" (output of a branch), "sandwich" (both), "post" (residual stream after the
     addition), "stream" (residual stream before the branch; the residual is multiplied by
-    `stream_scale`); in `output_norm_layers` it is "output". `qk_norm` normalizes queries and keys
+    `stream_scale`, before mixers by `mixer_stream_scale` and before MLPs by `mlp_stream_scale`, if
+    they are set); in `output_norm_layers` it is "output". `qk_norm` normalizes queries and keys
     over each "head", over each of the "heads" with separate weights, or over the whole "width";
     `qk_norm_after_rope`: after the rotation. Without `norm_weights` (`qk_norm_weights`) these norms
     have no weights; layers without rotation then have no norms of queries and keys. `inner_norms`
@@ -128,6 +129,8 @@ class ModelConfig:
     norm_unit_offset: bool = False
     norm_order: str = "pre"
     stream_scale: float = 1.0
+    mixer_stream_scale: float | None = None
+    mlp_stream_scale: float | None = None
     output_norm_layers: frozenset[int] = frozenset()
     final_norm: bool = True
     inner_norms: bool = False

@@ -22,6 +22,7 @@ from swiftchat.weights.architectures.families.llama4 import LLAMA4
 from swiftchat.weights.architectures.families.llama_like import LLAMA_LIKE
 from swiftchat.weights.architectures.families.longcat import LONGCAT
 from swiftchat.weights.architectures.families.mamba import MAMBA
+from swiftchat.weights.architectures.families.minimax import MINIMAX
 from swiftchat.weights.architectures.families.moe import MOE
 from swiftchat.weights.architectures.families.nemotron_h import NEMOTRON_H
 from swiftchat.weights.architectures.families.own_code import OWN_CODE
@@ -66,6 +67,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **MAMBA,
         **NEMOTRON_H,
         **STATE_SPACE,
+        **MINIMAX,
         **ZAMBA,
         **DEEPSEEK,
         **SPARSE,

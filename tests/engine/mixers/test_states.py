@@ -28,7 +28,15 @@ PROMPT = tiny.random_ids(22, seed=1)
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3_next", "kimi_linear", "recurrent_gemma", "mamba2", "falcon_h1", "zamba2"],
+    params=[
+        "qwen3_next",
+        "kimi_linear",
+        "recurrent_gemma",
+        "mamba2",
+        "falcon_h1",
+        "zamba2",
+        "minimax",
+    ],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp(request.param)

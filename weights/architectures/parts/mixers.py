@@ -13,6 +13,7 @@ __all__ = [
     "Shape",
     "ShortConv",
     "StateMixer",
+    "rows_by_kind",
 ]
 
 _SPLIT_QKV = ["mixer_q", "mixer_k", "mixer_v"]
@@ -145,8 +146,11 @@ class GatedDelta:
             return None
         grouped = self.num_value_heads // self.num_key_heads
         sizes = (self.key_dim, self.key_dim, grouped * self.value_dim, grouped * self.value_dim)
-        rows = _by_kind(self.num_key_heads, sizes)
-        return [*rows, *(len(rows) + row for row in _by_kind(self.num_key_heads, (grouped,) * 2))]
+        rows = rows_by_kind(self.num_key_heads, sizes)
+        return [
+            *rows,
+            *(len(rows) + row for row in rows_by_kind(self.num_key_heads, (grouped,) * 2)),
+        ]
 
 
 def _split_shapes(keys: int, values: int, kernel: int, hidden_size: int) -> Mapping[str, Shape]:
@@ -158,7 +162,7 @@ def _split_shapes(keys: int, values: int, kernel: int, hidden_size: int) -> Mapp
     }
 
 
-def _by_kind(num_groups: int, sizes: tuple[int, ...]) -> list[int]:
+def rows_by_kind(num_groups: int, sizes: tuple[int, ...]) -> list[int]:
     """Return the rows of all groups' first parts, then of their second parts, and so on."""
     rows: list[int] = []
     start = 0
