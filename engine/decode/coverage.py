@@ -36,6 +36,7 @@ def fused_kernels_cover(config: ModelConfig) -> bool:
         and not config.alibi
         and (not (has_end or has_both) or config.norm_order == "sandwich")
         and not config.shortcut_experts
+        and config.experts_out_scale == 1.0
         and (config.num_experts == 0 or config.norm_order == "pre" or has_both)
         and config.embedding_size is None
         and (config.latent is None or config.qk_norm is None)

@@ -325,7 +325,7 @@ class Decoder:
         ops = self.ops
         has_both = layer.expert_norms is not None or self.config.shortcut_experts
         if layer.experts is not None and not has_both:
-            return ops.moe(i, x, layer.experts)
+            return self._scaled(ops.moe(i, x, layer.experts), self.config.experts_out_scale)
         gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
         if layer.block is not None:
             gate_up = self._changed(gate_up, x, layer.block.gate_up_changes)

@@ -285,6 +285,14 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "block_size": 8,
         "head_dim": 10,
     },
+    "cohere2_moe": {
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "num_shared_experts": 2,
+        "prefix_dense_intermediate_size": 40,
+        "expert_selection_fn": "sigmoid",
+        "logit_scale": 0.3,
+    },
     "zamba2": {
         "num_hidden_layers": 6,
         "layers_block_type": ["linear_attention", *["hybrid"] * 5],

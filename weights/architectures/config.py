@@ -92,7 +92,8 @@ class ModelConfig:
     width `expert_size`, which `router` chooses and weighs; `expert_bias`: router and experts have
     biases. `shared_expert_size` is the width of an expert for all tokens, 0: none; its output is
     multiplied by the sigmoid of a projection if `shared_expert_gate`. `dense_layers` have a plain
-    MLP. With `expert_latent_size` the experts read and write a projection of that width.
+    MLP. The sum of all experts is multiplied by `experts_out_scale`. With `expert_latent_size` the
+    experts read and write a projection of that width.
     `mlp_and_experts`: the layers have both, each with norms of its own, and their outputs are
     added; the router reads the stream through a norm of its own and has a factor for each expert.
     `shortcut_experts`: layers with experts have an MLP too, on the same input, and the output of
@@ -174,6 +175,7 @@ class ModelConfig:
     expert_bias: bool = False
     shared_expert_size: int = 0
     shared_expert_gate: bool = False
+    experts_out_scale: float = 1.0
     expert_latent_size: int | None = None
     dense_layers: frozenset[int] = frozenset()
     prefix_lm: PrefixLM | None = None

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.families.apertus_bitnet_nanochat import APERTUS_BITNET_NANOCHAT
 from swiftchat.weights.architectures.families.bloom_falcon_opt import BLOOM_FALCON_OPT
+from swiftchat.weights.architectures.families.cohere_moe import COHERE_MOE
 from swiftchat.weights.architectures.families.deepseek import DEEPSEEK
 from swiftchat.weights.architectures.families.delta_hybrids import DELTA_HYBRIDS
 from swiftchat.weights.architectures.families.gemma import GEMMA
@@ -57,6 +58,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **LLAMA_LIKE,
         **APERTUS_BITNET_NANOCHAT,
         **GRANITE_COHERE,
+        **COHERE_MOE,
         **MOE,
         **SOFTMAX_ROUTERS,
         **SIGMOID_ROUTERS,

@@ -147,6 +147,7 @@ def test_defaults_equal_those_of_transformers(architecture: str) -> None:
         value
         for key, value in vars(theirs).items()
         if key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+        and value is not None
     ]
     if architecture != "BioGptForCausalLM":  # ignores its field
         # It is that of a stream divided by the scale of the residual branches.
