@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.mixers.weights import ChannelMixWeights
 
 
 class WithoutKernels:
@@ -21,6 +23,17 @@ class WithoutKernels:
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         raise CannotRecordError("no kernel computes blocks that layers share")
+
+    def channel_mix(
+        self,
+        plan: None,
+        layer: int,
+        x: Tensor,
+        key: LinearWeight,
+        value: LinearWeight,
+        weights: ChannelMixWeights,
+    ) -> Tensor:
+        raise CannotRecordError("no kernel computes channel mixing")
 
     def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
         raise CannotRecordError("no kernel sets gates to 0")

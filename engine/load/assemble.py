@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.mixers.weights import ChannelMixWeights, MixerWeights
 from swiftchat.engine.model.altup import LowRankResidual, StreamMixing, StreamProjections
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Expert, ExpertNorms, Experts
@@ -16,6 +16,7 @@ from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.shared_block import LowRankChange, SharedBlockWeights
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.weights.architectures.parts.lightning import Lightning
+from swiftchat.weights.architectures.parts.rwkv import Rwkv
 from swiftchat.weights.architectures.tensors import (
     layer_tensors,
     tensor_name,
@@ -133,6 +134,7 @@ class _Assembler:
             streams=self._stream_mixing(i) if self._config.streams is not None else None,
             residual=self._low_rank_residual(i) if self._config.streams is not None else None,
             block=self._shared_block(i) if self._config.has_shared_block(i) else None,
+            channel_mix=self._channel_mix(i),
         )
 
     def _per_layer_table(self) -> PerLayerTable | None:
@@ -192,7 +194,18 @@ class _Assembler:
             router=self._required("router_scale", layer=i),
         )
 
+    def _means(self, *canonical: str, layer: int) -> Tensor | None:
+        means = self._exact(*canonical, layer=layer)
+        return None if means is None else means.flatten(1)
+
+    def _channel_mix(self, i: int) -> ChannelMixWeights | None:
+        means = self._exact("channel_mean_k", "channel_mean_r", layer=i)
+        if means is None:
+            return None
+        return ChannelMixWeights(self._matrix("channel_gate", layer=i), means.flatten(1))
+
     def _mixer(self, i: int) -> MixerWeights:
+        is_rwkv = isinstance(self._config.mixer, Rwkv)
         return MixerWeights(
             project_in=self._matrix(*MIXER_INPUTS, layer=i),
             project_in_bias=self._optional(
@@ -213,6 +226,9 @@ class _Assembler:
             c_norm=self._exact("mixer_c_norm", layer=i),
             project_gate=self._exact("mixer_gate", layer=i),
             gate_bias=self._exact("mixer_gate_bias", layer=i),
+            project_key=self._matrix("mixer_key", layer=i) if is_rwkv else None,
+            project_value=self._matrix("mixer_value", layer=i) if is_rwkv else None,
+            means=self._means("mixer_mean_k", "mixer_mean_v", "mixer_mean_r", layer=i),
         )
 
     def _conv(self, i: int) -> Tensor:

@@ -14,7 +14,7 @@ from swiftchat.cuda.ops.norm import add_norm, norm
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.mixers.weights import ChannelMixWeights, MixerWeights
 from swiftchat.engine.model import activations
 from swiftchat.engine.model.cuda_attention import AttentionKernels, DecodeRows, PrefillRows
 from swiftchat.engine.model.cuda_latent import LatentKernels
@@ -233,6 +233,17 @@ class CudaOps(Elementwise):
 
     def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
         raise AssertionError("no kernel sets gates to 0")  # see `coverage`
+
+    def channel_mix(
+        self,
+        plan: CudaPlan,
+        layer: int,
+        x: Tensor,
+        key: LinearWeight,
+        value: LinearWeight,
+        weights: ChannelMixWeights,
+    ) -> Tensor:
+        raise AssertionError("no kernel mixes channels")  # see `coverage`
 
     def moe(
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None

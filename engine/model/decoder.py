@@ -140,6 +140,9 @@ class Decoder:
                 elif shortcut is not None:
                     mlp_out, shortcut = self.ops.add(shortcut, mlp_out), None
                 mlp_out = self.ranks.all_reduce(mlp_out)
+            elif layer.channel_mix is not None:
+                matrices = (layer.gate_up, layer.down, layer.channel_mix)
+                mlp_out = self.ops.channel_mix(plan, i, normed, *matrices)
             elif layer.expert_norms is None:
                 mlp_out = self.ranks.all_reduce(self._mlp(i, layer, normed))
             else:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.mixers.weights import ChannelMixWeights, MixerWeights
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts
@@ -101,6 +101,17 @@ class Ops(Protocol):
 
         With several `ranks` it is this rank's part of the output, before the all-reduce.
         """
+
+    def channel_mix(
+        self,
+        plan: Any,
+        layer: int,
+        x: Tensor,
+        key: LinearWeight,
+        value: LinearWeight,
+        weights: ChannelMixWeights,
+    ) -> Tensor:
+        """Return the output of RWKV's MLP with matrices `key` and `value`; advance its states."""
 
     def split_gate(self, qkv: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return q k v and gates of [n, `width` queries, `width` gates, keys and values]."""

@@ -13,8 +13,9 @@ from torch import Tensor
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.mixer import mix
+from swiftchat.engine.mixers.rwkv import channel_mix
 from swiftchat.engine.mixers.states import LayerStates, StateRows, plan_states
-from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.mixers.weights import ChannelMixWeights, MixerWeights
 from swiftchat.engine.model.activations import ACTIVATIONS, act_and_mul
 from swiftchat.engine.model.attention import AttentionPlan, alibi_slopes, attention, plan_attention
 from swiftchat.engine.model.elementwise import Elementwise
@@ -188,6 +189,17 @@ class TorchOps(Elementwise):
         assert kind is not None
         activation = ACTIVATIONS[self._config.mixer_activation or self._config.activation]
         return mix(x, mixer, kind, plan.state_rows, states, activation, ranks)
+
+    def channel_mix(
+        self,
+        plan: TorchPlan,
+        layer: int,
+        x: Tensor,
+        key: LinearWeight,
+        value: LinearWeight,
+        weights: ChannelMixWeights,
+    ) -> Tensor:
+        return channel_mix(x, key, value, weights, plan.state_rows, plan.states[layer])
 
     def _attend_to_latents(
         self,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.mixers.weights import ChannelMixWeights, MixerWeights
 from swiftchat.engine.model.altup import LowRankResidual, StreamMixing, StreamProjections
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import ExpertNorms, Experts
@@ -29,7 +29,7 @@ class LayerWeights:
     latents. A layer with a `mixer` has no attention but beside it or, with a `block`, before it. At
     the end of a layer `per_layer` adds the
     token's embedding for it, then the stream is multiplied by `scale` [1]. `residual` is added to
-    the attention's output; `streams` update the others.
+    the attention's output; `streams` update the others. With `channel_mix` the MLP is RWKV's.
     """
 
     attn_norm: Tensor | None
@@ -62,6 +62,7 @@ class LayerWeights:
     streams: StreamMixing | None = None
     residual: LowRankResidual | None = None
     block: SharedBlockWeights | None = None
+    channel_mix: ChannelMixWeights | None = None
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
@@ -115,6 +116,7 @@ def resident_bytes(weights: DecoderWeights) -> int:
         tensors += layer.latent.tensors if layer.latent is not None else []
         tensors += [] if layer.per_layer is None else [layer.per_layer.out_norm]
         tensors += [] if layer.block is None else [layer.block.norm]
+        tensors += [] if layer.channel_mix is None else [layer.channel_mix.means]
         tensors += [] if layer.streams is None else layer.streams.tensors
         tensors += [] if layer.residual is None else [layer.residual.norm]
         tensors += [] if layer.expert_norms is None else vars(layer.expert_norms).values()
@@ -150,6 +152,7 @@ def _matrices(weights: DecoderWeights) -> Iterator[LinearWeight]:
         yield from (() if layer.mixer is None else layer.mixer.matrices)
         yield from (() if layer.latent is None else layer.latent.matrices)
         yield from (() if layer.block is None else layer.block.matrices)
+        yield from (() if layer.channel_mix is None else (layer.channel_mix.gate,))
         yield from (() if layer.per_layer is None else layer.per_layer.matrices)
         yield from (() if layer.residual is None else (layer.residual.left, layer.residual.right))
         for expert in layer.experts.all if layer.experts is not None else ():

@@ -117,7 +117,8 @@ with a line that says so:MULTIMODAL_CLASSES.
 published ([experts, columns, rows]), not as transformers 5 saves them.
 
 Not supported: vision and audio, and mixers with a state other than short convolutions, gated
-DeltaNet, Kimi Delta Attention, RG-LRU, Mamba and Mamba-2: RWKV, lightning attention.
+DeltaNet, Kimi Delta Attention, lightning attention, RG-LRU, Mamba, Mamba-2 and RWKV-4: RWKV-5 to 7,
+xLSTM.
 """
 
 

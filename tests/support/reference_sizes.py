@@ -293,6 +293,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "expert_selection_fn": "sigmoid",
         "logit_scale": 0.3,
     },
+    "rwkv": {"attention_hidden_size": 40, "context_length": 256},
     "zamba2": {
         "num_hidden_layers": 6,
         "layers_block_type": ["linear_attention", *["hybrid"] * 5],

@@ -31,6 +31,7 @@ from swiftchat.weights.architectures.families.phi import PHI
 from swiftchat.weights.architectures.families.qwen import QWEN
 from swiftchat.weights.architectures.families.qwen_next import QWEN_NEXT
 from swiftchat.weights.architectures.families.recurrent_gemma import RECURRENT_GEMMA
+from swiftchat.weights.architectures.families.rwkv import RWKV
 from swiftchat.weights.architectures.families.sigmoid_routers import SIGMOID_ROUTERS
 from swiftchat.weights.architectures.families.sinusoidal import SINUSOIDAL
 from swiftchat.weights.architectures.families.softmax_routers import SOFTMAX_ROUTERS
@@ -70,6 +71,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **NEMOTRON_H,
         **STATE_SPACE,
         **MINIMAX,
+        **RWKV,
         **ZAMBA,
         **DEEPSEEK,
         **SPARSE,

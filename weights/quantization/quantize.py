@@ -63,7 +63,11 @@ QUANTIZABLE = frozenset(
         "mixer_x_in",
         "mixer_y_in",
         "mixer_z",
+        "mixer_key",
+        "mixer_value",
         "mixer_out",
+        "channel_gate",
+        "block_out",
     )
 )
 _ROWS_AT_ONCE = 512  # bounds the memory of temporaries

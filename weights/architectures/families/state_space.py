@@ -34,7 +34,7 @@ from swiftchat.weights.architectures.parts.mixers import Mamba, Mamba2, StateMix
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 # A state has no longest context, but the blocks of a sequence still count its tokens.
-_MAX_CONTEXT = 2**18
+MAX_STATE_CONTEXT = 2**18
 
 
 def _only(config: Fields, mixer: StateMixer, width: int) -> Mapping[str, Any]:
@@ -45,7 +45,7 @@ def _only(config: Fields, mixer: StateMixer, width: int) -> Mapping[str, Any]:
         "head_dim": 2,
         "rope": None,
         "intermediate_size": width,
-        "max_context_tokens": _MAX_CONTEXT,
+        "max_context_tokens": MAX_STATE_CONTEXT,
         "single_branch": True,
         "mixer": mixer,
         "mixer_layers": frozenset(range(num_layers(config))),
