@@ -33,21 +33,21 @@ def _minimax(config: Fields) -> Mapping[str, Any]:
         kinds = [("full_attention", "linear_attention")[i % 2] for i in range(layers)]
     head_dim = optional_integer(config, "head_dim", 2, MAX_HEAD_DIM) or hidden_size(config) // heads
 
-    def factor(name: str) -> float:
+    def multiplier(name: str) -> float:
         return number(config, f"{name}_factor", above=-1e6, below=1e6, default=1.0)
 
     experts = moe_overrides(config)
     linear = mixer_layers(config, kinds, "linear_attention")
     return {
         **experts,
-        "router": replace(experts["router"], scale=factor("mlp_beta")),
+        "router": replace(experts["router"], scale=multiplier("mlp_beta")),
         "sliding_window": optional_integer(config, "sliding_window", 1, MAX_CONTEXT),
         "norm_order": "stream",
-        "stream_scale": factor("full_attn_alpha"),
-        "mixer_stream_scale": factor("linear_attn_alpha"),
-        "mlp_stream_scale": factor("mlp_alpha"),
-        "attention_out_scale": factor("full_attn_beta"),
-        "mixer_out_scale": factor("linear_attn_beta"),
+        "stream_scale": multiplier("full_attn_alpha"),
+        "mixer_stream_scale": multiplier("linear_attn_alpha"),
+        "mlp_stream_scale": multiplier("mlp_alpha"),
+        "attention_out_scale": multiplier("full_attn_beta"),
+        "mixer_out_scale": multiplier("linear_attn_beta"),
         "mixer_layers": linear,
         "mixer": Lightning(heads, head_dim, layers, _NORM_EPS) if linear else None,
     }

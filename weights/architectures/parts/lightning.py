@@ -28,8 +28,10 @@ class Lightning:
 
     def slopes(self, layer: int) -> list[float]:
         """Return what the logarithm of each head's state decreases by with a token."""
-        factor = 1.0 - layer / (self.num_layers - 1 + 1e-5) + 1e-5
-        return [2.0 ** (-8.0 * (i + 1) / self.num_heads) * factor for i in range(self.num_heads)]
+        layer_scale = 1.0 - layer / (self.num_layers - 1 + 1e-5) + 1e-5
+        return [
+            2.0 ** (-8.0 * (i + 1) / self.num_heads) * layer_scale for i in range(self.num_heads)
+        ]
 
     @property
     def tensors(self) -> list[str]:
