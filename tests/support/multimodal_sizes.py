@@ -95,6 +95,47 @@ MULTIMODAL_SIZES: dict[str, dict[str, Any]] = {
         "vision_config": {**_VISION, "vision_output_dim": 16, "projector_input_dim": 16},
         "image_token_index": 0,
     },
+    "mllama": {
+        "text_config": {**_TEXT, "cross_attention_layers": [1, 3], "pad_token_id": 0},
+        "vision_config": {
+            **_VISION,
+            "model_type": "mllama_vision_model",
+            "attention_heads": 2,
+            "num_global_layers": 1,
+            "intermediate_layers_indices": [0],
+            "vision_output_dim": 64,
+            "supported_aspect_ratios": [[1, 1]],
+            "max_num_tiles": 1,
+        },
+        "image_token_index": 0,
+    },
+    "aria": {
+        "text_config": {
+            **_TEXT,
+            "model_type": "aria_text",
+            "intermediate_size": 24,
+            "moe_num_experts": 5,
+        },
+        "vision_config": {**_VISION, "model_type": "idefics3_vision"},
+        "image_token_index": 0,
+        "projector_patch_to_query_dict": {4: 2},
+    },
+    "apertus1p5": {
+        "text_config": {**_TEXT, "vocab_size": 101, "output_vocab_size": 97},
+        "vision_config": {
+            "codebook_size": 2,
+            "embed_dim": 32,
+            "latent_channels": 32,
+            "base_channels": 32,
+            "channel_multiplier": [1, 1],
+            "num_res_blocks": 1,
+        },
+        "audio_config": {"model_type": "wavtokenizer_encoder", "codebook_size": 2},
+        "image_token_id": 3,
+        "audio_token_id": 4,
+        "image_token_offset": 97,
+        "audio_token_offset": 99,
+    },
     "qwen2_vl": {
         "text_config": _sections(1, 1, 2),
         "vision_config": {

@@ -50,7 +50,7 @@ SWEPT_TYPES = tuple(
 )
 MULTIMODAL_TYPES = tuple(MULTIMODAL_SIZES)
 # Those whose language models have no class of their own.
-ONLY_MULTIMODAL = ("qwen3_vl_moe",)
+ONLY_MULTIMODAL = ("qwen3_vl_moe", "mllama")
 
 
 transformers.utils.logging.set_verbosity_error()

@@ -294,6 +294,8 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "logit_scale": 0.3,
     },
     "rwkv": {"attention_hidden_size": 40, "context_length": 256},
+    "aria_text": {"intermediate_size": 24, "moe_num_experts": 5, "moe_topk": 3},
+    "apertus1p5_text": {"vocab_size": 105, "output_vocab_size": 97},
     "zamba2": {
         "num_hidden_layers": 6,
         "layers_block_type": ["linear_attention", *["hybrid"] * 5],

@@ -85,8 +85,10 @@ class ModelConfig:
     `streams`: there are several residual streams. `gate_sparsity` is the share of a layer's gates
     that become 0 if they are normally distributed; empty: none.
 
-    Embeddings of `embedding_size`, if set, are projected to and from `hidden_size`. Logits are
-    multiplied by `logit_scale`.
+    Embeddings of `embedding_size`, if set, are projected to and from `hidden_size`. The file has
+    `extra_embeddings` behind those of the vocabulary, for other things than text. Logits are
+    multiplied by `logit_scale`. Layer i is layer `file_layers[i]` of the file, unless this is
+    empty.
 
     MoE. `num_experts` 0: a plain MLP. Otherwise each token uses `experts_per_token` experts of
     width `expert_size`, which `router` chooses and weighs; `expert_bias`: router and experts have
@@ -165,6 +167,8 @@ class ModelConfig:
     attention_sinks: bool = False
     embedding_scale: float = 1.0
     embedding_size: int | None = None
+    extra_embeddings: int = 0
+    file_layers: tuple[int, ...] = ()
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     lm_head_bias: bool = False

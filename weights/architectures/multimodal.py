@@ -21,6 +21,9 @@ MULTIMODAL: Mapping[str, bool] = MappingProxyType(
         "Gemma4ForConditionalGeneration": True,
         "Gemma4UnifiedForConditionalGeneration": True,
         "Llama4ForConditionalGeneration": False,
+        "MllamaForConditionalGeneration": False,
+        "Apertus1p5ForConditionalGeneration": False,
+        "AriaForConditionalGeneration": False,
         "Qwen2VLForConditionalGeneration": False,
         "Qwen2_5_VLForConditionalGeneration": False,
         "Qwen3VLForConditionalGeneration": False,
@@ -83,6 +86,13 @@ _LLAMA_SIZES = frozen(
     num_hidden_layers=32,
     num_attention_heads=32,
 )
+_MLLAMA_SIZES = frozen(
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_hidden_layers=40,
+    num_attention_heads=32,
+)
 _GEMMA_SIZES = frozen(hidden_size=2304, intermediate_size=9216, num_attention_heads=8)
 _GEMMA3N_SIZES = frozen(
     vocab_size=262_400,
@@ -102,6 +112,8 @@ _SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "llama": _LLAMA_SIZES,
         "mistral": frozen(**{**_LLAMA_SIZES, "intermediate_size": 14_336}),
+        "mllama_text_model": _MLLAMA_SIZES,
+        "aria_text": frozen(**{**_LLAMA_SIZES, "intermediate_size": 4096}),
         "gemma3_text": frozen(**_GEMMA_SIZES, vocab_size=262_208, num_hidden_layers=26),
         "llama4_text": _LLAMA4_SIZES,
         "gemma3n_text": _GEMMA3N_SIZES,

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.families.apertus_bitnet_nanochat import APERTUS_BITNET_NANOCHAT
+from swiftchat.weights.architectures.families.aria import ARIA
 from swiftchat.weights.architectures.families.bloom_falcon_opt import BLOOM_FALCON_OPT
 from swiftchat.weights.architectures.families.cohere_moe import COHERE_MOE
 from swiftchat.weights.architectures.families.deepseek import DEEPSEEK
@@ -60,6 +61,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **APERTUS_BITNET_NANOCHAT,
         **GRANITE_COHERE,
         **COHERE_MOE,
+        **ARIA,
         **MOE,
         **SOFTMAX_ROUTERS,
         **SIGMOID_ROUTERS,

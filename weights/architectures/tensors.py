@@ -60,6 +60,8 @@ def tensor_name(
         source, place = config.shared_blocks.source(layer), config.shared_blocks.place(layer)
         name = architecture.shared_block_tensors.get(canonical, names[canonical])
         return name.format(i=layer, b=source, p=place)
+    if layer is not None and config.file_layers:
+        layer = config.file_layers[layer]
     number, sublayer = divmod(layer or 0, architecture.sublayers)
     return names[canonical].format(i=number, j=sublayer, e=index, h=index, s=index)
 
@@ -302,7 +304,7 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     experts, narrow, shared = config.num_experts, config.expert_size, config.shared_expert_size
     inside = config.expert_latent_size or hidden
     shapes: dict[str, tuple[int, ...]] = {
-        "embed": (config.vocab_size, width or hidden),
+        "embed": (config.vocab_size + config.extra_embeddings, width or hidden),
         "positions": (config.learned_positions, hidden),
         "project_in": (hidden, width or hidden),
         "project_out": (width or hidden, hidden),

@@ -86,7 +86,8 @@ class Division:
 
     def slice_of(self, canonical: str, shape: tuple[int, ...]) -> TensorSlice | None:
         """Return the slice of a tensor of this shape; None: this rank does not have it."""
-        whole = TensorSlice(0, ((0, shape[0]),))
+        num_rows = self.config.vocab_size if canonical == "embed" else shape[0]
+        whole = TensorSlice(0, ((0, num_rows),))
         if self.size == 1 or canonical in _REPLICATED:
             return whole
         if canonical in _RANK_0_ONLY:

@@ -107,6 +107,7 @@ class Shard:
             mlp_layers=local_layers(self.config.mlp_layers),
             dense_layers=local_layers(self.config.dense_layers),
             keys_as_values=local_layers(self.config.keys_as_values),
+            file_layers=self.config.file_layers[first:end],
             layer_sizes=tuple(sizes) if self.config.layer_sizes else (),
             num_heads=length(self.heads) if has_heads else self.config.num_heads,
             num_kv_heads=length(self.kv_heads),

@@ -88,6 +88,7 @@ OWN_CONFIGS = {
     "OpenAIGPTLMHeadModel": "OpenAIGPTConfig",
     "Qwen3_5ForCausalLM": "Qwen3_5TextConfig",
     "Qwen3_5MoeForCausalLM": "Qwen3_5MoeTextConfig",
+    "MllamaForCausalLM": "MllamaTextConfig",
     "Qwen3VLMoeTextForCausalLM": "Qwen3VLMoeTextConfig",
 }
 # Sizes that have no defaults, or defaults that contradict the others.

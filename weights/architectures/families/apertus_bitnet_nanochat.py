@@ -16,8 +16,12 @@ from swiftchat.weights.architectures.parts.architecture import (
 )
 from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
+    MAX_VOCAB,
     Fields,
+    flag,
     hidden_size,
+    integer,
+    invalid,
     num_heads,
     optional_integer,
     optional_number,
@@ -57,6 +61,15 @@ def _apertus(config: Fields) -> Mapping[str, Any]:
     }
 
 
+def _apertus1p5(config: Fields) -> Mapping[str, Any]:
+    """Return the fields of Apertus, whose head may have the first ids only, those of text."""
+    size = integer(config, "vocab_size", 1, MAX_VOCAB)
+    kept = optional_integer(config, "output_vocab_size", 1, size) or size
+    if kept < size and flag(config, "tie_word_embeddings"):
+        raise invalid("tie_word_embeddings", "false with output_vocab_size", True)
+    return {**_apertus(config), "vocab_size": kept, "extra_embeddings": size - kept}
+
+
 def _bitnet(config: Fields) -> Mapping[str, Any]:
     return {"mlp_bias": False, "inner_norms": True}
 
@@ -76,29 +89,40 @@ def _nanochat(config: Fields) -> Mapping[str, Any]:
     }
 
 
+_APERTUS_TENSORS = llama_tensors(
+    {
+        "attn_norm": "attention_layernorm.weight",
+        "mlp_norm": "feedforward_layernorm.weight",
+        "xielu_positive": "mlp.act_fn.alpha_p",
+        "xielu_negative": "mlp.act_fn.alpha_n",
+    },
+    without=("gate", "gate_bias"),
+)
+_APERTUS_DEFAULTS = frozen(
+    max_position_embeddings=65_536,
+    rope_theta=12e6,
+    rms_norm_eps=1e-5,
+    hidden_act="xielu",
+    bos_token_id=1,
+    eos_token_id=2,
+)
+
 APERTUS_BITNET_NANOCHAT: Mapping[str, Architecture] = {
     "ApertusForCausalLM": Architecture(
         name="apertus",
         model_type="apertus",
         overrides=_apertus,
         constants=_XIELU,
-        tensors=llama_tensors(
-            {
-                "attn_norm": "attention_layernorm.weight",
-                "mlp_norm": "feedforward_layernorm.weight",
-                "xielu_positive": "mlp.act_fn.alpha_p",
-                "xielu_negative": "mlp.act_fn.alpha_n",
-            },
-            without=("gate", "gate_bias"),
-        ),
-        defaults=frozen(
-            max_position_embeddings=65_536,
-            rope_theta=12e6,
-            rms_norm_eps=1e-5,
-            hidden_act="xielu",
-            bos_token_id=1,
-            eos_token_id=2,
-        ),
+        tensors=_APERTUS_TENSORS,
+        defaults=_APERTUS_DEFAULTS,
+    ),
+    "Apertus1p5TextForCausalLM": Architecture(
+        name="apertus1p5",
+        model_type="apertus1p5_text",
+        overrides=_apertus1p5,
+        tensors=_APERTUS_TENSORS,
+        constants=_XIELU,
+        defaults=frozen(**_APERTUS_DEFAULTS, vocab_size=266_752),
     ),
     "BitNetForCausalLM": Architecture(
         name="bitnet",

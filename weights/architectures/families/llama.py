@@ -1,4 +1,4 @@
-"""Llama, Mistral, SmolLM3, OLMo 2, InternLM2 and StableLM.
+"""Llama, the text of Llama 3.2 Vision, Mistral, SmolLM3, OLMo 2, InternLM2 and StableLM.
 
 Defaults and overrides are those of the model classes in transformers; InternLM2's are those of
 the code published with its weights.
@@ -53,6 +53,24 @@ def _stablelm(config: Fields) -> Mapping[str, Any]:
         "qk_norm": "heads" if flag(config, "qk_layernorm") else None,
         "attention_bias": flag(config, "use_qkv_bias"),
         "output_bias": False,
+        "mlp_bias": False,
+    }
+
+
+def _mllama(config: Fields) -> Mapping[str, Any]:
+    """Return the fields of Llama 3.2 Vision, whose layers for images do nothing without one."""
+    count, listed = num_layers(config), config.get("cross_attention_layers")
+    of_images = listed if isinstance(listed, list) else []
+    text = tuple(i for i in range(count) if i not in of_images)
+    if not isinstance(listed, list) or not text:
+        raise invalid("cross_attention_layers", f"a list of some of {count} layers", str(listed))
+    if flag(config, "tie_word_embeddings"):
+        raise invalid("tie_word_embeddings", "false", True)
+    return {
+        "num_layers": len(text),
+        "file_layers": text,
+        "extra_embeddings": 8,
+        "attention_bias": False,
         "mlp_bias": False,
     }
 
@@ -162,6 +180,21 @@ LLAMA: Mapping[str, Architecture] = {
             partial_rotary_factor=0.25,
             bos_token_id=0,
             eos_token_id=0,
+        ),
+    ),
+    "MllamaForCausalLM": Architecture(
+        name="mllama",
+        model_type="mllama_text_model",
+        overrides=_mllama,
+        tensors=LLAMA_TENSORS,
+        defaults=frozen(
+            max_position_embeddings=131_072,
+            rms_norm_eps=1e-5,
+            num_key_value_heads=8,
+            rope_theta=5e5,
+            cross_attention_layers=[3, 8, 13, 18, 23, 28, 33, 38],
+            bos_token_id=128_000,
+            eos_token_id=128_001,
         ),
     ),
 }
