@@ -47,6 +47,8 @@ class AttentionOps:
     def check(self) -> None:
         """Raise `CannotRecordError` for a model with attention that no kernel computes."""
         config = self._config
+        if config.value_size is not None:
+            raise CannotRecordError("no kernel has values of another width than keys")
         if config.latent is not None:
             raise CannotRecordError("no kernel computes latent attention")
         if self._num_positions > (config.attention_chunk or self._num_positions):

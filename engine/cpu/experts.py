@@ -65,6 +65,7 @@ def _check(config: ModelConfig, experts: Experts) -> None:
         router.scores == "sparsemixer"
         or router.on_input
         or router.by_logits
+        or router.softcap
         or router.groups > native.MAX_EXPERT_GROUPS
         or router.best_of_group != 2
     ):

@@ -121,7 +121,9 @@ class Recorder(WithoutKernels):
         rows = native.EmbedOp(scale=1.0, positions=positions)
         self.add_(x, self._append(rows, RowSet.TOKENS, out.width))
 
-    def gate(self, x: Tensor, scores: Tensor) -> Tensor:
+    def gate(self, x: Tensor, scores: Tensor, *, softplus: bool = False) -> Tensor:
+        if softplus:
+            raise CannotRecordError("no kernel computes this gate of attention")
         out, gates = self.activations(x), self._columns(scores)
         self._append_to(out, native.GateOp(x=gates.buffer, first=gates.first))
         return out

@@ -102,6 +102,12 @@ class NativeWeight(LinearWeight):
                 moved.append(matrix.reordered(own))
         return replace(self, matrices=tuple(moved))
 
+    def repeated(self, times: int) -> LinearWeight:
+        if self.is_quantized or len(self.matrices) != 1:
+            return super().repeated(times)
+        (tensor,) = self.tensors
+        return replace(self, matrices=(FloatMatrix(tensor.repeat_interleave(times, 0)),))
+
     def transposed(self, *, copy: bool) -> LinearWeight:
         """Return a contiguous copy in any case: the kernels read rows."""
         if self.is_quantized or len(self.matrices) != 1:

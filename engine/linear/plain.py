@@ -61,6 +61,9 @@ class PlainWeight(LinearWeight):
     def reordered(self, order: Tensor) -> Self:
         return replace(self, tensor=self.tensor[order.to(self.tensor.device)])
 
+    def repeated(self, times: int) -> Self:
+        return replace(self, tensor=self.tensor.repeat_interleave(times, 0))
+
     def transposed(self, *, copy: bool) -> Self:
         view = self.tensor.t()
         return replace(self, tensor=view.contiguous() if copy else view)

@@ -103,6 +103,10 @@ class LinearWeight(Protocol):
         """Return a weight whose row i is row `order[i]` of this one."""
         return ReorderedWeight(self, order)
 
+    def repeated(self, times: int) -> "LinearWeight":
+        """Return a weight with each row `times` times, one below the other."""
+        raise DeviceError(f"the rows of a {type(self).__name__} cannot be repeated")
+
     def transposed(self, *, copy: bool) -> "LinearWeight":
         """Return the matrix with rows and columns exchanged, contiguous if `copy`, else a view."""
         raise DeviceError(f"a {type(self).__name__} cannot be transposed")

@@ -280,9 +280,7 @@ class _Assembler:
     def _gate(self, i: int) -> LinearWeight | None:
         has_gate = "attn_gate" in layer_tensors(self._config, i)
         if has_gate and self._config.gate_by_head:
-            # One row for each element of a head: its gate is computed as any other.
-            rows = self._required("attn_gate", layer=i)
-            return self._placement.factory.plain(rows.repeat_interleave(self._config.head_dim, 0))
+            return self._placement.factory.plain(self._required("attn_gate", layer=i))
         return self._matrix("attn_gate", layer=i) if has_gate else None
 
     def _exact(self, *canonical: str, layer: int) -> Tensor | None:

@@ -29,9 +29,9 @@ _EXPERT_FIELDS = {"experts_gate_up": "gate_up", "experts_down": "down"}
 
 def canonicalize(config: ModelConfig, weights: DecoderWeights) -> DecoderWeights:
     """Return the weights in the decoder's layout, given those in the checkpoint's layout."""
-    rows, order = qkv_rows(config), head_order(config)
     weights = _norms_with_weights(config, weights)
-    layers = [_layer(config, layer, rows, order) for layer in weights.layers]
+    orders = _Orders(config)
+    layers = [_layer(*orders.of_layer(i), layer) for i, layer in enumerate(weights.layers)]
     changes: dict[str, Any] = {"layers": layers}
     if config.norm_order == "post":
         changes = _post_to_pre_norms(layers)
@@ -94,10 +94,31 @@ def _norms_with_weights(config: ModelConfig, weights: DecoderWeights) -> Decoder
     return dataclasses.replace(weights, layers=layers)
 
 
+class _Orders:
+    """The config of each layer, with the orders of its rows and of the elements of a head."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._found: dict[object, tuple[ModelConfig, Tensor | None, Tensor | None]] = {}
+
+    def of_layer(self, i: int) -> tuple[ModelConfig, Tensor | None, Tensor | None]:
+        config = self._config
+        is_local = config.local_rope is not None and config.window(i) is not None
+        key = (is_local, config.layer_sizes[i] if config.layer_sizes else None)
+        if key not in self._found:
+            own = config.of_layer(i)
+            own = dataclasses.replace(own, rope=config.local_rope) if is_local else own
+            self._found[key] = own, qkv_rows(own), head_order(own)
+        return self._found[key]
+
+
 def _layer(
-    config: ModelConfig, layer: LayerWeights, rows: Tensor | None, order: Tensor | None
+    config: ModelConfig, rows: Tensor | None, order: Tensor | None, layer: LayerWeights
 ) -> LayerWeights:
     changes: dict[str, Any] = {}
+    if layer.attn_gate is not None and config.gate_by_head:
+        # One row for each element of a head: its gate is computed as any other.
+        changes["attn_gate"] = layer.attn_gate.repeated(config.value_dim)
     for name in ARCHITECTURES[config.architecture].transposed & _FIELDS.keys():
         field = _FIELDS[name]
         changes[field] = getattr(layer, field).transposed(copy=True)
@@ -203,8 +224,12 @@ def qkv_rows(config: ModelConfig) -> Tensor | None:
     rotary = unchanged if order is None else order
     parts = [
         (heads.unsqueeze(1) * head_dim + elements).reshape(-1)
-        for heads, elements in ((q, rotary), (gates, unchanged), (k, rotary), (v, unchanged))
+        for heads, elements in ((q, rotary), (gates, unchanged), (k, rotary))
     ]
+    if config.value_dim == head_dim:
+        parts.append((v.unsqueeze(1) * head_dim + unchanged).reshape(-1))
+    else:  # the rows of values come last, in the order of the file
+        parts.append(int(v[0]) * head_dim + torch.arange(num_kv_heads * config.value_dim))
     return torch.cat(parts)
 
 

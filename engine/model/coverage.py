@@ -25,6 +25,8 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and not config.inner_norms
         and not config.output_norm_layers
         and not config.gate_by_head
+        and not config.softplus_gate
+        and config.value_size is None
         and latent_kernels_cover(config, dtype)
         and config.attention_chunk is None
         # The keys must not be normalized before they become values.

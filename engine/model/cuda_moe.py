@@ -239,6 +239,7 @@ def routing_fits(router: RouterConfig) -> bool:
     return (
         router.scores in ("softmax", "sigmoid")
         and not router.on_input
+        and not router.softcap
         and router.best_of_group in (1, 2)
     )
 

@@ -318,7 +318,7 @@ class Decoder:
             norms = None
         out = ops.attend(plan, i, qkv, kv, norms, layer.sinks, layer.latent)
         if gates is not None:
-            out = ops.gate(out, gates)
+            out = ops.gate(out, gates, softplus=self.config.softplus_gate)
         if layer.attn_inner_norm is not None:
             out = ops.norm_inside(out, layer.attn_inner_norm, self.config.norm_eps)
         return self._scaled(ops.linear(out, layer.o, layer.o_bias), self.config.attention_out_scale)

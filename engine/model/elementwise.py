@@ -33,8 +33,8 @@ class Elementwise:
     def norm_inside(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x.float(), x.shape[1:], weight.float(), eps).to(x.dtype)
 
-    def gate(self, x: Tensor, scores: Tensor) -> Tensor:
-        return x.mul_(scores.sigmoid())
+    def gate(self, x: Tensor, scores: Tensor, *, softplus: bool = False) -> Tensor:
+        return x.mul_(F.softplus(scores.float()) if softplus else scores.sigmoid())
 
     def split_gate(self, qkv: Tensor, width: int) -> tuple[Tensor, Tensor]:
         queries, gates, rest = qkv.tensor_split((width, 2 * width), 1)

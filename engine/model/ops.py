@@ -125,8 +125,8 @@ class Ops(Protocol):
     def norm_inside(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return the RMSNorm of activations within a branch, in their dtype."""
 
-    def gate(self, x: Tensor, scores: Tensor) -> Tensor:
-        """Return x times the sigmoid of `scores`, which may overwrite x."""
+    def gate(self, x: Tensor, scores: Tensor, *, softplus: bool = False) -> Tensor:
+        """Return x times the sigmoid, or softplus, of `scores`, which may overwrite x."""
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
         """Return activation(gate) * up of [n, 2 * intermediate_size], the gate first.

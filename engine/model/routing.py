@@ -19,6 +19,8 @@ def route(
     noise; sigmoid, correction and groups are those of DeepSeek-V3 (arXiv:2412.19437). Ties go to
     the lower index.
     """
+    if config.softcap:
+        logits = (logits / config.softcap).tanh() * config.softcap
     if config.scores == "sparsemixer":
         return _sparsemixer(logits, count)
     scores = logits.softmax(-1) if config.scores == "softmax" else logits.sigmoid()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.comm.communicator import Communicator
@@ -152,6 +153,8 @@ class TorchOps(Elementwise):
             return self._attend_to_latents(plan, layer, qkv, kv, config.latent, latent)
         if layer in config.keys_as_values:
             qkv = torch.cat([qkv, qkv[:, config.num_heads * config.head_dim :]], 1)
+        if config.value_dim != config.head_dim:
+            qkv = pad_values(qkv, config)
         if config.value_norm:
             norm_values_(qkv, config)
         if norms is not None and not config.qk_norm_after_rope:
@@ -171,7 +174,7 @@ class TorchOps(Elementwise):
         if new_kv.shape[1]:
             store(plan, number, kv, new_kv)
         is_full = layer in config.full_layers
-        return attention(
+        out = attention(
             queries,
             number,
             kv,
@@ -181,6 +184,10 @@ class TorchOps(Elementwise):
             config.attention_softcap,
             sinks,
         )
+        if config.value_dim == config.head_dim:
+            return out
+        heads = out.view(len(out), config.num_heads, config.head_dim)
+        return heads[..., : config.value_dim].reshape(len(out), -1)
 
     def mix(
         self, plan: TorchPlan, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
@@ -256,6 +263,14 @@ def _signed_cos_sin(
     """Cosines and sines as `rotate_` takes them: [num_positions, 2, head_dim]."""
     cos, sin = cos_sin_table(rope, head_dim, num_positions, device).chunk(2, dim=1)
     return torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1)
+
+
+def pad_values(qkv: Tensor, config: ModelConfig) -> Tensor:
+    """Return q k v with zeros behind each value, as many as make it as wide as a key."""
+    start = (config.num_heads + config.num_kv_heads) * config.head_dim
+    values = qkv[:, start:].view(len(qkv), -1, config.value_dim)
+    padded = F.pad(values, (0, config.head_dim - config.value_dim))
+    return torch.cat([qkv[:, :start], padded.view(len(qkv), -1)], 1)
 
 
 def _halves(first: Tensor, second: Tensor) -> Tensor:

@@ -65,8 +65,10 @@ class ModelConfig:
     `prefix_lm`: prompts have a bidirectional prefix. `clip_qkv` limits the size of queries, keys
     and values. `query_growth` scales queries at late positions. With `attention_gate` the
     attention's output is multiplied by the sigmoid of a projection of its input, which with
-    `gate_by_head` has one element for each head. `latent`: keys and
-    values are functions of a latent; `head_dim` is then the width of queries and keys.
+    `gate_by_head` has one element for each head; `softplus_gate`: by the softplus. `latent`: keys
+    and values are functions of a latent; `head_dim` is then the width of queries and keys. With
+    `value_size` values have another width than keys. `windowed_sinks`: only layers with a window
+    have `attention_sinks`.
 
     `mixer_layers` have a `mixer` with a state of fixed size instead of attention, or if
     `mixer_with_attention` beside it, on the same input; `mixer_activation` is that of the mixers,
@@ -152,6 +154,8 @@ class ModelConfig:
     query_growth: QueryGrowth | None = None
     attention_gate: bool = False
     gate_by_head: bool = False
+    softplus_gate: bool = False
+    value_size: int | None = None
     latent: LatentAttention | None = None
     logit_scale: float = 1.0
     query_scalar: float | None = None
@@ -165,6 +169,7 @@ class ModelConfig:
     alibi: bool = False
     alibi_scale: float = 1.0
     attention_sinks: bool = False
+    windowed_sinks: bool = False
     embedding_scale: float = 1.0
     embedding_size: int | None = None
     extra_embeddings: int = 0
@@ -261,7 +266,9 @@ class ModelConfig:
     @property
     def value_dim(self) -> int:
         """The elements of a head's value."""
-        return self.head_dim if self.latent is None else self.latent.value_dim
+        if self.latent is not None:
+            return self.latent.value_dim
+        return self.head_dim if self.value_size is None else self.value_size
 
     @property
     def cached_rows(self) -> tuple[int, int]:

@@ -38,6 +38,7 @@ from swiftchat.weights.architectures.families.sinusoidal import SINUSOIDAL
 from swiftchat.weights.architectures.families.softmax_routers import SOFTMAX_ROUTERS
 from swiftchat.weights.architectures.families.sparse_latent import SPARSE
 from swiftchat.weights.architectures.families.state_space import STATE_SPACE
+from swiftchat.weights.architectures.families.uneven_heads import UNEVEN_HEADS
 from swiftchat.weights.architectures.families.windowed_moe import WINDOWED_MOE
 from swiftchat.weights.architectures.families.zamba import ZAMBA
 from swiftchat.weights.architectures.parts.architecture import Architecture
@@ -66,6 +67,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **SOFTMAX_ROUTERS,
         **SIGMOID_ROUTERS,
         **WINDOWED_MOE,
+        **UNEVEN_HEADS,
         **LFM2,
         **QWEN_NEXT,
         **DELTA_HYBRIDS,

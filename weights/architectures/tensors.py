@@ -153,7 +153,7 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
     if config.output_bias:
         biases.append("o_bias")
     biases += [f"{name}_bias" for name in biased]
-    if config.attention_sinks:
+    if config.attention_sinks and not (config.windowed_sinks and config.window(layer) is None):
         biases.append("sinks")
     if config.layer_scales:
         biases.append("layer_scale")
@@ -312,7 +312,7 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "lm_head_bias": (config.vocab_size,),
         "q": (q_rows * (1 + gate_in_queries(config)), config.attention_width),
         "k": (kv_rows, config.attention_width),
-        "v": (kv_rows, config.attention_width),
+        "v": (config.num_kv_heads * config.value_dim, config.attention_width),
         "qkv": (q_rows + 2 * kv_rows, hidden),
         "o": (hidden, config.num_heads * config.value_dim),
         "gate": (inner, hidden),

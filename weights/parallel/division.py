@@ -124,8 +124,10 @@ class Division:
                 return [_times(self.heads, config.value_dim)]
             case "kv_b" if config.latent is not None:
                 return [_times(self.heads, config.latent.nope_dim + config.latent.value_dim)]
-            case "k" | "k_norm" | "v":
+            case "k" | "k_norm":
                 return [keys]
+            case "v":
+                return [_times(self.kv_heads, config.value_dim)]
             case "qkv":
                 return self._merged_qkv(queries, keys)
             case "sinks":

@@ -125,6 +125,7 @@ class Shard:
             self.config.head_dim,
             length(self.kv_heads),
             self.config.intermediate_size // self.size,
+            length(self.heads),
         )
 
     def of_layer(self, layer: int | None) -> "Shard":

@@ -22,6 +22,7 @@ from swiftchat.weights.architectures.parts.fields import (
     hidden_size,
     integer,
     invalid,
+    num_heads,
     num_layers,
     number,
 )
@@ -37,7 +38,7 @@ def _gemma3n(config: Fields) -> Mapping[str, Any]:
     local_theta = number(config, "rope_local_base_freq", above=0.0, below=1e12, default=1e4)
     kinds, widths = layer_kinds(config, 5), _widths(config)
     kv_heads = integer(config, "num_key_value_heads", 1, MAX_WIDTH)
-    sizes = tuple(LayerSizes(head_dim, kv_heads, width) for width in widths)
+    sizes = tuple(LayerSizes(head_dim, kv_heads, width, num_heads(config)) for width in widths)
     integer(config, "hidden_size_per_layer_input", 1, MAX_WIDTH)
     count = integer(config, "altup_num_inputs", 2, _MAX_STREAMS)
     return {

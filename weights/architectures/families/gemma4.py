@@ -151,7 +151,7 @@ def _sizes(config: Fields, kinds: Sequence[str], sources: Sequence[int]) -> tupl
         if head_dim % 2:
             raise invalid("head_dim", "an even number", head_dim)
         is_shared = bool(sources) and sources[i] != i
-        sizes.append(LayerSizes(head_dim, kv_heads, width * (wide if is_shared else 1)))
+        sizes.append(LayerSizes(head_dim, kv_heads, width * (wide if is_shared else 1), heads))
     return tuple(sizes)
 
 

@@ -12,6 +12,7 @@ class LayerSizes:
     head_dim: int
     num_kv_heads: int
     intermediate_size: int
+    num_heads: int
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ class RouterConfig:
     to the scores before the sigmoid. Of `groups` of neighboring experts only the `top_groups` with
     the largest sum of the `best_of_group` best scores are candidates. With `normalized` the weights
     of the chosen are divided by their sum plus `eps`; then they are multiplied by `scale`.
-    `on_input`: the weight multiplies the input of an expert, not its output.
+    `on_input`: the weight multiplies the input of an expert, not its output. With `softcap` c
+    scores x become c·tanh(x/c) first.
     """
 
     scores: str = "softmax"
@@ -28,6 +29,7 @@ class RouterConfig:
     eps: float = 0.0
     scale: float = 1.0
     on_input: bool = False
+    softcap: float = 0.0
 
     @property
     def is_plain(self) -> bool:
