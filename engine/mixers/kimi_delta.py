@@ -28,29 +28,31 @@ def kimi_delta(
 
     Returns fp32 [num_seqs, n, width] and the states after them: the last tokens of the convolution,
     and S fp32 [num_seqs, num_heads, head_dim, head_dim]. The decay of a step is
-    exp(−exp(`decay`) · step).
+    exp(−exp(`decay`) · softplus(step)), or exp(bound · sigmoid(exp(`decay`) · step)).
     """
     decay, step_bias, norm = weights.decay, weights.step_bias, weights.norm
-    project_step, project_gate = weights.project_step, weights.project_gate
     assert decay is not None and step_bias is not None and norm is not None
-    assert project_step is not None and project_gate is not None
     width, narrow, heads = mixer.width, mixer.head_dim, mixer.num_heads
     num_seqs, n = inputs.shape[:2]
-    sizes = [3 * width, heads, narrow, narrow]
+    inner = width if mixer.is_plain else narrow
+    sizes = [3 * width, heads, inner, inner]
     qkv, beta, step, z = torch.split(inputs.float(), sizes, -1)
     mixed, last = causal_conv(qkv, states[0], weights.conv, None)
     q, k, v = (x.reshape(num_seqs, n, heads, narrow) for x in activation(mixed).chunk(3, -1))
-    steps = F.softplus(step @ project_step.t() + step_bias).view(num_seqs, n, heads, narrow)
+    if weights.project_step is not None and weights.project_gate is not None:
+        step, z = step @ weights.project_step.t(), z @ weights.project_gate.t()
+    step, rate = (step + step_bias).view(num_seqs, n, heads, narrow), decay.view(-1, 1).exp()
+    g = -rate * F.softplus(step) if mixer.bound is None else mixer.bound * (rate * step).sigmoid()
     out, after = channel_delta_rule(
         unit_heads(q) * narrow**-0.5,
         unit_heads(k),
         v.transpose(1, 2),
-        (-decay.view(-1, 1).exp() * steps).transpose(1, 2),
+        g.transpose(1, 2),
         beta.sigmoid().transpose(1, 2),
         states[1],
     )
     out = F.rms_norm(out.transpose(1, 2), (narrow,), norm, mixer.norm_eps)
-    return out.reshape(num_seqs, n, width) * (z @ project_gate.t()).sigmoid(), (last, after)
+    return out.reshape(num_seqs, n, width) * z.sigmoid(), (last, after)
 
 
 def channel_delta_rule(

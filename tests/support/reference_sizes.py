@@ -316,6 +316,17 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "routed_scaling_factor": 1.7,
     },
+    "bailing_hybrid": {
+        **{name: size for name, size in LATENT.items() if name != "q_lora_rank"},
+        "num_experts": 6,
+        "num_local_experts": 6,
+        "n_shared_experts": 1,
+        "n_group": 3,
+        "topk_group": 2,
+        "head_dim": 10,
+        "layer_types": _HYBRID,
+        "attention_bias": True,
+    },
     "zamba2": {
         "num_hidden_layers": 6,
         "layers_block_type": ["linear_attention", *["hybrid"] * 5],

@@ -1,4 +1,4 @@
-"""Kimi Linear and OLMo Hybrid: variants of gated DeltaNet, and attention in every fourth layer.
+"""Kimi Linear, Ling 3.0 and OLMo Hybrid: variants of gated DeltaNet, and some layers of attention.
 
 Defaults and overrides are those of the model classes in transformers.
 """
@@ -14,7 +14,13 @@ from swiftchat.weights.architectures.families.deepseek import (
 )
 from swiftchat.weights.architectures.families.lfm2 import MAX_KERNEL, mixer_layers
 from swiftchat.weights.architectures.families.llama_like import OUTPUT_NORMS
-from swiftchat.weights.architectures.families.moe import MIXTRAL_EXPERTS, MOE_KEYS, listed_dense
+from swiftchat.weights.architectures.families.moe import (
+    MIXTRAL_EXPERTS,
+    MOE_KEYS,
+    SHARED_EXPERTS,
+    listed_dense,
+)
+from swiftchat.weights.architectures.families.qwen import EXPERTS
 from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
 from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
@@ -81,6 +87,39 @@ def _kimi_linear(config: Fields) -> Mapping[str, Any]:
     }
 
 
+def _bailing_hybrid(config: Fields) -> Mapping[str, Any]:
+    kinds, count = layer_types(config), num_layers(config)
+    if kinds is None:
+        size = integer(config, "layer_group_size", 1, MAX_LAYERS)
+        kinds = ["linear_attention" if (i + 1) % size else "full_attention" for i in range(count)]
+    rope = mapping(config, "rope_scaling") or mapping(config, "rope_parameters") or {}
+    original = "original_max_position_embeddings"
+    if rope.get("rope_type") in ("longrope", "yarn", "llama3") and rope.get(original) is None:
+        # The reference takes the default of `max_position_embeddings`, not the file's.
+        raise invalid(original, "a number with this rope_type", None)
+    bound = number(config, "kda_lower_bound", above=-1e3, below=0.0)
+    dense = integer(config, "first_k_dense_replace", 0, MAX_LAYERS)
+    return {
+        **v3_experts(config),
+        **latent_fields(config, interleaved=True),
+        "attention_gate": True,
+        "gate_by_head": True,
+        "dense_layers": listed_dense(config, dense),
+        "mixer": KimiDelta(
+            num_heads=optional_integer(config, "linear_num_heads", 1, MAX_HEADS)
+            or num_heads(config),
+            head_dim=optional_integer(config, "linear_head_dim", 1, MAX_HEAD_DIM)
+            or integer(config, "head_dim", 1, MAX_HEAD_DIM),
+            kernel=optional_integer(config, "linear_conv_kernel_dim", 2, MAX_KERNEL)
+            or integer(config, "short_conv_kernel_size", 2, MAX_KERNEL),
+            norm_eps=number(config, "rms_norm_eps", above=0.0, below=1.0),
+            is_plain=True,
+            bound=bound if flag(config, "kda_safe_gate") else None,
+        ),
+        "mixer_layers": mixer_layers(config, kinds, "linear_attention"),
+    }
+
+
 def _olmo_hybrid(config: Fields) -> Mapping[str, Any]:
     kinds, count = layer_types(config), num_layers(config)
     if kinds is None:
@@ -143,6 +182,29 @@ _KIMI_EXPERTS = {
     "shared_up": "block_sparse_moe.shared_experts.up_proj.weight",
     "shared_down": "block_sparse_moe.shared_experts.down_proj.weight",
 }
+_KIMI_KEYS = frozen(
+    max_position_embeddings="model_max_length",
+    norm_topk_prob="moe_renormalize",
+    n_group="num_expert_group",
+    num_local_experts="num_experts",
+    num_experts_per_tok="num_experts_per_token",
+    n_shared_experts="num_shared_experts",
+)
+_BAILING_LAYER = {
+    **EXPERTS,
+    **SHARED_EXPERTS,
+    **{
+        name: rest.replace("self_attn.", "attention.").replace("o_proj", "dense")
+        for name, rest in {**LATENT_TENSORS, **_KIMI_MIXER}.items()
+    },
+    "router_correction": "mlp.gate.expert_bias",
+    "mixer_step_in": "attention.f_proj.weight",
+    "mixer_gate_in": "attention.g_proj.weight",
+    "attn_gate": "attention.g_proj.weight",
+    "q": "attention.q_proj.weight",
+    "o": "attention.dense.weight",
+    "o_bias": "attention.dense.bias",
+}
 _OLMO_MIXER = {
     "mixer_q": "linear_attn.q_proj.weight",
     "mixer_k": "linear_attn.k_proj.weight",
@@ -167,14 +229,7 @@ DELTA_HYBRIDS: Mapping[str, Architecture] = {
         model_type="kimi_linear",
         overrides=_kimi_linear,
         supported_keys=MOE_KEYS | LATENT_KEYS,
-        renamed=frozen(
-            max_position_embeddings="model_max_length",
-            norm_topk_prob="moe_renormalize",
-            n_group="num_expert_group",
-            num_local_experts="num_experts",
-            num_experts_per_tok="num_experts_per_token",
-            n_shared_experts="num_shared_experts",
-        ),
+        renamed=_KIMI_KEYS,
         tensors=llama_tensors({**LATENT_TENSORS, **_KIMI_MIXER, **_KIMI_EXPERTS}),
         defaults=frozen(
             kv_lora_rank=512,
@@ -198,6 +253,42 @@ DELTA_HYBRIDS: Mapping[str, Architecture] = {
             linear_conv_kernel_dim=4,
             bos_token_id=163_584,
             eos_token_id=163_586,
+        ),
+    ),
+    "BailingHybridForCausalLM": Architecture(
+        name="bailing_hybrid",
+        model_type="bailing_hybrid",
+        overrides=_bailing_hybrid,
+        supported_keys=MOE_KEYS | LATENT_KEYS,
+        renamed=_KIMI_KEYS,
+        tensors={**llama_tensors(_BAILING_LAYER), "embed": "model.word_embeddings.weight"},
+        defaults=frozen(
+            kv_lora_rank=512,
+            qk_rope_head_dim=64,
+            qk_nope_head_dim=128,
+            v_head_dim=128,
+            rope_theta=6e6,
+            max_position_embeddings=262_144,
+            rms_norm_eps=1e-6,
+            hidden_size=2560,
+            intermediate_size=6144,
+            num_hidden_layers=42,
+            num_attention_heads=32,
+            moe_intermediate_size=768,
+            first_k_dense_replace=2,
+            num_local_experts=512,
+            num_experts_per_tok=8,
+            n_shared_experts=1,
+            n_group=8,
+            topk_group=4,
+            norm_topk_prob=True,
+            routed_scaling_factor=2.5,
+            head_dim=128,
+            layer_group_size=6,
+            short_conv_kernel_size=4,
+            kda_safe_gate=True,
+            kda_lower_bound=-5.0,
+            eos_token_id=156_895,
         ),
     ),
     "OlmoHybridForCausalLM": Architecture(

@@ -181,13 +181,16 @@ class KimiDelta:
     Queries, keys and values have heads of `head_dim` elements, and come from causal depthwise
     convolutions over `kernel` tokens. Decays and output gates are products of two matrices, of
     `head_dim` elements in between. The output is normalized for each head with `norm_eps` and
-    multiplied by the sigmoid of its gate. The states are those of `GatedDelta`.
+    multiplied by the sigmoid of its gate. The states are those of `GatedDelta`. `is_plain`: decays
+    and gates have one matrix each. With `bound` logarithms of decays are between it and 0.
     """
 
     num_heads: int
     head_dim: int
     kernel: int
     norm_eps: float
+    is_plain: bool = False
+    bound: float | None = None
 
     @property
     def width(self) -> int:
@@ -196,19 +199,21 @@ class KimiDelta:
     @property
     def tensors(self) -> list[str]:
         projections = [*_SPLIT_QKV, "mixer_b", "mixer_step_in", "mixer_gate_in"]
-        small = ["mixer_step", "mixer_gate", "mixer_decay", "mixer_step_bias", "mixer_norm"]
+        factors = [] if self.is_plain else ["mixer_step", "mixer_gate"]
+        small = [*factors, "mixer_decay", "mixer_step_bias", "mixer_norm"]
         return [*projections, "mixer_out", *_SPLIT_CONV, *small]
 
     def shapes(self, hidden_size: int) -> Mapping[str, Shape]:
         width, narrow = self.width, self.head_dim
+        inner = width if self.is_plain else narrow
         return {
             **_split_shapes(width, width, self.kernel, hidden_size),
             "mixer_b": (self.num_heads, hidden_size),
-            "mixer_step_in": (narrow, hidden_size),
-            "mixer_gate_in": (narrow, hidden_size),
+            "mixer_step_in": (inner, hidden_size),
+            "mixer_gate_in": (inner, hidden_size),
             "mixer_step": (width, narrow),
             "mixer_gate": (width, narrow),
-            "mixer_decay": (1, 1, self.num_heads, 1),
+            "mixer_decay": (self.num_heads,) if self.is_plain else (1, 1, self.num_heads, 1),
             "mixer_step_bias": (width,),
             "mixer_norm": (narrow,),
             "mixer_out": (hidden_size, width),
