@@ -323,7 +323,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "n_shared_experts": 1,
         "n_group": 3,
         "topk_group": 2,
-        "head_dim": 10,
+        "head_dim": 6,
         "layer_types": _HYBRID,
         "attention_bias": True,
     },

@@ -36,6 +36,8 @@ PROMPT = tiny.random_ids(22, seed=1)
         "falcon_h1",
         "zamba2",
         "minimax",
+        "rwkv",
+        "bailing_hybrid",
     ],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
