@@ -324,6 +324,8 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "n_group": 3,
         "topk_group": 2,
         "head_dim": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
         "layer_types": _HYBRID,
         "attention_bias": True,
     },
