@@ -11,13 +11,8 @@ from swiftchat.engine.cpu.references import References
 from swiftchat.engine.cpu.structures import Norm, NormKind
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.weights.architectures.parts.mixers import (
-    GatedDelta,
-    Mamba,
-    Mamba2,
-    ShortConv,
-    StateMixer,
-)
+from swiftchat.weights.architectures.parts.mamba import Mamba
+from swiftchat.weights.architectures.parts.mixers import GatedDelta, Mamba2, ShortConv, StateMixer
 
 _UNIT_EPS = 1e-6  # of the lengths of keys and queries, as in engine/mixers/gated_delta.py
 
@@ -67,7 +62,7 @@ class Parameters:
                 # The bias is not scaled with the input.
                 bias = bias if bias is None or before == 1.0 else bias.float() / before
                 return NativeMixer(kind.width, bias, conv, self._mamba2(kind))
-            case Mamba():
+            case Mamba() if kind.num_heads == 1:
                 return NativeMixer(kind.width, bias, self._conv(activation), self._mamba(kind))
         raise CannotRecordError("no kernel computes this kind of mixer")
 

@@ -156,7 +156,12 @@ def _mixer(config: ModelConfig, mixer: MixerWeights) -> MixerWeights:
     rows = None if config.mixer is None else config.mixer.input_rows
     if rows is None:
         return mixer
-    return dataclasses.replace(mixer, project_in=mixer.project_in.reordered(torch.tensor(rows)))
+    order, bias = torch.tensor(rows), mixer.project_in_bias
+    return dataclasses.replace(
+        mixer,
+        project_in=mixer.project_in.reordered(order),
+        project_in_bias=None if bias is None else bias[order.to(bias.device)],
+    )
 
 
 def _experts(config: ModelConfig, experts: Experts) -> Experts:

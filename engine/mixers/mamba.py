@@ -5,6 +5,7 @@ h ← exp(Δ·a)·h + Δ·x·b, and the output is h·c + d·x; b and c are share
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.scan import CHUNK_TOKENS
 from swiftchat.engine.mixers.short_conv import Activation, causal_conv
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.weights.architectures.parts.mixers import Mamba
+from swiftchat.weights.architectures.parts.mamba import Mamba
 
 
 def mamba(
@@ -31,17 +32,36 @@ def mamba(
     and h fp32 [num_seqs, width, state_size]. a is −exp(`decay`), d is `skip`. `ranks` divide the
     channels.
     """
+    x, z = inputs.float().chunk(2, -1)
+    mixed, last = causal_conv(x, states[0], weights.conv, weights.conv_bias)
+    x = activation(mixed)
+    if mixer.num_heads == 1:
+        out, after = _scanned(x, states[1], mixer, weights, ranks)
+    else:
+        heads = zip(x.chunk(mixer.num_heads, -1), states[1].chunk(mixer.num_heads, 1), strict=True)
+        each = [_scanned(*own, mixer, _of_head(weights, i), ranks) for i, own in enumerate(heads)]
+        out = torch.cat([scanned for scanned, _ in each], -1)
+        after = torch.cat([state for _, state in each], 1)
+    return out * F.silu(z), (last, after)
+
+
+def _of_head(weights: MixerWeights, head: int) -> MixerWeights:
+    names = ("decay", "step_bias", "skip", "project_x", "project_step")
+    return replace(weights, **{name: getattr(weights, name)[head] for name in names})
+
+
+def _scanned(
+    x: Tensor, state: Tensor, mixer: Mamba, weights: MixerWeights, ranks: Communicator
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs before the gates for x, and the state after it."""
     decay, step_bias, skip = weights.decay, weights.step_bias, weights.skip
     project_step = weights.project_step
     assert decay is not None and step_bias is not None and skip is not None
     assert project_step is not None
-    x, z = inputs.float().chunk(2, -1)
-    mixed, last = causal_conv(x, states[0], weights.conv, weights.conv_bias)
-    x = activation(mixed)
     step, b, c = split_projections(x, mixer, weights, ranks)
     step = F.softplus(step @ project_step.t() + step_bias)
-    out, after = selective_scan(x * step, b, c, step, -decay.exp(), states[1])
-    return (out + x * skip) * F.silu(z), (last, after)
+    out, after = selective_scan(x * step, b, c, step, -decay.exp(), state)
+    return out + x * skip, after
 
 
 def split_projections(

@@ -16,10 +16,10 @@ from swiftchat.engine.mixers.short_conv import Activation, short_conv
 from swiftchat.engine.mixers.states import LayerStates, StateRows
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.weights.architectures.parts.lightning import Lightning
+from swiftchat.weights.architectures.parts.mamba import Mamba
 from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
     KimiDelta,
-    Mamba,
     Mamba2,
     RgLru,
     ShortConv,

@@ -23,13 +23,8 @@ from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.activations import ACTIVATIONS
 from swiftchat.engine.schedule.batch import Span
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.parts.mixers import (
-    GatedDelta,
-    Mamba,
-    Mamba2,
-    ShortConv,
-    StateMixer,
-)
+from swiftchat.weights.architectures.parts.mamba import Mamba
+from swiftchat.weights.architectures.parts.mixers import GatedDelta, Mamba2, ShortConv, StateMixer
 
 
 @dataclass(frozen=True)

@@ -329,6 +329,15 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "layer_types": _HYBRID,
         "attention_bias": True,
     },
+    "zamba": {
+        "num_hidden_layers": 6,
+        "layers_block_type": ["linear_attention", "linear_attention", *["hybrid"] * 3, "mamba"],
+        "n_mamba_heads": 2,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 5,
+        "mamba_proj_bias": True,
+        "head_dim": ABSENT,
+    },
     "zamba2": {
         "num_hidden_layers": 6,
         "layers_block_type": ["linear_attention", *["hybrid"] * 5],

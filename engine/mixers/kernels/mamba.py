@@ -21,7 +21,7 @@ from swiftchat.engine.mixers.kernels.kind import present
 from swiftchat.engine.mixers.mamba import split_projections
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.weights.architectures.parts.mixers import Mamba
+from swiftchat.weights.architectures.parts.mamba import Mamba
 
 
 class MambaKernels:
@@ -33,7 +33,8 @@ class MambaKernels:
 
     @staticmethod
     def cover(mixer: Mamba) -> bool:
-        return mixer.kernel <= MAX_TAPS and selective_fits(mixer.state_size)
+        fits = mixer.kernel <= MAX_TAPS and selective_fits(mixer.state_size)
+        return fits and mixer.num_heads == 1
 
     def step(
         self,

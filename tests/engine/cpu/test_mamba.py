@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.mixers.weights import MixerWeights
-from swiftchat.weights.architectures.parts.mixers import Mamba
+from swiftchat.weights.architectures.parts.mamba import Mamba
 from tests.support.native_ops import each_variant
 from tests.support.native_scans import (
     ScanCase,

@@ -34,6 +34,7 @@ PROMPT = tiny.random_ids(22, seed=1)
         "recurrent_gemma",
         "mamba2",
         "falcon_h1",
+        "zamba",
         "zamba2",
         "minimax",
         "rwkv",

@@ -105,6 +105,7 @@ WITHOUT_DEFAULTS: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"] * 6,
     },
     "LongcatFlashForCausalLM": {"num_hidden_layers": 56},
+    "ZambaForCausalLM": {"num_key_value_heads": 64},
     "Zamba2ForCausalLM": {"layers_block_type": ["linear_attention", "hybrid"] * 6},
     "BitNetForCausalLM": {"num_attention_heads": 20, "hidden_size": 1280},
     "HeliumForCausalLM": {"num_attention_heads": 20, "hidden_size": 1280},

@@ -30,7 +30,8 @@ from swiftchat.weights.architectures.parts.fields import (
     number,
     optional_integer,
 )
-from swiftchat.weights.architectures.parts.mixers import Mamba, Mamba2, StateMixer
+from swiftchat.weights.architectures.parts.mamba import Mamba
+from swiftchat.weights.architectures.parts.mixers import Mamba2, StateMixer
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 # A state has no longest context, but the blocks of a sequence still count its tokens.
@@ -52,7 +53,8 @@ def _only(config: Fields, mixer: StateMixer, width: int) -> Mapping[str, Any]:
     }
 
 
-def _step_rank(config: Fields, name: str) -> int:
+def step_rank(config: Fields, name: str) -> int:
+    """Read the rank of the projections that make steps; by default a sixteenth of the width."""
     if config.get(name) in (None, "auto"):
         return -(-hidden_size(config) // 16)
     return integer(config, name, 1, MAX_WIDTH)
@@ -65,7 +67,7 @@ def _mamba(config: Fields) -> Mapping[str, Any]:
     mixer = Mamba(
         width=width,
         state_size=integer(config, "state_size", 1, MAX_HEAD_DIM),
-        step_rank=_step_rank(config, "time_step_rank"),
+        step_rank=step_rank(config, "time_step_rank"),
         kernel=integer(config, "conv_kernel", 2, MAX_KERNEL),
         bias=flag(config, "use_bias"),
         conv_bias=flag(config, "use_conv_bias"),
@@ -123,7 +125,7 @@ def _jamba(config: Fields) -> Mapping[str, Any]:
         "mixer": Mamba(
             width=integer(config, "mamba_expand", 1, MAX_WIDTH) * hidden_size(config),
             state_size=integer(config, "mamba_d_state", 1, MAX_HEAD_DIM),
-            step_rank=_step_rank(config, "mamba_dt_rank"),
+            step_rank=step_rank(config, "mamba_dt_rank"),
             kernel=integer(config, "mamba_d_conv", 2, MAX_KERNEL),
             bias=flag(config, "mamba_proj_bias"),
             conv_bias=flag(config, "mamba_conv_bias"),
@@ -133,7 +135,7 @@ def _jamba(config: Fields) -> Mapping[str, Any]:
     }
 
 
-_MAMBA = {
+MAMBA_TENSORS = {
     **{name: rest.removeprefix("mamba.") for name, rest in MIXER.items()},
     "mixer_x": "x_proj.weight",
     "mixer_step": "dt_proj.weight",
@@ -168,7 +170,7 @@ STATE_SPACE: Mapping[str, Architecture] = {
         overrides=lambda config: _mamba({**config, "mixer_rms_eps": None}),
         renamed=frozen(rms_norm_eps="layer_norm_epsilon"),
         prefix="backbone.",
-        tensors=_only_tensors(_MAMBA),
+        tensors=_only_tensors(MAMBA_TENSORS),
         defaults=_MAMBA_DEFAULTS,
     ),
     "FalconMambaForCausalLM": Architecture(
@@ -177,7 +179,7 @@ STATE_SPACE: Mapping[str, Architecture] = {
         overrides=_mamba,
         renamed=frozen(rms_norm_eps="layer_norm_epsilon"),
         prefix="backbone.",
-        tensors=_only_tensors(_MAMBA),
+        tensors=_only_tensors(MAMBA_TENSORS),
         defaults=frozen(**_MAMBA_DEFAULTS, mixer_rms_eps=1e-6),
     ),
     "Mamba2ForCausalLM": Architecture(
@@ -204,7 +206,7 @@ STATE_SPACE: Mapping[str, Architecture] = {
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors(
             {
-                **{name: f"mamba.{rest}" for name, rest in _MAMBA.items()},
+                **{name: f"mamba.{rest}" for name, rest in MAMBA_TENSORS.items()},
                 **FEED_FORWARD,
                 "mixer_step_norm": "mamba.dt_layernorm.weight",
                 "mixer_b_norm": "mamba.b_layernorm.weight",
