@@ -19,6 +19,7 @@ from swiftchat.engine.cpu.structures import (
     GatedDeltaOp,
     GateOp,
     GatherOp,
+    JoinOp,
     LayerCache,
     LinearOp,
     LowRank,
@@ -34,7 +35,7 @@ from swiftchat.engine.cpu.structures import (
     SoftcapOp,
 )
 
-PROGRAM_VERSION = 10
+PROGRAM_VERSION = 11
 
 
 class Op(Union):
@@ -57,6 +58,7 @@ class Op(Union):
         ("gated_delta", GatedDeltaOp),
         ("mamba2", Mamba2Op),
         ("mamba", MambaOp),
+        ("join", JoinOp),
     )
 
     @classmethod
@@ -118,7 +120,7 @@ STRUCTURES = (
     *(Op, Matrix, Buffer, ProgramStruct, Span, Run, Norm, LayerCache, Expert, EmbedOp, NormOp),
     *(LinearOp, RotaryOp, AttentionOp, ActAndMulOp, AddScaledOp, SoftcapOp, GatherOp, MoeOp),
     *(LowRank, Delta, LowRankOp, ConvOp, DropColumnsOp, GateOp, GatedDeltaOp),
-    *(Mamba2Op, MambaOp),
+    *(Mamba2Op, MambaOp, JoinOp),
 )
 
 

@@ -151,6 +151,8 @@ class Recorder(WithoutKernels):
         return self.linear(mixed, mixer.project_out, mixer.project_out_bias)
 
     def scale_(self, x: Tensor, scale: float | Tensor) -> None:
+        if isinstance(scale, Tensor) and len(scale) > 1:
+            raise CannotRecordError("no kernel multiplies the stream by a vector")
         scale = float(scale)  # a weight that does not change
         last, out = self.ops[-1], self.activations(x)
         if isinstance(last, native.EmbedOp) and last.out == out.buffer:
@@ -173,6 +175,18 @@ class Recorder(WithoutKernels):
         norm = self._layer_norm(weight, bias) if is_layer else self._rms_norm(weight)
         op = native.NormOp(x=stream.buffer, norm=norm)
         return self._append(op, stream.row_set, stream.width)
+
+    def norm_inside(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        source = self.activations(x)
+        norm = Norm(NormKind.RMS, eps, self._references.floats(weight))
+        return self._append(native.NormOp(x=source.buffer, norm=norm), source.row_set, source.width)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        joined, *rest = (self.activations(part) for part in parts)
+        for part in rest:
+            op = native.JoinOp(x=joined.buffer, y=part.buffer)
+            joined = self._append(op, joined.row_set, joined.width + part.width)
+        return joined
 
     def add_norm_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
         out, norm = self.activations(x), self._rms_norm(weight)

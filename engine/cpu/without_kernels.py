@@ -1,28 +1,24 @@
 """The operations of a decoder that no native kernel computes."""
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import ChannelMixWeights
+from swiftchat.engine.model.weights import KeyBiases
 
 
 class WithoutKernels:
     """The part of `Ops` that raises `CannotRecordError`, so that torch runs the model."""
+
+    def with_key_biases(self, qkv: Tensor, weights: KeyBiases) -> Tensor:
+        raise CannotRecordError("no kernel adds biases of keys to scores")
 
     def clamp_(self, x: Tensor, limit: float) -> None:
         raise CannotRecordError("no kernel limits queries, keys and values")
 
     def xielu(self, x: Tensor, scales: Tensor) -> Tensor:
         raise CannotRecordError("no kernel computes xIELU")
-
-    def norm_inside(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        raise CannotRecordError("no kernel normalizes inside of a branch")
-
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        raise CannotRecordError("no kernel computes blocks that layers share")
 
     def channel_mix(
         self,

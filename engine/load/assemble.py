@@ -14,7 +14,7 @@ from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Expert, ExpertNorms, Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.shared_block import LowRankChange, SharedBlockWeights
-from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
+from swiftchat.engine.model.weights import DecoderWeights, KeyBiases, LayerWeights
 from swiftchat.weights.architectures.parts.lightning import Lightning
 from swiftchat.weights.architectures.parts.rwkv import Rwkv
 from swiftchat.weights.architectures.tensors import (
@@ -135,6 +135,9 @@ class _Assembler:
             residual=self._low_rank_residual(i) if self._config.streams is not None else None,
             block=self._shared_block(i) if self._config.has_shared_block(i) else None,
             channel_mix=self._channel_mix(i),
+            key_biases=self._key_biases(i),
+            attn_stream=self._exact("attn_stream", layer=i),
+            mlp_stream=self._exact("mlp_stream", layer=i),
         )
 
     def _per_layer_table(self) -> PerLayerTable | None:
@@ -203,6 +206,12 @@ class _Assembler:
         if means is None:
             return None
         return ChannelMixWeights(self._matrix("channel_gate", layer=i), means.flatten(1))
+
+    def _key_biases(self, i: int) -> KeyBiases | None:
+        project, rate = (self._exact(name, layer=i) for name in ("key_bias", "key_bias_rate"))
+        if project is None or rate is None:
+            return None
+        return KeyBiases(project, self._exact("key_bias_bias", layer=i), rate)
 
     def _mixer(self, i: int) -> MixerWeights:
         is_rwkv = isinstance(self._config.mixer, Rwkv)

@@ -27,7 +27,7 @@ from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts, moe, shared_expert
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.torch_ops import TorchPlan
-from swiftchat.engine.model.weights import LayerWeights
+from swiftchat.engine.model.weights import KeyBiases, LayerWeights
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
@@ -233,6 +233,9 @@ class CudaOps(Elementwise):
 
     def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
         raise AssertionError("no kernel sets gates to 0")  # see `coverage`
+
+    def with_key_biases(self, qkv: Tensor, weights: KeyBiases) -> Tensor:
+        raise AssertionError("no kernel adds biases of keys to scores")  # see `coverage`
 
     def channel_mix(
         self,

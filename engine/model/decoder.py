@@ -120,6 +120,8 @@ class Decoder:
                 continue
             stream_scale = None if layer.mixer is None else self.config.mixer_stream_scale
             normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias, stream_scale)
+            if layer.attn_stream is not None:
+                self.ops.scale_(x, layer.attn_stream)
             if hidden is not None:
                 self.keep(hidden, i, x)
             if self.config.parallel_residual:
@@ -133,6 +135,8 @@ class Decoder:
             delta = self._add_branch(x, self.ranks.all_reduce(out), layer.attn_out_norm)
             stream_scale = self.config.mlp_stream_scale
             normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias, stream_scale)
+            if layer.mlp_stream is not None:
+                self.ops.scale_(x, layer.mlp_stream)
             if self.config.shortcut_experts:
                 mlp_out = self._mlp(i, layer, normed)
                 if layer.experts is not None:
@@ -310,6 +314,8 @@ class Decoder:
             gates = ops.linear(x, layer.attn_gate, None)
         elif self.config.attention_gate:
             qkv, gates = ops.split_gate(qkv, self.config.num_heads * self.config.head_dim)
+        if layer.key_biases is not None:
+            qkv = ops.with_key_biases(qkv, layer.key_biases)
         if self.config.clip_qkv is not None:
             ops.clamp_(qkv, self.config.clip_qkv)
         norms = layer.head_norms

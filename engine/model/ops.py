@@ -13,6 +13,7 @@ from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
+from swiftchat.engine.model.weights import KeyBiases
 from swiftchat.engine.schedule.batch import Batch
 
 
@@ -37,7 +38,7 @@ class Ops(Protocol):
         """Add the rows of the table [num_positions, hidden_size] at the batch's positions to x."""
 
     def scale_(self, x: Tensor, scale: float | Tensor) -> None:
-        """Multiply the stream in place, by a number or a tensor [1]."""
+        """Multiply the stream in place, by a number or a tensor [1] or [hidden_size]."""
 
     def per_layer_embeddings(self, plan: Any, x: Tensor, table: PerLayerTable) -> Sequence[Tensor]:
         """Return the embeddings of the batch's ids for each layer: [n, width] each.
@@ -115,6 +116,9 @@ class Ops(Protocol):
 
     def split_gate(self, qkv: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return q k v and gates of [n, `width` queries, `width` gates, keys and values]."""
+
+    def with_key_biases(self, qkv: Tensor, weights: KeyBiases) -> Tensor:
+        """Return q k v with the bias of each key behind them, which `attend` expects there."""
 
     def clamp_(self, x: Tensor, limit: float) -> None:
         """Limit all elements of x to ±`limit` in place."""

@@ -16,6 +16,23 @@ from swiftchat.engine.model.shared_block import SharedBlockWeights
 
 
 @dataclass(frozen=True)
+class KeyBiases:
+    """What makes a bias of scores for each key head from a token's values, fp32 (Doge).
+
+    exp(`rate` · softplus(`project` · values + `bias`)); `project` [num_kv_heads, values of all
+    heads], the others [num_kv_heads].
+    """
+
+    project: Tensor
+    bias: Tensor | None
+    rate: Tensor
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [each for each in (self.project, self.bias, self.rate) if each is not None]
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """The weights of one layer; matrices are [out, in].
 
@@ -30,6 +47,7 @@ class LayerWeights:
     the end of a layer `per_layer` adds the
     token's embedding for it, then the stream is multiplied by `scale` [1]. `residual` is added to
     the attention's output; `streams` update the others. With `channel_mix` the MLP is RWKV's.
+    `attn_stream` and `mlp_stream` [hidden_size] multiply the stream before a branch is added.
     """
 
     attn_norm: Tensor | None
@@ -63,6 +81,9 @@ class LayerWeights:
     residual: LowRankResidual | None = None
     block: SharedBlockWeights | None = None
     channel_mix: ChannelMixWeights | None = None
+    key_biases: KeyBiases | None = None
+    attn_stream: Tensor | None = None
+    mlp_stream: Tensor | None = None
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
@@ -117,6 +138,7 @@ def resident_bytes(weights: DecoderWeights) -> int:
         tensors += [] if layer.per_layer is None else [layer.per_layer.out_norm]
         tensors += [] if layer.block is None else [layer.block.norm]
         tensors += [] if layer.channel_mix is None else [layer.channel_mix.means]
+        tensors += [] if layer.key_biases is None else layer.key_biases.tensors
         tensors += [] if layer.streams is None else layer.streams.tensors
         tensors += [] if layer.residual is None else [layer.residual.norm]
         tensors += [] if layer.expert_norms is None else vars(layer.expert_norms).values()

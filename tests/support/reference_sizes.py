@@ -338,6 +338,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "mamba_proj_bias": True,
         "head_dim": ABSENT,
     },
+    "doge": {"attention_bias": True, "num_experts_per_tok": ABSENT},
     "zamba2": {
         "num_hidden_layers": 6,
         "layers_block_type": ["linear_attention", *["hybrid"] * 5],

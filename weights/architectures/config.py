@@ -28,6 +28,9 @@ from swiftchat.weights.architectures.unsupported_keys import ignored_keys
 
 __all__ = ["ModelConfig", "QueryGrowth", "RopeConfig", "RouterConfig"]
 
+# Behind a key in the cache: its bias, and zeros up to an aligned width.
+KEY_BIAS_COLUMNS = 8
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -48,7 +51,7 @@ class ModelConfig:
     have no weights; layers without rotation then have no norms of queries and keys. `inner_norms`
     come before the last matrix of each branch. Branches are multiplied by `residual_scale` before
     they are added to the stream: the stream is computed divided by it, and `norm_eps` is divided by
-    its square.
+    its square. `stream_weights`: the stream is multiplied by a vector before each addition.
 
     Layers. `parallel_residual`: attention and MLP read the same residual stream, through one
     norm if `shared_norm`. `gated`: the MLP has a gate; `interleaved_gate`: gate and up rows
@@ -67,7 +70,8 @@ class ModelConfig:
     attention's output is multiplied by the sigmoid of a projection of its input, which with
     `gate_by_head` has one element for each head; `softplus_gate`: by the softplus. `latent`: keys
     and values are functions of a latent; `head_dim` is then the width of queries and keys. With
-    `value_size` values have another width than keys. `windowed_sinks`: only layers with a window
+    `value_size` values have another width than keys. `key_biases`: each key has a bias of its
+    scores, a function of the token's values. `windowed_sinks`: only layers with a window
     have `attention_sinks`.
 
     `mixer_layers` have a `mixer` with a state of fixed size instead of attention, or if
@@ -156,6 +160,8 @@ class ModelConfig:
     gate_by_head: bool = False
     softplus_gate: bool = False
     value_size: int | None = None
+    key_biases: bool = False
+    stream_weights: bool = False
     latent: LatentAttention | None = None
     logit_scale: float = 1.0
     query_scalar: float | None = None
@@ -275,7 +281,7 @@ class ModelConfig:
         """The rows of a token in a layer's KV cache, and their elements."""
         if self.latent is not None:
             return 1, self.latent.cached_dim
-        return 2 * self.num_kv_heads, self.head_dim
+        return 2 * self.num_kv_heads, self.head_dim + (KEY_BIAS_COLUMNS if self.key_biases else 0)
 
     def window(self, layer: int) -> int | None:
         """Return how many of the last tokens a layer attends to; None: all."""

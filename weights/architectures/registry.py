@@ -11,6 +11,7 @@ from swiftchat.weights.architectures.families.bloom_falcon_opt import BLOOM_FALC
 from swiftchat.weights.architectures.families.cohere_moe import COHERE_MOE
 from swiftchat.weights.architectures.families.deepseek import DEEPSEEK
 from swiftchat.weights.architectures.families.delta_hybrids import DELTA_HYBRIDS
+from swiftchat.weights.architectures.families.doge import DOGE
 from swiftchat.weights.architectures.families.gemma import GEMMA
 from swiftchat.weights.architectures.families.gemma3n import GEMMA3N
 from swiftchat.weights.architectures.families.gemma4 import GEMMA4
@@ -63,6 +64,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **GRANITE_COHERE,
         **COHERE_MOE,
         **ARIA,
+        **DOGE,
         **MOE,
         **SOFTMAX_ROUTERS,
         **SIGMOID_ROUTERS,

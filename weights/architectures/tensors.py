@@ -155,6 +155,14 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
     biases += [f"{name}_bias" for name in biased]
     if config.attention_sinks and not (config.windowed_sinks and config.window(layer) is None):
         biases.append("sinks")
+    if config.key_biases:
+        biases += [
+            "key_bias",
+            *(["key_bias_bias"] if config.attention_bias else []),
+            "key_bias_rate",
+        ]
+    if config.stream_weights:
+        biases += ["attn_stream", "mlp_stream"]
     if config.layer_scales:
         biases.append("layer_scale")
     if config.streams is not None:
@@ -337,6 +345,11 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "shared_gate_up": (2 * shared, hidden),
         "shared_down": (hidden, shared),
         "sinks": (config.num_heads,),
+        "key_bias": (config.num_kv_heads, kv_rows),
+        "key_bias_bias": (config.num_kv_heads,),
+        "key_bias_rate": (config.num_kv_heads,),
+        "attn_stream": (hidden,),
+        "mlp_stream": (hidden,),
         "xielu_positive": (1,),
         "xielu_negative": (1,),
         "attn_inner_norm": (config.num_heads * config.value_dim,),

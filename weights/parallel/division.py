@@ -25,7 +25,7 @@ _REPLICATED = frozenset(
     {"positions", "project_in", "project_out"}
     | {"q_a", "q_a_bias", "q_a_norm", "kv_a", "kv_a_bias", "kv_a_norm"}
     | {"index_q", "index_k", "index_weights", "index_norm", "index_norm_bias"}
-    | {"xielu_positive", "xielu_negative"}
+    | {"xielu_positive", "xielu_negative", "attn_stream", "mlp_stream"}
     | {"router", "router_bias", "router_correction", "shared_router"}
     | {"stream_in", "stream_out", *STREAM_TENSORS}
     | {"router_scale", "expert_scales", "layer_scale"}
