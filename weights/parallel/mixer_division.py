@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from swiftchat.weights.architectures.parts.mamba import Mamba
 from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
     KimiDelta,
-    Mamba,
     Mamba2,
     RgLru,
     ShortConv,
@@ -46,6 +46,8 @@ def mixer_problem(mixer: StateMixer, size: int) -> str | None:
     units = divisible_units(mixer)
     if not units:
         return f"there is no rule to divide {type(mixer).__name__}"
+    if isinstance(mixer, Mamba) and mixer.num_heads > 1:
+        return "there is no rule to divide Mamba with several heads"
     for name, count in units.items():
         if count % size:
             return f"{name} {count} of the mixer is not divisible by --tp {size}"
@@ -117,6 +119,7 @@ def _parts(mixer: StateMixer) -> Mapping[str, Sequence[Part]]:
         case KimiDelta():
             width, heads = (mixer.num_heads, mixer.head_dim), (mixer.num_heads, 1)
             wide = ["q", "k", "v", "conv_q", "conv_k", "conv_v", "step", "gate", "step_bias", "out"]
+            wide += ["step_in", "gate_in"] if mixer.is_plain else []
             return {
                 **{f"mixer_{name}": (width,) for name in wide},
                 **dict.fromkeys(("mixer_b", "mixer_decay"), (heads,)),

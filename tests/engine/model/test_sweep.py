@@ -31,16 +31,8 @@ REFUSED = [
 ]
 # What ranks divide in a way of its own.
 DIVIDED = (
-    *(
-        "afmoe",
-        "cohere",
-        "cohere2_moe",
-        "exaone4",
-        "glm4_moe",
-        "granitemoeshared",
-        "minimax_m2",
-        "olmo",
-    ),
+    *("afmoe", "cohere", "cohere2_moe", "exaone4", "glm4_moe", "granitemoeshared", "minimax_m2"),
+    *("bailing_hybrid", "laguna", "mimo_v2_flash", "olmo"),
     *("apertus", "gemma4_text", "llama4_text"),
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "longcat_flash", "mistral4", "youtu"),
     *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2"),
