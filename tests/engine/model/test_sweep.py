@@ -31,9 +31,9 @@ REFUSED = [
 ]
 # What ranks divide in a way of its own.
 DIVIDED = (
-    *("afmoe", "cohere", "cohere2_moe", "exaone4", "glm4_moe", "granitemoeshared", "minimax_m2"),
-    *("bailing_hybrid", "laguna", "mimo_v2_flash", "olmo"),
-    *("apertus", "gemma4_text", "llama4_text"),
+    *("afmoe", "cohere", "cohere2_moe", "exaone4", "glm4_moe", "granitemoeshared", "laguna"),
+    *("bailing_hybrid", "mimo_v2_flash", "minimax_m2", "olmo"),
+    *("apertus", "apertus1p5_text", "gemma4_text", "llama4_text"),
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "longcat_flash", "mistral4", "youtu"),
     *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2"),
     *("lfm2_moe", "lfm3", "mamba2", "qwen3_5_text"),
