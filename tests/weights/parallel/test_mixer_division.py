@@ -8,10 +8,10 @@ import pytest
 
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.mamba import Mamba
 from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
     KimiDelta,
-    Mamba,
     Mamba2,
     RgLru,
     ShortConv,
