@@ -25,7 +25,7 @@ from tests.support import reference, tiny
 from tests.support.speculation import use_oracle
 from tests.support.thread_communicator import ThreadCommunicator, run_ranks
 
-OFF = SamplingParams(temperature=0, max_tokens=40, speculate="off")
+OFF = SamplingParams(temperature=0, max_tokens=24, speculate="off")
 PROMPT = tiny.random_ids(9, seed=4)
 TYPES = (
     *("lfm2", "lfm3", "lfm2_moe", "recurrent_gemma", "qwen3_next", "qwen3_5_text"),
@@ -42,6 +42,7 @@ CONTROLS = {
     ),
 }
 _FOLDERS: dict[str, Path] = {}
+_PLAIN: dict[Path, dict[int, list[int]]] = {}  # the answers of random schedules
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_ids_and_logprobs_equal_those_of_plain_decoding(
     ids, found = tiny.logprobs(engine, PROMPT, replace(params, speculate="auto"))
     assert ids == plain
     # More tokens than the answer: some were proposed and rejected.
-    assert engine.stats()["computed_tokens"] > len(PROMPT) + 40
+    assert engine.stats()["computed_tokens"] > len(PROMPT) + 24
     if "torch" not in engine.info.device:
         assert found == logprobs
     else:  # torch's sums depend on the number of rows
@@ -113,8 +114,9 @@ def test_turns_and_undo_after_accepted_tokens_are_exact(folder: Path, native: bo
 
     plain, _ = tiny.run(engine(), {1: PROMPT}, OFF)
     # An answer may end within accepted tokens: at a length, or at a token.
-    for end in (4, 11, 12, 13, 40):
-        stop = replace(OFF, stop_ids=(plain[1][end],)) if end < 40 else OFF
+    other = engine()  # it verifies nothing
+    for end in (4, 13, 24):
+        stop = replace(OFF, stop_ids=(plain[1][end],)) if end < 24 else OFF
         limit = replace(OFF, max_tokens=end)
         for params in (stop, limit):
             verified = use_oracle(engine(), plain)
@@ -125,7 +127,7 @@ def test_turns_and_undo_after_accepted_tokens_are_exact(folder: Path, native: bo
             for length, shortened in ((5, 0), (3, 2)):  # a further turn, an edited one
                 answer = ids[1][: len(ids[1]) - shortened]
                 turn = PROMPT + answer + tiny.random_ids(length, seed=8)
-                expected, _ = tiny.run(engine(), {2: turn}, replace(OFF, max_tokens=9))
+                expected, _ = tiny.run(other, {2: turn}, replace(OFF, max_tokens=9))
                 found, turn_ends = tiny.run(verified, {2: turn}, replace(OFF, max_tokens=9))
                 assert found == expected
                 if not shortened:
@@ -149,7 +151,7 @@ def test_batches_of_sequences_share_the_states_of_a_step(folder: Path) -> None:
     st.integers(2, 9),
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3)), max_size=2),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_random_schedules_with_preemption_and_cancel(
     num_blocks: int, most: int, num_states: int, cancels: list[tuple[int, int]]
 ) -> None:
@@ -157,7 +159,10 @@ def test_random_schedules_with_preemption_and_cancel(
     folder = _FOLDERS["qwen3_next"]
     prompts = {i: tiny.random_ids(7 + 9 * i, seed=i) for i in (1, 2, 3)}
     params = replace(OFF, max_tokens=12)
-    plain = {i: tiny.run(tiny.engine(folder), {i: p}, params)[0][i] for i, p in prompts.items()}
+    if folder not in _PLAIN:
+        one = tiny.engine(folder)
+        _PLAIN[folder] = {i: tiny.run(one, {i: p}, params)[0][i] for i, p in prompts.items()}
+    plain = _PLAIN[folder]
     engine = tiny.engine(
         folder, ctx_size_tokens=48, cache_tokens=num_blocks * tiny.BLOCK_SIZE, chunk_tokens=16
     )
