@@ -128,6 +128,7 @@ def _mimo_v2(config: Fields) -> Mapping[str, Any]:
     full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
     if len(kinds) != count or {*kinds} - {*_KINDS}:
         raise invalid("layer_types", f"a list of {count} of {' and '.join(_KINDS)}", str(kinds))
+    _check_published(config, kinds, {"kv_heads": kv_heads, "head_dim": head_dim, "v": value_dim})
     return {
         **experts_of_width(config, router, None),
         **_ropes(config, _MIMO_ROPES, 0.334),
@@ -144,6 +145,26 @@ def _mimo_v2(config: Fields) -> Mapping[str, Any]:
         or 1.0,
         "dense_layers": listed_dense(config, 1),
     }
+
+
+def _check_published(config: Fields, kinds: list[str], sizes: Mapping[str, int]) -> None:
+    """Raise `BadModelFile` if a key of the published files, which transformers ignores, differs."""
+    expected: dict[str, Any] = {
+        "swa_num_key_value_heads": 2 * sizes["kv_heads"],
+        "swa_num_attention_heads": num_heads(config),
+        "swa_head_dim": sizes["head_dim"],
+        "swa_v_head_dim": sizes["v"],
+        "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in kinds],
+        "add_swa_attention_sink_bias": True,
+        "add_full_attention_sink_bias": False,
+        "layernorm_epsilon": config.get("rms_norm_eps"),
+    }
+    if config.get("rope_parameters") is None:
+        expected |= {"swa_rope_theta": _MIMO_ROPES["sliding_attention"]["rope_theta"]}
+        expected |= {"rope_theta": _MIMO_ROPES["full_attention"]["rope_theta"]}
+    for name, value in expected.items():
+        if config.get(name) not in (None, value):
+            raise invalid(name, str(value), str(config[name]))
 
 
 _LAGUNA_ROPES = frozen(
