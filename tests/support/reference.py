@@ -179,6 +179,8 @@ def prompt_ids(length: int = 24) -> tuple[int, ...]:
 @torch.inference_mode()
 def reference_logits(model: transformers.PreTrainedModel, ids: tuple[int, ...]) -> torch.Tensor:
     """Return the logits after each of the ids: [len(ids), vocab_size]."""
+    if isinstance(model, transformers.Llama4ForConditionalGeneration):
+        model = model.language_model  # transformers 5.24 fails in the outer model without an image
     try:
         return model(torch.tensor([ids]), use_cache=False).logits[0]
     except Exception as error:
