@@ -38,7 +38,8 @@ def _scale(
         return frequencies / rope.factor
     if rope.scaling == "llama3":
         turns = rope.original_context_tokens * frequencies / (2 * math.pi)
-        span = rope.high_freq_factor - rope.low_freq_factor
+        # Both factors are the same for Llama 4 Scout: then no frequency is between.
+        span = max(rope.high_freq_factor - rope.low_freq_factor, 1e-12)
         keep = ((turns - rope.low_freq_factor) / span).clamp(0.0, 1.0)
         return frequencies * (keep + (1.0 - keep) / rope.factor)
     if rope.scaling == "yarn":

@@ -134,7 +134,7 @@ def _llama3(metadata: Metadata, config: ModelConfig) -> dict[str, Any] | None:
 
     A divisor f of the wave length w satisfies 1/f = (1 − s)/F + s with s between 0 and 1 and
     s = (C/w − low)/(high − low), so two divisors strictly between 1 and F determine all
-    parameters. None if all divisors are 1.
+    parameters. Without any, both factors are taken to be 1. None if all divisors are 1.
     """
     file, original = metadata.file, metadata.get("rope.scaling.original_context_length")
     found = _vector(file, _LLAMA3_DIVISORS).astype(np.float64)
@@ -165,7 +165,7 @@ def _llama3(metadata: Metadata, config: ModelConfig) -> dict[str, Any] | None:
 def _llama3_divisors(
     waves: npt.NDArray[np.float64], factor: float, low: float, high: float, context: float
 ) -> npt.NDArray[np.float64]:
-    high_share = np.clip((context / waves - low) / (high - low), 0.0, 1.0)
+    high_share = np.clip((context / waves - low) / max(high - low, 1e-12), 0.0, 1.0)
     divisors: npt.NDArray[np.float64] = 1 / ((1 - high_share) / factor + high_share)
     return divisors
 
@@ -174,12 +174,14 @@ def _fit_llama3(
     found: npt.NDArray[np.float64], waves: npt.NDArray[np.float64], factor: float, original: Any
 ) -> tuple[float, float, int]:
     between = (found > 1) & (found < factor)
+    # Only context / (high − low) and low / (high − low) are determined; choose the context.
+    context = original if isinstance(original, int) and original > 0 else 8192
+    if not between.any():
+        return 1.0, 1.0, context  # Llama 4 Scout
     if between.sum() < 2:
         return _LLAMA3_ROPE
     high_share = (1 / found[between] - 1 / factor) / (1 - 1 / factor)
     slope, start = np.polyfit(1 / waves[between], high_share, 1)
-    # Only context / (high − low) and low / (high − low) are determined; choose the context.
-    context = original if isinstance(original, int) and original > 0 else 8192
     if not slope > 0 or not start < 0:
         return _LLAMA3_ROPE
     width = context / slope

@@ -22,6 +22,8 @@ _LLAMA3 = {**_YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_fa
         ("llama", {"rope_scaling": _YARN}),
         ("llama", {"rope_parameters": {**_YARN, "beta_fast": None, "beta_slow": None}}),
         ("llama", {"rope_scaling": _LLAMA3, "original_max_position_embeddings": 16}),
+        # As published of Llama 4 Scout.
+        ("llama4_text", {"rope_scaling": {**_LLAMA3, "high_freq_factor": 1.0}}),
         ("llama", {"sliding_window": 5}),
         ("mistral", {"use_sliding_window": False}),
         ("gemma", {"hidden_act": "relu"}),

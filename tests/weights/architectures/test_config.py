@@ -368,6 +368,12 @@ def test_invalid_rope_field_raises_an_error_with_its_name(field: str, value: obj
         ModelConfig.from_hf({**LLAMA, "rope_scaling": {**LLAMA3_ROPE, field: value}})
 
 
+def test_rope_fields_in_the_wrong_order_raise_an_error() -> None:
+    factors = {"low_freq_factor": 4.0, "high_freq_factor": 3.9}
+    with pytest.raises(BadModelFile, match="high_freq_factor must be a number from"):
+        ModelConfig.from_hf({**LLAMA, "rope_scaling": {**LLAMA3_ROPE, **factors}})
+
+
 def test_unknown_rope_scaling_raises_an_error_with_its_name() -> None:
     with pytest.raises(BadModelFile, match="ntk"):
         ModelConfig.from_hf({**LLAMA, "rope_scaling": {"rope_type": "ntk", "factor": 4.0}})

@@ -64,6 +64,8 @@ def rope_divisors(scaling: dict[str, Any]) -> np.ndarray:
         LLAMA3_ROPE,
         {**LLAMA3_ROPE, "factor": 32.0, "rope_theta": 500000.0},
         {**LLAMA3_ROPE, "low_freq_factor": 0.5, "high_freq_factor": 10.0},
+        # Llama 4 Scout: no frequency is between.
+        {**LLAMA3_ROPE, "factor": 16.0, "high_freq_factor": 1.0},
     ],
 )
 def test_llama3_rope_scaling_is_recovered(tmp_path: Path, scaling: dict[str, Any]) -> None:

@@ -164,11 +164,14 @@ def rope_of_kind(config: Fields, default: Fields, kind: str, head_dim: int) -> R
 
 def _llama3(config: Fields, rope: Fields) -> dict[str, Any]:
     low = number(rope, "low_freq_factor", above=0.0, below=1e6)
+    high = number(rope, "high_freq_factor", above=0.0, below=1e6)
+    if high < low:
+        raise invalid("high_freq_factor", f"a number from low_freq_factor, {low:g}, on", high)
     return {
         "scaling": "llama3",
         "factor": number(rope, "factor", above=0.0, below=1e6),
         "low_freq_factor": low,
-        "high_freq_factor": number(rope, "high_freq_factor", above=low, below=1e6),
+        "high_freq_factor": high,
         "original_context_tokens": _original_context(config, rope),
     }
 
