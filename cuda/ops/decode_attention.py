@@ -42,9 +42,8 @@ _ARGUMENTS = (
     "tensor_map map, pointer q, pointer cache, pointer block_tables, pointer context_lens, "
     "pointer alibi_slopes, pointer sinks, pointer out, pointer workspace, int64 q_stride, "
     "int num_kv_heads, int group_size, int head_dim, int log2_block_size, int max_blocks, "
-    "int window, int new_tokens, int num_splits, int few_splits, int together, int num_seqs, "
-    "float scale, "
-    "float softcap"
+    "int window, int chunk, int new_tokens, int num_splits, int few_splits, int together, "
+    "int num_seqs, float scale, float softcap"
 )
 
 
@@ -173,6 +172,7 @@ def decode_attention(
     out: Tensor,
     workspace: Tensor,
     window: int = 0,
+    chunk: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -187,20 +187,23 @@ def decode_attention(
     int8, T is not fp32 and head_dim is a multiple of 16, or with int5 64 or 128; then q is rotated
     as `rotary` leaves it, and `out` is not. `context_lens` int32 [num_seqs] include
     the query's token; 0 gives zeros. Entries of `block_tables` int32 [num_seqs, max_blocks] without
-    a visible token are not used. The last `window` tokens are visible (0: all); `softcap` caps the
-    scores (0: off), and `alibi_slopes` fp32 [num_heads] times the distance to the last token is
-    added. `sinks` fp32 [num_heads] are the scores of one more key, whose value is 0. `new_tokens`,
-    if not 0, promises that since the stream was idle, or since the current graph began, no kernel
-    has written anything that this one reads, except q, and the keys and values of this many last
-    tokens of each sequence. `even_lengths` is a hint that the sequences have about as many tokens.
+    a visible token are not used. The last `window` tokens are visible (0: all), of these those from
+    the last multiple of `chunk` up to the query on (0: all); `softcap` caps the scores (0: off),
+    and `alibi_slopes` fp32 [num_heads] times the distance to the last token is added. `sinks` fp32
+    [num_heads] are the scores of one more key, whose value is 0. `new_tokens`, if not 0, promises
+    that since the stream was idle, or since the current graph began, no kernel has written anything
+    that this one reads, except q, and the keys and values of this many last tokens of each
+    sequence. `even_lengths` is a hint that the sequences have about as many tokens.
     """
-    _check_sizes(cache, head_dim_of(cache, kv_scales), q.shape[1], window, softcap)
+    _check_sizes(cache, head_dim_of(cache, kv_scales), q.shape[1], (window, chunk), softcap)
     _check_tensors(gpu, q, cache, block_tables, context_lens, alibi_slopes, out, kv_scales)
     if len(q) == 0:
         return
     check_tensor("sinks", sinks, (q.shape[1],), "float32", gpu)
     plan = _Plan.of(
-        gpu, q, cache, block_tables.shape[1], window, scheme_of(kv_scales), even=even_lengths
+        *(gpu, q, cache, block_tables.shape[1], min(filter(None, (window, chunk)), default=0)),
+        scheme_of(kv_scales),
+        even=even_lengths,
     )
     plan.check_workspace(workspace, q)
     gpu.kernel(plan.layout.spec)(
@@ -219,6 +222,7 @@ def decode_attention(
         workspace=workspace,
         max_blocks=block_tables.shape[1],
         window=window,
+        chunk=chunk,
         new_tokens=new_tokens,
         scale=scale,
         softcap=softcap,
@@ -303,7 +307,9 @@ def _num_splits(
     return max(1, min(splits, _MAX_SPLITS, -(-max_tokens // block_tokens)))
 
 
-def _check_sizes(cache: Tensor, head_dim: int, num_heads: int, window: int, softcap: float) -> None:
+def _check_sizes(
+    cache: Tensor, head_dim: int, num_heads: int, limits: tuple[int, int], softcap: float
+) -> None:
     num_blocks, kv_rows, block_size, _ = cache.shape
     if cache.dtype not in DTYPE_NAMES and cache.dtype != torch.int8:
         raise ValueError(f"the cache must be bf16, fp16, fp32 or int8, not {cache.dtype}")
@@ -315,8 +321,8 @@ def _check_sizes(cache: Tensor, head_dim: int, num_heads: int, window: int, soft
         raise ValueError(f"{num_heads} query heads do not divide among {kv_rows} / 2 KV heads")
     if num_blocks * kv_rows * block_size >= 2**31:
         raise ValueError(f"a cache of {list(cache.shape)} has 2^31 rows or more")
-    if window < 0 or softcap < 0:
-        raise ValueError(f"window and softcap must be 0 or more, not {window} and {softcap}")
+    if min(*limits, softcap) < 0:
+        raise ValueError(f"window, chunk and softcap must be 0 or more, not {(*limits, softcap)}")
 
 
 def _check_tensors(

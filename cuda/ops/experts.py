@@ -85,7 +85,8 @@ def experts_fit(gpu: Gpu, matrices: ExpertMatrices, dtype: torch.dtype, num_rows
 
 def _gate_up_spec(dtype: torch.dtype, scheme: Mapping[str, str], activation: str) -> KernelSpec:
     arguments = (
-        "pointer biases, pointer ids, pointer out, int num_routed, int shared_size, "
+        "pointer biases, pointer ids, pointer input_weights, pointer out, int num_routed, "
+        "int shared_size, "
         "int hidden_size, int expert_size, int experts_per_token, int gate_step, float limit"
     )
     defines = {"DTYPE": DTYPE_NAMES[dtype], "ACTIVATION": activation.upper()}
@@ -132,13 +133,15 @@ def expert_gate_up(
     *,
     gate_step: int = 1,
     limit: float = 0.0,
+    input_weights: Tensor | None = None,
 ) -> None:
     """Write activation(gate · x) * (up · x) of each token's experts to `out`.
 
     `out` is T [n, experts_per_token, expert_size], x T [n, hidden_size], the matrices
     [2 * expert_size, hidden_size]. `ids` int32 [n, experts_per_token] must be valid, which is not
     checked. The gate's rows come first, or with a `gate_step` of 2 gate and up rows alternate. With
-    a `limit` > 0, gate is at most that, up is clamped to ±limit, and 1 is added.
+    a `limit` > 0, gate is at most that, up is clamped to ±limit, and 1 is added. `input_weights`
+    fp32 [n, experts_per_token] multiply the input of each expert.
     """
     (n, hidden_size), (_, chosen, expert_size) = x.shape, out.shape
     is_packed = matrices.scheme in TILE_COLUMNS
@@ -151,6 +154,7 @@ def expert_gate_up(
         )
     _check(gpu, x, matrices, ids, (n, chosen), (n, hidden_size), (2 * expert_size, hidden_size))
     check_tensor("out", out, (n, chosen, expert_size), x.dtype, gpu)
+    check_tensor("input_weights", input_weights, (n, chosen), "float32", gpu)
     if n == 0:
         return
     kernel = gpu.kernel(_gate_up_spec(x.dtype, matrices.defines, activation))
@@ -160,6 +164,7 @@ def expert_gate_up(
         "values": matrices.values,
         "biases": matrices.biases,
         "ids": ids,
+        "input_weights": input_weights,
         "out": out,
         **matrices.shared_arguments(expert_size),
         "hidden_size": hidden_size,
@@ -188,7 +193,7 @@ def expert_down(
     x: Tensor,
     matrices: ExpertMatrices,
     ids: Tensor,
-    weights: Tensor,
+    weights: Tensor | None,
     out: Tensor,
     *,
     accumulate: bool = False,
@@ -197,8 +202,8 @@ def expert_down(
 
     `out` is fp32 [n, hidden_size], x T [n, experts_per_token, expert_size], the matrices
     [hidden_size, expert_size]. `ids` int32 [n, experts_per_token] must be valid, which is not
-    checked. The routing weights are fp32 [n, experts_per_token]. The kernel reads ids and weights
-    before the kernel before it ends: that must be `expert_gate_up`, or not write them.
+    checked. The routing weights are fp32 [n, experts_per_token]; None: 1. The kernel reads ids and
+    weights before the kernel before it ends: that must be `expert_gate_up`, or not write them.
     """
     (n, chosen, expert_size), hidden_size = x.shape, out.shape[1]
     if not experts_fit(gpu, matrices, x.dtype, chosen):

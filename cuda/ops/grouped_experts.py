@@ -77,8 +77,9 @@ _ORDER = KernelSpec("expert_order", "pointer ids, pointer order, pointer starts,
 
 def _gate_up_spec(tiling: Tiling, activation: str) -> KernelSpec:
     arguments = (
-        "pointer x, pointer values, pointer scales, pointer biases, pointer order, "
-        "pointer starts, pointer out, int num_experts, int hidden_size, int expert_size, "
+        "pointer x, pointer values, pointer scales, pointer biases, pointer input_weights, "
+        "pointer order, pointer starts, pointer out, int num_experts, int hidden_size, "
+        "int expert_size, "
         "int experts_per_token, int gate_step, float limit"
     )
     defines = {**tiling.defines, "ACTIVATION": activation.upper()}
@@ -192,10 +193,12 @@ def grouped_gate_up(
     *,
     gate_step: int = 1,
     limit: float = 0.0,
+    input_weights: Tensor | None = None,
 ) -> None:
     """`expert_gate_up` for the rows of each expert: `out` T [num_choices, expert_size].
 
-    x is T [n, hidden_size]; the rows of `out` are in the order of `rows`.
+    x is T [n, hidden_size]; the rows of `out` are in the order of `rows`, `input_weights` fp32
+    [n, experts_per_token] in that of the choices.
     """
     (n, hidden_size), (num_choices, expert_size) = x.shape, out.shape
     _check(gpu, matrices, 2 * expert_size, hidden_size, x.dtype)
@@ -207,6 +210,7 @@ def grouped_gate_up(
     rows.check(gpu, num_choices)
     check_tensor("x", x, (n, hidden_size), x.dtype, gpu)
     check_tensor("out", out, (num_choices, expert_size), x.dtype, gpu)
+    check_tensor("input_weights", input_weights, (n, num_choices // n), "float32", gpu)
     tiling, most = rows.tiling(x.dtype, matrices)
     gpu.kernel(_gate_up_spec(tiling, activation))(
         (-(-2 * expert_size // _BLOCK_COLUMNS), most),
@@ -217,6 +221,7 @@ def grouped_gate_up(
         values=matrices.values,
         scales=matrices.scales,
         biases=matrices.biases,
+        input_weights=input_weights,
         order=rows.order,
         starts=rows.starts,
         out=out,
@@ -262,11 +267,11 @@ def grouped_down(
     )
 
 
-def expert_sum(gpu: Gpu, parts: Tensor, weights: Tensor, out: Tensor) -> None:
+def expert_sum(gpu: Gpu, parts: Tensor, weights: Tensor | None, out: Tensor) -> None:
     """Write the sums of `parts` T [n, experts_per_token, hidden_size] times weights to `out`.
 
-    `weights` fp32 [n, experts_per_token], `out` fp32 [n, hidden_size]. The order of each sum is
-    that of the experts, in fp32.
+    `weights` fp32 [n, experts_per_token], None: 1; `out` fp32 [n, hidden_size]. The order of each
+    sum is that of the experts, in fp32.
     """
     n, chosen, hidden_size = parts.shape
     if hidden_size % 8 or n > MAX_GRID_Y:

@@ -33,6 +33,7 @@ def prefill_attention(
     scale: float,
     out: Tensor,
     window: int = 0,
+    chunk: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -50,18 +51,20 @@ def prefill_attention(
     int5 64 or 128; then q is rotated, as `rotary` leaves it, and so is `out`.
 
     A query sees the keys up to its own position, and those before prefix_lens[i]; with a `window`
-    of these only keys > position - window. Scores are scaled, then capped by `softcap` (0: off),
-    then reduced by alibi_slopes [num_heads] (fp32) for each position of distance. `sinks`
-    [num_heads] (fp32) are the scores of one more key, whose value is 0. At most `max_splits` thread
-    blocks share the keys of the same queries.
+    of these only keys > position - window, with a `chunk` only those from the last multiple of it
+    up to the position on. Scores are scaled, then capped by `softcap` (0: off), then reduced by
+    alibi_slopes [num_heads] (fp32) for each position of distance. `sinks` [num_heads] (fp32) are
+    the scores of one more key, whose value is 0. At most `max_splits` thread blocks share the keys
+    of the same queries.
     """
     dtype = cache.dtype if kv_scales is None else q.dtype
     _check_queries(gpu, q, out, dtype, alibi_slopes)
     _check_cache(gpu, cache, out.shape[1], out.shape[2], dtype, kv_scales)
     _check_sequences(gpu, block_tables, query_starts, context_lens, prefix_lens)
     check_tensor("sinks", sinks, (out.shape[1],), "float32", gpu)
-    if window < 0 or softcap < 0 or scale <= 0:
-        raise ValueError(f"window {window}, softcap {softcap} and scale {scale} must be positive")
+    if min(window, chunk, softcap) < 0 or scale <= 0:
+        limits = f"window {window}, chunk {chunk}, softcap {softcap}"
+        raise ValueError(f"{limits} and scale {scale} must be positive")
     biased = softcap > 0 or alibi_slopes is not None
     shape = prefill_shape(gpu, dtype, out.shape[2], biased, path, scheme_of(kv_scales))
     group_size = 1 if alibi_slopes is not None else 2 * out.shape[1] // cache.shape[1]
@@ -101,6 +104,7 @@ def prefill_attention(
         out=out,
         **_sizes(q, block_tables),
         window=window,
+        chunk=chunk,
         num_tiles=tiles.num_tiles,
         heads_together=_heads_together(cache, out.shape[1], max_num_tokens),
         scale=scale,

@@ -13,7 +13,8 @@ _ARGUMENTS = (
     "pointer q, pointer cache, pointer block_tables, pointer query_starts, pointer context_lens, "
     "pointer prefix_lens, pointer alibi_slopes, pointer sinks, pointer out, int64 q_stride, "
     "int num_seqs, int max_blocks, int num_heads, int num_kv_heads, int head_dim, "
-    "int log2_block_size, int window, int num_tiles, int heads_together, float scale, float softcap"
+    "int log2_block_size, int window, int chunk, int num_tiles, int heads_together, float scale, "
+    "float softcap"
 )
 _MAX_DIM = 512
 _DIMS = {

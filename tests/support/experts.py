@@ -129,17 +129,42 @@ def check_gate_up(gpu: Gpu, case: Case, size: tuple[int, int, int, int, int]) ->
 
 
 def check_limit_and_order(gpu: Gpu, case: Case, gate_step: int, k: int, inner: int) -> None:
-    """The same with biases, a limit, and gate and up rows that may alternate."""
+    """The same with biases, a limit, weights of inputs, and gate and up rows that may alternate."""
     scheme, group, dtype = case
     make = Inputs(gate_step, dtype)
     x, own = make.normal(3, k), Experts(make, scheme, group, (6, 2 * inner, k))
     ids, out = chosen_ids(make, 3, 6, 4), poisoned(3, 4, inner, dtype=dtype)
     matrices = own.matrices(biased=True)
-    expert_gate_up(gpu, x, matrices, ids, out, "gelu_sigmoid", gate_step=gate_step, limit=1.5)
-    wide = own.products(x.unsqueeze(1), ids, biased=True)
-    gate, up = (wide[..., 0::2], wide[..., 1::2]) if gate_step == 2 else wide.chunk(2, -1)
-    gate, up = gate.clamp(max=1.5), up.clamp(-1.5, 1.5) + 1
-    assert_close(out, gate * torch.sigmoid(1.702 * gate) * up, max(ROUNDING[dtype], 2e-5))
+    weights = make.normal(3, 4, dtype=torch.float32).abs()
+    for each in (None, weights):
+        expert_gate_up(
+            *(gpu, x, matrices, ids, out, "gelu_sigmoid"),
+            gate_step=gate_step,
+            limit=1.5,
+            input_weights=each,
+        )
+        inputs = x.unsqueeze(1).double() * (1 if each is None else each.double().unsqueeze(-1))
+        wide = own.products(inputs, ids, biased=True)
+        gate, up = (wide[..., 0::2], wide[..., 1::2]) if gate_step == 2 else wide.chunk(2, -1)
+        gate, up = gate.clamp(max=1.5), up.clamp(-1.5, 1.5) + 1
+        expected = gate * torch.sigmoid(1.702 * gate) * up
+        assert_close(out, expected, max(ROUNDING[dtype], 2e-5))
+
+
+def check_input_weights(gpu: Gpu, case: Case, size: tuple[int, int, int, int, int]) -> None:
+    """Compare expert_gate_up with fp64 where weights multiply the experts' inputs."""
+    (scheme, group, dtype), (n, experts, chosen, k, inner) = case, size
+    if group and k % group:
+        k = 2816
+    make = Inputs(k + inner, dtype)
+    x, own = make.normal(n, k), Experts(make, scheme, group, (experts, 2 * inner, k))
+    ids, out = chosen_ids(make, n, experts, chosen), poisoned(n, chosen, inner, dtype=dtype)
+    weights = make.normal(n, chosen, dtype=torch.float32).sigmoid()
+    matrices = own.matrices(biased=False)
+    expert_gate_up(gpu, x, matrices, ids, out, "silu", input_weights=weights)
+    inputs = x.unsqueeze(1).double() * weights.double().unsqueeze(-1)
+    gate, up = own.products(inputs, ids, biased=False).chunk(2, -1)
+    assert_close(out, ACTIVATIONS["silu"](gate) * up, max(ROUNDING[dtype], 2e-5))
 
 
 def check_down(gpu: Gpu, case: Case, size: tuple[int, int, int, int, int]) -> None:
@@ -161,6 +186,8 @@ def check_down(gpu: Gpu, case: Case, size: tuple[int, int, int, int, int]) -> No
     before = out.clone()
     expert_down(gpu, x, own.matrices(biased=True), ids, weights, out, accumulate=True)
     assert_close(out, before.double() + expected, 2e-5)
+    expert_down(gpu, x, own.matrices(biased=False), ids, None, out)
+    assert_close(out, own.products(x, ids, biased=False).sum(1), 2e-5)
 
 
 def chosen_ids(make: Inputs, n: int, num_experts: int, chosen: int) -> Tensor:

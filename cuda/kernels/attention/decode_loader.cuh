@@ -26,8 +26,9 @@ struct TokenRange {
     int begin, end, splits;
     int first, stride, count;  // this warp's steps: their first tokens, and how many
 
-    __device__ TokenRange(const BlockWork& work, int length, int window) {
+    __device__ TokenRange(const BlockWork& work, int length, int window, int chunk) {
         begin = window > 0 ? max(0, length - window) : 0;
+        if (chunk > 0 && length > chunk) begin = max(begin, (length - 1) / chunk * chunk);
         end = length;
         int start = begin / STEP, steps = (end + STEP - 1) / STEP - start;
         splits = min(work.num_splits, (steps + BUSY_WARPS - 1) / BUSY_WARPS);

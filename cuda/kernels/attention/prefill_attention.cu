@@ -19,7 +19,7 @@
 //
 // out = softmax(cap · tanh(q · kᵀ · scale / cap) + slope · (key - position)) · v over the visible keys:
 // those up to the query's position or in the prefix, and with a window w > 0 of these only keys >
-// position - w. Head h reads KV head h / (num_heads / num_kv_heads).
+// position - w, with a chunk c > 0 only keys >= position / c * c (Llama 4). Head h reads KV head h / (num_heads / num_kv_heads).
 //
 // Algorithm: FlashAttention (Dao, 2023; Shah et al., 2024). A block keeps a tile of queries of one head and
 // loops over the tiles of keys with an online softmax. Tiles that no row sees are skipped; masks are
@@ -169,7 +169,7 @@ prefill_attention_kernel(const __grid_constant__ TensorMap cache_map, const __gr
                          const int* query_starts, const int* context_lens, const int* prefix_lens,
                          const float* alibi_slopes, const float* sinks, T* out, i64 q_stride, int num_seqs,
                          int max_blocks,
-                         int num_heads, int num_kv_heads, int head_dim, int log2_block_size, int window,
+                         int num_heads, int num_kv_heads, int head_dim, int log2_block_size, int window, int chunk,
                          int num_tiles, int heads_together, float scale, float softcap
 #ifdef KV_SCHEME
                          , const float* kv_scales
@@ -187,7 +187,7 @@ prefill_attention_kernel(const __grid_constant__ TensorMap cache_map, const __gr
     Arguments a = {q,          cache,        block_tables, query_starts, context_lens,
                    prefix_lens, alibi_slopes,      sinks,        out,          q_stride,     num_seqs,
                    max_blocks, num_heads,    num_kv_heads, head_dim,     log2_block_size,
-                   window,     num_tiles,        heads_together, scale,      softcap,
+                   window,     chunk,        num_tiles,        heads_together, scale,      softcap,
 #ifdef KV_SCHEME
                    kv_scales,
 #endif

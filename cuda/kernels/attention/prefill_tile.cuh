@@ -16,7 +16,7 @@ struct Arguments {
     const float *alibi_slopes, *sinks;
     T* out;
     i64 q_stride;
-    int num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, log2_block_size, window, num_tiles;
+    int num_seqs, max_blocks, num_heads, num_kv_heads, head_dim, log2_block_size, window, chunk, num_tiles;
     int heads_together;
     float scale, softcap;
 #ifdef KV_SCHEME
@@ -43,7 +43,8 @@ struct QueryTile {
     int num_rows;       // remaining rows of the sequence; may exceed the tile
     int first_token;    // row of q; with SPLIT of the sequence's first token
     int position;       // of the first row; with SPLIT of the sequence's first token
-    int context, prefix, window;
+    int context, prefix, window, chunk;
+    int chunk_begin;  // the first key of the first row's chunk; without chunks 0
     int head;  // with SPLIT the first one
     float slope;
 #ifdef KV_SCHEME
@@ -80,7 +81,10 @@ struct QueryTile {
         return max(position + token(row) + 1, prefix);
     }
     __device__ __forceinline__ int key_begin(int row) const {
-        return window > 0 ? max(position + token(row) + 1 - window, 0) : 0;
+        int at = position + token(row), begin = chunk_begin;
+        // A division would need too many registers; the rows of a tile are in one chunk or two if it is not tiny.
+        for (int rest = at - begin; chunk > 0 && rest >= chunk; rest -= chunk) begin += chunk;
+        return window > 0 ? max(at + 1 - window, begin) : begin;
     }
     // The keys that the rows first … first + count - 1 may see: begin … end - 1.
     __device__ __forceinline__ void span(int first, int count, int& begin, int& end) const {
@@ -159,6 +163,8 @@ __device__ __forceinline__ bool find_tile(const Arguments& a, int index, QueryTi
             w.position = w.context - count / rows_per_token + (SPLIT ? 0 : first);
             w.prefix = a.prefix_lens ? min(a.prefix_lens[seq], w.context) : 0;
             w.window = a.window;
+            w.chunk = a.chunk;
+            w.chunk_begin = a.chunk > 0 ? (w.position + w.token(0)) / a.chunk * a.chunk : 0;
             w.head = head;
             w.slope = a.alibi_slopes ? a.alibi_slopes[head] : 0.f;
 #ifdef KV_SCHEME

@@ -5,7 +5,7 @@
 //   scales      u64 [num_experts]: address of its scales, as in packed_gate_up; null for PLAIN
 //   biases      u64 [num_experts] or null: each expert's bias T [hidden_size]
 //   ids         int32 [n, experts_per_token]
-//   weights     fp32 [n, experts_per_token]: routing weights
+//   weights     fp32 [n, experts_per_token] or null: routing weights; null: 1
 //   out         fp32 [n, hidden_size] = sum over a token's experts of weight * (matrix · x + bias)
 //   num_routed, shared_size  the experts from num_routed on are parts of one expert of this size: expert_size columns
 //               of its matrix [hidden_size, shared_size]
@@ -41,7 +41,7 @@ expert_down_kernel(const T* x, const u64* values, const u64* scales, const u64* 
     ids += token * experts_per_token;
     chosen.look_up(ids, experts_per_token, values, scales);
     if (threadIdx.x < experts_per_token)
-        factors[threadIdx.x] = __ldcg(weights + token * experts_per_token + threadIdx.x);
+        factors[threadIdx.x] = weights ? __ldcg(weights + token * experts_per_token + threadIdx.x) : 1.f;
     __syncthreads();
     auto rows_of = [&](int unit, Row (&rows)[2]) {
         int tile = unit / pairs, choice = (unit - tile * pairs) * 2;

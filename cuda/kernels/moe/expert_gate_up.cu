@@ -4,6 +4,8 @@
 //   values     u64 [num_experts]: each expert's matrix T [2 * expert_size, hidden_size]
 //   biases     u64 [num_experts] or null: each expert's bias T [2 * expert_size]
 //   ids        int32 [n, experts_per_token]
+//   input_weights  fp32 [n, experts_per_token] or null: the products are multiplied by them, before a bias is added:
+//              the weight of a choice multiplies the expert's input (Llama 4)
 //   out        T [n, experts_per_token, expert_size] = ACTIVATION(gate · x) * (up · x); with a `limit` > 0
 //              gate is at most that, up is clamped to ±limit, and 1 is added to up (OpenAI gpt-oss, 2025)
 //   num_routed, shared_size  the experts from num_routed on are parts of one expert of this size, which all tokens
@@ -27,8 +29,8 @@
 constexpr int PAIRS = 2;  // of gate and up rows, a warp
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-expert_gate_up_kernel(const T* x, const u64* values, const u64* biases, const int* ids, T* out,
-                      int num_routed, int shared_size, int hidden_size, int expert_size, int experts_per_token,
+expert_gate_up_kernel(const T* x, const u64* values, const u64* biases, const int* ids,
+                      const float* input_weights, T* out, int num_routed, int shared_size, int hidden_size, int expert_size, int experts_per_token,
                       int gate_step, float limit) {
     extern __shared__ __align__(16) u8 dynamic[];
     T* activation = (T*)dynamic;
@@ -47,10 +49,12 @@ expert_gate_up_kernel(const T* x, const u64* values, const u64* biases, const in
     add_dots(gates, gate + first * hidden_size, stride, count, activation, hidden_size, lane, WARP);
     add_dots(ups, gate + (first + to_up) * hidden_size, stride, count, activation, hidden_size, lane, WARP);
     const T* bias = biases ? (const T*)biases[ids[pair]] + first : nullptr;
+    float weight = input_weights ? __ldcg(input_weights + pair) : 1.f;
 #pragma unroll
     for (int r = 0; r < PAIRS; r++) {
         float g = warp_reduce(gates[r], Sum()), u = warp_reduce(ups[r], Sum());
         if (lane != 0 || r >= count) continue;
+        g *= weight, u *= weight;
         if (bias) g += to_float(bias[r * gate_step]), u += to_float(bias[r * gate_step + to_up]);
         out[pair * expert_size + row + r] = from_float<T>(gated<ACTIVATION>(g, u, limit));
     }

@@ -1,7 +1,7 @@
 // expert_sum: the weighted sum of the outputs of each token's experts (MoE).
 //
 //   parts    T [n, experts_per_token, hidden_size]
-//   weights  fp32 [n, experts_per_token]: routing weights
+//   weights  fp32 [n, experts_per_token] or null: routing weights; null: 1
 //   out      fp32 [n, hidden_size]
 //
 // Algorithm: a thread sums PACK neighboring elements over the experts in their order, so that the result is always
@@ -26,7 +26,7 @@ expert_sum_kernel(const T* parts, const float* weights, float* out, int hidden_s
 #pragma unroll 4
     for (int choice = 0; choice < experts_per_token; choice++) {
         Pack<T, PACK> values = load_from_l2<PACK>(part + (i64)choice * hidden_size);
-        float weight = weights[token * experts_per_token + choice];
+        float weight = weights ? weights[token * experts_per_token + choice] : 1.f;
 #pragma unroll
         for (int i = 0; i < PACK; i++) sums[i] += weight * values[i];
     }

@@ -6,6 +6,8 @@
 //   scales  u64 [num_experts], null with PLAIN: addresses of scales, with MXFP4 u8 [2 * expert_size,
 //           hidden_size / 32], of packed matrices fp32 [2 * expert_size]
 //   biases  u64 [num_experts] or null: addresses of biases T [2 * expert_size]
+//   input_weights  fp32 [n * experts_per_token] or null: of the choices in the order of the tokens; as in
+//           expert_gate_up
 //   order   int32 [n * experts_per_token], starts int32 [num_experts + 1]: of expert_order
 //   out     T [n * experts_per_token, expert_size]: rows in that order; as in expert_gate_up, with gate_step and limit
 //
@@ -24,8 +26,8 @@
 constexpr int PAIRS = TILE_COLUMNS / 2;
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-grouped_gate_up_kernel(const T* x, const u64* values, const u64* scales, const u64* biases, const int* order,
-                       const int* starts, T* out, int num_experts, int hidden_size, int expert_size,
+grouped_gate_up_kernel(const T* x, const u64* values, const u64* scales, const u64* biases,
+                       const float* input_weights, const int* order, const int* starts, T* out, int num_experts, int hidden_size, int expert_size,
                        int experts_per_token, int gate_step, float limit) {
     extern __shared__ __align__(1024) u8 stages[];
     start_dependents();
@@ -62,10 +64,11 @@ grouped_gate_up_kernel(const T* x, const u64* values, const u64* scales, const u
         for (int i = 0; i < MMA_ROWS * 2; i++) {
             int at = warp % ROW_WARPS * OWN_ROWS + i * 8 + g;
             if (at >= num_rows) continue;
-            float results[2];
+            float results[2], weight = input_weights ? input_weights[order[rows.first + at]] : 1.f;
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 float gate = sums.at[i / 2][2 * j][i % 2 * 2 + c], up = sums.at[i / 2][2 * j + 1][i % 2 * 2 + c];
+                gate *= weight, up *= weight;
                 results[c] = gated<ACTIVATION>(gate * factors[0][c] + shifts[0][c], up * factors[1][c] + shifts[1][c],
                                                limit);
             }

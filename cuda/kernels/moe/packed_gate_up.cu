@@ -6,6 +6,8 @@
 //   scales     u64 [num_experts]: address of its row scales fp32, or of MXFP4's u8 [rows, hidden_size / 32]
 //   biases     u64 [num_experts] or null: each expert's bias T [2 * expert_size]
 //   ids        int32 [n, experts_per_token]
+//   input_weights  fp32 [n, experts_per_token] or null: the products are multiplied by them, before a bias is added:
+//              the weight of a choice multiplies the expert's input (Llama 4)
 //   out        T [n, experts_per_token, expert_size] = ACTIVATION(gate · x) * (up · x); with a `limit` > 0
 //              gate is at most that, up is clamped to ±limit, and 1 is added to up (OpenAI gpt-oss, 2025)
 //   num_routed, shared_size  the experts from num_routed on are parts of one expert of this size, which all tokens
@@ -30,7 +32,7 @@ constexpr int WARPS = NUM_WARPS, DEPTH = NUM_SLOTS, ROWS = 8;
 
 extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 packed_gate_up_kernel(const T* x, const u64* values, const u64* scales, int num_experts, const u64* biases,
-                      const int* ids, T* out, int num_routed, int shared_size, int hidden_size, int expert_size,
+                      const int* ids, const float* input_weights, T* out, int num_routed, int shared_size, int hidden_size, int expert_size,
                       int experts_per_token, int gate_step, float limit) {
     extern __shared__ __align__(128) u8 dynamic[];
     __shared__ float sums[2][WARPS][2 * ROWS];
@@ -77,6 +79,10 @@ packed_gate_up_kernel(const T* x, const u64* values, const u64* scales, int num_
         for (int w = 0; w < WARPS; w++) {
             g += partial[w][threadIdx.x];
             u += partial[w][ROWS + threadIdx.x];
+        }
+        if (input_weights) {
+            float weight = __ldcg(input_weights + token * experts_per_token + choice);
+            g *= weight, u *= weight;
         }
         if (biases) {
             const T* bias = (const T*)biases[chosen.ids[choice]] + (i64)at * gate_step;

@@ -1,6 +1,6 @@
 """decode_attention against fp64. Tolerance: weights and results are rounded once each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,13 +103,22 @@ class Case:
             scores = cap * (scores / cap).tanh()
         if (slopes := self.options.get("alibi_slopes")) is not None:
             scores += slopes.double().view(kv_heads, -1, 1) * distance
-        if window := self.options.get("window"):
-            scores[..., distance <= -window] = -torch.inf
+        scores[..., : first_visible(length, self.options)] = -torch.inf
         if (sinks := self.options.get("sinks")) is not None:
             sinks = sinks.double().view(kv_heads, -1, 1)
             scores = torch.cat([scores, sinks], -1)
         weights = scores.softmax(-1)[..., :length]
         return torch.einsum("hgt,thd->hgd", weights, values.double()).reshape(q.shape)
+
+
+def first_visible(length: int, options: Mapping[str, Any]) -> int:
+    """Return the first token that the query of a sequence sees."""
+    first = 0
+    if window := options.get("window"):
+        first = max(first, length - window)
+    if chunk := options.get("chunk"):
+        first = max(first, (length - 1) // chunk * chunk)
+    return first
 
 
 def make_case(
@@ -126,10 +135,10 @@ def make_case(
     blocks = make.permutation(sum(counts) + 3).long().split([*counts, 3])
     cache = poisoned(sum(counts) + 3, 2 * kv_heads, block_size, head_dim, dtype=dtype)
     tables = torch.full((len(lengths), max(counts) + 2), GARBAGE, dtype=torch.int32, device="cuda")
-    window, keys, values = options.get("window", 0), [], []
+    keys, values = [], []
     for row, (length, mine) in enumerate(zip(lengths, blocks, strict=False)):
         tokens = make.normal(length, 2 * kv_heads, head_dim)
-        first = max(0, length - window) if window else 0
+        first = first_visible(length, options)
         tables[row, first // block_size : len(mine)] = mine[first // block_size :]
         places = torch.arange(first, length, device="cuda")
         cache[mine[places // block_size], :, places % block_size] = tokens[first:]
@@ -155,7 +164,7 @@ def quantized(case: Case, scheme: str) -> Case:
     if scheme == "int5":
         numbers[:, heads // 2 :] @= hadamard_matrix(head_dim)
     for row, length in enumerate(case.lengths.tolist()):
-        first = max(0, length - case.options["window"]) if case.options.get("window") else 0
+        first = first_visible(length, case.options)
         places = torch.arange(first, length, device="cuda")
         blocks = case.tables[row].long()[places // block_size]
         read = numbers[blocks, :, places % block_size]
@@ -178,7 +187,8 @@ def test_quantized_cache(gpu: Gpu, scheme: str, dtype, head_dim: int) -> None:
 @pytest.mark.parametrize("block_size", [4, 8, 16, 64, 256])
 def test_quantized_cache_block_sizes(gpu: Gpu, scheme: str, block_size: int) -> None:
     slopes = Inputs(3).normal(8).abs() / 50
-    for options in ({}, {"window": 5}, {"window": 130, "softcap": 2.0, "alibi_slopes": slopes}):
+    capped = {"window": 130, "softcap": 2.0, "alibi_slopes": slopes}
+    for options in ({}, {"window": 5}, {"chunk": 65}, capped):
         case = quantized(make_case(torch.bfloat16, MIXED, 2, 4, 64, block_size, **options), scheme)
         assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
 
@@ -302,6 +312,22 @@ def test_a_long_sequence_among_many(gpu: Gpu, length: int, group: int) -> None:
 def test_window(gpu: Gpu, dtype, window: int, block_size: int) -> None:
     case = make_case(dtype, MIXED, 2, 4, 64, block_size, window=window)
     assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [4, 64])
+@pytest.mark.parametrize("chunk", [1, 5, 64, 130, 1500, 8192])
+def test_chunk(gpu: Gpu, dtype, chunk: int, block_size: int) -> None:
+    """Only tokens from the last multiple of `chunk` on: a query at one sees itself."""
+    for options in ({}, {"window": 40}):
+        case = make_case(dtype, MIXED, 2, 5, 64, block_size, chunk=chunk, **options)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("length", [8191, 8192, 8193, 20_001])
+def test_chunk_of_a_split_sequence(gpu: Gpu, length: int) -> None:
+    case = make_case(torch.bfloat16, [length], 8, 5, 128, 64, chunk=8192)
+    assert_close(case.run(gpu), case.expected(), ROUNDING[torch.bfloat16])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

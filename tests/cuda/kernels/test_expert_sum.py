@@ -18,6 +18,8 @@ def test_sums_equal_fp64(gpu: Gpu, dtype: torch.dtype, n: int, chosen: int, size
     out = poisoned(n, size, dtype=torch.float32)
     expert_sum(gpu, parts, weights, out)
     assert_close(out, (parts.double() * weights.double().unsqueeze(2)).sum(1), 1e-6)
+    expert_sum(gpu, parts, None, out)
+    assert_close(out, parts.double().sum(1), 1e-6)
 
 
 def test_wrong_sizes_raise(gpu: Gpu) -> None:

@@ -29,16 +29,28 @@ def test_gate_up_equals_fp64(
     x, ids = Inputs(n, dtype).normal(n, hidden), random_choices(n, n, experts, chosen)
     rows, order, expert = sorted_choices(gpu, ids, experts)
     products = torch.empty(len(order), 2 * inner, dtype=torch.float64, device="cuda")
+    weights = Inputs(n).normal(n, chosen, dtype=torch.float32).sigmoid()
+    of_rows = weights.double().flatten()[order.long()].unsqueeze(1)
     for e in range(experts):
         own = expert == e
         products[own] = x.double()[order[own] // chosen] @ case.matrices[e].T
     # Packed matrices have all gate rows first.
     step = 1 if case.plain.scheme in TILE_COLUMNS else 2
-    for matrices, gate_step, limit in ((case.plain, 1, 0.0), (case.biased, step, 1.5)):
+    for matrices, gate_step, limit, weighs_inputs in (
+        (case.plain, 1, 0.0, False),
+        (case.plain, 1, 0.0, True),
+        (case.biased, step, 1.5, False),
+        (case.biased, step, 1.5, True),
+    ):
         out = poisoned(len(order), inner, dtype=dtype)
-        settings = {"gate_step": gate_step, "limit": limit}
-        grouped_gate_up(gpu, x, matrices, rows, out, "gelu_sigmoid", **settings)
-        wide = products if matrices.biases is None else products + case.biases[expert]
+        grouped_gate_up(
+            *(gpu, x, matrices, rows, out, "gelu_sigmoid"),
+            gate_step=gate_step,
+            limit=limit,
+            input_weights=weights if weighs_inputs else None,
+        )
+        wide = products * of_rows if weighs_inputs else products
+        wide = wide if matrices.biases is None else wide + case.biases[expert]
         gate, up = (wide[:, 0::2], wide[:, 1::2]) if gate_step == 2 else wide.chunk(2, 1)
         if limit:
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + 1

@@ -11,6 +11,7 @@ from tests.support.experts import (
     Case,
     Experts,
     check_gate_up,
+    check_input_weights,
     check_limit_and_order,
 )
 from tests.support.kernel_case import Inputs, assert_close, poisoned
@@ -22,6 +23,12 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("size", GATE_UP_SIZES)
 def test_gate_up_equals_fp64(gpu: Gpu, case: Case, size: tuple[int, int, int, int, int]) -> None:
     check_gate_up(gpu, case, size)
+
+
+@pytest.mark.parametrize("case", PACKED_CASES)
+@pytest.mark.parametrize("size", GATE_UP_SIZES)
+def test_weights_of_inputs(gpu: Gpu, case: Case, size: tuple[int, int, int, int, int]) -> None:
+    check_input_weights(gpu, case, size)
 
 
 @pytest.mark.parametrize("gate_step", [1, 2])

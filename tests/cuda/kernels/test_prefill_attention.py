@@ -91,6 +91,7 @@ class Case:
         head_dim: int = 64,
         block_size: int = 16,
         window: int = 0,
+        chunk: int = 0,
         softcap: float = 0.0,
         alibi: bool = False,
         sinks: bool = False,
@@ -101,7 +102,7 @@ class Case:
         make = Inputs(seed, dtype)
         self.sequences = sequences
         self.scale = 0.7 * head_dim**-0.5
-        self.options = {"window": window, "softcap": softcap}
+        self.options = {"window": window, "chunk": chunk, "softcap": softcap}
         counts = [queries for queries, _ in sequences]
         contexts = [queries + history for queries, history in sequences]
         self.max_num_tokens = max(counts)
@@ -128,9 +129,11 @@ class Case:
             keys, values = (make.normal(context, kv_heads, head_dim) for _ in range(2))
             if growing:
                 keys *= torch.linspace(0.1, 5.0, context, device="cuda").to(dtype)[:, None, None]
-            seen = torch.arange(context, device="cuda")
+            history, seen = context - queries, torch.arange(context, device="cuda")
             if window:
-                seen = seen[max(0, context - queries + 1 - window) :]
+                seen = seen[max(0, history + 1 - window) :]
+            if chunk:
+                seen = seen[seen >= history // chunk * chunk]
             used = seen[0] // block_size
             self.tables[i, used : blocks[i]] = own[used:]
             block, place = own[seen // block_size].long(), seen % block_size
@@ -171,6 +174,8 @@ class Case:
         visible = (distance <= 0) | (distance + positions < self.prefixes[i])
         if self.options["window"]:
             visible &= distance > -self.options["window"]
+        if chunk := self.options["chunk"]:
+            visible &= distance + positions >= positions // chunk * chunk
         group = q.shape[1] // self.keys[i].shape[1]
         out = torch.empty_like(q)
         for head in range(q.shape[1]):
@@ -257,6 +262,11 @@ def test_head_dims(gpu: Gpu, path, head_dim: int) -> None:
         {"window": 5},
         {"window": 100},
         {"window": 4000},
+        {"chunk": 1},
+        {"chunk": 5},
+        {"chunk": 100},
+        {"chunk": 512, "window": 70, "sinks": True},
+        {"chunk": 2048, "block_size": 64},
         {"softcap": 2.0},
         {"softcap": 50.0},
         {"alibi": True},
@@ -295,6 +305,7 @@ def test_widest_heads(gpu: Gpu, name: str, dtype, head_dim: int) -> None:
         {"block_size": 4},
         {"block_size": 64, "heads": 14, "kv_heads": 2},
         {"window": 5},
+        {"chunk": 37},
         {"softcap": 2.0},
         {"sinks": True, "growing": True},
         {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True, "sinks": True},
@@ -369,6 +380,13 @@ def test_few_queries_after_a_long_history(gpu: Gpu, path, num_tokens: int) -> No
             assert torch.equal(case.run(gpu, path[0]), first)
 
 
+def test_chunks_of_a_long_prompt(gpu: Gpu, path) -> None:
+    """A tile of queries in two chunks; rows of the second see no key of many tiles."""
+    for sequences in ([(1000, 7800)], [(40, 8180)], [(3, 8190), (200, 16_300)]):
+        case = Case(sequences, path[1], heads=10, kv_heads=2, chunk=8192, block_size=64)
+        case.check(gpu, path[0])
+
+
 @pytest.mark.parametrize("name", ["mma", "wgmma"])
 def test_a_long_prompt_after_a_long_history(gpu: Gpu, name: str) -> None:
     if name == "wgmma" and gpu.arch != "sm_90a":
@@ -441,6 +459,7 @@ def test_quantized_cache(gpu: Gpu, scheme: str, dtype, head_dim: int) -> None:
         {"block_size": 4},
         {"block_size": 256},
         {"window": 5},
+        {"chunk": 37},
         {"prefixes": True},
         {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True, "sinks": True},
     ],
