@@ -20,7 +20,7 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
     return (
         mixer_kernels_cover(config)
         and (config.activation in KINDS or config.expert_bias)
-        and (not config.qk_norm_after_rope or _normalizes_heads(config))
+        and (config.qk_norm is None or not config.qk_norm_after_rope or _normalizes_heads(config))
         and (config.query_growth is None or config.latent is None)
         and not config.inner_norms
         and not config.output_norm_layers
@@ -30,7 +30,7 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and not config.key_biases
         and not config.stream_weights
         and latent_kernels_cover(config, dtype)
-        and config.attention_chunk is None
+        and (config.attention_chunk is None or config.latent is None)
         # The keys must not be normalized before they become values.
         and (not (config.value_norm or config.keys_as_values) or _normalizes_heads(config))
         and (config.per_layer_embeddings is None or config.activation in KINDS)

@@ -72,6 +72,7 @@ class AttentionKernels:
             gpu, padded_rows(max_num_seqs), config.num_heads, widest
         )
         self._softcap = config.attention_softcap or 0.0
+        self._ctx_size_tokens = ctx_size_tokens
         self._norm_offset = float(config.norm_unit_offset and config.norm == "rms")
 
     def cos_sin(self, layer: int) -> Tensor | None:
@@ -88,6 +89,11 @@ class AttentionKernels:
     def _window(self, layer: int) -> int:
         """Return the number of last tokens that a layer attends to; 0: all."""
         return self._config.window(layer) or 0
+
+    def _chunk(self, layer: int) -> int:
+        """Return the tokens of the chunks within which a layer attends; 0: they have one chunk."""
+        chunk = self._config.chunk(layer) or 0
+        return chunk if chunk < self._ctx_size_tokens else 0
 
     def _head_norm(self, layer: int, norms: tuple[Tensor, Tensor] | None) -> HeadNorm | None:
         """Return the norms of heads that `rotary` computes; None: no norms, or it cannot."""
@@ -166,6 +172,7 @@ class AttentionKernels:
             out=out,
             workspace=self._workspace,
             window=self._window(layer),
+            chunk=self._chunk(layer),
             softcap=self._softcap,
             alibi_slopes=self._alibi_slopes,
             sinks=sinks,
@@ -196,6 +203,7 @@ class AttentionKernels:
             scale=self.layers[layer].attention_scale,
             out=out,
             window=self._window(layer),
+            chunk=self._chunk(layer),
             softcap=self._softcap,
             alibi_slopes=self._alibi_slopes,
             sinks=sinks,

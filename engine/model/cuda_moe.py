@@ -159,19 +159,33 @@ class ExpertKernels:
         """Write the weighted sum of each token's experts for x to `out`, or add it."""
         gpu, config = self._kernels.gpu, self._config
         inner = x.new_empty(*ids.shape, config.expert_size)
-        expert_gate_up(gpu, x, own.all_inputs, ids, inner, config.activation, **self._gates)
-        expert_down(gpu, inner, own.all_outputs, ids, weights, out, accumulate=accumulate)
+        of_input, of_output = self._places(weights)
+        expert_gate_up(
+            *(gpu, x, own.all_inputs, ids, inner, config.activation),
+            input_weights=of_input,
+            **self._gates,
+        )
+        expert_down(gpu, inner, own.all_outputs, ids, of_output, out, accumulate=accumulate)
+
+    def _places(self, weights: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return what multiplies the inputs of experts, and what their outputs."""
+        return (weights, None) if self._config.router.on_input else (None, weights)
 
     def _grouped(self, own: LayerKernels, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """Compute all rows of each expert together."""
         gpu, config = self._kernels.gpu, self._config
         rows = expert_order(gpu, ids, config.num_experts)
         inner = x.new_empty(ids.numel(), config.expert_size)
-        grouped_gate_up(gpu, x, own.inputs, rows, inner, config.activation, **self._gates)
+        of_input, of_output = self._places(weights)
+        grouped_gate_up(
+            *(gpu, x, own.inputs, rows, inner, config.activation),
+            input_weights=of_input,
+            **self._gates,
+        )
         parts = x.new_empty(*ids.shape, x.shape[1])
         grouped_down(gpu, inner, own.outputs, rows, parts.view(ids.numel(), -1))
         out = torch.empty(x.shape, device=x.device)
-        expert_sum(gpu, parts, weights, out)
+        expert_sum(gpu, parts, of_output, out)
         return out
 
     def _layer(self, layer: int, experts: Experts) -> LayerKernels | None:
@@ -208,7 +222,11 @@ class ExpertKernels:
         has_gemv, rows = self._has_gemv(inputs, outputs, dtype), experts.router
         every = inputs, outputs
         shared, shared_router = experts.shared, experts.shared_router
-        if shared is not None and has_gemv and not config.interleaved_gate:
+        # Its own router would multiply the input of the shared expert, too.
+        is_plain = not config.interleaved_gate and (
+            shared_router is None or not config.router.on_input
+        )
+        if shared is not None and has_gemv and is_plain:
             appended = with_shared(inputs, outputs, each[0], shared)
             if appended is not None and self._has_gemv(*appended, dtype):
                 every = appended
@@ -238,7 +256,6 @@ def routing_fits(router: RouterConfig) -> bool:
     """Return whether the kernel chooses and weighs experts as this router does."""
     return (
         router.scores in ("softmax", "sigmoid")
-        and not router.on_input
         and not router.softcap
         and router.best_of_group in (1, 2)
     )

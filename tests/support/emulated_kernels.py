@@ -37,9 +37,12 @@ def emulated_gpu() -> Gpu:
 
 
 def aligned(weights: Any) -> Any:
-    """Return a copy of weights whose tensors begin at multiples of 64 bytes, as on a GPU."""
+    """Return a copy of weights whose tensors are as on a GPU.
+
+    They begin at multiples of 64 bytes, and are contiguous where views are transposed on the CPU.
+    """
     if isinstance(weights, Tensor):
-        return weights.clone()
+        return weights.clone(memory_format=torch.contiguous_format)
     if isinstance(weights, list | tuple):
         return [aligned(each) for each in weights]
     if is_dataclass(weights) and not isinstance(weights, type):
@@ -121,6 +124,13 @@ def _linear(a: _Launch) -> None:
         case "ACT_AND_MUL":
             gate, up = y.chunk(2, 1)
             a.out.copy_(ACTIVATIONS[a.defines["ACTIVATION"].lower()](gate) * up)
+        case "ROPE_CACHE":
+            heads = y.view(len(y), -1, a.head_dim)
+            assert heads.shape[1] == a.num_heads + 2 * a.num_kv_heads  # not only some of them
+            q, k, v = heads.split([a.num_heads, a.num_kv_heads, a.num_kv_heads], 1)
+            _rotate(a, q, k)
+            a.out.copy_(q)
+            _store(a, k, v)
         case other:
             raise AssertionError(other)
 
@@ -133,27 +143,42 @@ def _act_and_mul(a: _Launch) -> None:
     a.out.copy_(acted if up is None else acted * up)
 
 
+def _rotate(a: _Launch, *parts: Tensor) -> None:
+    cos, sin = a.cos_sin[a.positions].unsqueeze(1).chunk(2, -1)
+    for part in parts:
+        one, other = part.chunk(2, -1)
+        part.copy_(torch.cat([one * cos - other * sin, other * cos + one * sin], -1))
+
+
+def _store(a: _Launch, k: Tensor, v: Tensor) -> None:
+    slots = a.slot_mapping[a.slot_mapping >= 0]
+    place = slots & ((1 << a.log2_block_size) - 1)
+    a.cache[slots >> a.log2_block_size, :, place] = torch.cat([k, v], 1)[a.slot_mapping >= 0]
+
+
 def _rotary(a: _Launch) -> None:
     heads, kv, dim = a.num_heads, a.num_kv_heads, a.head_dim
     q, k = a.qkv[:, :heads], a.qkv[:, heads : heads + kv].clone()
     v = k.clone() if a.keys_as_values else a.qkv[:, heads + kv :].clone()
-    if a.defines["QK_NORM"] == "1":
-        assert not a.norm_after
+    is_normed = a.defines["QK_NORM"] == "1"
+
+    def normalize() -> None:
         q.copy_(_normed(q, a.q_norm, a.eps, a.weight_offset))
-        k = _normed(k, a.k_norm, a.eps, a.weight_offset)
-        if a.norm_values:
-            v = _normed(v, torch.ones(dim), a.eps, 0.0)
+        k.copy_(_normed(k, a.k_norm, a.eps, a.weight_offset))
+
+    if is_normed and not a.norm_after:
+        normalize()
+    if is_normed and a.norm_values:
+        v = _normed(v, torch.ones(dim), a.eps, 0.0)
     if a.cos_sin is not None:
         assert a.rotary_dim == dim
-        cos, sin = a.cos_sin[a.positions].unsqueeze(1).chunk(2, -1)
-        for part in (q, k):
-            one, other = part.chunk(2, -1)
-            part.copy_(torch.cat([one * cos - other * sin, other * cos + one * sin], -1))
-    stored = a.slot_mapping >= 0
+        _rotate(a, q, k)
+    if is_normed and a.norm_after:
+        normalize()
+    if a.query_factors is not None:
+        q.mul_(a.query_factors[a.positions].view(-1, 1, 1))
     if kv:
-        block, place = a.slot_mapping[stored] >> a.log2_block_size, a.slot_mapping[stored]
-        place = place & ((1 << a.log2_block_size) - 1)
-        a.cache[block, :, place] = torch.cat([k, v], 1)[stored]
+        _store(a, k, v)
 
 
 def _attend(a: _Launch, q: Tensor, table: Tensor, context: int) -> Tensor:
@@ -163,10 +188,13 @@ def _attend(a: _Launch, q: Tensor, table: Tensor, context: int) -> Tensor:
     rows = a.cache[table[positions // size], :, positions % size]
     keys, values = rows.repeat_interleave(2 * q.shape[1] // rows.shape[1], 1).chunk(2, 1)
     scores = torch.einsum("nhd,thd->hnt", q, keys) * a.scale
-    distance = (context - len(q) + torch.arange(len(q))).unsqueeze(1) - positions
+    own = (context - len(q) + torch.arange(len(q))).unsqueeze(1)
+    distance = own - positions
     visible = distance >= 0
     if a.window:
         visible &= distance < a.window
+    if a.chunk:
+        visible &= positions >= own // a.chunk * a.chunk
     weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
     return torch.einsum("hnt,thd->nhd", weights, values)
 
@@ -184,38 +212,61 @@ def _prefill_attention(a: _Launch) -> None:
 
 
 def _route(a: _Launch, logits: Tensor | None = None) -> None:
-    config = RouterConfig(normalized=bool(a.normalized), eps=a.eps, scale=a.scale)
+    config = RouterConfig(
+        scores="sigmoid" if a.sigmoid else "softmax",
+        by_logits=bool(a.by_logits),
+        normalized=bool(a.normalized),
+        eps=a.eps,
+        scale=a.scale,
+    )
     logits = a.logits if logits is None else logits
     weights, ids = routing.route(logits, None, a.experts_per_token, config)
     if a.expert_scales is not None:
         weights = weights * a.expert_scales[ids]
-    a.ids.copy_(ids)
-    a.weights.copy_(weights)
+    a.ids[:, : a.experts_per_token] = ids
+    a.weights[:, : a.experts_per_token] = weights
 
 
 def _router(a: _Launch) -> None:
     seen = _normed(a.x, a.norm_weight, a.norm_eps, a.weight_offset)
     own = a.norm_weight if a.expert_norm is None else a.expert_norm
     a.normed.copy_(_normed(a.x, own, a.norm_eps, a.weight_offset))
+    assert not a.shared_gate
     _route(a, F.linear(seen, a.matrix))
+    a.ids[:, a.experts_per_token :] = a.num_experts + torch.arange(a.num_shared)
+    a.weights[:, a.experts_per_token :] = 1.0
 
 
-def _matrix(a: _Launch, expert: int, rows: int, columns: int) -> Tensor:
-    """Return the matrix of an expert at its address."""
-    memory = (ctypes.c_float * (rows * columns)).from_address(int(a.values[expert]))
-    return torch.frombuffer(memory, dtype=torch.float32).view(rows, columns)
+def _matrix(address: int, rows: int, columns: int, stride: int) -> Tensor:
+    """Return the matrix at an address, whose rows are `stride` elements apart."""
+    size = (rows - 1) * stride + columns
+    memory = (ctypes.c_float * size).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.float32).as_strided((rows, columns), (stride, 1))
 
 
-def _gated(a: _Launch, x: Tensor, expert: int) -> Tensor:
-    matrix = _matrix(a, expert, 2 * a.expert_size, a.hidden_size)
-    gate, up = F.linear(x, matrix).chunk(2, -1)
+def _gated(a: _Launch, x: Tensor, expert: int, weight: Tensor | float) -> Tensor:
+    address, width = int(a.values[expert]), a.hidden_size
+    # Only the kernels for few tokens compute parts of a shared expert.
+    is_shared = expert >= getattr(a, "num_routed", len(a.values))
+    up_rows = address + 4 * width * (a.shared_size if is_shared else a.expert_size)
+    gate, up = (
+        F.linear(x, _matrix(first, a.expert_size, width, width)) * weight
+        for first in (address, up_rows)
+    )
     return ACTIVATIONS[a.defines["ACTIVATION"].lower()](gate) * up
+
+
+def _down(a: _Launch, x: Tensor, expert: int) -> Tensor:
+    is_shared = expert >= getattr(a, "num_routed", len(a.values))
+    stride = a.shared_size if is_shared else a.expert_size
+    return F.linear(x, _matrix(int(a.values[expert]), a.hidden_size, a.expert_size, stride))
 
 
 def _expert_gate_up(a: _Launch) -> None:
     for token, chosen in enumerate(a.ids.tolist()):
         for i, expert in enumerate(chosen):
-            a.out[token, i] = _gated(a, a.x[token], expert)
+            weight = 1.0 if a.input_weights is None else a.input_weights[token, i]
+            a.out[token, i] = _gated(a, a.x[token], expert, weight)
 
 
 def _expert_down(a: _Launch) -> None:
@@ -223,8 +274,8 @@ def _expert_down(a: _Launch) -> None:
         a.out.zero_()
     for token, chosen in enumerate(a.ids.tolist()):
         for i, expert in enumerate(chosen):
-            matrix = _matrix(a, expert, a.hidden_size, a.expert_size)
-            a.out[token] += a.weights[token, i] * F.linear(a.x[token, i], matrix)
+            weight = 1.0 if a.weights is None else a.weights[token, i]
+            a.out[token] += weight * _down(a, a.x[token, i], expert)
 
 
 def _expert_order(a: _Launch) -> None:
@@ -241,13 +292,20 @@ def _by_expert(a: _Launch) -> Iterator[tuple[int, slice]]:
 
 def _grouped_gate_up(a: _Launch) -> None:
     for expert, rows in _by_expert(a):
-        a.out[rows] = _gated(a, a.x[a.order[rows] // a.experts_per_token], expert)
+        choices = a.order[rows].long()
+        weights = None if a.input_weights is None else a.input_weights.flatten()[choices]
+        weight = 1.0 if weights is None else weights.unsqueeze(1)
+        a.out[rows] = _gated(a, a.x[choices // a.experts_per_token], expert, weight)
 
 
 def _grouped_down(a: _Launch) -> None:
     for expert, rows in _by_expert(a):
-        matrix = _matrix(a, expert, a.hidden_size, a.expert_size)
-        a.out[a.order[rows].long()] = F.linear(a.x[rows], matrix)
+        a.out[a.order[rows].long()] = _down(a, a.x[rows], expert)
+
+
+def _expert_sum(a: _Launch) -> None:
+    parts = a.parts if a.weights is None else a.parts * a.weights.unsqueeze(2)
+    a.out.copy_(parts.sum(1))
 
 
 _KERNELS: dict[str, Callable[[_Launch], None]] = {
@@ -267,5 +325,5 @@ _KERNELS: dict[str, Callable[[_Launch], None]] = {
     "expert_order": _expert_order,
     "grouped_gate_up": _grouped_gate_up,
     "grouped_down": _grouped_down,
-    "expert_sum": lambda a: a.out.copy_((a.parts * a.weights.unsqueeze(2)).sum(1)),
+    "expert_sum": _expert_sum,
 }

@@ -287,6 +287,10 @@ class ModelConfig:
         """Return how many of the last tokens a layer attends to; None: all."""
         return None if layer in self.full_layers else self.sliding_window
 
+    def chunk(self, layer: int) -> int | None:
+        """Return the tokens of the chunks within which a layer attends; None: there are none."""
+        return None if layer in self.full_layers else self.attention_chunk
+
     def growth(self, layer: int) -> QueryGrowth | None:
         """Return how the queries of a layer grow with their position; None: they do not."""
         growth = self.query_growth

@@ -60,7 +60,7 @@ def _llama4(config: Fields) -> Mapping[str, Any]:
         "expert_size": width,
         "shared_expert_size": width,
         "dense_layers": _dense_layers(config),
-        "router": RouterConfig(scores="sigmoid", on_input=True),
+        "router": RouterConfig(scores="sigmoid", by_logits=True, on_input=True),
     }
 
 
