@@ -12,6 +12,7 @@ from swiftchat.weights.architectures.tensors import canonical_tensors, expected_
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.model.dummy_gemma4 import GEMMA4_CONFIGS
 from swiftchat.weights.model.dummy_hybrids import HYBRID_CONFIGS
+from swiftchat.weights.model.dummy_llama4 import LLAMA4_CONFIGS
 from swiftchat.weights.quantization.quantize import QUANTIZABLE, W8A8, WEIGHT_ONLY
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, QuantizedMatrix, Scheme
 
@@ -194,6 +195,7 @@ DUMMY_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         ),
         **GEMMA4_CONFIGS,
         **HYBRID_CONFIGS,
+        **LLAMA4_CONFIGS,
     }
 )
 

@@ -34,12 +34,21 @@ _GEMMA4 = {
     "num_kv_shared_layers": 1,
     "vocab_size_per_layer_input": 2000,
 }
+# The second of two layers has experts, and no rotary embedding.
+_LLAMA4 = {
+    "intermediate_size_mlp": 1024,
+    "no_rope_layers": [1, 0],
+    "num_local_experts": 8,
+    "attention_chunk_size": 16,
+}
 _KINDS = {"layer_types": ["linear_attention", "full_attention"]}
 # What a small model needs if its layers differ.
 _SMALL_HYBRIDS: dict[str, dict[str, object]] = {
     "gemma-4-e2b": _GEMMA4,
     "gemma-4-e4b": _GEMMA4,
     "gemma-4-26b-a4b": {"num_experts": 16},
+    "llama-4-scout": _LLAMA4,
+    "llama-4-maverick": _LLAMA4,
     "lfm2-1.2b": {"full_attn_idxs": [1], "block_ff_dim": 1536},
     "qwen3.5-4b": _KINDS,
     "qwen3-next-80b-a3b": {**_KINDS, "num_experts": 16},
@@ -152,7 +161,16 @@ def test_shapes_have_the_published_number_of_parameters(name: str, parameters: i
     assert sum(torch.Size(shape).numel() for shape in shapes) == parameters
 
 
-@pytest.mark.parametrize(("name", "billions"), [("gemma-4-26b-a4b", 25.2), ("gemma-4-31b", 30.7)])
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("gemma-4-26b-a4b", 25.2),
+        ("gemma-4-31b", 30.7),
+        # The published 109 and 402 are with the vision part.
+        ("llama-4-scout", 107.8),
+        ("llama-4-maverick", 400.7),
+    ],
+)
 def test_shapes_have_about_the_published_number_of_parameters(name: str, billions: float) -> None:
     shapes = expected_tensors(ModelConfig.from_hf(DUMMY_CONFIGS[name])).values()
     assert round(sum(torch.Size(shape).numel() for shape in shapes) / 1e9, 1) == billions
