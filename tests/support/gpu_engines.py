@@ -1,10 +1,14 @@
 """Engines of tiny models on a GPU."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from tests.support import tiny
@@ -31,3 +35,23 @@ def decode_logits(engine: Engine, ids: list[int]) -> torch.Tensor:
     engine.graph_decode = graphs
     engine.decoder.forward_plan = forward  # type: ignore[method-assign]
     return next(rows for rows in reversed(found) if len(rows))[0].double()
+
+
+def step_logits(engine: Engine, num_rows: int) -> tuple[list[list[int]], Tensor]:
+    """Return the tokens of sequences, and the logits of a captured step of all of them.
+
+    The host samples, so that the runner returns logits: fp64 [num_rows, vocab_size].
+    """
+    decode, found = engine.graph_decode, list[tuple[list[list[int]], Tensor]]()
+    assert isinstance(decode, AsyncDecode)
+    forward = decode.runner.forward
+
+    def record(sequences: Sequence[Any]) -> Tensor:
+        logits = forward(sequences)
+        found.append(([list(sequence.tokens) for sequence in sequences], logits.double()))
+        return logits
+
+    decode.runner.forward = record  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=1, speculate="off")
+    tiny.run(engine, {i: tiny.random_ids(60 + i, seed=6 + i) for i in range(num_rows)}, params)
+    return next((rows, logits) for rows, logits in found if len(rows) == num_rows)

@@ -1,21 +1,18 @@
 """Gemma 4 on a GPU: heads of 256 and 512 elements, with graphs and without, in all dtypes."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.decode.async_decode import AsyncDecode
-from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
 from tests.support import gemma4, tiny
-from tests.support.gpu_engines import decode_logits, gpu_engine
+from tests.support.gpu_engines import decode_logits, gpu_engine, step_logits
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -109,26 +106,6 @@ def test_fused_steps_are_close_to_fp32(
     bound = 1e-3 if dtype == "float32" else 0.06
     errors = torch.linalg.norm(found - exact, dim=1) / torch.linalg.norm(exact, dim=1)
     assert errors.max() <= bound
-
-
-def step_logits(engine: Engine, num_rows: int) -> tuple[list[list[int]], Tensor]:
-    """Return the tokens of sequences, and the logits of a captured step of all of them.
-
-    The host samples, so that the runner returns logits: fp64 [num_rows, vocab_size].
-    """
-    decode, found = engine.graph_decode, list[tuple[list[list[int]], Tensor]]()
-    assert isinstance(decode, AsyncDecode)
-    forward = decode.runner.forward
-
-    def record(sequences: Sequence[Any]) -> Tensor:
-        logits = forward(sequences)
-        found.append(([list(sequence.tokens) for sequence in sequences], logits.double()))
-        return logits
-
-    decode.runner.forward = record  # type: ignore[method-assign]
-    params = SamplingParams(temperature=0, max_tokens=8, logprobs=1, speculate="off")
-    tiny.run(engine, {i: tiny.random_ids(60 + i, seed=6 + i) for i in range(num_rows)}, params)
-    return next((rows, logits) for rows, logits in found if len(rows) == num_rows)
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
