@@ -39,6 +39,8 @@ def fused_kernels_cover(config: ModelConfig) -> bool:
         and config.experts_out_scale == 1.0
         and (config.num_experts == 0 or config.norm_order == "pre" or has_both)
         and config.embedding_size is None
+        and config.streams is None
+        and not any(config.gate_sparsity)
         and (config.latent is None or config.qk_norm is None)
         and config.qk_norm in (None, "head")
         and (config.qk_norm is None or all(head_norm_fits(size, size) for size in sizes))

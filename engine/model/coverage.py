@@ -34,8 +34,6 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         # The keys must not be normalized before they become values.
         and (not (config.value_norm or config.keys_as_values) or _normalizes_heads(config))
         and (config.per_layer_embeddings is None or config.activation in KINDS)
-        and config.streams is None
-        and not any(config.gate_sparsity)
         and config.prefix_lm is None
         and dtype in DTYPE_NAMES
         and (_supports_heads(config, dtype, kv_dtype) or not _attends(config))

@@ -231,9 +231,6 @@ class CudaOps(Elementwise):
     def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
         return self.per_layer.branch(x, own, branch)
 
-    def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
-        raise AssertionError("no kernel sets gates to 0")  # see `coverage`
-
     def with_key_biases(self, qkv: Tensor, weights: KeyBiases) -> Tensor:
         raise AssertionError("no kernel adds biases of keys to scores")  # see `coverage`
 

@@ -30,6 +30,11 @@ class Elementwise:
         out = torch.where(wide > 0, positive * wide * wide, below) + _XIELU_BETA * wide
         return out.to(x.dtype)
 
+    def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
+        gate = gate_up.chunk(2, dim=-1)[0]
+        std, mean = torch.std_mean(gate.float(), dim=-1, keepdim=True, correction=0)
+        gate.copy_((gate - (mean + deviations * std)).relu_())
+
     def norm_inside(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x.float(), x.shape[1:], weight.float(), eps).to(x.dtype)
 

@@ -46,6 +46,9 @@ def workspace_bytes(
     widest += 6 * _mixer_inputs(config)
     if config.per_layer_embeddings is not None:
         widest += 3 * config.num_layers * config.per_layer_embeddings.width
+    if config.streams is not None:
+        # Before a layer, predicted, and changed by it, all in fp32.
+        widest += 4 * config.streams.count * config.hidden_size
     logits_bytes = max(64 * 8, num_rows * 20) * config.vocab_size
     return 2 * chunk_tokens * widest * dtype.itemsize + logits_bytes
 

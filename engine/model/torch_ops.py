@@ -256,11 +256,6 @@ class TorchOps(Elementwise):
         out = self.linear(activated * own, branch.out, None)
         return self._rms_norms(out.float(), branch.out_norm)
 
-    def sparsify_(self, gate_up: Tensor, deviations: float) -> None:
-        gate = gate_up.chunk(2, dim=-1)[0]
-        std, mean = torch.std_mean(gate.float(), dim=-1, keepdim=True, correction=0)
-        gate.copy_((gate - (mean + deviations * std)).relu_())
-
     def logits_rows(self, plan: TorchPlan, x: Tensor) -> Tensor:
         return x if len(plan.logits_indices) == len(x) else x[plan.logits_indices]
 

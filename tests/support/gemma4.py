@@ -43,14 +43,19 @@ HEADS: Mapping[str, Any] = MappingProxyType(
 
 
 def make(name: str, folder: Path, **changes: Any) -> "transformers.PreTrainedModel":
-    """Save a random fp32 model of this variant in `folder` and return it.
-
-    The attention's scores have a spread near 1, as if they were divided by √head_dim. Otherwise one
-    token takes nearly all of the weight, and a rounding changes which one.
-    """
+    """Save a random fp32 model of this variant in `folder` and return it."""
     model = reference.make_reference("gemma4_text", folder, **{**VARIANTS[name], **changes})
+    save_with_small_scores(model, folder)
+    return model
+
+
+def save_with_small_scores(model: "transformers.PreTrainedModel", folder: Path) -> None:
+    """Change a random model, and save it, so that its attention's scores have a spread near 1.
+
+    It is as if they were divided by √head_dim. Otherwise one token takes nearly all of the weight,
+    and a rounding changes which one.
+    """
     for key, weight in model.named_parameters():
         if key.endswith("q_norm.weight"):
             weight.data *= len(weight) ** -0.5
     model.save_pretrained(folder)
-    return model
