@@ -60,9 +60,9 @@ def _stablelm(config: Fields) -> Mapping[str, Any]:
 def _mllama(config: Fields) -> Mapping[str, Any]:
     """Return the fields of Llama 3.2 Vision, whose layers for images do nothing without one."""
     count, listed = num_layers(config), config.get("cross_attention_layers")
-    of_images = listed if isinstance(listed, list) else []
+    of_images = listed if isinstance(listed, list) and len(listed) <= count else []
     text = tuple(i for i in range(count) if i not in of_images)
-    if not isinstance(listed, list) or not text:
+    if of_images != listed or not text:
         raise invalid("cross_attention_layers", f"a list of some of {count} layers", str(listed))
     if flag(config, "tie_word_embeddings"):
         raise invalid("tie_word_embeddings", "false", True)

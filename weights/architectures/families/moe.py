@@ -59,7 +59,8 @@ def listed_dense(config: Fields, default: int) -> frozenset[int]:
     kinds, count = config.get("mlp_layer_types"), num_layers(config)
     if kinds is None:
         return frozenset(range(min(default, count)))
-    if not isinstance(kinds, list) or len(kinds) != count or {*kinds} - {"dense", "sparse"}:
+    known = ("dense", "sparse")
+    if not isinstance(kinds, list) or len(kinds) != count or any(k not in known for k in kinds):
         raise invalid("mlp_layer_types", f"a list of {count} names", kinds)
     return frozenset(i for i, kind in enumerate(kinds) if kind == "dense")
 

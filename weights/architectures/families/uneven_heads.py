@@ -110,6 +110,8 @@ def _mimo_v2(config: Fields) -> Mapping[str, Any]:
     kinds = layer_types(config)
     if kinds is None:
         kinds = [_KINDS[bool(i and (i + 1) % 6)] for i in range(count)]
+    if len(kinds) != count or {*kinds} - {*_KINDS}:
+        raise invalid("layer_types", f"a list of {count} of {' and '.join(_KINDS)}", str(kinds))
     window = optional_integer(config, "sliding_window_size", 1, MAX_CONTEXT - 1)
     window = integer(config, "sliding_window", 1, MAX_CONTEXT) if window is None else window + 1
     kv_heads = integer(config, "num_key_value_heads", 1, heads)
@@ -126,8 +128,6 @@ def _mimo_v2(config: Fields) -> Mapping[str, Any]:
     )
     value_dim = integer(config, "v_head_dim", 1, head_dim)
     full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
-    if len(kinds) != count or {*kinds} - {*_KINDS}:
-        raise invalid("layer_types", f"a list of {count} of {' and '.join(_KINDS)}", str(kinds))
     _check_published(config, kinds, {"kv_heads": kv_heads, "head_dim": head_dim, "v": value_dim})
     return {
         **experts_of_width(config, router, None),
