@@ -15,7 +15,7 @@ from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.moe import ExpertNorms
 from swiftchat.engine.model.norms import norm_widths_
 from swiftchat.engine.model.ops import Ops
-from swiftchat.engine.model.shared_block import LowRankChange
+from swiftchat.engine.model.shared_block import changed
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
@@ -286,14 +286,6 @@ class Decoder:
         inputs = ops.add(ops.cast(added, torch.float32), x)
         return self._attention(plan, i, layer, self._norm(inputs, None, layer.attn_norm, None), kv)
 
-    def _changed(self, out: Tensor, x: Tensor, changes: Sequence[LowRankChange]) -> Tensor:
-        """Return the result of a matmul for x, with changes of the parts of its matrix."""
-        if not changes:
-            return out
-        linear = self.ops.linear
-        parts = [linear(linear(x, each.left, None), each.right, None) for each in changes]
-        return self.ops.add(out, parts[0] if len(parts) == 1 else self.ops.join(parts))
-
     def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:
         """Return this rank's part of the attention's or mixer's output, before the all-reduce."""
         if layer.mixer is None:
@@ -308,7 +300,7 @@ class Decoder:
         ops = self.ops
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
         if layer.block is not None:
-            qkv = self._changed(qkv, x, layer.block.qkv_changes)
+            qkv = changed(ops, qkv, x, layer.block.qkv_changes)
         gates: Tensor | None = None
         if layer.attn_gate is not None:
             gates = ops.linear(x, layer.attn_gate, None)
@@ -337,7 +329,7 @@ class Decoder:
             return self._scaled(ops.moe(i, x, layer.experts), self.config.experts_out_scale)
         gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
         if layer.block is not None:
-            gate_up = self._changed(gate_up, x, layer.block.gate_up_changes)
+            gate_up = changed(ops, gate_up, x, layer.block.gate_up_changes)
         if any(self.config.gate_sparsity[i : i + 1]):
             ops.sparsify_(gate_up, NormalDist().inv_cdf(self.config.gate_sparsity[i]))
         inner = self._activated(layer, gate_up)

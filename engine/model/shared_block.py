@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from swiftchat.engine.linear.weight import LinearWeight
 
-__all__ = ["LowRankChange", "SharedBlockWeights"]
+if TYPE_CHECKING:
+    from swiftchat.engine.model.ops import Ops
+
+__all__ = ["LowRankChange", "SharedBlockWeights", "changed"]
 
 
 @dataclass(frozen=True)
@@ -37,3 +41,11 @@ class SharedBlockWeights:
         yield self.out
         for change in (*self.qkv_changes, *self.gate_up_changes):
             yield from (change.left, change.right)
+
+
+def changed(ops: "Ops", out: Tensor, x: Tensor, changes: Sequence[LowRankChange]) -> Tensor:
+    """Return the result of a matmul for x, with changes of the parts of its matrix."""
+    if not changes:
+        return out
+    parts = [ops.linear(ops.linear(x, each.left, None), each.right, None) for each in changes]
+    return ops.add(out, parts[0] if len(parts) == 1 else ops.join(parts))
