@@ -1,4 +1,4 @@
-"""Activation function of an MLP, with bias and gating: `kernels/layers/act_and_mul.cu`."""
+"""Activation function of an MLP or a gate: `kernels/layers/act_and_mul.cu`."""
 
 from torch import Tensor
 
@@ -7,6 +7,7 @@ from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 
 KINDS = ("relu", "silu", "gelu", "gelu_tanh", "relu2")
 _THREADS = 128
+_ACCESSES = ((8, 4), (8, 1), (1, 1))  # elements that a thread loads at once, and its rows
 
 
 def _spec(dtype: str, kind: str, gated: bool, width: int, rows: int) -> KernelSpec:
@@ -18,7 +19,10 @@ def _spec(dtype: str, kind: str, gated: bool, width: int, rows: int) -> KernelSp
         "WIDTH": str(width),
         "ROWS": str(rows),
     }
-    arguments = "pointer x, pointer up, pointer bias, pointer out, int num_rows, int row_size"
+    arguments = (
+        "pointer x, pointer up, pointer bias, pointer out, int64 x_stride, int num_rows, "
+        "int row_size"
+    )
     return KernelSpec("act_and_mul", arguments, defines)
 
 
@@ -27,7 +31,11 @@ VARIANTS = [
     for dtype in DTYPE_NAMES.values()
     for kind in KINDS
     for gated in (False, True)
-    for width, rows in ((8, 4), (8, 1), (1, 1))
+    for width, rows in _ACCESSES
+] + [
+    _spec(dtype, "sigmoid", True, width, rows)
+    for dtype in DTYPE_NAMES.values()
+    for width, rows in _ACCESSES
 ]
 
 
@@ -58,21 +66,54 @@ def act_and_mul(
         raise ValueError("a gate of its own has no bias")
     check_tensor("out", out, (n, row_size), out.dtype, gpu)
     check_tensor("bias", bias, (columns,), out.dtype, gpu)
-    width = 1 if row_size % 8 else 8  # rows must begin at a multiple of one access
+    _launch(gpu, kind, x, up, bias, out, gated=gated or up is not None)
+
+
+def sigmoid_gate(gpu: Gpu, x: Tensor, gates: Tensor) -> None:
+    """Multiply x [n, row_size] by the sigmoid of `gates` [n, row_size] in place.
+
+    The rows of `gates` may be apart, as columns of a wider matrix are, by multiples of 16 bytes.
+    """
+    check_tensor("x", x, x.shape, x.dtype, gpu)
+    strides_fit = gates.stride(1) == 1 and gates.stride(0) * gates.itemsize % 16 == 0
+    if gates.shape != x.shape or not (strides_fit and gates.data_ptr() % 16 == 0):
+        raise ValueError(
+            f"gates must be {list(x.shape)} with rows of 16 bytes, not {list(gates.shape)} with"
+            f" strides {gates.stride()}"
+        )
+    check_tensor("gates", gates[:1], (min(1, len(x)), x.shape[1]), x.dtype, gpu)
+    _launch(gpu, "sigmoid", gates, x, None, x, gated=True)
+
+
+def _launch(
+    gpu: Gpu,
+    kind: str,
+    x: Tensor,
+    up: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+    *,
+    gated: bool,
+) -> None:
+    """Launch the kernel with checked tensors."""
+    n, row_size = out.shape
+    # Rows must begin at a multiple of one access.
+    width = 1 if row_size % 8 or x.stride(0) % 8 else 8
     chunks = -(-row_size // (_THREADS * width))
     # With few rows, use as many threads as possible; with many, more loads in flight a thread.
     rows = 4 if n * chunks >= 16 * gpu.num_sms and width == 8 else 1
-    kernel = gpu.kernel(_spec(DTYPE_NAMES[out.dtype], kind, gated or up is not None, width, rows))
+    kernel = gpu.kernel(_spec(DTYPE_NAMES[out.dtype], kind, gated, width, rows))
     if n == 0:
         return
     kernel(
         (-(-n // rows), chunks),
         _THREADS,
-        num_bytes=x.nbytes + out.nbytes,
+        num_bytes=x.nbytes + out.nbytes + (0 if up is None else up.nbytes),
         x=x,
         up=up,
         bias=bias,
         out=out,
+        x_stride=x.stride(0),
         num_rows=n,
         row_size=row_size,
     )

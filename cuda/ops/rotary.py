@@ -42,6 +42,7 @@ def _spec(dtype: str, normed: bool, width: int, kv_scheme: str | None = None) ->
         "pointer positions2, pointer slot_mapping, pointer cache, int num_heads, "
         "int num_kv_heads, int head_dim, int rotary_dim, int log2_block_size, float eps, "
         "float weight_offset, int norm_after, int norm_values, int keys_as_values, "
+        "int num_gate_heads, "
         "pointer query_factors"
     )
     if kv_scheme:
@@ -85,6 +86,7 @@ def rotary(
     query_factors: Tensor | None = None,
     kv_scales: KVScales | None = None,
     keys_as_values: bool = False,
+    num_gate_heads: int = 0,
 ) -> None:
     """Normalize (with `norm`) and rotate queries and keys; store keys and values in the cache.
 
@@ -100,14 +102,17 @@ def rotary(
     then all or none of a head is rotated, and positions2 is None.
 
     With `keys_as_values` qkv has no values: they are the keys before norm and rotation. With
-    num_kv_heads 0 it has only queries, and the cache is not used.
+    num_kv_heads 0 it has only queries, and the cache is not used. Between queries and keys are
+    `num_gate_heads` heads that are not read.
     """
     n, heads, head_dim = qkv.shape
     rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
     _check_sizes(head_dim, rotary_dim, cache.shape[2], positions2 is not None)
     parts = 1 if keys_as_values else 2
-    if heads != num_heads + parts * num_kv_heads:
-        raise ValueError(f"qkv has {heads} heads, not {num_heads} + {parts} * {num_kv_heads}")
+    if heads != num_heads + num_gate_heads + parts * num_kv_heads:
+        raise ValueError(
+            f"qkv has {heads} heads, not {num_heads + num_gate_heads} + {parts} * {num_kv_heads}"
+        )
     check_tensor("qkv", qkv, (n, heads, head_dim), qkv.dtype, gpu)
     _check_angles(gpu, n, cos_sin, rotary_dim, positions, positions2)
     _check_norm(gpu, norm, head_dim, rotary_dim, qkv.dtype)
@@ -146,6 +151,7 @@ def rotary(
         norm_after=int(norm is not None and norm.after),
         norm_values=int(norm is not None and norm.values),
         keys_as_values=int(keys_as_values),
+        num_gate_heads=num_gate_heads,
         query_factors=query_factors,
         **{
             **cache_arguments(cache, kv_scales),

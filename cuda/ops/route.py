@@ -110,7 +110,7 @@ def route(
     gpu.kernel(_ROUTE)(
         n,
         _THREADS,
-        shared_bytes=_choice_bytes(num_experts, chosen, routing, _THREADS),
+        shared_bytes=_choice_bytes(num_experts, chosen, routing),
         num_bytes=logits.nbytes,
         logits=logits,
         bias=bias,
@@ -124,11 +124,9 @@ def route(
     )
 
 
-def _choice_bytes(num_experts: int, chosen: int, routing: Routing, threads: int) -> int:
-    """Return the bytes of `choose_experts`: scores, choices, groups, each warp's keys, weights."""
-    padded = (-(-count // 32) * 32 for count in (num_experts, num_experts, routing.num_groups))
-    warps = threads // 32
-    return 4 * (sum(padded) + chosen) + 8 * warps * min(chosen, -(-num_experts // warps))
+def _choice_bytes(num_experts: int, chosen: int, routing: Routing) -> int:
+    """Return the bytes of `Choice` in choose.cuh."""
+    return 4 * (5 * num_experts + routing.num_groups + 2 * chosen + 1)
 
 
 class RouterWorkspace:
@@ -188,7 +186,7 @@ def router(
     gpu.kernel(_router_spec(matrix.dtype))(
         (-(-len(matrix) // _ROUTER_ROWS), n),
         _ROUTER_THREADS,
-        shared_bytes=max(row_bytes, _choice_bytes(num_experts, chosen, routing, _ROUTER_THREADS)),
+        shared_bytes=max(row_bytes, _choice_bytes(num_experts, chosen, routing)),
         num_bytes=matrix.nbytes,
         x=x,
         norm_weight=norm.weight,

@@ -91,7 +91,9 @@ class FusedDecoder:
         self._embedding = empty(config.hidden_size, dtype=torch.float32)
         # For a layer that rotates in a kernel of its own, with keys and values beside the queries.
         heads = config.num_heads
-        self._qkv = empty(max(e.head_dim * (heads + 2 * e.num_kv_heads) for e in self._layers))
+        query_heads = heads * (2 if config.attention_gate else 1)  # and those of gates
+        widths = [e.head_dim * (query_heads + 2 * e.num_kv_heads) for e in self._layers]
+        self._qkv = empty(max(widths))
         self._queries = empty(max(each.head_dim * heads for each in self._layers))
         self._attention_output = torch.empty_like(self._queries)
         self._mlp_inner = empty(max(each.intermediate_size for each in self._layers))
@@ -290,16 +292,14 @@ class FusedDecoder:
                 )
                 first += len(part) // config.head_dim
             return queries, None
-        num_rows, gates = layer.qkv.shape[0], None
-        if config.attention_gate:
-            both = self._qkv.new_empty(n, num_rows)
-            write_linear(ops, x, layer.qkv, tuned, both, norm)
-            qkv, gates = ops.split_gate(both, config.num_heads * config.head_dim)
-        else:
-            qkv = _first(self._qkv, n, num_rows)
-            write_linear(ops, x, layer.qkv, tuned, qkv, norm)
-        norms = layer.head_norms
-        return ops.attention.rotate(i, qkv, kv, norms, positions, slot_mapping), gates
+        qkv, width = _first(self._qkv, n, layer.qkv.shape[0]), config.num_heads * config.head_dim
+        write_linear(ops, x, layer.qkv, tuned, qkv, norm)
+        gates = qkv[:, width : 2 * width] if config.attention_gate else None
+        num_gate_heads = 0 if gates is None else config.num_heads
+        queries = ops.attention.rotate(
+            *(i, qkv, kv, layer.head_norms, positions, slot_mapping), num_gate_heads
+        )
+        return queries, gates
 
     def _gate_up(self, x: Tensor, i: int, layer: LayerWeights) -> Tensor:
         """Return activation(gate) * up, [n, intermediate_size]."""

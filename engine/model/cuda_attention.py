@@ -119,14 +119,17 @@ class AttentionKernels:
         norms: tuple[Tensor, Tensor] | None,
         positions: Tensor,
         slot_mapping: Tensor,
+        num_gate_heads: int = 0,
     ) -> Tensor:
         """Normalize and rotate queries and keys, and store keys and values in a layer's cache.
 
         Returns the queries [n, num_heads, head_dim], which are rotated in place in `qkv` [n, …].
+        Gates of the attention's output, `num_gate_heads` heads wide, follow the queries.
         """
         (cache, kv_scales), config = kernel_kv(kv), self.layers[layer]
         head_norm = self._head_norm(layer, norms)
         if norms is not None and head_norm is None:
+            assert num_gate_heads == 0  # see `fused_kernels_cover`
             norm_heads_(qkv, *norms, config)
         heads = qkv.view(len(qkv), -1, config.head_dim)
         rotary(
@@ -142,6 +145,7 @@ class AttentionKernels:
             query_factors=self.query_factors(layer),
             kv_scales=kv_scales,
             keys_as_values=layer in config.keys_as_values,
+            num_gate_heads=num_gate_heads,
         )
         return heads[:, : config.num_heads]
 

@@ -7,7 +7,7 @@ from itertools import accumulate, takewhile
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.act_and_mul import KINDS, act_and_mul
+from swiftchat.cuda.ops.act_and_mul import KINDS, act_and_mul, sigmoid_gate
 from swiftchat.cuda.ops.copy_blocks import copy_blocks
 from swiftchat.cuda.ops.embedding import embed, gather_rows
 from swiftchat.cuda.ops.norm import add_norm, norm
@@ -213,6 +213,12 @@ class CudaOps(Elementwise):
         projected = mixer.project_in.matmul(x, mixer.project_in_bias)
         out = self.mixers.mix(plan.states, layer, projected, mixer, ranks)
         return mixer.project_out.matmul(out, mixer.project_out_bias)
+
+    def gate(self, x: Tensor, scores: Tensor, *, softplus: bool = False) -> Tensor:
+        if softplus or scores.stride(0) * scores.itemsize % 16:
+            return super().gate(x, scores, softplus=softplus)
+        sigmoid_gate(self.gpu, x, scores)
+        return x
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
         config, gated = self._config, self._config.gated

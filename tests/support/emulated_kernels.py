@@ -139,7 +139,8 @@ def _act_and_mul(a: _Launch) -> None:
     gate, up = a.x, a.up
     if a.defines["GATED"] == "1" and up is None:
         gate, up = a.x.chunk(2, 1)
-    acted = ACTIVATIONS[a.defines["ACTIVATION"].lower()](gate)
+    activation = a.defines["ACTIVATION"].lower()
+    acted = gate.sigmoid() if activation == "sigmoid" else ACTIVATIONS[activation](gate)
     a.out.copy_(acted if up is None else acted * up)
 
 
@@ -158,8 +159,9 @@ def _store(a: _Launch, k: Tensor, v: Tensor) -> None:
 
 def _rotary(a: _Launch) -> None:
     heads, kv, dim = a.num_heads, a.num_kv_heads, a.head_dim
-    q, k = a.qkv[:, :heads], a.qkv[:, heads : heads + kv].clone()
-    v = k.clone() if a.keys_as_values else a.qkv[:, heads + kv :].clone()
+    q, rest = a.qkv[:, :heads], a.qkv[:, heads + a.num_gate_heads :]
+    k = rest[:, :kv].clone()
+    v = k.clone() if a.keys_as_values else rest[:, kv:].clone()
     is_normed = a.defines["QK_NORM"] == "1"
 
     def normalize() -> None:

@@ -1,8 +1,8 @@
 // rotary: normalize query and key heads, apply rotary embedding, and store keys and values in the cache.
 //
-//   qkv         T [n, num_heads + 2 * num_kv_heads, head_dim], with keys_as_values without the values, which
-//               are the keys before norm and rotation; queries are changed in place, keys and values are only
-//               read
+//   qkv         T [n, num_heads + num_gate_heads + 2 * num_kv_heads, head_dim], with keys_as_values without the
+//               values, which are the keys before norm and rotation; queries are changed in place, keys and
+//               values are only read, and the num_gate_heads heads between queries and keys are not
 //   q_norm, k_norm  T [head_dim] with QK_NORM: each head is divided by its root mean square (+ eps) and
 //               multiplied by these plus weight_offset (RMSNorm; Qwen3, 2025), with norm_after after the
 //               rotation; with norm_values also each head of values, without weights (Gemma 4)
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, const int* positions,
               const int* positions2, const int* slot_mapping, Stored* cache, int num_heads,
               int num_kv_heads, int head_dim, int rotary_dim, int log2_block_size, float eps, float weight_offset,
-              int norm_after, int norm_values, int keys_as_values, const float* query_factors
+              int norm_after, int norm_values, int keys_as_values, int num_gate_heads, const float* query_factors
 #ifdef KV_SCHEME
               , float* kv_scales
 #endif
@@ -151,7 +151,7 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     bool changes_queries = CHANGES_QUERIES || rotary_dim || query_factors;
     int first = (changes_queries ? 0 : num_heads) + blockIdx.y * UNROLL * groups + group;
     int values_back = keys_as_values ? num_kv_heads : 0;  // from a value's place to the head that it is
-    qkv += (row * (heads - values_back) + first) * head_dim;
+    qkv += (row * (heads + num_gate_heads - values_back) + first) * head_dim;
     i64 next = (i64)groups * head_dim;  // from a head to the thread's next one
 #if QK_NORM  // constants: loaded before the wait
     NormWeight q_weight{load<W>(q_norm + low), load<W>(q_norm + high)};
@@ -168,6 +168,7 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
         int head = first + u * groups;
         if (head >= heads) continue;
         const T* from = qkv + u * next;
+        if (head >= num_heads) from += (i64)num_gate_heads * head_dim;
         if (head >= num_heads + num_kv_heads) from -= (i64)values_back * head_dim;
         loaded[u].low = load<W>(from + low);
         loaded[u].high = load<W>(from + high);

@@ -8,6 +8,7 @@
 #define GELU_TANH 4
 #define RELU2 5
 #define GELU_SIGMOID 6
+#define SIGMOID 7  // of gates
 
 template <int KIND> __device__ __forceinline__ float activate(float x) {
     if constexpr (KIND == RELU) return x > 0 ? x : 0;
@@ -16,6 +17,7 @@ template <int KIND> __device__ __forceinline__ float activate(float x) {
     if constexpr (KIND == GELU) return 0.5f * x * (1 + erff(x * 0.70710678f));
     if constexpr (KIND == GELU_TANH)
         return 0.5f * x * (1 + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    if constexpr (KIND == SIGMOID) return 1 / (1 + __expf(-x));
     if constexpr (KIND == GELU_SIGMOID) return x / (1 + __expf(-1.702f * x));
     return x;
 }

@@ -68,6 +68,15 @@ __device__ __forceinline__ u32 shared_address(const void* p) {
     return (u32)__cvta_generic_to_shared(p);
 }
 
+// Whether this is one of the first blocks of the grid, which reach every multiprocessor. While they wait for the
+// upstream kernel, they can rehearse: run the code after the wait on zeros, which brings its instructions to the cache
+// of the multiprocessor. Otherwise a short kernel waits for them, one after the other, in each phase.
+__device__ __forceinline__ bool is_rehearsing() {
+    u32 num_sms;
+    asm("mov.u32 %0, %%nsmid;" : "=r"(num_sms));
+    return blockIdx.y == 0 && blockIdx.x < num_sms;
+}
+
 // Programmatic dependent launch. `start_dependents` at a kernel's entry allows the blocks of the next
 // kernel to start as soon as there is room; `wait_for_upstream` returns when all earlier work on the
 // stream is complete and visible. A thread must wait before it reads memory written upstream and

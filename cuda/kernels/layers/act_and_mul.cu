@@ -1,6 +1,7 @@
 // act_and_mul: activation function of an MLP, with the bias of the preceding matmul, gated or not.
 //
-//   x     T [num_rows, row_size], or with GATED but without `up` [num_rows, 2 * row_size]: gate, then up
+//   x     T [num_rows, row_size], or with GATED but without `up` [num_rows, 2 * row_size]: gate, then up; rows
+//         x_stride elements apart
 //   up    T [num_rows, row_size] or null
 //   bias  T [columns of x] or null
 //   out   T [num_rows, row_size] = act(x + bias), or with GATED act(gate + bias) * (up + bias);
@@ -10,7 +11,7 @@
 // use. ROWS = 1 has the least latency; ROWS = 4 has more loads in flight when there are many rows.
 // ACTIVATION is one of activation.cuh. Gated MLPs: Shazeer, 2020, arXiv:2002.05202.
 //
-// Requires: row_size a multiple of WIDTH (8 or 1).
+// Requires: row_size and x_stride multiples of WIDTH (8 or 1).
 // Launch: grid (ceil(num_rows / ROWS), ceil(row_size / (WIDTH * 128))), block 128, no shared memory.
 // Moves num_rows * row_size * 2 * sizeof T bytes, with GATED 3 * sizeof T.
 // Accuracy: fp32, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32).
@@ -21,10 +22,10 @@
 constexpr int THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-act_and_mul_kernel(const T* x, const T* up, const T* bias, T* out, int num_rows, int row_size) {
+act_and_mul_kernel(const T* x, const T* up, const T* bias, T* out, i64 x_stride, int num_rows, int row_size) {
     start_dependents();
     int column = (blockIdx.y * THREADS + threadIdx.x) * WIDTH;
-    i64 row = (i64)blockIdx.x * ROWS, stride = GATED && !up ? 2 * (i64)row_size : row_size;
+    i64 row = (i64)blockIdx.x * ROWS, up_stride = up ? row_size : x_stride;
     const T* factors = up ? up : x + row_size;
     bool inside = column < row_size;
     Pack<T, WIDTH> gate_bias{}, up_bias{}, gate[ROWS], factor[ROWS];
@@ -37,8 +38,8 @@ act_and_mul_kernel(const T* x, const T* up, const T* bias, T* out, int num_rows,
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (row + r >= num_rows) continue;
-        gate[r] = load<WIDTH>(x + (row + r) * stride + column);
-        if (GATED) factor[r] = load<WIDTH>(factors + (row + r) * stride + column);
+        gate[r] = load<WIDTH>(x + (row + r) * x_stride + column);
+        if (GATED) factor[r] = load<WIDTH>(factors + (row + r) * up_stride + column);
     }
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {

@@ -9,37 +9,71 @@ struct Routing {
     float eps, scale;
 };
 
-// The number of elements in memory of `count` values that rank_of reads: whole warps, -infinity after the last.
-__device__ __forceinline__ int padded(int count) { return (count + WARP - 1) / WARP * WARP; }
-
-// How many of the values, of which there are padded(count), are greater than value i > -infinity, or equal and before
-// it. NaN is never greater. The threads of a warp pass the same i / 32.
-__device__ __forceinline__ int rank_of(const float* values, int count, int i) {
-    float own = values[i];
-    int ranks[4] = {}, chunk = i / WARP;
-    for (int base = 0; base < count; base += WARP) {
-#pragma unroll
-        for (int j = 0; j < WARP; j += 4) {
-            float4 v = *(const float4*)(values + base + j);
-            float four[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                bool first = base / WARP < chunk || (base / WARP == chunk && base + j + k < i);
-                ranks[k] += first ? four[k] >= own : four[k] > own;
-            }
-        }
-    }
-    return ranks[0] + ranks[1] + ranks[2] + ranks[3];
+// A key in the order of values; 0 for NaN and -infinity, which cannot be chosen.
+__device__ __forceinline__ u32 choice_key(float value) {
+    return value > -infinity() ? (u32)(sort_key(value, 0) >> 32) : 0;
 }
 
-// Sets the values of all experts outside the best groups to -infinity. `totals` has padded(num_groups) elements.
+// The value of a key.
+__device__ __forceinline__ float choice_value(u32 key) { return key ? key_logit((u64)key << 32) : -infinity(); }
+
+// Parts of the dynamic shared memory in which a block chooses experts. ops/route.py has its size.
+struct Choice {
+    u64* candidates;
+    float *logits, *scores, *found;  // of all experts, of all, of the chosen ones
+    u32 *keys, *totals;              // of all experts, of groups
+    int *order, *num_candidates;     // the chosen experts
+
+    __device__ __forceinline__ Choice(void* memory, const Routing& how) {
+        candidates = (u64*)memory;
+        logits = (float*)(candidates + how.num_experts);
+        scores = logits + how.num_experts;
+        keys = (u32*)(scores + how.num_experts);
+        totals = keys + how.num_experts;
+        order = (int*)(totals + how.num_groups);
+        found = (float*)(order + how.experts_per_token);
+        num_candidates = (int*)(found + how.experts_per_token);
+    }
+};
+
+// The sum over all experts of the exponentials of their logits less `highest`.
 template <int THREADS>
-__device__ __forceinline__ void keep_top_groups(float* values, float* totals, const Routing& how) {
+__device__ __forceinline__ float softmax_sum(const float* logits, int count, float highest, float* scratch) {
+    float total = 0;
+#pragma unroll 1
+    for (int e = threadIdx.x; e < count; e += THREADS) total += exp2_fast((logits[e] - highest) * LOG2_E);
+    return block_reduce<THREADS>(total, Sum(), scratch);
+}
+
+// Writes the scores of all experts, and the keys by which they are chosen.
+template <int THREADS>
+__device__ __forceinline__ void score_experts(const Choice& c, const float* correction, float* scratch,
+                                              const Routing& how) {
+    float highest = -infinity(), total = 1;
+    if (!how.sigmoid) {
+#pragma unroll 1
+        for (int e = threadIdx.x; e < how.num_experts; e += THREADS) highest = fmaxf(highest, c.logits[e]);
+        highest = block_reduce<THREADS>(highest, Max(), scratch);
+        total = softmax_sum<THREADS>(c.logits, how.num_experts, highest, scratch);
+    }
+#pragma unroll 1
+    for (int e = threadIdx.x; e < how.num_experts; e += THREADS) {
+        float logit = c.logits[e], power = exp2_fast((how.sigmoid ? -logit : logit - highest) * LOG2_E);
+        float score = how.sigmoid ? 1 / (1 + power) : power / total;
+        c.scores[e] = score;
+        c.keys[e] = choice_key((how.by_logits ? logit : score) + (correction ? correction[e] : 0));
+    }
+}
+
+// Sets the keys of all experts outside the best groups to 0.
+template <int THREADS> __device__ __forceinline__ void keep_top_groups(const Choice& c, const Routing& how) {
     int size = how.num_experts / how.num_groups, lane = threadIdx.x % WARP;
-    for (int group = threadIdx.x / WARP; group < padded(how.num_groups); group += THREADS / WARP) {
+#pragma unroll 1
+    for (int group = threadIdx.x / WARP; group < how.num_groups; group += THREADS / WARP) {
         float best = -infinity(), second = -infinity();
-        for (int i = lane; i < size && group < how.num_groups; i += WARP) {
-            float value = values[group * size + i];
+#pragma unroll 1
+        for (int i = lane; i < size; i += WARP) {
+            float value = choice_value(c.keys[group * size + i]);
             second = fmaxf(second, fminf(best, value));
             best = fmaxf(best, value);
         }
@@ -49,92 +83,97 @@ __device__ __forceinline__ void keep_top_groups(float* values, float* totals, co
             second = fmaxf(fmaxf(second, next), fminf(best, other));
             best = fmaxf(best, other);
         }
-        if (lane == 0) totals[group] = best + (how.best_of_group > 1 && size > 1 ? second : 0);
+        if (lane == 0) c.totals[group] = choice_key(best + (how.best_of_group > 1 && size > 1 ? second : 0));
     }
     __syncthreads();
-    int group = threadIdx.x;  // of at most THREADS
-    bool is_out = group < how.num_groups && totals[group] > -infinity() &&
-                  rank_of(totals, how.num_groups, group) >= how.top_groups;
+    int group = threadIdx.x, rank = 0;  // of at most THREADS
+    bool is_out = group < how.num_groups && c.totals[group] > 0;
+    if (is_out) {
+#pragma unroll 1
+        for (int i = 0; i < how.num_groups; i++) rank += c.totals[i] > c.totals[group] - (i < group);
+        is_out = rank >= how.top_groups;
+    }
     __syncthreads();
-    if (group < how.num_groups) totals[group] = is_out ? 0 : 1;
+    if (group < how.num_groups) c.totals[group] = !is_out;
     __syncthreads();
+#pragma unroll 1
     for (int e = threadIdx.x; e < how.num_experts; e += THREADS)
-        if (totals[e / size] == 0) values[e] = -infinity();
+        if (c.totals[e / size] == 0) c.keys[e] = 0;
     __syncthreads();
 }
 
-// The largest key of a warp's threads.
-__device__ __forceinline__ u64 warp_largest(u64 key) {
-    u32 high = __reduce_max_sync(ALL, (u32)(key >> 32));
-    u32 low = __reduce_max_sync(ALL, (u32)(key >> 32) == high ? (u32)key : 0);
-    return (u64)high << 32 | low;
-}
-
-// Writes the keys of the `each` largest values > -infinity of each warp's part of the values, in descending order; 0
-// after the last. Values that are found become -infinity.
-template <int THREADS>
-__device__ __forceinline__ void largest_of_warps(float* values, int count, int each, u64* keys) {
-    constexpr int NUM_WARPS = THREADS / WARP;
-    int part = (count + NUM_WARPS - 1) / NUM_WARPS, warp = threadIdx.x / WARP;
-    int begin = warp * part + threadIdx.x % WARP, end = min((warp + 1) * part, count);
-    for (int i = 0; i < each; i++) {
-        u64 own = 0;
-        for (int e = begin; e < end; e += WARP)
-            if (values[e] > -infinity()) own = max(own, sort_key(values[e], e));
-        u64 largest = warp_largest(own);
-        if (threadIdx.x % WARP == 0) keys[warp * each + i] = largest;
-        if (largest != 0 && own == largest) values[key_id(largest)] = -infinity();
-        __syncwarp();
+// A key that at least `chosen` keys reach, if so many are greater than 0, and few more: of 32 interleaved parts of the
+// keys, it is the `chosen`-th of their maxima. Every warp computes it.
+__device__ __forceinline__ u32 least_key(const u32* keys, int count, int chosen) {
+    if (chosen > WARP) return 0;
+    int lane = threadIdx.x % WARP, rank = 0;
+    u32 own = 0;
+#pragma unroll 4
+    for (int e = lane; e < count; e += WARP) own = max(own, keys[e]);
+#pragma unroll 8
+    for (int i = 0; i < WARP; i++) {
+        u32 other = __shfl_sync(ALL, own, i);
+        rank += other > own || (other == own && i < lane);
     }
+    return __shfl_sync(ALL, own, __ffs(__ballot_sync(ALL, rank == chosen - 1)) - 1);
 }
 
-// Writes the ids and weights of a token's experts, given its logits in scores[num_experts], which are visible to
-// all threads of the block. ops/route.py has the size of `scores`, which is aligned to 16 bytes.
+// Writes the ids and weights of a token's experts, given its logits in c.logits, which are visible to all threads of
+// the block. `scratch` has an element for each warp.
+//
+// A block does this once a launch, so that time is latency: of barriers, of shared memory and of instructions, which
+// are not in cache.
 template <int THREADS>
-__device__ __forceinline__ void choose_experts(float* scores, const float* correction, const float* expert_scales,
+__device__ __forceinline__ void choose_experts(const Choice& c, const float* correction, const float* expert_scales,
                                                int* ids, float* weights, float* scratch, const Routing& how) {
-    constexpr int NUM_WARPS = THREADS / WARP;
-    int end = padded(how.num_experts), each = min(how.experts_per_token, (how.num_experts + NUM_WARPS - 1) / NUM_WARPS);
-    float *choice = scores + end, *totals = choice + end;
-    u64* keys = (u64*)(totals + padded(how.num_groups));
-    float* found = (float*)(keys + each * NUM_WARPS);
-    float highest = -infinity(), total = 0;
-    if (!how.sigmoid) {
-        for (int e = threadIdx.x; e < how.num_experts; e += THREADS) highest = fmaxf(highest, scores[e]);
-        highest = block_reduce<THREADS>(highest, Max(), scratch);
-        for (int e = threadIdx.x; e < how.num_experts; e += THREADS)
-            total += exp2_fast((scores[e] - highest) * LOG2_E);
-        total = block_reduce<THREADS>(total, Sum(), scratch);
+    int lane = threadIdx.x % WARP, chosen = how.experts_per_token;
+    // A softmax does not change the order of the logits, and often only the chosen ones count.
+    bool is_plain = !how.sigmoid && !correction && how.num_groups == 1;
+    if (is_plain) {
+#pragma unroll 1
+        for (int e = threadIdx.x; e < how.num_experts; e += THREADS) c.keys[e] = choice_key(c.logits[e]);
+    } else {
+        score_experts<THREADS>(c, correction, scratch, how);
     }
-    // A plain softmax does not change the order of the logits.
-    bool choose_scores = !how.by_logits && (how.sigmoid || correction || how.num_groups > 1);
-    for (int e = threadIdx.x; e < end; e += THREADS) {
-        choice[e] = -infinity();  // such an expert cannot be chosen
-        if (e >= how.num_experts) continue;
-        float logit = scores[e];
-        scores[e] = how.sigmoid ? 1 / (1 + expf(-logit)) : exp2_fast((logit - highest) * LOG2_E) / total;
-        choice[e] = choose_scores ? scores[e] : logit;
-        if (correction) choice[e] += correction[e];
-    }
-    for (int i = threadIdx.x; i < how.experts_per_token; i += THREADS) {
-        ids[i] = how.num_experts - 1;  // unless enough experts can be chosen
-        found[i] = __int_as_float(0x7fffffff);
+    if (threadIdx.x == 0) *c.num_candidates = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < chosen; i += THREADS) {
+        c.order[i] = how.num_experts - 1;  // unless enough experts can be chosen
+        c.found[i] = __int_as_float(0x7fffffff);
     }
     __syncthreads();
-    if (how.num_groups > 1) keep_top_groups<THREADS>(choice, totals, how);
-    largest_of_warps<THREADS>(choice, how.num_experts, each, keys);
-    __syncthreads();
-    for (int i = threadIdx.x; i < each * NUM_WARPS; i += THREADS) {
-        int rank = keys[i] == 0 ? how.experts_per_token : 0;
-        for (int j = 0; j < each * NUM_WARPS; j++) rank += keys[j] > keys[i];
-        if (rank >= how.experts_per_token) continue;
-        ids[rank] = key_id(keys[i]);
-        found[rank] = scores[ids[rank]];
+    if (how.num_groups > 1) keep_top_groups<THREADS>(c, how);
+    u32 least = max(least_key(c.keys, how.num_experts, chosen), 1);
+#pragma unroll 1
+    for (int e = threadIdx.x; e < how.num_experts; e += THREADS) {
+        u32 key = c.keys[e];
+        if (key >= least) c.candidates[atomicAdd(c.num_candidates, 1)] = (u64)key << 32 | (u32)~e;
     }
     __syncthreads();
-    float sum = 0;
-    for (int i = 0; i < how.experts_per_token; i++) sum += found[i];
+    int count = *c.num_candidates;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += THREADS) {
+        u64 own = c.candidates[i];
+        int rank = 0, id = key_id(own);
+#pragma unroll 4
+        for (int j = 0; j < count; j++) rank += c.candidates[j] > own;
+        if (rank >= chosen) continue;
+        c.order[rank] = id;
+        c.found[rank] = is_plain ? c.logits[id] : c.scores[id];
+    }
+    __syncthreads();
+    float highest = c.found[0], total = 1, sum = 0;
+    bool is_whole = is_plain && !(how.normalized && how.eps == 0);  // else the total cancels out
+    if (is_whole) total = softmax_sum<THREADS>(c.logits, how.num_experts, highest, scratch);
+    auto score = [&](int i) { return is_plain ? exp2_fast((c.found[i] - highest) * LOG2_E) / total : c.found[i]; };
+#pragma unroll 1
+    for (int i = lane; i < chosen; i += WARP) sum += score(i);
+    sum = warp_reduce(sum, Sum());
     float factor = how.normalized ? how.scale / (sum + how.eps) : how.scale;
-    for (int i = threadIdx.x; i < how.experts_per_token; i += THREADS)
-        weights[i] = found[i] * factor * (expert_scales ? expert_scales[ids[i]] : 1.f);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < chosen; i += THREADS) {
+        int id = c.order[i];
+        ids[i] = id;
+        weights[i] = score(i) * factor * (expert_scales ? expert_scales[id] : 1.f);
+    }
 }

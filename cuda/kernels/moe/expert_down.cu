@@ -28,7 +28,7 @@ expert_down_kernel(const T* x, const u64* values, const u64* scales, const u64* 
                    const float* weights, float* out, int num_routed, int shared_size, int hidden_size,
                    int expert_size, int experts_per_token, int accumulate) {
     extern __shared__ __align__(128) u8 dynamic[];
-    __shared__ float sums[2][WARPS][ROWS], factors[Chosen::MAX];
+    __shared__ float sums[2][WARPS][ROWS], factors[2][WARPS * WARP];
     __shared__ Chosen chosen;
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int pairs = (experts_per_token + 1) / 2, tiles = (hidden_size + ROWS - 1) / ROWS;
@@ -39,10 +39,16 @@ expert_down_kernel(const T* x, const u64* values, const u64* scales, const u64* 
     float* activation_sums = (float*)(activations + experts_per_token * stride);
     start_dependents();
     ids += token * experts_per_token;
-    chosen.look_up(ids, experts_per_token, values, scales);
-    if (threadIdx.x < experts_per_token)
-        factors[threadIdx.x] = weights ? __ldcg(weights + token * experts_per_token + threadIdx.x) : 1.f;
+    chosen.look_up(Chosen::own_id(ids, experts_per_token), experts_per_token, values, scales);
+    if (weights) weights += token * experts_per_token;
     __syncthreads();
+    // What multiplies this thread's row of this thread's expert in a tile: routing weight times scale of the row.
+    auto load_factor = [&](int tile) {
+        if (threadIdx.x >= experts_per_token * ROWS || tile >= end) return 0.f;
+        int c = threadIdx.x / ROWS, row = min(tile * ROWS + (int)threadIdx.x % ROWS, hidden_size - 1);
+        float weight = weights ? __ldcg(weights + c) : 1.f;
+        return PACKED ? weight * __ldg((const float*)chosen.scales[c] + row) : weight;
+    };
     auto rows_of = [&](int unit, Row (&rows)[2]) {
         int tile = unit / pairs, choice = (unit - tile * pairs) * 2;
         i64 row = min(tile * ROWS + lane / 4, hidden_size - 1);
@@ -54,6 +60,7 @@ expert_down_kernel(const T* x, const u64* values, const u64* scales, const u64* 
         }
     };
     Stream<WARPS, DEPTH, decltype(rows_of)> stream(dynamic, expert_size, begin * pairs, end * pairs, rows_of);
+    factors[begin % 2][threadIdx.x] = load_factor(begin);
     wait_for_upstream();
     stage_activations<WARPS>(activations, activation_sums, x + token * experts_per_token * expert_size,
                              experts_per_token, expert_size);
@@ -63,25 +70,29 @@ expert_down_kernel(const T* x, const u64* values, const u64* scales, const u64* 
         bool is_own = threadIdx.x < ROWS && at < hidden_size;
         float* to = out + token * hidden_size + at;
         float total = 0, sum = is_own && accumulate ? __ldcg(to) : 0;
+        float next_factor = load_factor(tile + 1);
         for (int pair = 0; pair < pairs; pair++) {
+            if (!stream.has(tile * pairs + pair)) continue;
             int low = 2 * pair, high = min(low + 1, experts_per_token - 1);
+            const float* factor = factors[tile % 2] + lane / 4;
             Activations staged{{activations + low * stride, activations + high * stride},
                                {activation_sums + low * sums_stride, activation_sums + high * sums_stride}};
             Row rows[2];
             rows_of(tile * pairs + pair, rows);
             Sums own;
             stream.add(own, tile * pairs + pair, rows, staged);
-            total += factors[low] * (own.whole(0) * row_scale(rows[0]));
-            if (high > low) total += factors[high] * (own.whole(1) * row_scale(rows[1]));
+            total += factor[low * ROWS] * own.whole(0);
+            if (high > low) total += factor[high * ROWS] * own.whole(1);
         }
         if (lane % 4 == 0) sums[tile % 2][warp][lane / 4] = total;
+        factors[(tile + 1) % 2][threadIdx.x] = next_factor;
         __syncthreads();
         if (!is_own) continue;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) sum += sums[tile % 2][w][threadIdx.x];
         if (biases)
             for (int c = 0; c < experts_per_token; c++)
-                sum += factors[c] * to_float(((const T*)biases[chosen.ids[c]])[at]);
+                sum += (weights ? __ldcg(weights + c) : 1.f) * to_float(((const T*)biases[chosen.ids[c]])[at]);
         *to = sum;
     }
 }

@@ -79,16 +79,17 @@ struct Row {
     __device__ __forceinline__ static int bytes_of(int columns) {
         return SCHEME == MXFP4 ? columns / 2 : columns * (int)sizeof(T);
     }
-    // Starts the copies of a step to a slot in shared memory; `which` is 0 (low) or 1 (high).
-    __device__ __forceinline__ void copy(u32 slot, int which, int step, u64 policy) const {
+    // Starts the copies of a step to a slot in shared memory; `which` is 0 (low) or 1 (high). Without `reads` zeros are
+    // copied.
+    __device__ __forceinline__ void copy(u32 slot, int which, int step, u64 policy, bool reads) const {
         int lane = threadIdx.x % WARP, t = lane % 4;
-        bool valid = PACKED || step < end;
+        bool valid = reads && (PACKED || step < end);
         const u8* from = values + (valid ? step * (PACKED ? PACKED_TILE_BYTES : 64) : 0);
         copy_16(slot + (which * WARP + lane) * 16, from, valid, policy);
         u32 table = slot + WARP * 32 + (which * WARP + lane) * 4;
         if (SCHEME == MXFP4) {  // the word with the group's scale
             if (valid) copy_4(table, (const u8*)((u64)(scales + step * 4) & ~3ull));
-        } else if (GROUPED && t < TILE_GROUPS) {  // scale and zero point of the step's group t
+        } else if (GROUPED && valid && t < TILE_GROUPS) {  // scale and zero point of the step's group t
             copy_4(table, from - lane * 16 + TILE_ROWS * STEP_BYTES + (t * TILE_ROWS + lane / 4) * 4);
         }
     }
@@ -128,9 +129,10 @@ __device__ __forceinline__ uint4 in_pairs(const uint4& v) {
 }
 
 // Copies activation rows to shared memory in the order of the threads' fragments, zeros after the ends of rows. All
-// threads of the block take part; a warp has AT_ONCE loads in flight.
+// threads of the block take part; a warp has AT_ONCE loads in flight. Without `reads` zeros are copied.
 template <int WARPS>
-__device__ __forceinline__ void stage_activations(u8* to, float* sums, const T* from, int num_rows, int columns) {
+__device__ __forceinline__ void stage_activations(u8* to, float* sums, const T* from, int num_rows, int columns,
+                                                  bool reads = true) {
     constexpr int AT_ONCE = 4;
     int count = steps_of(columns) * FRAGMENTS * 4, parts = (count + WARP - 1) / WARP;  // parts of a row
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, stride = activation_bytes(columns);
@@ -145,7 +147,8 @@ __device__ __forceinline__ void stage_activations(u8* to, float* sums, const T* 
             int t = at[u] % 4, i = at[u] / 4 % FRAGMENTS, step = at[u] / 4 / FRAGMENTS;
             int column = step * STEP_COLUMNS + (SPREAD ? i * 32 + t * FRAGMENT : t * COLUMNS + i * FRAGMENT);
             v[u] = {};
-            if (row[u] < num_rows && column < columns) v[u] = __ldcg((const uint4*)(from + row[u] * columns + column));
+            if (reads && row[u] < num_rows && column < columns)
+                v[u] = __ldcg((const uint4*)(from + row[u] * columns + column));
         }
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
@@ -288,10 +291,12 @@ template <int WARPS, int DEPTH, typename RowsOf> struct Stream {
     u64 policy = read_once();
     Row next_rows[2];
     int next_rows_unit = -1, next_unit, next_run, unit, run, slot = 0;
+    bool reads;
 
     // rows_of(unit, rows) sets the rows of a unit.
-    __device__ __forceinline__ Stream(u8* block_slots, int columns, int first, int end, RowsOf& rows_of)
-        : steps(steps_of(columns)), end(end), rows_of(rows_of) {
+    __device__ __forceinline__ Stream(u8* block_slots, int columns, int first, int end, RowsOf& rows_of,
+                                      bool reads = true)
+        : steps(steps_of(columns)), end(end), rows_of(rows_of), reads(reads) {
         int warp = threadIdx.x / WARP;
         slots = block_slots + warp * DEPTH * SLOT_BYTES;
         slots_at = shared_address(slots);
@@ -299,6 +304,7 @@ template <int WARPS, int DEPTH, typename RowsOf> struct Stream {
         unit = first, run = warp;
         wrap(unit, run);
         next_unit = unit, next_run = run;
+#pragma unroll 1
         for (int i = 0; i < DEPTH; i++) request(i);
     }
     __device__ __forceinline__ void wrap(int& unit, int& run) const {
@@ -313,15 +319,17 @@ template <int WARPS, int DEPTH, typename RowsOf> struct Stream {
 #pragma unroll
                 for (int i = 0; i < 2; i++)
                     if (r == 0 || next_run * RUN + r < steps)
-                        next_rows[i].copy(at + r * STEP_SLOT_BYTES, i, next_run * RUN + r, policy);
+                        next_rows[i].copy(at + r * STEP_SLOT_BYTES, i, next_run * RUN + r, policy, reads);
             next_run += WARPS;
             wrap(next_unit, next_run);
         }
         commit_copies();
     }
-    // Adds the products of this warp's steps of a unit; units come in order.
+    // Whether this warp has steps of a unit; units come in order.
+    __device__ __forceinline__ bool has(int of) const { return unit == of; }
+    // Adds the products of this warp's steps of a unit.
     __device__ __forceinline__ void add(Sums& sums, int of, const Row (&rows)[2], const Activations& x) {
-        while (unit == of) {
+        while (has(of)) {
             wait_for_copies<DEPTH - 1>();
             if (GROUPED) __syncwarp();
             const u8* from = slots + slot * SLOT_BYTES;
@@ -343,12 +351,16 @@ struct Chosen {
     u64 values[MAX], scales[MAX];
     int ids[MAX];
 
-    // Threads of the block look up one expert each; the block must synchronize afterwards.
-    __device__ __forceinline__ void look_up(const int* of_token, int count, const u64* all_values, const u64* all_scales) {
+    // The id of this thread's expert, if it has one.
+    __device__ __forceinline__ static int own_id(const int* of_token, int count) {
+        return threadIdx.x < count ? __ldcg(of_token + threadIdx.x) : 0;
+    }
+    // Threads of the block look up their own expert; the block must synchronize afterwards.
+    __device__ __forceinline__ void look_up(int id, int count, const u64* all_values, const u64* all_scales) {
         int i = threadIdx.x;
         if (i >= count) return;
-        ids[i] = __ldcg(of_token + i);
-        values[i] = __ldg(all_values + ids[i]);
-        scales[i] = SCHEME == PLAIN ? 0 : __ldg(all_scales + ids[i]);
+        ids[i] = id;
+        values[i] = __ldg(all_values + id);
+        scales[i] = SCHEME == PLAIN ? 0 : __ldg(all_scales + id);
     }
 };

@@ -15,9 +15,9 @@
 //   gate_step  2: gate and up rows alternate; 1: all gate rows come first
 //
 // Algorithm: a unit is eight outputs of a token's expert: eight gate rows and eight up rows. A block computes
-// neighboring units of a token. Its warps divide the columns; their sums are added in the order of the warps. The
-// weights are requested before x is read. The next kernel may start when the ids of the experts are known: see
-// expert_down.
+// neighboring units of a token. Its warps divide the columns; their sums are added in the order of the warps. x is
+// read first: behind the weights it would wait for all of them. The next kernel may start when the ids of the experts
+// are known: see expert_down. While the first blocks wait for the ids, they rehearse: see is_rehearsing.
 //
 // Requires: packed layout: expert_size a multiple of 8, gate_step 1; MXFP4: whole groups of 32;
 // experts_per_token at most 32.
@@ -44,10 +44,6 @@ packed_gate_up_kernel(const T* x, const u64* values, const u64* scales, int num_
     u8* activations = dynamic + WARPS * DEPTH * SLOT_BYTES;
     float* activation_sums = (float*)(activations + activation_bytes(hidden_size));
     touch_tables(values, scales, num_experts);
-    wait_for_upstream();
-    start_dependents();
-    chosen.look_up(ids + token * experts_per_token, experts_per_token, values, scales);
-    __syncthreads();
     auto rows_of = [&](int unit, Row (&rows)[2]) {
         int choice = unit / tiles, first = (unit - choice * tiles) * ROWS;
         i64 row = (i64)min(first + lane / 4, expert_size - 1) * gate_step;
@@ -56,38 +52,55 @@ packed_gate_up_kernel(const T* x, const u64* values, const u64* scales, int num_
         rows[0] = Row(values_at, scales_at, row, hidden_size, hidden_size);
         rows[1] = Row(values_at, scales_at, row + to_up, hidden_size, hidden_size);
     };
-    Stream<WARPS, DEPTH, decltype(rows_of)> stream(dynamic, hidden_size, begin, end, rows_of);
-    stage_activations<WARPS>(activations, activation_sums, x + token * hidden_size, 1, hidden_size);
-    __syncthreads();
     Activations staged{{activations, activations}, {activation_sums, activation_sums}};
-    for (int unit = begin; unit < end; unit++) {
-        float (&partial)[WARPS][2 * ROWS] = sums[unit % 2];
-        Row rows[2];
-        rows_of(unit, rows);
-        Sums own;
-        stream.add(own, unit, rows, staged);
-        float g = own.whole(0) * row_scale(rows[0]), u = own.whole(1) * row_scale(rows[1]);
-        if (lane % 4 == 0) {
-            partial[warp][lane / 4] = g;
-            partial[warp][ROWS + lane / 4] = u;
+    x += token * hidden_size;
+    ids += token * experts_per_token;
+#pragma unroll 1
+    for (bool is_real = !is_rehearsing();; is_real = true) {
+        if (is_real) {
+            wait_for_upstream();
+            start_dependents();
         }
+        int id = is_real ? Chosen::own_id(ids, experts_per_token) : 0;
+        stage_activations<WARPS>(activations, activation_sums, x, 1, hidden_size, is_real);
+        chosen.look_up(id, experts_per_token, values, scales);
         __syncthreads();
-        int choice = unit / tiles, at = (unit - choice * tiles) * ROWS + threadIdx.x;
-        if (threadIdx.x >= ROWS || at >= expert_size) continue;
-        g = u = 0;
+        Stream<WARPS, DEPTH, decltype(rows_of)> stream(dynamic, hidden_size, begin, end, rows_of, is_real);
+#pragma unroll 1
+        for (int unit = begin; unit < end; unit++) {
+            float (&partial)[WARPS][2 * ROWS] = sums[unit % 2];
+            Row rows[2];
+            rows_of(unit, rows);
+            float gate_scale = row_scale(rows[0]), up_scale = row_scale(rows[1]);  // arrive before the products
+            Sums own;
+            stream.add(own, unit, rows, staged);
+            float g = own.whole(0) * gate_scale, u = own.whole(1) * up_scale;
+            if (lane % 4 == 0) {
+                partial[warp][lane / 4] = g;
+                partial[warp][ROWS + lane / 4] = u;
+            }
+            __syncthreads();
+            int choice = unit / tiles, at = (unit - choice * tiles) * ROWS + threadIdx.x;
+            if (threadIdx.x >= ROWS || at >= expert_size) continue;
+            g = u = 0;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            g += partial[w][threadIdx.x];
-            u += partial[w][ROWS + threadIdx.x];
+            for (int w = 0; w < WARPS; w++) {
+                g += partial[w][threadIdx.x];
+                u += partial[w][ROWS + threadIdx.x];
+            }
+            if (input_weights && is_real) {
+                float weight = __ldcg(input_weights + token * experts_per_token + choice);
+                g *= weight, u *= weight;
+            }
+            if (biases) {
+                const T* bias = (const T*)biases[chosen.ids[choice]] + (i64)at * gate_step;
+                g += to_float(bias[0]), u += to_float(bias[gate_step == 2 ? 1 : expert_size]);
+            }
+            T result = from_float<T>(gated<ACTIVATION>(g, u, limit));
+            if (is_real) out[(token * experts_per_token + choice) * expert_size + at] = result;
         }
-        if (input_weights) {
-            float weight = __ldcg(input_weights + token * experts_per_token + choice);
-            g *= weight, u *= weight;
-        }
-        if (biases) {
-            const T* bias = (const T*)biases[chosen.ids[choice]] + (i64)at * gate_step;
-            g += to_float(bias[0]), u += to_float(bias[gate_step == 2 ? 1 : expert_size]);
-        }
-        out[(token * experts_per_token + choice) * expert_size + at] = from_float<T>(gated<ACTIVATION>(g, u, limit));
+        if (is_real) return;
+        wait_for_copies<0>();
+        __syncthreads();
     }
 }

@@ -12,8 +12,8 @@
 //               best_of_group (1 or 2) best scores are chosen
 //   normalized  weights are divided by their sum plus `eps`
 //
-// Algorithm: a block computes a token's scores; each warp finds the best of its part of the experts, and a thread for
-// each of them counts those that are better. A NaN is never chosen; if too few scores are remaining, an expert is repeated with the weight NaN. Softmax: Shazeer et al., 2017,
+// Algorithm: a block computes a token's scores. It finds a score that enough experts reach, and few more, and counts for each
+// of these how many are better. A NaN is never chosen; if too few scores are remaining, an expert is repeated with the weight NaN. Softmax: Shazeer et al., 2017,
 // arXiv:1701.06538, without its noise; sigmoid, correction and groups: DeepSeek-V3, arXiv:2412.19437.
 //
 // Requires: num_experts a multiple of num_groups; at most 128 groups; best_of_group 1 or 2.
@@ -29,16 +29,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 route_kernel(const float* logits, const float* bias, const float* correction, const float* expert_scales, int* ids,
              float* weights, int num_experts, int experts_per_token, int sigmoid, int by_logits, int num_groups, int top_groups,
              int best_of_group, int normalized, float eps, float scale) {
-    extern __shared__ __align__(16) float scores[];
+    extern __shared__ __align__(16) u8 dynamic[];
     __shared__ float scratch[THREADS / WARP];
     start_dependents();
     i64 row = blockIdx.x;
-    wait_for_upstream();
-    for (int e = threadIdx.x; e < num_experts; e += THREADS)
-        scores[e] = logits[row * num_experts + e] + (bias ? bias[e] : 0);
-    __syncthreads();
     Routing how{num_experts,   experts_per_token, sigmoid,    by_logits, num_groups,
                 top_groups,    best_of_group,     normalized, eps,       scale};
-    choose_experts<THREADS>(scores, correction, expert_scales, ids + row * experts_per_token,
+    Choice choice(dynamic, how);
+    wait_for_upstream();
+    for (int e = threadIdx.x; e < num_experts; e += THREADS)
+        choice.logits[e] = logits[row * num_experts + e] + (bias ? bias[e] : 0);
+    __syncthreads();
+    choose_experts<THREADS>(choice, correction, expert_scales, ids + row * experts_per_token,
                             weights + row * experts_per_token, scratch, how);
 }

@@ -104,58 +104,70 @@ router_kernel(const float* x, const T* norm_weight, const T* expert_norm, const 
     }
     Stream stream;
     stream.load_weight(norm_weight, hidden_size);
-    wait_for_upstream();
     x += row * hidden_size;
-    float squares = block_reduce<THREADS>(stream.sum_squares(x, hidden_size), Sum(), scratch);
-    float factor = rsqrtf(squares / hidden_size + norm_eps);
-    stream.normalize(x, norm_weight, hidden_size, factor, weight_offset, [&](int column, const Pack<T, 4>& values) {
-        store(activations + column, values);
-        if (blockIdx.x == 0 && !expert_norm) store(normed + row * hidden_size + column, values);
-    });
-    if (blockIdx.x == 0 && expert_norm) {
-        stream.load_weight(expert_norm, hidden_size);
-        stream.normalize(x, expert_norm, hidden_size, factor, weight_offset, [&](int column, const Pack<T, 4>& values) {
-            store(normed + row * hidden_size + column, values);
-        });
-    }
-    __syncthreads();
-    float sum = 0;
-    auto add = [&](const Fragment& w, int at) {
-        Fragment v;
-        v.bits = ((const uint4*)activations)[at];
-#pragma unroll
-        for (int j = 0; j < FRAGMENT; j++) sum += to_float(w.at[j]) * to_float(v.at[j]);
-    };
-#pragma unroll
-    for (int i = 0; i < EARLY; i++)
-        if (lane + i * WARP < fragments) add(early[i], lane + i * WARP);
-    for (int at = lane + EARLY * WARP; at < fragments; at += WARP) {
-        Fragment w;
-        w.bits = __ldg(own + at);
-        add(w, at);
-    }
-    sum = warp_reduce(sum, Sum());
-    if (lane == 0 && expert < num_rows)
-        logits[row * num_rows + expert] = sum + (bias && expert < num_experts ? bias[expert] : 0);
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = count_arrival(counters + row) == gridDim.x - 1;
-    __syncthreads();
-    if (!is_last) return;
     logits += row * num_rows;
     ids += row * (experts_per_token + num_shared);
     weights += row * (experts_per_token + num_shared);
-    if (threadIdx.x == 0) {
-        counters[row] = 0;
-        float weight = shared_gate ? 1 / (1 + expf(-__ldcg(logits + num_experts))) : 1;
-        for (int i = 0; i < num_shared; i++) {
-            ids[experts_per_token + i] = num_experts + i;
-            weights[experts_per_token + i] = weight;
+
+    auto normalize = [&] {
+        float squares = block_reduce<THREADS>(stream.sum_squares(x, hidden_size), Sum(), scratch);
+        float factor = rsqrtf(squares / hidden_size + norm_eps);
+        T* to = normed + row * hidden_size;
+        stream.normalize(x, norm_weight, hidden_size, factor, weight_offset, [&](int column, const Pack<T, 4>& values) {
+            store(activations + column, values);
+            if (blockIdx.x == 0 && !expert_norm) store(to + column, values);
+        });
+        if (blockIdx.x == 0 && expert_norm) {
+            stream.load_weight(expert_norm, hidden_size);
+            stream.normalize(x, expert_norm, hidden_size, factor, weight_offset,
+                             [&](int column, const Pack<T, 4>& values) { store(to + column, values); });
         }
-    }
-    float* scores = (float*)dynamic;
-    for (int e = threadIdx.x; e < num_experts; e += THREADS) scores[e] = __ldcg(logits + e);
-    __syncthreads();
+        __syncthreads();
+    };
+    auto write_logit = [&] {
+        float sum = 0;
+        auto add = [&](const Fragment& w, int at) {
+            Fragment v;
+            v.bits = ((const uint4*)activations)[at];
+#pragma unroll
+            for (int j = 0; j < FRAGMENT; j++) sum += to_float(w.at[j]) * to_float(v.at[j]);
+        };
+#pragma unroll
+        for (int i = 0; i < EARLY; i++)
+            if (lane + i * WARP < fragments) add(early[i], lane + i * WARP);
+        for (int at = lane + EARLY * WARP; at < fragments; at += WARP) {
+            Fragment w;
+            w.bits = __ldg(own + at);
+            add(w, at);
+        }
+        sum = warp_reduce(sum, Sum());
+        if (lane == 0 && expert < num_rows)
+            logits[expert] = sum + (bias && expert < num_experts ? bias[expert] : 0);
+    };
+    auto arrives_last = [&] {
+        __syncthreads();
+        if (threadIdx.x == 0) is_last = count_arrival(counters + row) == gridDim.x - 1;
+        __syncthreads();
+        return is_last;
+    };
+    auto read_logits = [&](float* to) {
+        float shared_logit = shared_gate ? __ldcg(logits + num_experts) : 0;
+        for (int e = threadIdx.x; e < num_experts; e += THREADS) to[e] = __ldcg(logits + e);
+        if (threadIdx.x == 0) counters[row] = 0;
+        if (threadIdx.x < num_shared) {
+            ids[experts_per_token + threadIdx.x] = num_experts + threadIdx.x;
+            weights[experts_per_token + threadIdx.x] = shared_gate ? 1 / (1 + expf(-shared_logit)) : 1;
+        }
+        __syncthreads();
+    };
+
+    wait_for_upstream();
+    normalize();
+    write_logit();
+    if (!arrives_last()) return;
     Routing how{num_experts,   experts_per_token, sigmoid,    by_logits, num_groups,
                 top_groups,    best_of_group,     normalized, eps,       scale};
-    choose_experts<THREADS>(scores, correction, expert_scales, ids, weights, scratch, how);
+    Choice choice(dynamic, how);
+    read_logits(choice.logits);
+    choose_experts<THREADS>(choice, correction, expert_scales, ids, weights, scratch, how);
 }

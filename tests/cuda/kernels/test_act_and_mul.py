@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.act_and_mul import KINDS, act_and_mul
+from swiftchat.cuda.ops.act_and_mul import KINDS, act_and_mul, sigmoid_gate
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
@@ -67,6 +67,24 @@ def test_in_place(gpu: Gpu) -> None:
     assert_close(x, expected, ROUNDING[torch.bfloat16])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "width"), [(1, 4096), (7, 40), (5, 36), (1023, 8200)])
+def test_sigmoid_gate(gpu: Gpu, dtype, n: int, width: int) -> None:
+    """The gates are columns of a wider matrix, which is poisoned elsewhere."""
+    make = Inputs(n * width, dtype)
+    x, whole = make.normal(n, width), poisoned(n, 3 * width + 64, dtype=dtype)
+    first = 64 + width - width % 8
+    gates = whole[:, first : first + width]
+    gates.copy_(make.normal(n, width, scale=4))
+    expected = x.double() * gates.double().sigmoid()
+    if whole.stride(0) * whole.itemsize % 16:
+        with pytest.raises(ValueError, match="rows of 16 bytes"):
+            sigmoid_gate(gpu, x, gates)
+        return
+    sigmoid_gate(gpu, x, gates)
+    assert_close(x, expected, ROUNDING[dtype])
+
+
 def test_wrong_arguments_raise(gpu: Gpu) -> None:
     make = Inputs(2)
     x, out = make.normal(4, 64), make.normal(4, 64)
@@ -78,4 +96,6 @@ def test_wrong_arguments_raise(gpu: Gpu) -> None:
         act_and_mul(gpu, x, out, "silu", bias=make.normal(32))
     with pytest.raises(ValueError, match="up must be"):
         act_and_mul(gpu, x, out, "silu", up=make.normal(4, 32))
+    with pytest.raises(ValueError, match="gates must be"):
+        sigmoid_gate(gpu, x, out[:, :32])
     act_and_mul(gpu, x[:0], out[:0], "silu")

@@ -150,6 +150,24 @@ def test_head_norm(
     case.check(x if table is None else rotated(x, table, case.positions), ROUNDING[dtype])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("n", "heads", "kv_heads", "head_dim", "rotary_dim"),
+    [(1, 16, 2, 256, 64), (67, 9, 3, 64, 64), (5, 6, 2, 72, 6)],
+)
+def test_gates_between_queries_and_keys(
+    gpu: Gpu, dtype, n: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int
+) -> None:
+    case, table = Case(dtype, n, heads, kv_heads, head_dim), angles(rotary_dim)
+    gates = poisoned(n, heads, head_dim, dtype=dtype)
+    queries, rest = case.qkv.tensor_split((heads,), 1)
+    case.qkv = torch.cat([queries, gates, rest], 1)
+    case.run(gpu, table, num_gate_heads=heads)
+    assert case.qkv[:, heads : 2 * heads].isnan().all()
+    expected = rotated(case.queries_and_keys(), table, case.positions)
+    case.check(expected, ROUNDING[dtype])
+
+
 def normalized(x: Tensor, eps: float) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
 
