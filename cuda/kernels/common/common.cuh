@@ -68,10 +68,10 @@ __device__ __forceinline__ u32 shared_address(const void* p) {
     return (u32)__cvta_generic_to_shared(p);
 }
 
-// Whether this is one of the first blocks of the grid, which reach every multiprocessor. While they wait for the
-// upstream kernel, they can rehearse: run the code after the wait on zeros, which brings its instructions to the cache
-// of the multiprocessor. Otherwise a short kernel waits for them, one after the other, in each phase.
-__device__ __forceinline__ bool is_rehearsing() {
+// Whether a block should warm the instruction cache: true of the first blocks of the grid, which reach every
+// multiprocessor. Before they wait for the upstream kernel, they run the code after the wait on zeros. Otherwise a short
+// kernel waits for its instructions, one after the other, in each phase.
+__device__ __forceinline__ bool warms_instructions() {
     u32 num_sms;
     asm("mov.u32 %0, %%nsmid;" : "=r"(num_sms));
     return blockIdx.y == 0 && blockIdx.x < num_sms;

@@ -17,7 +17,7 @@
 // Algorithm: a unit is eight outputs of a token's expert: eight gate rows and eight up rows. A block computes
 // neighboring units of a token. Its warps divide the columns; their sums are added in the order of the warps. x is
 // read first: behind the weights it would wait for all of them. The next kernel may start when the ids of the experts
-// are known: see expert_down. While the first blocks wait for the ids, they rehearse: see is_rehearsing.
+// are known: see expert_down. The first blocks warm the instruction cache while they wait.
 //
 // Requires: packed layout: expert_size a multiple of 8, gate_step 1; MXFP4: whole groups of 32;
 // experts_per_token at most 32.
@@ -56,7 +56,7 @@ packed_gate_up_kernel(const T* x, const u64* values, const u64* scales, int num_
     x += token * hidden_size;
     ids += token * experts_per_token;
 #pragma unroll 1
-    for (bool is_real = !is_rehearsing();; is_real = true) {
+    for (bool is_real = !warms_instructions();; is_real = true) {
         if (is_real) {
             wait_for_upstream();
             start_dependents();
