@@ -12,9 +12,9 @@
 //               best_of_group (1 or 2) best scores are chosen
 //   normalized  weights are divided by their sum plus `eps`
 //
-// Algorithm: a block computes a token's scores. It finds a score that enough experts reach, and few more, and counts for each
-// of these how many are better. A NaN is never chosen; if too few scores are remaining, an expert is repeated with the weight NaN. Softmax: Shazeer et al., 2017,
-// arXiv:1701.06538, without its noise; sigmoid, correction and groups: DeepSeek-V3, arXiv:2412.19437.
+// Algorithm: a block computes a token's scores. It finds a score that enough experts reach, and few more, and counts for
+// each of these how many are better. A NaN is never chosen; if too few scores are remaining, an expert is repeated with
+// the weight NaN. Softmax: Shazeer et al., 2017, arXiv:1701.06538, without its noise; sigmoid, correction and groups: DeepSeek-V3, arXiv:2412.19437.
 //
 // Requires: num_experts a multiple of num_groups; at most 128 groups; best_of_group 1 or 2.
 // Launch: grid n, block 128, dynamic shared memory: see ops/route.py.
