@@ -27,6 +27,7 @@ from swiftchat.cuda.ops.norm import norm
 from swiftchat.cuda.peer_memory import PeerBuffer, PeerMemory
 
 REPEATS, ROUNDS = 100, 15
+HIDDEN_SIZE = 4096  # elements of a row
 
 
 def timed(work: Callable[[int], None]) -> float:
@@ -97,8 +98,8 @@ def time_all_reduces(
     gpu: Gpu, peer_buffers: list[PeerBuffer], num_elements: int
 ) -> dict[str, float]:
     """Median µs of each all-reduce of this many bf16 elements."""
-    x = torch.zeros(1, num_elements, device=gpu.device)
-    part = torch.randn(1, num_elements, device=gpu.device).bfloat16()
+    x = torch.zeros(num_elements // HIDDEN_SIZE, HIDDEN_SIZE, device=gpu.device)
+    part = torch.randn_like(x).bfloat16()
     weight, out, nccl_part = torch.ones_like(part[0]), torch.empty_like(part), part.clone()
 
     def with_norm(i: int) -> None:

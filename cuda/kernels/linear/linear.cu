@@ -172,9 +172,18 @@ linear_kernel(
         if (NORM && threadIdx.x * 128 < k * (int)sizeof(T))  // constant too, and not yet in L2
             asm volatile("prefetch.global.L2 [%0];" ::"l"((const u8*)norm_weight + threadIdx.x * 128));
 #if !STREAM_X
-        wait_for_upstream();
-        load_activations(a, work, shared, activations, stride);
-        sum_groups(work, activations, stride, a.n);
+        if constexpr (INT8_PLANES) {
+#pragma unroll 1
+            for (a.n = warms_instructions() ? 0 : n;; a.n = n) {  // no row: nothing is loaded
+                if (a.n > 0) wait_for_upstream();
+                load_activations(a, work, shared, activations, stride);
+                if (a.n > 0) break;
+            }
+        } else {
+            wait_for_upstream();
+            load_activations(a, work, shared, activations, stride);
+            sum_groups(work, activations, stride, a.n);
+        }
 #endif
 #if CLUSTER > 1
         if (!NORM) cluster_wait();  // see store_squares
