@@ -19,6 +19,7 @@ from swiftchat.cuda.gpu import Gpu, KernelSpec
 from swiftchat.engine.model import routing
 from swiftchat.engine.model.activations import ACTIVATIONS
 from swiftchat.weights.architectures.parts.router import RouterConfig
+from tests.support.emulated_mixers import MIXERS
 
 
 def emulated_gpu() -> Gpu:
@@ -326,4 +327,5 @@ _KERNELS: dict[str, Callable[[_Launch], None]] = {
     "grouped_gate_up": _grouped_gate_up,
     "grouped_down": _grouped_down,
     "expert_sum": _expert_sum,
+    **MIXERS,
 }
