@@ -129,8 +129,8 @@ struct Columns {
 
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
 gated_delta_scan_kernel(const float* mixed, const T* projected, const float* key_steps, const float* decay,
-                        const float* step_bias, float* states, const int* starts, const int* slots, const int* positions,
-                        float* out, int num_key_heads, int num_heads, int key_dim, int value_dim,
+                        const float* step_bias, float* states, const int* starts, const int* slots,
+                        const int* positions, float* out, int num_key_heads, int num_heads, int key_dim, int value_dim,
                         int row_size, int slots_stride) {
     __shared__ __align__(16) Shared sh;
     start_dependents();

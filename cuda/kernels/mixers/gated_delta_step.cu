@@ -2,9 +2,9 @@
 // normalized output; reads and writes the state once.
 //
 //   projected    T [n, 2 * num_key_heads * key_dim + 2 * num_heads * value_dim + 2 * num_heads]: queries,
-//                keys, values, output gates z, β, steps
+//                keys, values, output gates z, β, steps; with KEY_DECAYS [n, row_size]: queries, keys,
+//                values, β and more
 //   conv         T [channels, taps]: the weights of the convolution of queries, keys and values
-//                with KEY_DECAYS [n, row_size]: queries, keys, values, β and more
 //   key_steps    fp32 [n, num_heads * key_dim], output_gates fp32 [n, num_heads * value_dim] with KEY_DECAYS, else
 //                null
 //   decay        fp32 [num_heads], step_bias fp32 [num_heads], norm fp32 [value_dim]: constant; with KEY_DECAYS
@@ -116,7 +116,8 @@ __device__ __forceinline__ void sum_columns(const Part& part, Shared& sh, const 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-gated_delta_step_kernel(const T* projected, const float* key_steps, const float* output_gates, const T* conv, const float* decay, const float* step_bias,
+gated_delta_step_kernel(const T* projected, const float* key_steps, const float* output_gates,
+                        const T* conv, const float* decay, const float* step_bias,
                         const float* norm, float* conv_states, float* states, const int* slots,
                         const i64* step, const int* positions, T* out, int num_key_heads, int num_heads,
                         int key_dim, int value_dim, int row_size, int taps, int slots_stride, int early_reads,
