@@ -45,8 +45,10 @@ class KernelBench:
         shard = tiny.Shard(self.config)
         self.ops = CudaOps(kernels, shard, 64, 4)
         self.decoder = Decoder(self.config, self.weights, self.ops)
-        self.cache = KVCache(self.config, 32, BLOCK_SIZE, torch.float32, cpu, heads_first=True)
-        for tensor in self.cache.tensors:
+        sizes, first = (32, BLOCK_SIZE, torch.float32, cpu), self.ops.heads_first
+        self.cache = KVCache(self.config, *sizes, heads_first=first, num_states=2)
+        self._state_slots = [0, 1]
+        for tensor in (*self.cache.tensors, *self.cache.states.tensors):
             tensor.fill_(float("nan"))
         self.expected = reference.reference_logits(self.reference, reference.prompt_ids())
         self.ids = list(reference.prompt_ids())
@@ -61,6 +63,7 @@ class KernelBench:
         sequence = Sequence(0, list(self.ids), tiny.SamplingParams())
         sequence.block_table = [3, 1, 7, 0, 2, 9, 4][: -(-NUM_TOKENS // BLOCK_SIZE)]
         sequence.num_computed = num_computed
+        sequence.state_slot, sequence.spare_slot = self._state_slots
         return sequence
 
     def forward(self, first: int, num_tokens: int) -> Tensor:
@@ -69,6 +72,8 @@ class KernelBench:
         sequence.tokens = sequence.tokens[: first + num_tokens]
         batch = Batch.pack([Row(sequence, num_tokens)], BLOCK_SIZE)
         logits = self.decoder.forward(batch, self.cache)
+        if num_tokens == 1:  # the states after it are in the other slot
+            self._state_slots.reverse()
         assert logits is not None
         return logits[0]
 

@@ -11,8 +11,8 @@ from tests.support import kimi, tiny
 from tests.support.gpu_engines import decode_logits, gpu_engine, step_logits
 
 pytestmark = pytest.mark.gpu
-# Torch's operators on a CPU are off by up to 0.07 and 0.03.
-TOLERANCE = {"bfloat16": 0.15, "float16": 0.06}
+# Torch's operators on a CPU are off by up to 0.1 and 0.01.
+TOLERANCE = {"bfloat16": 0.15, "float16": 0.03}
 
 
 @pytest.fixture(scope="module")

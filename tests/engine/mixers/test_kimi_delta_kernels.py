@@ -1,5 +1,7 @@
 """The launches of `KimiDeltaKernels` on emulated kernels against torch's operators, in fp32."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -70,3 +72,8 @@ def test_prompts_and_steps_equal_torch() -> None:
     torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-5)
     for state, last in zip(slots, after, strict=True):
         torch.testing.assert_close(state[current], last[0], rtol=1e-4, atol=1e-5)
+
+
+def test_decays_of_one_matrix_or_with_a_bound_are_not_covered() -> None:
+    for other in ({"is_plain": True}, {"bound": -5.0}, {"kernel": 5}, {"head_dim": 132}):
+        assert not KimiDeltaKernels.cover(replace(MIXER, **other))
