@@ -192,7 +192,7 @@ def exaone_moe(metadata: Metadata) -> Mapping[str, Any]:
 def mimo2(metadata: Metadata) -> Mapping[str, Any]:
     """Return the fields of MiMo-V2-Flash; a layer with a window has twice as many keys."""
     kinds, heads = layer_types(metadata), metadata.require("attention.head_count_kv")
-    full = heads[0] if isinstance(heads, list) and heads else None
+    full: Any = heads[0] if isinstance(heads, list) and heads else None
     if (
         kinds is None
         or not is_size(full)
