@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from swiftchat.cuda.ops.mixers import StepSlots
 from swiftchat.engine.decode.fused_decoder import FusedDecoder
 from swiftchat.engine.linear.factory import KernelWeights
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.load.loader import load_weights
+from swiftchat.engine.model.cuda_mixers import StatePlan
 from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
@@ -89,22 +91,35 @@ class KernelBench:
             self.check(self.forward(position, 1), position)
 
     def check_fused_steps(self) -> None:
-        """Two rows with different numbers of tokens, of the same sequence."""
+        """Two rows with different numbers of tokens, of the same sequence.
+
+        Of a model with states a single row.
+        """
         self.forward(0, 18)
         table = torch.tensor(self.sequence(0).block_table, dtype=torch.int32)
         batch = SimpleNamespace(max_rows=4, block_tables=torch.zeros(4, 8, dtype=torch.int32))
         batch.block_tables[:, : len(table)] = table
         fused = FusedDecoder(self.decoder, self.ops, self.cache, batch)  # type: ignore[arg-type]
-        logits = torch.empty(2, self.config.vocab_size)
+        behind = [0, 9] if self.config.mixer is None else [0]
+        logits = torch.empty(len(behind), self.config.vocab_size)
         self.launched.clear()
         for position in range(18, NUM_TOKENS):
-            places = torch.tensor([position, position - 9], dtype=torch.int32)
+            places = position - torch.tensor(behind, dtype=torch.int32)
             ids = [self.ids[at] for at in places.tolist()]
             batch.tokens = torch.tensor(ids, dtype=torch.int32)
             batch.positions, batch.context_lens = places, places + 1
             slots = table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
             batch.slot_mapping = slots.int()
-            assert fused.supports(2)
-            fused.launch(torch.empty(2, self.config.hidden_size), logits)
+            assert fused.supports(len(behind))
+            x = torch.empty(len(behind), self.config.hidden_size)
+            fused.launch(x, logits, states=self._states(places))
+            self._state_slots.reverse()
             for row, place in zip(logits, places.tolist(), strict=True):
                 self.check(row, place)
+
+    def _states(self, positions: Tensor) -> StatePlan | None:
+        """Return the slots before and after a step of one row, for a model with states."""
+        if self.config.mixer is None:
+            return None
+        slots = torch.tensor(self._state_slots, dtype=torch.int32).view(2, 1)
+        return StatePlan(self.cache.states.layers, StepSlots(slots, positions))

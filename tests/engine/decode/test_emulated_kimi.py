@@ -1,4 +1,4 @@
-"""Kimi Linear by the launches of `CudaOps`, as in `test_emulated_kernels.py`."""
+"""Kimi Linear by the launches of `CudaOps` and `FusedDecoder`, as in `test_emulated_kernels.py`."""
 
 from pathlib import Path
 
@@ -13,15 +13,16 @@ from tests.support import kimi
 from tests.support.kernel_bench import KernelBench
 
 
-@torch.inference_mode()
-def test_prompts_and_steps_equal_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts by torch's latent attention and the scans, single tokens by kernels alone."""
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelBench:
     # The emulated kernels compute in fp32, where there is no kernel of latent attention.
     monkeypatch.setattr(latent_attention, "_DTYPES", (torch.float32,))
-    bench = KernelBench(kimi.make(tmp_path), tmp_path)
-    assert fused_kernels_cover(bench.config)
+    return KernelBench(kimi.make(tmp_path), tmp_path)
+
+
+@torch.inference_mode()
+def test_prompts_and_steps_equal_transformers(bench: KernelBench) -> None:
+    """Prompts by torch's latent attention and the scans, single tokens by kernels alone."""
     bench.check_prompt_and_steps()
     mixed, steps = len(bench.config.mixer_layers), 3
     attended = bench.config.num_layers - mixed
@@ -29,6 +30,15 @@ def test_prompts_and_steps_equal_transformers(
     assert counts["gated_delta_scan"] == counts["causal_conv"] == 2 * mixed
     assert counts["gated_delta_step"] == steps * mixed
     assert counts["latent_rotary"] == counts["latent_combine"] == steps * attended
+
+
+@torch.inference_mode()
+def test_fused_steps_equal_transformers(bench: KernelBench) -> None:
+    assert fused_kernels_cover(bench.config)
+    bench.check_fused_steps()
+    steps, layers = bench.launched.count("embed"), bench.config.num_layers
+    assert bench.launched.count("gated_delta_step") == steps * len(bench.config.mixer_layers)
+    assert bench.launched.count("router") == steps * (layers - len(bench.config.dense_layers))
 
 
 def test_kernels_cover_16_bits(tmp_path: Path) -> None:
