@@ -216,16 +216,16 @@ def _prefill_attention(a: _Launch) -> None:
 def _route(a: _Launch, logits: Tensor | None = None) -> None:
     config = RouterConfig(
         scores="sigmoid" if a.sigmoid else "softmax",
-        groups=a.num_groups,
-        top_groups=a.top_groups,
-        best_of_group=a.best_of_group,
         by_logits=bool(a.by_logits),
         normalized=bool(a.normalized),
         eps=a.eps,
         scale=a.scale,
+        groups=a.num_groups,
+        top_groups=a.top_groups,
+        best_of_group=a.best_of_group,
     )
-    assert a.bias is None
     logits = a.logits if logits is None else logits
+    logits = logits if a.bias is None else logits + a.bias
     weights, ids = routing.route(logits, a.correction, a.experts_per_token, config)
     if a.expert_scales is not None:
         weights = weights * a.expert_scales[ids]

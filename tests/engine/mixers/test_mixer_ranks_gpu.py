@@ -15,7 +15,8 @@ from swiftchat.engine.generation import build
 from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.model.cuda_ops import CudaOps
 from tests.support import reference, tiny
-from tests.support.mixer_models import NOT_CAPTURED, RANK_MODELS
+from tests.support.mixer_models import NOT_CAPTURED
+from tests.support.rank_models import RANK_MODELS
 from tests.support.thread_communicator import ThreadCommunicator, run_ranks
 from tests.support.worker_processes import collect, generate_concurrently
 

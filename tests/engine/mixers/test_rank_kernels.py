@@ -14,7 +14,8 @@ from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from tests.support import reference
 from tests.support.emulated_kernels import emulated_gpu
-from tests.support.mixer_models import NOT_CAPTURED, RANK_MODELS
+from tests.support.mixer_models import NOT_CAPTURED
+from tests.support.rank_models import RANK_MODELS
 
 
 @pytest.mark.parametrize("name", RANK_MODELS)
