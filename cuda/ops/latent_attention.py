@@ -103,7 +103,7 @@ def latent_rotary(
     cache: Tensor,
     *,
     norm_weight: Tensor,
-    cos_sin: Tensor,
+    cos_sin: Tensor | None,
     positions: Tensor,
     slot_mapping: Tensor,
     interleaved: bool,
@@ -113,20 +113,22 @@ def latent_rotary(
     """Rotate the last elements of each head of q in place; store each token's latent and key.
 
     q is T [n, num_heads, head_dim], `row` T [n, rank + rope_dim], both maybe parts of wider rows;
-    `norm_weight` T [rank], `cos_sin` fp32 [num_positions, rope_dim]. Row slot_mapping[i] of the
-    cache T [num_blocks, 1, block_size, row_size] receives the RMSNorm of the latent times
-    `kv_scale` and the rotated key; below 0 none. With `interleaved`, rotated pairs are neighbors in
-    q and row; results have all first elements before the second ones.
+    `norm_weight` T [rank], `cos_sin` fp32 [num_positions, rope_dim], None: no rotation. Row
+    slot_mapping[i] of the cache T [num_blocks, 1, block_size, row_size] receives the RMSNorm of the
+    latent times `kv_scale` and the rotated key; below 0 none. With `interleaved`, rotated pairs are
+    neighbors in q and row; results have all first elements before the second ones.
     """
     (n, num_heads, head_dim), rank = q.shape, len(norm_weight)
-    rope_dim, row_size = cos_sin.shape[1], cache.shape[-1]
+    rope_dim = row.shape[1] - rank if cos_sin is None else cos_sin.shape[1]
+    row_size = cache.shape[-1]
     if rope_dim % 2 or not 2 <= rope_dim <= min(256, head_dim) or rank + rope_dim > row_size:
         raise ValueError(f"a rope of {rope_dim} does not fit heads of {head_dim} and the cache")
     if n:
         check_tensor("q", q[0], (num_heads, head_dim), q.dtype, gpu)
         check_tensor("row", row[0], (rank + rope_dim,), q.dtype, gpu, alignment_bytes=q.itemsize)
     check_tensor("norm_weight", norm_weight, (rank,), q.dtype, gpu)
-    check_tensor("cos_sin", cos_sin, tuple(cos_sin.shape), "float32", gpu)
+    if cos_sin is not None:
+        check_tensor("cos_sin", cos_sin, (len(cos_sin), rope_dim), "float32", gpu)
     check_tensor("positions", positions, (n,), "int32", gpu)
     check_tensor("slot_mapping", slot_mapping, (n,), "int32", gpu)
     check_tensor("cache", cache, tuple(cache.shape), q.dtype, gpu)

@@ -9,6 +9,7 @@ from torch import Tensor
 from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 from swiftchat.cuda.ops.act_and_mul import KINDS
+from swiftchat.cuda.ops.gated_delta import check_steps
 from swiftchat.cuda.ops.mixers import MAX_TAPS
 
 _CONV_THREADS, _CONV_TOKENS = 128, 16  # of a block
@@ -30,13 +31,14 @@ def _conv_spec(dtype: str, activation: str) -> KernelSpec:
     return KernelSpec("causal_conv", arguments, defines)
 
 
-def _delta_spec(dtype: str) -> KernelSpec:
+def _delta_spec(dtype: str, key_decays: bool) -> KernelSpec:
     arguments = (
-        "pointer mixed, pointer projected, pointer decay, pointer step_bias, "
+        "pointer mixed, pointer projected, pointer key_steps, pointer decay, pointer step_bias, "
         f"pointer states, {_ROWS}int num_key_heads, int num_heads, int key_dim, "
-        "int value_dim, int slots_stride"
+        "int value_dim, int row_size, int slots_stride"
     )
-    return KernelSpec("gated_delta_scan", arguments, {"DTYPE": dtype})
+    defines = {"DTYPE": dtype, "KEY_DECAYS": str(int(key_decays))}
+    return KernelSpec("gated_delta_scan", arguments, defines)
 
 
 def _mamba2_spec(dtype: str, fp32_out: bool, vectors: int) -> KernelSpec:
@@ -51,7 +53,7 @@ def _mamba2_spec(dtype: str, fp32_out: bool, vectors: int) -> KernelSpec:
 
 VARIANTS = [
     *(_conv_spec(dtype, kind) for dtype in DTYPE_NAMES.values() for kind in ("none", *KINDS)),
-    *(_delta_spec(dtype) for dtype in DTYPE_NAMES.values()),
+    *(_delta_spec(dtype, each) for dtype in DTYPE_NAMES.values() for each in (False, True)),
     *(
         _mamba2_spec(dtype, fp32_out, vectors)
         for dtype in DTYPE_NAMES.values()
@@ -171,6 +173,7 @@ def gated_delta_scan(
     states: Tensor,
     rows: ScanRows,
     num_key_heads: int,
+    key_steps: Tensor | None = None,
 ) -> None:
     """Apply the gated delta rule to the tokens of each row, in order.
 
@@ -178,7 +181,8 @@ def gated_delta_scan(
     columns of `projected` T [tokens, …] are β and steps, as in `gated_delta_step`. `out` fp32
     [tokens, num_heads * value_dim] is not normalized yet. `states` fp32
     [num_slots, num_heads, key_dim, value_dim] are read and written by slot; `decay` and
-    `step_bias` are fp32 [num_heads].
+    `step_bias` are fp32 [num_heads]. With `key_steps` each element of a key has a decay of its own,
+    as in `gated_delta_step`.
     """
     num_slots, num_heads, key_dim, value_dim = states.shape
     (n, channels), values = mixed.shape, num_heads * value_dim
@@ -186,22 +190,21 @@ def gated_delta_scan(
         raise ValueError(f"the kernel does not take heads of {key_dim} by {value_dim}")
     if channels != 2 * num_key_heads * key_dim + values:
         raise ValueError(f"{channels} channels do not fit {num_key_heads} key heads")
-    columns = channels + values + 2 * num_heads
     check_tensor("mixed", mixed, (n, channels), "float32", gpu)
-    check_tensor("projected", projected, (n, columns), projected.dtype, gpu)
+    check_steps(gpu, projected, channels, values, key_steps, step_bias, states)
     check_tensor("out", out, (n, values), "float32", gpu)
     check_tensor("decay", decay, (num_heads,), "float32", gpu)
-    check_tensor("step_bias", step_bias, (num_heads,), "float32", gpu)
     check_tensor("states", states, (num_slots, num_heads, key_dim, value_dim), "float32", gpu)
     arguments, num_seqs = rows.arguments(gpu, n), rows.slots.shape[1]
     if n == 0 or num_seqs == 0:
         return
-    gpu.kernel(_delta_spec(DTYPE_NAMES[projected.dtype]))(
+    gpu.kernel(_delta_spec(DTYPE_NAMES[projected.dtype], key_steps is not None))(
         (num_heads * -(-value_dim // _SCAN_ROWS), num_seqs),
         _SCAN_THREADS,
         num_bytes=mixed.nbytes + out.nbytes + 2 * num_seqs * states[0].nbytes,
         mixed=mixed,
         projected=projected,
+        key_steps=key_steps,
         decay=decay,
         step_bias=step_bias,
         states=states,
@@ -210,6 +213,7 @@ def gated_delta_scan(
         num_heads=num_heads,
         key_dim=key_dim,
         value_dim=value_dim,
+        row_size=projected.shape[1],
         **arguments,
     )
 

@@ -11,35 +11,24 @@ from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
 from swiftchat.cuda.ops.act_and_mul import KINDS
 
 MAX_TAPS = 4  # of a convolution
-_DELTA_THREADS, _DELTA_ROWS = 512, 8
 _MAMBA_THREADS, _MAMBA_ROWS = 256, 32  # threads and rows of a head's state in a block
 _MAMBA_STATE = 128  # elements of a row of the state in a warp's registers, for each vector
 _CONV_THREADS = 128
 # Threads of a block and vectors of 4 columns of each: a group uses the first layout that holds it.
 _NORM_LAYOUTS = ((32, 1), (32, 2), (512, 2), (512, 4), (512, 8))
 
-_STATE = (
+STATE_ARGUMENTS = (
     "pointer conv_states, pointer states, pointer slots, pointer step, pointer positions, "
     "pointer out, "
 )
 
 
-def _delta_spec(dtype: str, activation: str) -> KernelSpec:
-    arguments = (
-        f"pointer projected, pointer conv, pointer decay, pointer step_bias, pointer norm, {_STATE}"
-        "int num_key_heads, int num_heads, int key_dim, int value_dim, int taps, "
-        "int slots_stride, int early_reads, float norm_eps"
-    )
-    defines = {"DTYPE": dtype, "ACTIVATION": activation.upper()}
-    return KernelSpec("gated_delta_step", arguments, defines)
-
-
 def _mamba2_spec(dtype: str, activation: str, fp32_out: bool, vectors: int) -> KernelSpec:
     arguments = (
         "pointer projected, pointer conv, pointer conv_bias, pointer decay, pointer step_bias, "
-        f"pointer skip, {_STATE}int num_heads, int head_dim, int num_groups, int state_size, "
-        "int taps, int slots_stride, int gated, int early_reads, float min_step, float z_scale, "
-        "float x_scale, float b_scale, float c_scale, float step_scale"
+        f"pointer skip, {STATE_ARGUMENTS}int num_heads, int head_dim, int num_groups, "
+        "int state_size, int taps, int slots_stride, int gated, int early_reads, float min_step, "
+        "float z_scale, float x_scale, float b_scale, float c_scale, float step_scale"
     )
     defines = {
         "DTYPE": dtype,
@@ -72,7 +61,6 @@ def _conv_spec(dtype: str, activation: str) -> KernelSpec:
 
 
 VARIANTS = [
-    *(_delta_spec(dtype, kind) for dtype in DTYPE_NAMES.values() for kind in KINDS),
     *(
         _mamba2_spec(dtype, kind, fp32_out, vectors)
         for dtype in DTYPE_NAMES.values()
@@ -115,79 +103,6 @@ class StepSlots:
             "slots_stride": max_rows,
             "early_reads": int(self.early_reads),
         }
-
-
-def gated_delta_step_fits(key_dim: int, value_dim: int, taps: int) -> bool:
-    """Return whether the kernel computes heads of these sizes."""
-    return (
-        taps <= MAX_TAPS
-        and value_dim % 4 == 0
-        and 2 * key_dim + value_dim <= _DELTA_THREADS
-        and key_dim <= _DELTA_ROWS * (_DELTA_THREADS // (value_dim // 4))
-    )
-
-
-def gated_delta_step(
-    gpu: Gpu,
-    projected: Tensor,
-    out: Tensor,
-    *,
-    conv: Tensor,
-    decay: Tensor,
-    step_bias: Tensor,
-    norm: Tensor,
-    conv_states: Tensor,
-    states: Tensor,
-    rows: StepSlots,
-    num_key_heads: int,
-    activation: str,
-    norm_eps: float,
-) -> None:
-    """Compute a token of gated DeltaNet for each row, from its projections to its gated output.
-
-    `projected` T [n, …] has queries, keys, values, output gates, β and steps side by side, `out` is
-    T [n, num_heads * value_dim]. `states` fp32 [num_slots, num_heads, key_dim, value_dim] and
-    `conv_states` fp32 [num_slots, channels, taps - 1] are read and written by slot. `conv` is T
-    [channels, taps]; `decay` and `step_bias` fp32 [num_heads] and `norm` fp32 [value_dim].
-    """
-    num_slots, num_heads, key_dim, value_dim = states.shape
-    channels, taps = conv.shape
-    n, values = len(projected), num_heads * value_dim
-    if not gated_delta_step_fits(key_dim, value_dim, taps) or num_heads % num_key_heads:
-        raise ValueError(f"the kernel does not take heads of {key_dim} by {value_dim}, {taps} taps")
-    if channels != 2 * num_key_heads * key_dim + values:
-        raise ValueError(f"{channels} channels do not fit {num_key_heads} key heads")
-    check_tensor("projected", projected, (n, channels + values + 2 * num_heads), out.dtype, gpu)
-    check_tensor("out", out, (n, values), out.dtype, gpu)
-    check_tensor("conv", conv, (channels, taps), out.dtype, gpu)
-    check_tensor("decay", decay, (num_heads,), "float32", gpu)
-    check_tensor("step_bias", step_bias, (num_heads,), "float32", gpu)
-    check_tensor("norm", norm, (value_dim,), "float32", gpu)
-    check_tensor("conv_states", conv_states, (num_slots, channels, taps - 1), "float32", gpu)
-    check_tensor("states", states, (num_slots, num_heads, key_dim, value_dim), "float32", gpu)
-    arguments = rows.arguments(gpu)
-    if n == 0:
-        return
-    gpu.kernel(_delta_spec(DTYPE_NAMES[out.dtype], activation))(
-        (num_heads, n),
-        _DELTA_THREADS,
-        num_bytes=2 * n * states[0].nbytes,
-        projected=projected,
-        conv=conv,
-        decay=decay,
-        step_bias=step_bias,
-        norm=norm,
-        conv_states=conv_states,
-        states=states,
-        out=out,
-        num_key_heads=num_key_heads,
-        num_heads=num_heads,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        taps=taps,
-        norm_eps=norm_eps,
-        **arguments,
-    )
 
 
 def mamba2_step_fits(state_size: int, taps: int) -> bool:

@@ -56,7 +56,7 @@ class LatentKernels:
         kv: Tensor,
         weights: LatentWeights,
         *,
-        cos_sin: Tensor,
+        cos_sin: Tensor | None,
         positions: Tensor,
         slot_mapping: Tensor,
         block_tables: Tensor,

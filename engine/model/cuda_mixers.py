@@ -13,6 +13,7 @@ from swiftchat.cuda.ops.mixer_scans import ScanRows
 from swiftchat.cuda.ops.mixers import StepSlots
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.kernels.gated_delta import GatedDeltaKernels
+from swiftchat.engine.mixers.kernels.kimi_delta import KimiDeltaKernels
 from swiftchat.engine.mixers.kernels.kind import MixerKind
 from swiftchat.engine.mixers.kernels.mamba import MambaKernels
 from swiftchat.engine.mixers.kernels.mamba2 import Mamba2Kernels
@@ -24,7 +25,13 @@ from swiftchat.engine.model.activations import ACTIVATIONS
 from swiftchat.engine.schedule.batch import Span
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.mamba import Mamba
-from swiftchat.weights.architectures.parts.mixers import GatedDelta, Mamba2, ShortConv, StateMixer
+from swiftchat.weights.architectures.parts.mixers import (
+    GatedDelta,
+    KimiDelta,
+    Mamba2,
+    ShortConv,
+    StateMixer,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,8 @@ def mixer_kernels_cover(config: ModelConfig) -> bool:
             return ShortConvKernels.cover(mixer)
         case GatedDelta():
             return GatedDeltaKernels.cover(mixer)
+        case KimiDelta():
+            return KimiDeltaKernels.cover(mixer)
         case Mamba2():
             return Mamba2Kernels.cover(mixer)
         case Mamba():
@@ -65,6 +74,8 @@ def _kind(gpu: Gpu, mixer: StateMixer, activation: str) -> MixerKind:
             return ShortConvKernels(gpu)
         case GatedDelta():
             return GatedDeltaKernels(gpu, mixer, activation)
+        case KimiDelta():
+            return KimiDeltaKernels(gpu, mixer, activation)
         case Mamba2():
             return Mamba2Kernels(gpu, mixer, activation)
         case Mamba():

@@ -193,13 +193,12 @@ class CudaOps(Elementwise):
         rows: DecodeRows,
     ) -> Tensor:
         """Return latent attention of one token of each sequence: [n, num_heads * value_dim]."""
-        cos_sin = self.attention.cos_sin(layer)
-        assert self._latent is not None and isinstance(kv, Tensor) and cos_sin is not None
+        assert self._latent is not None and isinstance(kv, Tensor)
         return self._latent.decode(
             projected,
             kv,
             weights,
-            cos_sin=cos_sin,
+            cos_sin=self.attention.cos_sin(layer),
             positions=positions,
             slot_mapping=slot_mapping,
             block_tables=rows.block_tables,

@@ -1,7 +1,6 @@
 """The transformer decoder: one forward pass for every architecture, driven by `ModelConfig`."""
 
 from collections.abc import Sequence
-from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
 from swiftchat.engine.model import altup
 from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.mlp import mlp, scaled
 from swiftchat.engine.model.moe import ExpertNorms
 from swiftchat.engine.model.norms import norm_widths_
 from swiftchat.engine.model.ops import Ops
@@ -111,47 +111,18 @@ class Decoder:
             if streams is not None:
                 streams = self._stream_layer(plan, i, layer, kv, streams, own[i])
                 continue
+            if layer.block is not None:
+                delta = self._shared_block(plan, i, layer, kv, x, delta, embedded, hidden)
+                continue
             if self.config.single_branch:
-                if layer.block is not None:
-                    delta = self._shared_block(plan, i, layer, kv, x, delta, embedded, hidden)
-                    continue
-                out = self._only_branch(plan, i, layer, kv, x, delta, hidden)
-                delta = self.ranks.all_reduce(out)
+                delta = self._only_branch(plan, i, layer, kv, x, delta, hidden)
                 continue
-            stream_scale = None if layer.mixer is None else self.config.mixer_stream_scale
-            normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias, stream_scale)
-            if layer.attn_stream is not None:
-                self.ops.scale_(x, layer.attn_stream)
-            if hidden is not None:
-                self.keep(hidden, i, x)
+            delta = self._first_branch(plan, i, layer, kv, x, delta, hidden)
             if self.config.parallel_residual:
-                mlp_input = normed
-                if not self.config.shared_norm:
-                    mlp_input = self._norm(x, None, layer.mlp_norm, layer.mlp_norm_bias)
-                out = self._attention(plan, i, layer, normed, kv)
-                delta = self.ranks.all_reduce(self.ops.add(out, self._mlp(i, layer, mlp_input)))
                 continue
-            out = self._attention(plan, i, layer, normed, kv)
-            delta = self._add_branch(x, self.ranks.all_reduce(out), layer.attn_out_norm)
-            stream_scale = self.config.mlp_stream_scale
-            normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias, stream_scale)
-            if layer.mlp_stream is not None:
-                self.ops.scale_(x, layer.mlp_stream)
-            if self.config.shortcut_experts:
-                mlp_out = self._mlp(i, layer, normed)
-                if layer.experts is not None:
-                    shortcut = self.ops.moe(i, normed, layer.experts)
-                elif shortcut is not None:
-                    mlp_out, shortcut = self.ops.add(shortcut, mlp_out), None
-                mlp_out = self.ranks.all_reduce(mlp_out)
-            elif layer.channel_mix is not None:
-                matrices = (layer.gate_up, layer.down, layer.channel_mix)
-                mlp_out = self.ops.channel_mix(plan, i, normed, *matrices)
-            elif layer.expert_norms is None:
-                mlp_out = self.ranks.all_reduce(self._mlp(i, layer, normed))
-            else:
-                mlp_out = self._mlp_and_experts(i, layer, layer.expert_norms, x, normed)
-            delta = self._add_branch(x, mlp_out, layer.mlp_out_norm)
+            delta = self._add_branch(x, delta, layer.attn_out_norm)
+            delta, shortcut = self._second_branch(plan, i, layer, x, delta, shortcut)
+            delta = self._add_branch(x, delta, layer.mlp_out_norm)
             if layer.per_layer is not None:
                 self.ops.add_(x, self.ops.per_layer_branch(x, own[i], layer.per_layer))
             if layer.scale is not None:
@@ -159,9 +130,62 @@ class Decoder:
         if streams is not None and weights.streams is not None:
             x.copy_(altup.collapse(streams, weights.streams))
         normed = self._norm(x, delta, weights.final_norm, weights.final_norm_bias)
-        if hidden is not None:
-            self.keep(hidden, len(weights.layers), x)
+        self.keep(hidden, len(weights.layers), x)
         return normed
+
+    def _first_branch(
+        self,
+        plan: Any,
+        i: int,
+        layer: LayerWeights,
+        kv: LayerKV,
+        x: Tensor,
+        delta: Tensor | None,
+        hidden: HiddenStates | None,
+    ) -> Tensor:
+        """Return the output of a layer's attention or mixer; of both branches if they are parallel.
+
+        On all ranks.
+        """
+        config = self.config
+        stream_scale = None if layer.mixer is None else config.mixer_stream_scale
+        normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias, stream_scale)
+        if layer.attn_stream is not None:
+            self.ops.scale_(x, layer.attn_stream)
+        self.keep(hidden, i, x)
+        if not config.parallel_residual:
+            return self.ranks.all_reduce(self._attention(plan, i, layer, normed, kv))
+        mlp_input = normed
+        if not config.shared_norm:
+            mlp_input = self._norm(x, None, layer.mlp_norm, layer.mlp_norm_bias)
+        out = self._attention(plan, i, layer, normed, kv)
+        return self.ranks.all_reduce(self.ops.add(out, self._mlp(i, layer, mlp_input)))
+
+    def _second_branch(
+        self,
+        plan: Any,
+        i: int,
+        layer: LayerWeights,
+        x: Tensor,
+        delta: Tensor | None,
+        shortcut: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output of a layer's MLP and experts, and that of experts for a later layer."""
+        config, ops = self.config, self.ops
+        normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias, config.mlp_stream_scale)
+        if layer.mlp_stream is not None:
+            ops.scale_(x, layer.mlp_stream)
+        if layer.channel_mix is not None:
+            matrices = (layer.gate_up, layer.down, layer.channel_mix)
+            return ops.channel_mix(plan, i, normed, *matrices), None
+        if layer.expert_norms is not None:
+            return self._mlp_and_experts(i, layer, layer.expert_norms, x, normed), None
+        out = self._mlp(i, layer, normed)
+        if config.shortcut_experts and layer.experts is not None:
+            shortcut = ops.moe(i, normed, layer.experts)
+        elif shortcut is not None:
+            out, shortcut = ops.add(shortcut, out), None
+        return self.ranks.all_reduce(out), shortcut
 
     def _stream_layer(
         self, plan: Any, i: int, layer: LayerWeights, kv: LayerKV, streams: Tensor, own: Tensor
@@ -188,9 +212,9 @@ class Decoder:
         streams[1:] += ops.per_layer_branch(x, own, layer.per_layer)
         return streams
 
-    def keep(self, hidden: HiddenStates, layer: int, x: Tensor) -> None:
+    def keep(self, hidden: HiddenStates | None, layer: int, x: Tensor) -> None:
         """Store hidden states of a layer, if they are wanted."""
-        if layer in hidden.layers:
+        if hidden is not None and layer in hidden.layers:
             scale = 1.0 if layer == LAST_NORM else self.config.residual_scale
             hidden.found[layer] = self.ops.copy(x, scale)
 
@@ -246,17 +270,12 @@ class Decoder:
         delta: Tensor | None,
         hidden: HiddenStates | None,
     ) -> Tensor:
-        """Return this rank's part of the output of a layer with one branch."""
-        is_mlp = self.config.has_mlp(i)
-        weight, bias = layer.attn_norm, layer.attn_norm_bias
-        if is_mlp:
-            weight, bias = layer.mlp_norm, layer.mlp_norm_bias
-        normed = self._norm(x, delta, weight, bias)
-        if hidden is not None:
-            self.keep(hidden, i, x)
-        if is_mlp:
-            return self._mlp(i, layer, normed)
-        return self._attention(plan, i, layer, normed, kv)
+        """Return the output of a layer with one branch, on all ranks."""
+        if not self.config.has_mlp(i):
+            return self._first_branch(plan, i, layer, kv, x, delta, hidden)
+        normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
+        self.keep(hidden, i, x)
+        return self.ranks.all_reduce(self._mlp(i, layer, normed))
 
     def _shared_block(
         self,
@@ -277,8 +296,7 @@ class Decoder:
         assert block is not None
         if delta is not None:
             ops.add_(x, delta)
-        if hidden is not None:
-            self.keep(hidden, i, x)
+        self.keep(hidden, i, x)
         joined = ops.norm_inside(ops.join([x, embedded]), block.norm, self.config.norm_eps)
         out = self._attend(plan, i, layer, ops.cast(joined, self.weights.dtype), kv)
         normed = self._norm(ops.cast(out, torch.float32), None, layer.mlp_norm, None)
@@ -291,7 +309,7 @@ class Decoder:
         if layer.mixer is None:
             return self._attend(plan, i, layer, x, kv)
         mixed = self.ops.mix(plan, i, x, layer.mixer, self.ranks)
-        mixed = self._scaled(mixed, self.config.mixer_out_scale)
+        mixed = scaled(mixed, self.config.mixer_out_scale, self.ops)
         if not self.config.mixer_with_attention:
             return mixed
         return self.ops.add(self._attend(plan, i, layer, x, kv), mixed)
@@ -319,36 +337,12 @@ class Decoder:
             out = ops.gate(out, gates, softplus=self.config.softplus_gate)
         if layer.attn_inner_norm is not None:
             out = ops.norm_inside(out, layer.attn_inner_norm, self.config.norm_eps)
-        return self._scaled(ops.linear(out, layer.o, layer.o_bias), self.config.attention_out_scale)
+        out = ops.linear(out, layer.o, layer.o_bias)
+        return scaled(out, self.config.attention_out_scale, ops)
 
     def _mlp(self, i: int, layer: LayerWeights, x: Tensor) -> Tensor:
         """Return this rank's part of the MLP's output, before the all-reduce."""
-        ops = self.ops
-        has_both = layer.expert_norms is not None or self.config.shortcut_experts
-        if layer.experts is not None and not has_both:
-            return self._scaled(ops.moe(i, x, layer.experts), self.config.experts_out_scale)
-        gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
-        if layer.block is not None:
-            gate_up = changed(ops, gate_up, x, layer.block.gate_up_changes)
-        if any(self.config.gate_sparsity[i : i + 1]):
-            ops.sparsify_(gate_up, NormalDist().inv_cdf(self.config.gate_sparsity[i]))
-        inner = self._activated(layer, gate_up)
-        return self._scaled(
-            ops.linear(inner, layer.down, layer.down_bias), self.config.mlp_out_scale
-        )
-
-    def _activated(self, layer: LayerWeights, gate_up: Tensor) -> Tensor:
-        """Return the input of the MLP's last matrix."""
-        ops = self.ops
-        inner = ops.act_and_mul(gate_up) if layer.xielu is None else ops.xielu(gate_up, layer.xielu)
-        if layer.mlp_inner_norm is None:
-            return inner
-        return ops.norm_inside(inner, layer.mlp_inner_norm, self.config.norm_eps)
-
-    def _scaled(self, out: Tensor, scale: float) -> Tensor:
-        if scale != 1.0:
-            self.ops.scale_(out, scale)
-        return out
+        return mlp(i, layer, x, self.config, self.ops)
 
     def _mlp_and_experts(
         self, i: int, layer: LayerWeights, norms: ExpertNorms, x: Tensor, normed: Tensor
@@ -378,8 +372,7 @@ class Decoder:
     def logits(self, plan: Any, normed: Tensor, hidden: HiddenStates | None = None) -> Tensor:
         """Return the result of `forward`, given the last norm; only for the last stage."""
         weights, rows = self.weights, self._hidden(plan, normed)
-        if hidden is not None:
-            self.keep(hidden, LAST_NORM, rows)
+        self.keep(hidden, LAST_NORM, rows)
         return self.softcap_(self.ops.logits(rows, weights.lm_head, weights.lm_head_bias))
 
     def _hidden(self, plan: Any, normed: Tensor) -> Tensor:

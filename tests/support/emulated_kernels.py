@@ -19,6 +19,8 @@ from swiftchat.cuda.gpu import Gpu, KernelSpec
 from swiftchat.engine.model import routing
 from swiftchat.engine.model.activations import ACTIVATIONS
 from swiftchat.weights.architectures.parts.router import RouterConfig
+from tests.support.emulated_latent import LATENT
+from tests.support.emulated_mixers import MIXERS
 
 
 def emulated_gpu() -> Gpu:
@@ -220,9 +222,13 @@ def _route(a: _Launch, logits: Tensor | None = None) -> None:
         normalized=bool(a.normalized),
         eps=a.eps,
         scale=a.scale,
+        groups=a.num_groups,
+        top_groups=a.top_groups,
+        best_of_group=a.best_of_group,
     )
     logits = a.logits if logits is None else logits
-    weights, ids = routing.route(logits, None, a.experts_per_token, config)
+    logits = logits if a.bias is None else logits + a.bias
+    weights, ids = routing.route(logits, a.correction, a.experts_per_token, config)
     if a.expert_scales is not None:
         weights = weights * a.expert_scales[ids]
     a.ids[:, : a.experts_per_token] = ids
@@ -328,4 +334,6 @@ _KERNELS: dict[str, Callable[[_Launch], None]] = {
     "grouped_gate_up": _grouped_gate_up,
     "grouped_down": _grouped_down,
     "expert_sum": _expert_sum,
+    **LATENT,
+    **MIXERS,
 }

@@ -250,6 +250,36 @@ def _dbrx(config: Fields, tensors: Fields) -> Tensors:
         yield f"{name}.weight", each.swapaxes(1, 2) if name.endswith("w2") else each
 
 
+def _mimo2_keys(config: Fields) -> Fields:
+    """MimoV2Model.set_gguf_parameters, of the published config.json, which names the same sizes.
+
+    There the window does not count the token itself.
+    """
+    windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
+    heads = config["num_key_value_heads"]
+    rope = config["rope_parameters"]["full_attention"]
+    return {
+        **common_keys(config),
+        "attention.head_count_kv": [2 * heads if each else heads for each in windowed],
+        "attention.sliding_window": config["sliding_window"] - 1,
+        "attention.sliding_window_pattern": windowed,
+        "attention.value_length": config["v_head_dim"],
+        "attention.value_scale": config["attention_value_scale"],
+        "expert_count": config["n_routed_experts"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+        "expert_gating_func": 2,
+        "rope.dimension_count": int(config["head_dim"] * rope["partial_rotary_factor"]),
+    }
+
+
+def _mimo2(config: Fields, tensors: Fields) -> Tensors:
+    """MimoV2Model.modify_tensors: merges experts, adds suffixes."""
+    for name, array in corrected(config, tensors):
+        yield f"{name}.weight" if name.endswith("attention_sink_bias") else name, array
+
+
 EXPERT_ARCHS: dict[str, Converter] = {
     "olmoe": (common_keys, qwen3moe),
     "ernie4_5-moe": (_ernie_moe_keys, _ernie_moe),
@@ -267,4 +297,5 @@ EXPERT_ARCHS: dict[str, Converter] = {
     "llama4": (_llama4_keys, _llama4),
     "afmoe": (_afmoe_keys, _afmoe),
     "dbrx": (_dbrx_keys, _dbrx),
+    "mimo2": (_mimo2_keys, _mimo2),
 }

@@ -157,6 +157,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "kimi-linear": ("kimi_linear", "kimi-linear", {}),
     "afmoe": ("afmoe", "afmoe", {"mup_enabled": True}),
     "dbrx": ("dbrx", "dbrx", {"attn_config": _DBRX}),
+    "mimo2": ("mimo_v2_flash", "mimo2", {"routed_scaling_factor": 1.0}),
     "mpt": ("mpt", "mpt", {}),
     "jais2": ("jais2", "jais2", {}),
     "minicpm3": ("minicpm3", "minicpm3", {"dim_model_base": 256}),

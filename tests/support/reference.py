@@ -167,7 +167,7 @@ def _spread(model: transformers.PreTrainedModel) -> None:
         if parameter.ndim < 2 and constant and parameter.is_floating_point():
             mean = float(parameter.detach().flatten()[0])
             torch.nn.init.normal_(parameter, mean=mean, std=0.1 if mean else 0.2)
-        elif "lm_head" not in name and parameter.ndim >= 2:
+        elif "lm_head" not in name and not name.endswith("A_log") and parameter.ndim >= 2:
             parameter.data *= max(1.0, 0.15 / max(float(parameter.detach().std()), 1e-3))
 
 

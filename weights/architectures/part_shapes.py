@@ -8,9 +8,34 @@ from swiftchat.weights.architectures.parts.layers import (
     Streams,
 )
 
-__all__ = ["latent_shapes", "per_layer_shapes", "shared_block_shapes"]
+__all__ = ["expert_shapes", "latent_shapes", "per_layer_shapes", "shared_block_shapes"]
 
 _CHANGED = ("q", "k", "v", "gate_up")  # matrices of shared blocks that layers change
+
+
+def expert_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a router, of experts in one tensor or in several, and of shared ones."""
+    hidden, experts, narrow = config.hidden_size, config.num_experts, config.expert_size
+    inside, shared = config.expert_latent_size or hidden, config.shared_expert_size
+    choices = experts + config.identity_experts
+    return {
+        "router": (choices, hidden),
+        "router_correction": (choices,),
+        "experts_gate": (experts * narrow, hidden),
+        "experts_up": (experts * narrow, hidden),
+        "expert_in": (inside, hidden),
+        "expert_out": (hidden, inside),
+        "expert_gate": (narrow, inside),
+        "expert_up": (narrow, inside),
+        "expert_down": (inside, narrow),
+        "experts_gate_up": (experts, 2 * narrow, hidden),
+        "experts_down": (experts, hidden, narrow),
+        "shared_router": (1, hidden),
+        "shared_gate": (shared, hidden),
+        "shared_up": (shared, hidden),
+        "shared_gate_up": (2 * shared, hidden),
+        "shared_down": (hidden, shared),
+    }
 
 
 def per_layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

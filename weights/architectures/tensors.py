@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.part_shapes import (
+    expert_shapes,
     latent_shapes,
     per_layer_shapes,
     shared_block_shapes,
@@ -95,37 +96,13 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
 
     Matrices that one GEMM reads together (q/k/v, gate/up) are neighbors in the file.
     """
-    names = ARCHITECTURES[config.architecture].tensors
-    qkv, latent = _queries_keys_values(config, layer), list[str]()
-    if config.latent is not None:
-        qkv = ["q" if config.latent.q_rank is None else "q_a", "kv_a"]
-        latent = ["kv_b"] if config.latent.q_rank is None else ["q_b", "kv_b"]
-        if config.latent.index is not None:
-            qkv += ["index_k", "index_weights"]
-            latent.append("index_q")
-    gate_up = ["gate", "up"] if config.gated else ["up"]
-    mlp = [*(["gate_up"] if "gate_up" in names else gate_up), "down"]
-    biased = [*mlp] if config.mlp_bias else []
-    if config.num_experts and layer not in config.dense_layers:
-        experts = [*(f"expert_{name}" for name in gate_up), "expert_down"]
-        experts = ["experts_gate_up", "experts_down"] if "experts_gate_up" in names else experts
-        if "experts_gate" in names:
-            experts = ["experts_gate", "experts_up", "experts_down"]
-        shared = [f"shared_{name}" for name in gate_up]
-        shared = ["shared_gate_up"] if "shared_gate_up" in names else shared
-        shared = [*(["shared_router"] if config.shared_expert_gate else []), *shared, "shared_down"]
-        sparse = ["router", *experts, *(shared if config.shared_expert_size else [])]
-        sparse += ["expert_in", "expert_out"] if config.expert_latent_size else []
-        mlp = [*mlp, *sparse] if config.mlp_and_experts or config.shortcut_experts else sparse
-        biased = ["router", *experts] if config.expert_bias else []
-        if config.router.correction:
-            mlp.append("router_correction")
+    mlp, biased = _mlp_and_experts(config, layer)
     norms = _layer_norms(config, layer)
     if config.single_branch:
         norms = ["mlp_norm" if config.has_mlp(layer) else "attn_norm"]
         mlp, biased = (mlp, biased) if config.has_mlp(layer) else ([], [])
     biases = [f"{name}_bias" for name in norms] if config.norm_bias else []
-    mixer = []
+    mixer: list[str] = []
     if config.mixer is not None and layer in config.mixer_layers:
         mixer = config.mixer.tensors
     if config.activation == "xielu":
@@ -134,40 +111,39 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
         norms += ["attn_inner_norm", "mlp_inner_norm"]
     if config.has_shared_block(layer):
         return [*mixer, *_shared_block(config), *norms]
+    biased_mlp = [f"{name}_bias" for name in biased]
     if not config.has_attention(layer):
-        biases += [f"{name}_bias" for name in biased]
-        return [*mixer, *mlp, *norms, *biases]
+        return [*mixer, *mlp, *norms, *biases, *biased_mlp]
+    qkv = _queries_keys_values(config, layer)
     gate = ["attn_gate"] if config.attention_gate and not gate_in_queries(config) else []
-    matrices = [*mixer, *qkv, *latent, *gate, "o", *mlp]
+    matrices = [*mixer, *qkv, *_from_latents(config), *gate, "o", *mlp]
     if config.per_layer_embeddings is not None:
         matrices += ["ple_gate", "ple_out"]
-    if config.qk_norm and config.qk_norm_weights:
-        norms += ["q_norm", "k_norm"] if config.kv_source(layer) == layer else ["q_norm"]
-    if config.latent is not None:
-        norms += ["kv_a_norm"] if config.latent.q_rank is None else ["q_a_norm", "kv_a_norm"]
-        norms += ["index_norm", "index_norm_bias"] if config.latent.index is not None else []
-    if config.attention_bias:
-        # Latent attention has biases only where it makes latents.
-        biased_qkv = qkv if config.latent is None else [n for n in qkv if n in ("q_a", "kv_a")]
-        biases += [f"{name}_bias" for name in biased_qkv]
-    if config.output_bias:
-        biases.append("o_bias")
-    biases += [f"{name}_bias" for name in biased]
-    if config.attention_sinks and not (config.windowed_sinks and config.window(layer) is None):
-        biases.append("sinks")
-    if config.key_biases:
-        biases += [
-            "key_bias",
-            *(["key_bias_bias"] if config.attention_bias else []),
-            "key_bias_rate",
-        ]
-    if config.stream_weights:
-        biases += ["attn_stream", "mlp_stream"]
-    if config.layer_scales:
-        biases.append("layer_scale")
-    if config.streams is not None:
-        biases += STREAM_TENSORS if config.streams.scaled else STREAM_TENSORS[1:]
-    return [*matrices, *norms, *biases]
+    norms += _attention_norms(config, layer)
+    biases += [*_attention_biases(config, qkv), *biased_mlp]
+    return [*matrices, *norms, *biases, *_small_tensors(config, layer)]
+
+
+def _mlp_and_experts(config: ModelConfig, layer: int) -> tuple[list[str], list[str]]:
+    """Return the names of the matrices of a layer's MLP or experts, and those with biases."""
+    names = ARCHITECTURES[config.architecture].tensors
+    gate_up = ["gate", "up"] if config.gated else ["up"]
+    mlp = [*(["gate_up"] if "gate_up" in names else gate_up), "down"]
+    biased = [*mlp] if config.mlp_bias else []
+    if not config.num_experts or layer in config.dense_layers:
+        return mlp, biased
+    experts = [*(f"expert_{name}" for name in gate_up), "expert_down"]
+    experts = ["experts_gate_up", "experts_down"] if "experts_gate_up" in names else experts
+    if "experts_gate" in names:
+        experts = ["experts_gate", "experts_up", "experts_down"]
+    shared = [f"shared_{name}" for name in gate_up]
+    shared = ["shared_gate_up"] if "shared_gate_up" in names else shared
+    shared = [*(["shared_router"] if config.shared_expert_gate else []), *shared, "shared_down"]
+    sparse = ["router", *experts, *(shared if config.shared_expert_size else [])]
+    sparse += ["expert_in", "expert_out"] if config.expert_latent_size else []
+    mlp = [*mlp, *sparse] if config.mlp_and_experts or config.shortcut_experts else sparse
+    mlp += ["router_correction"] if config.router.correction else []
+    return mlp, ["router", *experts] if config.expert_bias else []
 
 
 def _shared_block(config: ModelConfig) -> list[str]:
@@ -184,11 +160,59 @@ def _shared_block(config: ModelConfig) -> list[str]:
 
 
 def _queries_keys_values(config: ModelConfig, layer: int) -> list[str]:
+    """Return the names of the projections of the attention's input."""
+    latent = config.latent
+    if latent is not None:
+        index = [] if latent.index is None else ["index_k", "index_weights"]
+        return ["q" if latent.q_rank is None else "q_a", "kv_a", *index]
     if "qkv" in ARCHITECTURES[config.architecture].tensors:
         return ["qkv"]
     if config.kv_source(layer) != layer:
         return ["q"]
     return ["q", "k"] if layer in config.keys_as_values else ["q", "k", "v"]
+
+
+def _from_latents(config: ModelConfig) -> list[str]:
+    """Return the names of the matrices that make queries, keys and values of latents."""
+    latent = config.latent
+    if latent is None:
+        return []
+    index = [] if latent.index is None else ["index_q"]
+    return [*([] if latent.q_rank is None else ["q_b"]), "kv_b", *index]
+
+
+def _attention_norms(config: ModelConfig, layer: int) -> list[str]:
+    norms, latent = list[str](), config.latent
+    if config.qk_norm and config.qk_norm_weights:
+        norms += ["q_norm", "k_norm"] if config.kv_source(layer) == layer else ["q_norm"]
+    if latent is not None:
+        norms += ["kv_a_norm"] if latent.q_rank is None else ["q_a_norm", "kv_a_norm"]
+        norms += ["index_norm", "index_norm_bias"] if latent.index is not None else []
+    return norms
+
+
+def _attention_biases(config: ModelConfig, qkv: list[str]) -> list[str]:
+    # Latent attention has biases only where it makes latents.
+    biased = qkv if config.latent is None else [name for name in qkv if name in ("q_a", "kv_a")]
+    biases = [f"{name}_bias" for name in biased] if config.attention_bias else []
+    return [*biases, "o_bias"] if config.output_bias else biases
+
+
+def _small_tensors(config: ModelConfig, layer: int) -> list[str]:
+    """Return the names of the vectors and small matrices of only some models."""
+    names = list[str]()
+    if config.attention_sinks and not (config.windowed_sinks and config.window(layer) is None):
+        names.append("sinks")
+    if config.key_biases:
+        bias = ["key_bias_bias"] if config.attention_bias else []
+        names += ["key_bias", *bias, "key_bias_rate"]
+    if config.stream_weights:
+        names += ["attn_stream", "mlp_stream"]
+    if config.layer_scales:
+        names.append("layer_scale")
+    if config.streams is not None:
+        names += STREAM_TENSORS if config.streams.scaled else STREAM_TENSORS[1:]
+    return names
 
 
 def _layer_norms(config: ModelConfig, layer: int) -> list[str]:
@@ -309,8 +333,6 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden, inner, width = config.hidden_size, config.intermediate_size, config.embedding_size
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     by_head = config.qk_norm != "width"
-    experts, narrow, shared = config.num_experts, config.expert_size, config.shared_expert_size
-    inside = config.expert_latent_size or hidden
     shapes: dict[str, tuple[int, ...]] = {
         "embed": (config.vocab_size + config.extra_embeddings, width or hidden),
         "positions": (config.learned_positions, hidden),
@@ -321,29 +343,13 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "q": (q_rows * (1 + gate_in_queries(config)), config.attention_width),
         "k": (kv_rows, config.attention_width),
         "v": (config.num_kv_heads * config.value_dim, config.attention_width),
-        "qkv": (q_rows + 2 * kv_rows, hidden),
+        "qkv": (q_rows + kv_rows + config.num_kv_heads * config.value_dim, hidden),
         "o": (hidden, config.num_heads * config.value_dim),
         "gate": (inner, hidden),
         "up": (inner, hidden),
         "gate_up": (2 * inner, hidden),
         "down": (hidden, inner),
         "attn_gate": (config.num_heads if config.gate_by_head else q_rows, hidden),
-        "router": (experts + config.identity_experts, hidden),
-        "router_correction": (experts + config.identity_experts,),
-        "experts_gate": (experts * narrow, hidden),
-        "experts_up": (experts * narrow, hidden),
-        "expert_in": (inside, hidden),
-        "expert_out": (hidden, inside),
-        "expert_gate": (narrow, inside),
-        "expert_up": (narrow, inside),
-        "expert_down": (inside, narrow),
-        "experts_gate_up": (experts, 2 * narrow, hidden),
-        "experts_down": (experts, hidden, narrow),
-        "shared_router": (1, hidden),
-        "shared_gate": (shared, hidden),
-        "shared_up": (shared, hidden),
-        "shared_gate_up": (2 * shared, hidden),
-        "shared_down": (hidden, shared),
         "sinks": (config.num_heads,),
         "key_bias": (config.num_kv_heads, kv_rows),
         "key_bias_bias": (config.num_kv_heads,),
@@ -357,11 +363,11 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "q_norm": (config.head_dim if by_head else q_rows,),
         "k_norm": (config.head_dim if by_head else kv_rows,),
     }
-    shapes |= per_layer_shapes(config)
+    shapes |= expert_shapes(config) | per_layer_shapes(config)
     if config.shared_blocks is not None:
         shapes |= shared_block_shapes(config, config.shared_blocks, shapes)
     if "experts_gate" in ARCHITECTURES[config.architecture].tensors:
-        shapes["experts_down"] = (experts * narrow, hidden)
+        shapes["experts_down"] = shapes["experts_up"]
     if config.latent is not None:
         shapes |= latent_shapes(config, config.latent)
     if config.qk_norm == "heads" and index_count(config, "q_norm") is None:

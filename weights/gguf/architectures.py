@@ -250,6 +250,11 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             "JambaForCausalLM", mixer_fields.jamba, absent_keys=_WITHOUT_ROPE | _ONE_HEAD_SIZE
         ),
         "minimax-m2": GgufArchitecture("MiniMaxM2ForCausalLM", expert_fields.minimax_m2),
+        "mimo2": GgufArchitecture(
+            "MiMoV2FlashForCausalLM",
+            expert_fields.mimo2,
+            absent_keys=_WITHOUT_ROPE | _ONE_HEAD_COUNT | {"sliding_window"},
+        ),
         # With separate q, k and v it is a Llama, whose class is part of transformers.
         "internlm2": GgufArchitecture("LlamaForCausalLM", permuted=_PERMUTED),
         "stablelm": GgufArchitecture(

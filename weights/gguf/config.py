@@ -1,6 +1,5 @@
 """The metadata of a GGUF file as the JSON files and the model card of a Hugging Face model."""
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -90,18 +89,14 @@ def _num_layers(metadata: Metadata) -> Any:
 
 
 def _partial_rotary_factor(metadata: Metadata) -> float | None:
-    """Return the rotated fraction of a head; None if the file has no valid sizes."""
-    head_dim, rotated = metadata.head_dim, metadata.get("rope.dimension_count", metadata.head_dim)
+    """Return the rotated fraction of a head whose values are as large as its keys."""
+    head_dim = metadata.head_dim
     if metadata.get("attention.value_length", head_dim) != head_dim:
         raise BadModelFile(
             f"{metadata.file.path}: {metadata.name}.attention.value_length differs from the "
             f"head size {head_dim}"
         )
-    if not isinstance(rotated, int) or not isinstance(head_dim, int) or head_dim < 1:
-        return None
-    factor = rotated / head_dim
-    # Readers compute int(factor · head_dim), which must give `rotated` again.
-    return factor if int(factor * head_dim) == rotated else math.nextafter(factor, math.inf)
+    return metadata.rotated_share
 
 
 def tokenizer_config_json(file: GgufFile) -> dict[str, Any]:

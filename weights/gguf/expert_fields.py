@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.gguf.metadata import Metadata
+from swiftchat.weights.gguf.metadata import Metadata, is_size
 from swiftchat.weights.gguf.model_fields import attention_bias, granite, layer_types
 
 _LLAMA4_EXPERTS_WITHOUT_NORM = 128
@@ -186,4 +186,50 @@ def exaone_moe(metadata: Metadata) -> Mapping[str, Any]:
         **experts(metadata),
         **_sigmoid_router(metadata),
         "num_shared_experts": metadata.get("expert_shared_count"),
+    }
+
+
+def mimo2(metadata: Metadata) -> Mapping[str, Any]:
+    """Return the fields of MiMo-V2-Flash; a layer with a window has twice as many keys."""
+    kinds, heads = layer_types(metadata), metadata.require("attention.head_count_kv")
+    full: Any = heads[0] if isinstance(heads, list) and heads else None
+    if (
+        kinds is None
+        or not is_size(full)
+        or heads != [full * (2 if kind == "sliding_attention" else 1) for kind in kinds]
+    ):
+        raise BadModelFile(
+            f"{metadata.file.path}: mimo2 needs a window pattern, and twice as many "
+            "attention.head_count_kv in layers with a window"
+        )
+    if metadata.get("rope.scaling.factor") not in (None, 0, 1):
+        raise BadModelFile(f"{metadata.file.path}: mimo2 with rope scaling is not supported")
+    kinds = kinds[: len(kinds) - metadata.num_nextn_layers]
+    share, routers = metadata.rotated_share, metadata.file.tensors
+    thetas = {"full_attention": "rope.freq_base", "sliding_attention": "rope.freq_base_swa"}
+    return {
+        **experts(metadata, "n_routed_experts"),
+        "attention_bias": attention_bias(metadata),
+        "num_key_value_heads": full,
+        "v_head_dim": metadata.get("attention.value_length"),
+        "layer_types": kinds,
+        "mlp_layer_types": [
+            "sparse" if f"blk.{i}.ffn_gate_inp.weight" in routers else "dense"
+            for i in range(len(kinds))
+        ],
+        # As in the published config.json, the token itself is not counted. llama.cpp counts it.
+        "sliding_window_size": metadata.require("attention.sliding_window"),
+        # Older files lack it; the default is that of the published model.
+        "attention_value_scale": metadata.get("attention.value_scale"),
+        "routed_scaling_factor": metadata.get("expert_weights_scale"),
+        "n_group": metadata.get("expert_group_count"),
+        "topk_group": metadata.get("expert_group_used_count"),
+        "rope_parameters": {
+            kind: {
+                "rope_type": "default",
+                "rope_theta": metadata.require(key),
+                "partial_rotary_factor": share,
+            }
+            for kind, key in thetas.items()
+        },
     }

@@ -1,5 +1,6 @@
 """The metadata of a GGUF file that belongs to its architecture."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,17 @@ class Metadata:
         hidden, heads = self.get("embedding_length"), self.get("attention.head_count")
         default = hidden // heads if is_size(hidden) and is_size(heads) else None
         return self.get("attention.key_length", default)
+
+    @property
+    def rotated_share(self) -> float | None:
+        """The fraction of a head that is rotated; None if the file has no valid sizes."""
+        head_dim = self.head_dim
+        rotated = self.get("rope.dimension_count", head_dim)
+        if not isinstance(rotated, int) or not isinstance(head_dim, int) or head_dim < 1:
+            return None
+        share = rotated / head_dim
+        # Readers compute int(share · head_dim), which must give `rotated` again.
+        return share if int(share * head_dim) == rotated else math.nextafter(share, math.inf)
 
 
 def shortest_decimal(value: Any) -> Any:

@@ -104,52 +104,64 @@ def tensor_sources(
     Raises `BadModelFile` for a missing tensor, one of another shape, and one that the
     architecture does not have, because the model would compute something else.
     """
-    sources: dict[str, Source] = {}
     by_size = {
         each: _shapes(architecture, config.of_layer(i)) for i, each in enumerate(config.layer_sizes)
     }
-    outside = _shapes(architecture, config)
+    outside, sources = _shapes(architecture, config), dict[str, Source]()
     for canonical, layer, expert in canonical_tensors(config):
         shapes = outside
         if config.layer_sizes and layer is not None:
             shapes = by_size[config.layer_sizes[layer]]
         name = tensor_name(config, canonical, layer, expert)
-        if canonical in ("experts_gate", "experts_up") or (
-            canonical == "experts_down" and len(shapes[canonical]) == 2
-        ):
-            sources[name] = flat_experts(file, architecture, config, canonical, layer)
-            continue
-        if canonical.removesuffix("_bias") in ("experts_gate_up", "experts_down"):
-            sources[name] = stacked_experts(file, architecture, config, shapes, canonical, layer)
-            continue
-        gate = f"blk.{layer}.{_GATES.get(canonical)}"
-        if gate in file.tensors:
-            num_rows, columns = shapes[canonical]
-            pair = (gate, gate.replace("gate", "up"))
-            halves = [checked_tensor(file, each, (num_rows // 2, columns)) for each in pair]
-            sources[name] = MergedRows((halves[0], halves[1]))
-            continue
-        if canonical in _IN_METADATA:
-            sources[name] = MetadataNumber(_number(file, _IN_METADATA[canonical], layer or 0))
-            continue
-        mixed = _mixer_source(file, architecture, config, canonical, layer)
-        if mixed is not None:
-            sources[name] = mixed
-            continue
-        if canonical == "kv_b" and f"blk.{layer}.{_KEYS}" in file.tensors:
-            sources[name] = _keys_and_values(file, config, layer)
-            continue
-        candidates = _candidates(architecture, config, shapes, canonical, expert or 0)
-        present = [each for each in candidates if each.name.format(i=layer) in file.tensors]
-        chosen = (present or candidates)[0]
-        tensor = checked_tensor(file, chosen.name.format(i=layer), chosen.shape)
-        rows = row_order(architecture, config, canonical, shapes[canonical][0])
-        sources[name] = TensorSource(
-            tensor,
-            _shifted(rows, chosen.first),
-            offset=1.0 if config.norm_unit_offset and canonical.endswith("_norm") else 0.0,
-            transposed=canonical in architecture.target.transposed,
-        )
+        sources[name] = _source(file, architecture, config, shapes, canonical, layer, expert or 0)
+    _reject_unknown_tensors(file, sources, _unused_prefixes(file, config))
+    return sources
+
+
+def _source(
+    file: GgufFile,
+    architecture: GgufArchitecture,
+    config: ModelConfig,
+    shapes: dict[str, tuple[int, ...]],
+    canonical: str,
+    layer: int | None,
+    expert: int,
+) -> Source:
+    """Return the source of a canonical tensor; `shapes` are those of its layer."""
+    shape = shapes[canonical]
+    if canonical in ("experts_gate", "experts_up") or (
+        canonical == "experts_down" and len(shape) == 2
+    ):
+        return flat_experts(file, architecture, config, canonical, layer)
+    if canonical.removesuffix("_bias") in ("experts_gate_up", "experts_down"):
+        return stacked_experts(file, architecture, config, shapes, canonical, layer)
+    gate = f"blk.{layer}.{_GATES.get(canonical)}"
+    if gate in file.tensors:
+        num_rows, columns = shape
+        pair = (gate, gate.replace("gate", "up"))
+        halves = [checked_tensor(file, each, (num_rows // 2, columns)) for each in pair]
+        return MergedRows((halves[0], halves[1]))
+    if canonical in _IN_METADATA:
+        return MetadataNumber(_number(file, _IN_METADATA[canonical], layer or 0))
+    mixed = _mixer_source(file, architecture, config, canonical, layer)
+    if mixed is not None:
+        return mixed
+    if canonical == "kv_b" and f"blk.{layer}.{_KEYS}" in file.tensors:
+        return _keys_and_values(file, config, layer)
+    candidates = _candidates(architecture, config, shapes, canonical, expert)
+    present = [each for each in candidates if each.name.format(i=layer) in file.tensors]
+    chosen = (present or candidates)[0]
+    tensor = checked_tensor(file, chosen.name.format(i=layer), chosen.shape)
+    return TensorSource(
+        tensor,
+        _shifted(row_order(architecture, config, canonical, shape[0]), chosen.first),
+        offset=1.0 if config.norm_unit_offset and canonical.endswith("_norm") else 0.0,
+        transposed=canonical in architecture.target.transposed,
+    )
+
+
+def _unused_prefixes(file: GgufFile, config: ModelConfig) -> tuple[str, ...]:
+    """Return how the names of tensors begin that a file may have and the model does not use."""
     # The layers that predict further tokens come last.
     _, metadata = gguf_architecture(file)
     skipped = range(config.num_layers, config.num_layers + metadata.num_nextn_layers)
@@ -161,8 +173,7 @@ def tensor_sources(
         for kind in ("k.", "v.", "k_norm.")
         if config.kv_source(i) != i
     ]
-    _reject_unknown_tensors(file, sources, tuple(later))
-    return sources
+    return tuple(later)
 
 
 def _number(file: GgufFile, key: str, layer: int) -> float:

@@ -4,7 +4,7 @@
 //                 head are rotated in place
 //   row           T [n, rank + rope_dim], rows row_stride elements apart: projected latent and shared key
 //   norm_weight   T [rank]
-//   cos_sin       fp32 [num_positions, rope_dim]: cosines of all pairs, then sines
+//   cos_sin       fp32 [num_positions, rope_dim]: cosines of all pairs, then sines; null: no rotation
 //   positions     int32 [n]
 //   slot_mapping  int32 [n]: the cache row of a token; below 0 it is not stored
 //   cache         T [num_slots, row_size]: RMSNorm(latent) * norm_weight * kv_scale, then the rotated key
@@ -24,7 +24,7 @@ constexpr int THREADS = 128;
 // The two rotated elements of pair `i` of `from`.
 __device__ __forceinline__ float2 rotated(const T* from, const float* cos_sin, int i, int pairs, int interleaved) {
     float a = to_float(from[interleaved ? 2 * i : i]), b = to_float(from[interleaved ? 2 * i + 1 : i + pairs]);
-    float cosine = cos_sin[i], sine = cos_sin[pairs + i];
+    float cosine = cos_sin ? cos_sin[i] : 1.f, sine = cos_sin ? cos_sin[pairs + i] : 0.f;
     return {a * cosine - b * sine, b * cosine + a * sine};
 }
 
@@ -54,7 +54,7 @@ latent_rotary_kernel(T* q, const T* row, const T* norm_weight, const float* cos_
     wait_for_upstream();
     i64 token = blockIdx.x;
     int pairs = rope_dim / 2, slot = slot_mapping[token];
-    const float* angles = cos_sin + (i64)positions[token] * rope_dim;
+    const float* angles = cos_sin ? cos_sin + (i64)positions[token] * rope_dim : nullptr;
     if (blockIdx.y == 0) {
         if (slot >= 0)
             store_row(row + token * row_stride, norm_weight, angles, cache + (i64)slot * row_size, rank, pairs,

@@ -2,24 +2,31 @@
 // normalized output; reads and writes the state once.
 //
 //   projected    T [n, 2 * num_key_heads * key_dim + 2 * num_heads * value_dim + 2 * num_heads]: queries,
-//                keys, values, output gates z, β, steps
+//                keys, values, output gates z, β, steps; with KEY_DECAYS [n, row_size]: queries, keys,
+//                values, β and more
 //   conv         T [channels, taps]: the weights of the convolution of queries, keys and values
-//   decay        fp32 [num_heads], step_bias fp32 [num_heads], norm fp32 [value_dim]: constant
+//   key_steps    fp32 [n, num_heads * key_dim], output_gates fp32 [n, num_heads * value_dim] with KEY_DECAYS, else
+//                null
+//   decay        fp32 [num_heads], step_bias fp32 [num_heads], norm fp32 [value_dim]: constant; with KEY_DECAYS
+//                step_bias [num_heads * key_dim]
 //   conv_states  fp32 [num_slots, channels, taps - 1], written: the inputs of the last tokens
 //   states       fp32 [num_slots, num_heads, key_dim, value_dim], written
 //   slots        int32 [2, slots_stride], step int64 [1] or null, positions int32 [n]: see step.cuh
 //   out          T [n, num_heads * value_dim]; 0 in unused rows
-//   early_reads  everything but `projected` was written before the current chain of dependent launches
+//   early_reads  everything but `projected`, key_steps and output_gates was written before the current chain of
+//                dependent launches
 //
 //   S ← exp(−exp(decay) softplus(step + step_bias)) S;  S ← S + k (sigmoid(β) (v − Sᵀk))ᵀ;
 //   out = RMSNorm(Sᵀq) · norm · silu(z)    (Yang et al., 2024, arXiv:2412.06464)
+// With KEY_DECAYS each row of S, an element of the key, has a decay of its own, from key_steps, and the output is
+// multiplied by the sigmoid of output_gates (Kimi Delta Attention; Kimi Team, 2025, arXiv:2510.26692).
 //
 // Algorithm: a block has a row's value head, with S in registers: a thread keeps 4 columns of up to ROWS
 // rows. Sᵀk and Sᵀq of the old state are summed in one pass; with them the new state and its output follow
 // without another: Sᵀq of the new one is decay · Sᵀq + (k·q) u, where u is the update. Sums are in a fixed
 // order.
 //
-// Defines: ACTIVATION (activation.cuh) of the convolution.
+// Defines: ACTIVATION (activation.cuh) of the convolution, KEY_DECAYS 0 or 1.
 // Requires: taps <= 4; 2 * key_dim + value_dim <= 512; value_dim % 4 == 0;
 // key_dim <= ROWS * (512 / (value_dim / 4)).
 // Launch: grid (num_heads, n), block 512, no dynamic shared memory. Moves the state twice.
@@ -36,7 +43,6 @@ struct Sizes {
     int num_key_heads, num_heads, key_dim, value_dim, taps;
 
     __device__ int channels() const { return 2 * num_key_heads * key_dim + num_heads * value_dim; }
-    __device__ int row_size() const { return channels() + num_heads * (value_dim + 2); }
 };
 
 // A thread's part of the state: columns 4 * column … of rows group, group + groups, ….
@@ -75,16 +81,24 @@ struct alignas(16) Shared {
     float sums[2][THREADS * 4];        // parts of Sᵀk and Sᵀq: [groups, value_dim] each
     float totals[2][THREADS];          // Sᵀk, Sᵀq
     float scratch[THREADS / WARP];
+#if KEY_DECAYS
+    float forget[THREADS];  // the decay of each row of S
+#endif
 };
 
-// Sᵀk and Sᵀq for the unscaled key and query in `mixed`, to `totals`.
+// Sᵀk and Sᵀq for the unscaled key and query in `mixed`, to `totals`; with KEY_DECAYS of the decayed S.
 __device__ __forceinline__ void sum_columns(const Part& part, Shared& sh, const Sizes& s) {
     float4 with_key = make_float4(0, 0, 0, 0), with_query = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (!part.has(r, s)) continue;
-        add(with_key, sh.mixed[s.key_dim + part.row(r)], part.at[r]);
-        add(with_query, sh.mixed[part.row(r)], part.at[r]);
+#if KEY_DECAYS
+        float by = sh.forget[part.row(r)];
+#else
+        constexpr float by = 1;
+#endif
+        add(with_key, by * sh.mixed[s.key_dim + part.row(r)], part.at[r]);
+        add(with_query, by * sh.mixed[part.row(r)], part.at[r]);
     }
     if (part.group < part.groups) {
         int at = part.group * s.value_dim + 4 * part.column;
@@ -102,10 +116,11 @@ __device__ __forceinline__ void sum_columns(const Part& part, Shared& sh, const 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-gated_delta_step_kernel(const T* projected, const T* conv, const float* decay, const float* step_bias,
+gated_delta_step_kernel(const T* projected, const float* key_steps, const float* output_gates,
+                        const T* conv, const float* decay, const float* step_bias,
                         const float* norm, float* conv_states, float* states, const int* slots,
                         const i64* step, const int* positions, T* out, int num_key_heads, int num_heads,
-                        int key_dim, int value_dim, int taps, int slots_stride, int early_reads,
+                        int key_dim, int value_dim, int row_size, int taps, int slots_stride, int early_reads,
                         float norm_eps) {
     __shared__ Shared sh;
     start_dependents();
@@ -128,7 +143,12 @@ gated_delta_step_kernel(const T* projected, const T* conv, const float* decay, c
     if (channel >= 0)
         own_channel.load(conv, nullptr, has_state ? conv_states + slot.before * conv_size : nullptr,
                          channel, taps);
-    float rate = -expf(decay[head]), bias = step_bias[head];
+    float rate = -expf(decay[head]);
+#if KEY_DECAYS
+    float bias = i < key_dim ? step_bias[head * key_dim + i] : 0.f;
+#else
+    float bias = step_bias[head];
+#endif
     float norm_weight = i < value_dim ? norm[i] : 0.f;
 
     if (early_reads) wait_for_upstream();
@@ -137,11 +157,19 @@ gated_delta_step_kernel(const T* projected, const T* conv, const float* decay, c
         if (i < value_dim) target[i] = from_float<T>(0.f);
         return;
     }
-    const T* inputs = projected + (i64)row * s.row_size();
+    const T* inputs = projected + (i64)row * row_size;
     const T* gates = inputs + s.channels();
+#if KEY_DECAYS
+    constexpr float forget = 1;
+    float gate = i < value_dim ? __ldcg(output_gates + ((i64)row * num_heads + head) * value_dim + i) : 0.f;
+    float beta = sigmoid(to_float(gates[head]));
+    if (i < key_dim)
+        sh.forget[i] = expf(rate * softplus(__ldcg(key_steps + ((i64)row * num_heads + head) * key_dim + i) + bias));
+#else
     float gate = i < value_dim ? to_float(gates[head * value_dim + i]) : 0.f;
     float beta = sigmoid(to_float(gates[num_heads * value_dim + head]));
     float forget = expf(rate * softplus(to_float(gates[num_heads * (value_dim + 1) + head]) + bias));
+#endif
     if (channel >= 0) {
         bool is_shared = i < 2 * key_dim && head % repeats;  // another block writes it
         float* after = is_shared ? nullptr : conv_states + slot.after * conv_size;
@@ -177,8 +205,13 @@ gated_delta_step_kernel(const T* projected, const T* conv, const float* decay, c
             if (!part.has(r, s)) continue;
             float k = sh.mixed[key_dim + part.row(r)] * key_scale;
             float4 x = part.at[r];
-            x = make_float4(forget * x.x + k * update[0], forget * x.y + k * update[1],
-                            forget * x.z + k * update[2], forget * x.w + k * update[3]);
+#if KEY_DECAYS
+            float by = sh.forget[part.row(r)];
+#else
+            float by = forget;
+#endif
+            x = make_float4(by * x.x + k * update[0], by * x.y + k * update[1], by * x.z + k * update[2],
+                            by * x.w + k * update[3]);
             *reinterpret_cast<float4*>(next + part.offset(r, s)) = x;
         }
     }
@@ -189,7 +222,7 @@ gated_delta_step_kernel(const T* projected, const T* conv, const float* decay, c
     }
     float squares = block_reduce<THREADS>(result * result, Sum(), sh.scratch);
     if (i < value_dim) {
-        result *= rsqrtf(squares / value_dim + norm_eps) * norm_weight * gate * sigmoid(gate);
+        result *= rsqrtf(squares / value_dim + norm_eps) * norm_weight * (KEY_DECAYS ? 1 : gate) * sigmoid(gate);
         target[i] = from_float<T>(result);
     }
 }

@@ -4,18 +4,14 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.gated_delta import gated_delta_step, gated_delta_step_fits
 from swiftchat.cuda.ops.mixer_scans import (
     ScanRows,
     causal_conv,
     gated_delta_scan,
     gated_delta_scan_fits,
 )
-from swiftchat.cuda.ops.mixers import (
-    StepSlots,
-    gated_delta_step,
-    gated_delta_step_fits,
-    gated_norm,
-)
+from swiftchat.cuda.ops.mixers import StepSlots, gated_norm
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.kernels.kind import present
 from swiftchat.engine.mixers.states import LayerStates

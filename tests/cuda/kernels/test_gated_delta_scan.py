@@ -23,7 +23,7 @@ def recurrence(
     """Return the outputs [n, heads, value_dim] and the last state, for one sequence."""
     outputs = []
     for i in range(len(q)):
-        state = state * g[i].exp()[:, None, None]
+        state = state * g[i].exp().unsqueeze(2)
         error = v[i] - torch.einsum("hkv,hk->hv", state, k[i])
         state = state + k[i].unsqueeze(2) * (error * beta[i].unsqueeze(1)).unsqueeze(1)
         outputs.append(torch.einsum("hkv,hk->hv", state, q[i]))
@@ -33,16 +33,20 @@ def recurrence(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("lengths", [(16,), (40, 1, 2, 33), (150,)])
+@pytest.mark.parametrize("key_decays", [False, True])
 def test_equals_the_recurrence(
-    gpu: Gpu, dtype, shape: tuple[int, ...], lengths: tuple[int, ...]
+    gpu: Gpu, dtype, shape: tuple[int, ...], lengths: tuple[int, ...], key_decays: bool
 ) -> None:
     key_heads, heads, key_dim, value_dim = shape
     make = Inputs(heads * key_dim, dtype)
     prompts = make_prompts(lengths, make)
     n, keys, values = prompts.num_tokens, key_heads * key_dim, heads * value_dim
     mixed = make.normal(n, 2 * keys + values, dtype=torch.float32)
-    projected = make.normal(n, 2 * keys + 2 * values + 2 * heads)
-    decay, step_bias = (make.normal(heads, dtype=torch.float32) for _ in range(2))
+    rest = heads + 6 if key_decays else values + 2 * heads
+    projected = make.normal(n, 2 * keys + values + rest)
+    biases = heads * (key_dim if key_decays else 1)
+    decay, step_bias = (make.normal(size, dtype=torch.float32) for size in (heads, biases))
+    key_steps = make.normal(n, biases, dtype=torch.float32) if key_decays else None
     states = prompts.states(make, heads, key_dim, value_dim)
     before, out = states.clone(), poisoned(n, values, dtype=torch.float32)
     gated_delta_scan(
@@ -55,14 +59,19 @@ def test_equals_the_recurrence(
         states=states,
         rows=prompts.rows,
         num_key_heads=key_heads,
+        key_steps=key_steps,
     )
     q, k, v = torch.split(mixed.double(), [keys, keys, values], 1)
     q, k = (x.reshape(n, key_heads, key_dim) for x in (q, k))
     q, k = (x / (x.square().sum(2, keepdim=True) + EPS).sqrt() for x in (q, k))
     q, k = (x.repeat_interleave(heads // key_heads, 1) for x in (q * key_dim**-0.5, k))
     v = v.reshape(n, heads, value_dim)
-    beta, step = projected.double()[:, -2 * heads :].chunk(2, 1)
-    g = -decay.double().exp() * F.softplus(step + step_bias.double())
+    if key_steps is None:
+        beta, step = projected.double()[:, -2 * heads :].chunk(2, 1)
+    else:
+        beta, step = projected.double()[:, -heads - 6 : -6], key_steps.double()
+    steps = F.softplus(step + step_bias.double()).view(n, heads, -1)
+    g = -decay.double().exp().unsqueeze(1) * steps
     for span, slot, state in zip(prompts.spans, prompts.after, prompts.read(before), strict=True):
         inputs = (x[span] for x in (q, k, v, g, beta.sigmoid()))
         expected, last = recurrence(*inputs, state)

@@ -18,13 +18,23 @@ def rotate(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Te
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("interleaved", "is_rotated"), [(False, True), (True, True), (False, False)]
+)
 @pytest.mark.parametrize(
     ("n", "heads", "head_dim", "rank", "rope"),
     [(1, 16, 192, 512, 64), (5, 40, 96, 256, 32), (3, 7, 72, 512, 64), (2, 128, 192, 512, 64)],
 )
 def test_rotation_and_cache(
-    gpu: Gpu, dtype, interleaved: bool, n: int, heads: int, head_dim: int, rank: int, rope: int
+    gpu: Gpu,
+    dtype,
+    interleaved: bool,
+    is_rotated: bool,
+    n: int,
+    heads: int,
+    head_dim: int,
+    rank: int,
+    rope: int,
 ) -> None:
     make = Inputs(n + heads, dtype)
     wide = make.normal(n, heads * head_dim + rank + rope)
@@ -41,13 +51,15 @@ def test_rotation_and_cache(
         row,
         cache,
         norm_weight=weight,
-        cos_sin=cos_sin,
+        cos_sin=cos_sin if is_rotated else None,
         positions=positions,
         slot_mapping=slots,
         interleaved=interleaved,
         eps=1e-6,
         kv_scale=1.5,
     )
+    if not is_rotated:
+        cos_sin[:, : rope // 2], cos_sin[:, rope // 2 :] = 1.0, 0.0
     angles, old = cos_sin[positions.long()], before[:, : heads * head_dim].view(n, heads, -1)
     assert torch.equal(q[..., : head_dim - rope], old[..., : head_dim - rope])
     expected = rotate(old[..., head_dim - rope :], angles.unsqueeze(1), interleaved)

@@ -212,3 +212,49 @@ def test_apertus_needs_the_numbers_of_its_activation(tmp_path: Path) -> None:
         with pytest.raises(BadModelFile, match=message):
             write_case("apertus", path, tmp_path / "theirs", metadata={f"xielu.{key}": found})
             convert(path, tmp_path / "ours")
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_mimo2_runs_from_the_file(is_merged: bool, tmp_path: Path) -> None:
+    """Also with queries, keys and values in one matrix, and a layer for further tokens."""
+    reference = made("mimo2", tmp_path / "theirs")
+    path, changes = tmp_path / "model.gguf", dict[str, Any]()
+    if is_merged:
+        stored = load_file(tmp_path / "theirs" / "model.safetensors")
+        places = [(i, kind) for i in range(4) for kind in ("weight", "bias")]
+        changes["without"] = tuple(f"blk.{i}.attn_{n}.{kind}" for i, kind in places for n in "qkv")
+        changes["tensors"] = {
+            f"blk.{i}.attn_qkv.{kind}": torch.cat(
+                [stored[f"model.layers.{i}.self_attn.{name}_proj.{kind}"] for name in "qkv"]
+            ).numpy()
+            for i, kind in places
+        } | {"blk.4.nextn.eh_proj.weight": np.ones((48, 96), np.float32)}
+        changes["metadata"] = {
+            "block_count": 5,
+            "nextn_predict_layers": 1,
+            "attention.head_count_kv": [2, 4, 4, 4, 4],
+            "attention.sliding_window_pattern": [False, *[True] * 4],
+        }
+    write_case("mimo2", path, tmp_path / "theirs", **changes)
+    folder = gguf_directory.of_file(path, tmp_path / "ours")
+    ours, theirs = (
+        tiny.Bench(folder).last_logits(tiny.random_ids(12)),
+        gguf_models.logits(reference)[-1],
+    )
+    assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+def test_mimo2_of_other_sizes_is_refused(tmp_path: Path) -> None:
+    made("mimo2", tmp_path / "theirs")
+    path = tmp_path / "model.gguf"
+    write_case("mimo2", path, tmp_path / "theirs", metadata={"attention.value_scale": None})
+    assert "attention_value_scale" not in model_config_json(open_gguf(path), "float32")
+    for key, found, message in (
+        ("attention.head_count_kv", [2, 4, 4, 2], "twice as many"),
+        ("attention.head_count_kv", 2, "twice as many"),
+        ("attention.sliding_window_pattern", None, "needs a window pattern"),
+        ("rope.scaling.factor", 4.0, "rope scaling is not supported"),
+    ):
+        write_case("mimo2", path, tmp_path / "theirs", metadata={key: found})
+        with pytest.raises(BadModelFile, match=message):
+            model_config_json(open_gguf(path), "float32")

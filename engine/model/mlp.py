@@ -1,0 +1,36 @@
+"""The MLP of a layer, or its experts in place of it."""
+
+from statistics import NormalDist
+
+from torch import Tensor
+
+from swiftchat.engine.model.ops import Ops
+from swiftchat.engine.model.shared_block import changed
+from swiftchat.engine.model.weights import LayerWeights
+from swiftchat.weights.architectures.config import ModelConfig
+
+
+def mlp(i: int, layer: LayerWeights, x: Tensor, config: ModelConfig, ops: Ops) -> Tensor:
+    """Return a rank's part of the output of layer i's MLP, or of its experts, for x.
+
+    Of a layer with both, that of the MLP.
+    """
+    has_both = layer.expert_norms is not None or config.shortcut_experts
+    if layer.experts is not None and not has_both:
+        return scaled(ops.moe(i, x, layer.experts), config.experts_out_scale, ops)
+    gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
+    if layer.block is not None:
+        gate_up = changed(ops, gate_up, x, layer.block.gate_up_changes)
+    if any(config.gate_sparsity[i : i + 1]):
+        ops.sparsify_(gate_up, NormalDist().inv_cdf(config.gate_sparsity[i]))
+    inner = ops.act_and_mul(gate_up) if layer.xielu is None else ops.xielu(gate_up, layer.xielu)
+    if layer.mlp_inner_norm is not None:
+        inner = ops.norm_inside(inner, layer.mlp_inner_norm, config.norm_eps)
+    return scaled(ops.linear(inner, layer.down, layer.down_bias), config.mlp_out_scale, ops)
+
+
+def scaled(out: Tensor, scale: float, ops: Ops) -> Tensor:
+    """Multiply the output of a branch in place; return it."""
+    if scale != 1.0:
+        ops.scale_(out, scale)
+    return out
