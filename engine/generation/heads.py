@@ -59,17 +59,11 @@ class Heads:
     def open(cls, setup: EngineSetup) -> Self:
         """Open the heads in `setup.config.draft`.
 
-        Raises `UsageError` for a model that does not give hidden states, `BadModelFile` and
-        `UsageError` as `open_heads` and `MtpFiles.open` do.
+        Raises `UsageError` for a dummy model's own layer, `BadModelFile` and `UsageError` as
+        `open_heads` and `MtpFiles.open` do.
         """
         path, config = setup.config.draft, setup.shard.config
         assert path is not None
-        if config.mixer is not None and isinstance(setup.kernels, LinearKernels):
-            raise UsageError(
-                f"{path} cannot propose tokens on a GPU: {config.architecture} has states, "
-                "which cannot forget rejected tokens there",
-                "leave out --draft",
-            )
         files: HeadFiles | MtpFiles
         if path != MTP:
             files = open_heads(Path(path), config)

@@ -19,3 +19,5 @@ GPU_MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "jamba": {},
     }
 )
+# The kernels do not choose their experts: every step is computed without a graph.
+NOT_CAPTURED = ("nemotron_h",)

@@ -11,13 +11,11 @@ from swiftchat.engine.api.protocol import Beam, Finished, Tokens
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from tests.support import reference, tiny
-from tests.support.mixer_models import GPU_MODELS
+from tests.support.mixer_models import GPU_MODELS, NOT_CAPTURED
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 PROMPT = tiny.random_ids(22, seed=1)
-# The kernels do not choose their experts: every step is computed without a graph.
-NOT_CAPTURED = ("nemotron_h",)
 
 
 @pytest.fixture(scope="module", params=GPU_MODELS)
