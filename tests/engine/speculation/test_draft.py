@@ -12,8 +12,7 @@ from swiftchat.engine.generation.speculation import draft_proposer, speculation_
 from swiftchat.engine.schedule.states import StateSlots
 from swiftchat.engine.speculation.acceptance import AcceptanceRate
 from swiftchat.errors import UsageError
-from tests.support import heads, tiny
-from tests.support.mixer_models import GPU_MODELS
+from tests.support import tiny
 from tests.support.reference import make_reference
 
 PARAMS = SamplingParams(temperature=0, max_tokens=40, speculate="off")
@@ -153,28 +152,6 @@ def test_a_draft_model_with_states_that_is_mostly_wrong(
     assert tiny.run(engine, prompts, drafted)[0] == expected
     assert draft.allocator.num_used == 0
     draft.scheduler.states.check_integrity([])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("model_type", ["lfm2", "qwen3_next", "mamba", "nemotron_h"])
-def test_a_draft_model_with_states_on_a_gpu(model_type: str, tmp_path: Path) -> None:
-    """It is always right, so what it computes after known tokens must not stay in its states."""
-    make_reference(model_type, tmp_path, **GPU_MODELS[model_type])
-    plain = tiny.engine(tmp_path, device="cuda")
-    engine = tiny.engine(tmp_path, draft=str(tmp_path), device="cuda")
-    heads.propose_always(engine)
-    prompts = {i: tiny.random_ids(5 + 9 * i, seed=i) for i in range(2)}
-    for key, prompt in prompts.items():
-        expected, _ = tiny.run(plain, {key: prompt}, PARAMS)
-        turn = prompt + expected[key] + tiny.random_ids(4, seed=7)
-        second, _ = tiny.run(plain, {key: turn}, PARAMS)
-        drafted = replace(PARAMS, speculate="draft")
-        ids, ends = tiny.run(engine, {key: prompt}, drafted)
-        assert ids == expected
-        if engine.verification is not None:
-            assert ends[key].speculated is not None
-            assert ends[key].speculated.acceptance_rate == 1
-        assert tiny.run(engine, {key: turn}, drafted)[0] == second
 
 
 def test_errors_of_draft_models(folder: Path) -> None:
