@@ -20,6 +20,7 @@ from swiftchat.engine.generation import build, heads
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.load import loader
+from swiftchat.engine.speculation import captured_chain
 from tests.support import tiny
 from tests.support.emulated_kernels import aligned, emulated_gpu
 
@@ -36,13 +37,15 @@ def use_emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "set_up", set_up_kernels)
     for user in (build, heads):
         monkeypatch.setattr(user, "load_weights", lambda *args, **kw: aligned(load(*args, **kw)))
-    monkeypatch.setattr(graph_runner, "capture", _capture)
+    for captured in (graph_runner, captured_chain):
+        monkeypatch.setattr(captured, "capture", _capture)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
 
 def engine_gpu() -> Gpu:

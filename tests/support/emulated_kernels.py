@@ -220,9 +220,13 @@ def _route(a: _Launch, logits: Tensor | None = None) -> None:
         normalized=bool(a.normalized),
         eps=a.eps,
         scale=a.scale,
+        groups=a.num_groups,
+        top_groups=a.top_groups,
+        best_of_group=a.best_of_group,
     )
     logits = a.logits if logits is None else logits
-    weights, ids = routing.route(logits, None, a.experts_per_token, config)
+    logits = logits if a.bias is None else logits + a.bias
+    weights, ids = routing.route(logits, a.correction, a.experts_per_token, config)
     if a.expert_scales is not None:
         weights = weights * a.expert_scales[ids]
     a.ids[:, : a.experts_per_token] = ids

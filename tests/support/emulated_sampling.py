@@ -35,17 +35,18 @@ def _sample(a: Any) -> None:
 
 def _advance(a: Any) -> None:
     step = int(a.step)
-    a.ring[step % a.ring_steps, : a.num_rows] = a.sampled
     a.step += 1
     size = 1 << a.log2_block_size
-    for row in range(a.num_rows):
-        if a.context_lens[row]:
-            a.tokens[row] = a.sampled[row]
-            a.positions[row] += 1
-            a.context_lens[row] += 1
-            block, place = divmod(int(a.positions[row]), size)
-            if block < a.max_blocks:
-                a.slot_mapping[row] = a.block_tables[row, block] * size + place
+    for row, sampled in enumerate(a.sampled.tolist()):
+        token = sampled if a.id_map is None or sampled < 0 else int(a.id_map[sampled])
+        a.ring[step % a.ring_steps, row] = token
+        if length := int(a.context_lens[row]):
+            a.tokens[row] = max(token, 0)
+            block, place = divmod(length, size)
+            inside = block < a.max_blocks
+            a.positions[row] += inside
+            a.context_lens[row] += inside
+            a.slot_mapping[row] = a.block_tables[row, block] * size + place if inside else -1
 
 
 SAMPLING: Mapping[str, Callable[[Any], None]] = MappingProxyType(

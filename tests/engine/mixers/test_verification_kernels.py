@@ -14,6 +14,9 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.speculation.captured_chain import CapturedChain
+from swiftchat.engine.speculation.chain import ChainHead
+from tests.engine.speculation.test_mtp import BesideReference
 from tests.support import heads, mtp_models, reference, tiny
 from tests.support.emulated_engine import emulated_engine, use_emulated_gpu
 from tests.support.mixer_models import GPU_MODELS, NOT_CAPTURED
@@ -205,12 +208,22 @@ def test_a_draft_model_with_states(make: MakeEngine, folder: Path, plain: Engine
 def test_the_models_own_prediction_layer(
     make_any: MakeEngine, model_type: str, tmp_path: Path
 ) -> None:
-    mtp_models.make_beside(model_type, tmp_path)
+    """Its proposals are those of transformers; steps with them are captured."""
+    made = tmp_path, mtp_models.make_beside(model_type, tmp_path)
     expected = run(make_any(tmp_path), PROMPTS, OFF)
     engine = make_any(tmp_path, draft="mtp")
+    proposer = engine.speculation._draft
+    assert isinstance(proposer, ChainHead) and isinstance(proposer._layer, CapturedChain)
     proposals = heads.propose_always(engine)
     ids, ends = tiny.run(engine, PROMPTS, replace(OFF, speculate="draft", speculate_tokens=3))
     assert ids == expected
     assert engine.verification is not None
     assert ends[1].speculated is not None and ends[1].speculated.proposer == "mtp"
     assert len(proposals) > 20 and all(proposed for _, proposed in proposals)
+    beside = BesideReference(made)
+    for tokens, proposed in (*proposals[1::12], proposals[-1]):
+        beside.check(tokens, proposed)
+    turn = {3: PROMPTS[2] + expected[2] + tiny.random_ids(70, seed=5)}  # more than a graph takes
+    ids = run(engine, turn, replace(OFF, speculate="draft", speculate_tokens=7))
+    assert ids == run(make_any(tmp_path), turn, OFF)
+    beside.check(*proposals[-1])

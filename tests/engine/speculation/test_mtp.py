@@ -206,19 +206,3 @@ def test_a_model_with_states_but_no_layer(tmp_path: Path) -> None:
     make_reference("qwen3_next", tmp_path)
     with pytest.raises(UsageError, match=r"no multi-token prediction layer \(mtp.fc.weight\)"):
         tiny.engine(tmp_path, draft="mtp")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
-def test_models_with_states_on_a_gpu(model_type: str, tmp_path: Path) -> None:
-    made = tmp_path, mtp_models.make_beside(model_type, tmp_path)
-    expected, _ = tiny.run(tiny.engine(tmp_path, device="cuda"), PROMPTS, OFF)
-    engine = tiny.engine(tmp_path, draft="mtp", device="cuda")
-    proposals = heads.propose_always(engine)
-    ids, ends = tiny.run(engine, PROMPTS, replace(DRAFT, speculate_tokens=3))
-    assert ids == expected
-    assert ends[1].speculated.proposer == "mtp"
-    assert len(proposals) > 20 and all(proposed for _, proposed in proposals)
-    reference = BesideReference(made)
-    for tokens, proposed in (*proposals[1::12], proposals[-1]):
-        reference.check(tokens, proposed)
