@@ -1,5 +1,6 @@
 """Kimi Linear on a GPU: decays of each element of a key, and latent attention without rotation."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.decode.async_decode import AsyncDecode
 from tests.support import kimi, tiny
 from tests.support.gpu_engines import decode_logits, gpu_engine, step_logits
+from tests.support.speculation import use_oracle
 
 pytestmark = pytest.mark.gpu
 # Torch's operators on a CPU are off by up to 0.07 and 0.03.
@@ -57,3 +59,17 @@ def test_captured_steps_are_close_to_fp32(
     assert errors.max() <= TOLERANCE[dtype]
     tiny.run(engine, {1: rows[0]}, SamplingParams(temperature=0, max_tokens=8))
     assert engine.stats()["graph_steps"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_proposed_tokens_are_verified(folder: Path, cubins: Path, dtype: str) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, speculate="off")
+    prompt = {1: tiny.random_ids(20, seed=5)}
+    plain, _ = tiny.run(gpu_engine(folder, cubins, dtype=dtype), prompt, params)
+    engine = use_oracle(gpu_engine(folder, cubins, dtype=dtype), plain, eager=True)
+    assert engine.verification is not None
+    ids, ends = tiny.run(engine, prompt, replace(params, speculate="auto"))
+    engine.scheduler.check_integrity()
+    # Rounding to 16 bits may decide between two ids with nearly equal logits.
+    assert ids[1][:10] == plain[1][:10]
+    assert ends[1].speculated is not None and ends[1].speculated.num_accepted > 5
