@@ -10,7 +10,7 @@ from swiftchat.cuda.ops.mixers import MAX_TAPS, STATE_ARGUMENTS, StepSlots
 _THREADS, _ROWS = 512, 8
 
 
-def _spec(dtype: str, activation: str, key_decays: bool) -> KernelSpec:
+def _spec(dtype: str, activation: str, key_decays: bool, chained: bool) -> KernelSpec:
     arguments = (
         "pointer projected, pointer key_steps, pointer output_gates, pointer conv, pointer decay, "
         f"pointer step_bias, pointer norm, {STATE_ARGUMENTS}int num_key_heads, int num_heads, "
@@ -18,15 +18,16 @@ def _spec(dtype: str, activation: str, key_decays: bool) -> KernelSpec:
         "float norm_eps"
     )
     defines = {"DTYPE": dtype, "ACTIVATION": activation.upper()}
-    defines["KEY_DECAYS"] = str(int(key_decays))
+    defines |= {"KEY_DECAYS": str(int(key_decays)), "CHAINED": str(int(chained))}
     return KernelSpec("gated_delta_step", arguments, defines)
 
 
 VARIANTS = [
-    _spec(dtype, kind, key_decays)
+    _spec(dtype, kind, key_decays, chained)
     for dtype in DTYPE_NAMES.values()
     for kind in KINDS
     for key_decays in (False, True)
+    for chained in (False, True)
 ]
 
 
@@ -89,7 +90,8 @@ def gated_delta_step(
     arguments = rows.arguments(gpu)
     if n == 0:
         return
-    gpu.kernel(_spec(DTYPE_NAMES[out.dtype], activation, key_steps is not None))(
+    spec = _spec(DTYPE_NAMES[out.dtype], activation, key_steps is not None, rows.chained)
+    gpu.kernel(spec)(
         (num_heads, n),
         _THREADS,
         num_bytes=2 * n * states[0].nbytes,

@@ -23,7 +23,9 @@ STATE_ARGUMENTS = (
 )
 
 
-def _mamba2_spec(dtype: str, activation: str, fp32_out: bool, vectors: int) -> KernelSpec:
+def _mamba2_spec(
+    dtype: str, activation: str, fp32_out: bool, vectors: int, chained: bool
+) -> KernelSpec:
     arguments = (
         "pointer projected, pointer conv, pointer conv_bias, pointer decay, pointer step_bias, "
         f"pointer skip, {STATE_ARGUMENTS}int num_heads, int head_dim, int num_groups, "
@@ -35,6 +37,7 @@ def _mamba2_spec(dtype: str, activation: str, fp32_out: bool, vectors: int) -> K
         "ACTIVATION": activation.upper(),
         "FP32_OUT": str(int(fp32_out)),
         "VECTORS": str(vectors),
+        "CHAINED": str(int(chained)),
     }
     return KernelSpec("mamba2_step", arguments, defines)
 
@@ -48,7 +51,7 @@ def _norm_spec(dtype: str, layout: tuple[int, int]) -> KernelSpec:
     return KernelSpec("gated_norm", arguments, defines)
 
 
-def _conv_spec(dtype: str, activation: str) -> KernelSpec:
+def _conv_spec(dtype: str, activation: str, chained: bool) -> KernelSpec:
     """Return the kernel of a plain convolution, or with activation "none" of a gated one."""
     arguments = (
         "pointer projected, pointer conv, pointer conv_bias, pointer conv_states, pointer slots, "
@@ -57,19 +60,26 @@ def _conv_spec(dtype: str, activation: str) -> KernelSpec:
     )
     gated = str(int(activation == "none"))
     defines = {"DTYPE": dtype, "ACTIVATION": activation.upper(), "GATED": gated}
+    defines["CHAINED"] = str(int(chained))
     return KernelSpec("causal_conv_step", arguments, defines)
 
 
 VARIANTS = [
     *(
-        _mamba2_spec(dtype, kind, fp32_out, vectors)
+        _mamba2_spec(dtype, kind, fp32_out, vectors, chained)
         for dtype in DTYPE_NAMES.values()
         for kind in KINDS
         for fp32_out in (False, True)
         for vectors in (1, 2)
+        for chained in (False, True)
     ),
     *(_norm_spec(dtype, layout) for dtype in DTYPE_NAMES.values() for layout in _NORM_LAYOUTS),
-    *(_conv_spec(dtype, kind) for dtype in DTYPE_NAMES.values() for kind in ("none", *KINDS)),
+    *(
+        _conv_spec(dtype, kind, chained)
+        for dtype in DTYPE_NAMES.values()
+        for kind in ("none", *KINDS)
+        for chained in (False, True)
+    ),
 ]
 
 
@@ -81,12 +91,16 @@ class StepSlots:
     which reads `slots[0]`. Both slots of a row must differ; those of an unused row are below 0. A
     row at position 0 of `positions` int32 [n] begins with a state of zeros. `early_reads` promises
     that everything but the mixer's input was written before the current graph began.
+
+    With `chained` a row may read the slot that the row before it writes: both are tokens of one
+    sequence. No row may write the slot that the first of them reads.
     """
 
     slots: Tensor
     positions: Tensor
     step: Tensor | None = None
     early_reads: bool = False
+    chained: bool = False
 
     def arguments(self, gpu: Gpu) -> dict[str, Any]:
         """Check the tensors; return the arguments of a kernel."""
@@ -161,7 +175,7 @@ def mamba2_step(
     vectors = -(-state_size // _MAMBA_STATE)
     fp32_out = out.dtype == torch.float32
     z_scale, x_scale, b_scale, c_scale, step_scale = scales
-    gpu.kernel(_mamba2_spec(DTYPE_NAMES[dtype], activation, fp32_out, vectors))(
+    gpu.kernel(_mamba2_spec(DTYPE_NAMES[dtype], activation, fp32_out, vectors, rows.chained))(
         (num_heads * -(-head_dim // _MAMBA_ROWS), n),
         _MAMBA_THREADS,
         num_bytes=2 * n * states[0].nbytes,
@@ -283,7 +297,7 @@ def causal_conv_step(
     arguments = rows.arguments(gpu)
     if n == 0:
         return
-    gpu.kernel(_conv_spec(DTYPE_NAMES[dtype], activation or "none"))(
+    gpu.kernel(_conv_spec(DTYPE_NAMES[dtype], activation or "none", rows.chained))(
         (-(-channels // _CONV_THREADS), n),
         _CONV_THREADS,
         num_bytes=n * channels * dtype.itemsize + out.nbytes + 2 * n * conv_states[0].nbytes,

@@ -1,6 +1,7 @@
 """Mamba's recurrence: `kernels/mixers/selective_*.cu`."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,10 +28,11 @@ def _defines(dtype: torch.dtype, state_size: int) -> dict[str, str]:
     return {"DTYPE": DTYPE_NAMES[dtype], "VECTORS": str(vectors)}
 
 
-def _step_spec(dtype: torch.dtype, state_size: int) -> KernelSpec:
+def _step_spec(dtype: torch.dtype, state_size: int, chained: bool) -> KernelSpec:
     rows = "pointer slots, pointer step, pointer positions, pointer out, "
     arguments = f"{_INPUTS}{rows}{_SIZES}, int early_reads"
-    return KernelSpec("selective_step", arguments, _defines(dtype, state_size))
+    defines = _defines(dtype, state_size) | {"CHAINED": str(int(chained))}
+    return KernelSpec("selective_step", arguments, defines)
 
 
 def _scan_spec(dtype: torch.dtype, state_size: int) -> KernelSpec:
@@ -40,7 +42,7 @@ def _scan_spec(dtype: torch.dtype, state_size: int) -> KernelSpec:
 
 VARIANTS = [
     spec(dtype, _VECTOR * vectors)
-    for spec in (_step_spec, _scan_spec)
+    for spec in (partial(_step_spec, chained=False), partial(_step_spec, chained=True), _scan_spec)
     for dtype in DTYPE_NAMES
     for vectors in _VECTORS
 ]
@@ -120,7 +122,7 @@ def selective_step(
     n, width = out.shape
     if n == 0:
         return
-    gpu.kernel(_step_spec(out.dtype, states.shape[2]))(
+    gpu.kernel(_step_spec(out.dtype, states.shape[2], rows.chained))(
         (-(-width // _CHANNELS), n),
         _THREADS,
         num_bytes=2 * n * states[0].nbytes,

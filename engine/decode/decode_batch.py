@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence as Seq
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -48,7 +49,8 @@ class DecodeBatch:
     `bias` [max_rows, vocab_size], for rows with `has_bias`; int32 `masks`
     [max_rows, ceil(vocab_size / 32)] of the ids that grammars allow, for rows with `has_mask`.
     `state_slots` int32 [2, max_rows] are the slots of states that steps with an even number read,
-    and write, and the others the other way round; -1 for an unused row.
+    and write, and the others the other way round; -1 for an unused row. A row of a proposed token
+    reads what the row before it writes.
     `ring` [steps, max_rows] is pinned host memory that receives each step's tokens.
     """
 
@@ -147,15 +149,11 @@ class DecodeBatch:
         bias = device_bias(params)
         shortest = sequence.num_prompt + params.min_tokens if params.min_tokens else 0
         size, table = self.block_size, sequence.block_table
-        slots = (sequence.state_slot, sequence.spare_slot)
-        even, odd = reversed(slots) if self.num_steps % 2 else slots
         settings = {
             "top_k": min(params.top_k, self.counts.shape[1]),
             "has_bias": int(bool(bias)),
             "min_context_lens": shortest,
             "has_mask": int(sequence.constraint is not None),
-            "state_slots_even": even,
-            "state_slots_odd": odd,
         }
         ints, index = self._host_ints, self._index
         # Elements one by one and slices, because assigning lists takes longer.
@@ -169,6 +167,7 @@ class DecodeBatch:
         for name, value in settings.items():
             if value:  # the others are 0 already
                 ints[index[name], rows] = value
+        self._load_state_slots(first, sequence, count)
         off = {} if params.has_penalties else _PENALTIES_OFF
         for name in _FLOAT_FIELDS:
             self._host_floats[index[name], rows] = off.get(name, getattr(params, name))
@@ -180,6 +179,16 @@ class DecodeBatch:
             if bias:
                 self._load_bias(number, bias)
         return count
+
+    def _load_state_slots(self, first: int, sequence: Sequence, count: int) -> None:
+        """Assign the slots of states before and after each of the rows from `first` on."""
+        if sequence.state_slot < 0:  # a model without states
+            return
+        after = sequence.verified_slots or [sequence.next_state_slot]
+        even, odd = self._index["state_slots_even"], self._index["state_slots_odd"]
+        reads, writes = (odd, even) if self.num_steps % 2 else (even, odd)
+        for i, pair in enumerate(pairwise((sequence.state_slot, *after[:count])), first):
+            self._host_ints[reads, i], self._host_ints[writes, i] = pair
 
     def load_masks(self, sequences: Seq[Sequence]) -> None:
         """Copy what the grammars of the rows allow next to the device, without waiting for it.

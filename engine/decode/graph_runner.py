@@ -49,8 +49,8 @@ class GraphRunner:
 
     Graphs keep the hidden states of `hidden_layers`, as `HiddenStates`; `copy_hidden` returns them.
 
-    There are graphs for the numbers of rows in `sizes`; other steps are padded. Rows may have
-    blocks in common only with `shares_blocks`.
+    There are graphs for the numbers of rows in `sizes`; other steps are padded. Rows may be tokens
+    of one sequence, and have its blocks and states in common, only with `shares_blocks`.
 
     Two graphs divide a step of answers with grammars: "forward" computes the logits, "sampling"
     does the rest with the masks that the host has loaded meanwhile.
@@ -72,6 +72,7 @@ class GraphRunner:
         self._last_hidden: HiddenStates | None = None
         self._decoder, self._ops, self._cache, self.batch = decoder, ops, cache, batch
         self.sizes = sizes
+        self._shares_blocks = shares_blocks
         self._fused = FusedDecoder(decoder, ops, cache, batch, shares_blocks=shares_blocks)
         self._graphs: dict[tuple[Part, int, bool], torch.cuda.CUDAGraph] = {}
         self._deltas: FusedDeltas | None = None
@@ -280,7 +281,13 @@ class GraphRunner:
         if self._decoder.config.mixer is None:
             return None
         batch = self.batch
-        rows = StepSlots(batch.state_slots, batch.positions[:n], batch.step, early_reads=True)
+        rows = StepSlots(
+            batch.state_slots,
+            batch.positions[:n],
+            batch.step,
+            early_reads=True,
+            chained=self._shares_blocks,
+        )
         return StatePlan(self._cache.states.layers, rows)
 
     def _sample(self, n: int, logits: Tensor) -> None:

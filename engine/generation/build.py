@@ -136,11 +136,14 @@ def build_engine(
 
 
 def _state_slots(num_slots: int, config: EngineConfig, decoder: Decoder) -> StateSlots:
-    """Return the slots of states; but for the kernels of a GPU some are for proposed tokens."""
-    if isinstance(decoder.ops, CudaOps):
-        return StateSlots(num_slots, config.block_size, has_spares=True)
+    """Return the slots of states; some are for proposed tokens, if steps can verify them."""
+    has_spares = isinstance(decoder.ops, CudaOps)
     num_verified = min(MAX_VERIFIED, (num_slots - 1) // 3)  # the others keep more turns
-    return StateSlots(num_slots, config.block_size, num_verified=num_verified)
+    if has_spares and decoder.ranks.size > 1:  # see `build_graphs`
+        num_verified = 0
+    return StateSlots(
+        num_slots, config.block_size, has_spares=has_spares, num_verified=num_verified
+    )
 
 
 def _estimated_bytes(setup: EngineSetup) -> int | None:

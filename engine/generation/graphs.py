@@ -108,11 +108,9 @@ def _verifier(
 ) -> GraphRunner | None:
     """Return the runner of verification steps, None if there are several stages or no graphs.
 
-    A model with states has none: a state that has advanced cannot go back to a rejected token.
-    Several ranks have one if all of them use the fused kernels and their peer buffers.
+    Several ranks have one if all of them use the fused kernels and their peer buffers, which those
+    of a model with states do not.
     """
-    if decoder.config.mixer is not None:
-        return None
     if decoder.stages.size > 1 or not computes_experts(decoder, ops):
         return None
     vocab_size = decoder.config.vocab_size

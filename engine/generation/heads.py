@@ -15,26 +15,32 @@ from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
+from swiftchat.engine.model.coverage import kernels_cover
+from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.model.weights import DecoderWeights
-from swiftchat.engine.speculation.captured_chain import CapturedChain
+from swiftchat.engine.speculation.captured_chain import CHAIN_ROWS, CapturedChain
 from swiftchat.engine.speculation.chain import ChainHead
 from swiftchat.engine.speculation.eagle3 import Eagle3Layer
 from swiftchat.engine.speculation.eagle3_kernels import Eagle3Kernels, eagle3_kernels_cover
 from swiftchat.engine.speculation.head_blocks import BLOCK_TOKENS
 from swiftchat.engine.speculation.medusa import MedusaHead, MedusaHeads
 from swiftchat.engine.speculation.mtp import MtpLayer
+from swiftchat.engine.speculation.mtp_kernels import MtpKernels
 from swiftchat.engine.speculation.proposer import Proposer
 from swiftchat.engine.speculation.step_costs import gpu_step_s
 from swiftchat.errors import UsageError
+from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.heads.eagle3 import EMBEDDINGS, LAYER, Eagle3Files
 from swiftchat.weights.heads.medusa import MedusaFiles
 from swiftchat.weights.heads.mtp import MTP, MtpFiles
 from swiftchat.weights.heads.open import HeadFiles, open_heads
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.tensor_file import TensorFile
+from swiftchat.weights.parallel.tensor_parallel import Shard
 from swiftchat.weights.quantization.scheme import Int8
 
 # The host's part of a head's layer on a GPU, or of all Medusa heads: an EAGLE-3 head for 8B took
@@ -59,17 +65,11 @@ class Heads:
     def open(cls, setup: EngineSetup) -> Self:
         """Open the heads in `setup.config.draft`.
 
-        Raises `UsageError` for a model that does not give hidden states, `BadModelFile` and
-        `UsageError` as `open_heads` and `MtpFiles.open` do.
+        Raises `UsageError` for a dummy model's own layer, `BadModelFile` and `UsageError` as
+        `open_heads` and `MtpFiles.open` do.
         """
         path, config = setup.config.draft, setup.shard.config
         assert path is not None
-        if config.mixer is not None and isinstance(setup.kernels, LinearKernels):
-            raise UsageError(
-                f"{path} cannot propose tokens on a GPU: {config.architecture} has states, "
-                "which cannot forget rejected tokens there",
-                "leave out --draft",
-            )
         files: HeadFiles | MtpFiles
         if path != MTP:
             files = open_heads(Path(path), config)
@@ -105,7 +105,9 @@ class Heads:
                 chain = self._captured_eagle3(eagle3, table, ctx_size_tokens)
                 return ChainHead(chain or eagle3, self._step_s(is_captured=chain is not None))
             case MtpFiles():
-                return ChainHead(self._mtp(self.files, model, ctx_size_tokens), self._step_s())
+                layer, mtp_chain = self._mtp(self.files, model, ctx_size_tokens)
+                is_captured = mtp_chain is not None
+                return ChainHead(mtp_chain or layer, self._step_s(is_captured=is_captured))
 
     def _reader(self, file: TensorFile) -> "_Reader":
         return _Reader(file, self.factory, self.dtype, self.device, self.quantizes)
@@ -131,15 +133,19 @@ class Heads:
         kernels = Eagle3Kernels(gpu, layer, embeddings, num_blocks)
         return CapturedChain(gpu, layer, kernels, num_blocks)
 
-    def _mtp(self, files: MtpFiles, model: DecoderWeights, ctx_size_tokens: int) -> MtpLayer:
+    def _mtp(
+        self, files: MtpFiles, model: DecoderWeights, ctx_size_tokens: int
+    ) -> tuple[MtpLayer, CapturedChain | None]:
+        """Return the layer, and its captured chains if the kernels compute all of it."""
         config, device = files.config, self.device
         weights = load_weights(
             *(config, files.checkpoint, self.dtype, device, lambda done, total: None),
             factory=self.factory,
         )
         assert model.final_norm is not None
-        return MtpLayer(
-            Decoder(config, weights, TorchOps(config, ctx_size_tokens, device)),
+        kernels = self._mtp_ops(config, weights, ctx_size_tokens)
+        layer = MtpLayer(
+            Decoder(config, weights, kernels or TorchOps(config, ctx_size_tokens, device)),
             len(model.layers),
             model.final_norm,
             self._read(files, files.form.embedding_norm),
@@ -147,6 +153,23 @@ class Heads:
             self.factory.plain(self._read(files, files.form.projection).to(self.dtype)),
             chains_normed=files.chains_normed,
         )
+        if kernels is None:
+            return layer, None
+        num_blocks = _num_blocks(ctx_size_tokens)
+        cache = KVCache(config, num_blocks, BLOCK_TOKENS, self.dtype, device, heads_first=True)
+        chain = MtpKernels(kernels.gpu, layer, cache)
+        return layer, CapturedChain(kernels.gpu, layer, chain, num_blocks)
+
+    def _mtp_ops(
+        self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int
+    ) -> CudaOps | None:
+        """Return what computes the layer on a GPU; None without attention by our kernels."""
+        if self.kernels is None or config.latent is not None:
+            return None
+        if not kernels_cover(config, self.dtype):
+            return None
+        ops = CudaOps(self.kernels, Shard(config), ctx_size_tokens, CHAIN_ROWS)
+        return ops if ops.computes_experts(weights.layers) else None
 
     def _read(self, files: MtpFiles, name: str) -> Tensor:
         return torch.from_numpy(files.read(name)).to(self.device)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.device.device import find_device
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.model.cuda_ops import CudaOps
@@ -20,7 +19,6 @@ from swiftchat.engine.speculation.draft import DraftModel
 from swiftchat.engine.speculation.proposer import Proposer
 from swiftchat.engine.speculation.speculation import MAX_VERIFIED_ROWS, Speculation
 from swiftchat.engine.speculation.step_costs import StepCosts, gpu_step_s
-from swiftchat.errors import UsageError
 from swiftchat.weights.model.directory import Model
 
 # The cost of each further row of a decode step on the CPU, before it is measured.
@@ -69,18 +67,11 @@ def speculation_of(
 def draft_model(config: EngineConfig) -> tuple[Path, EngineConfig]:
     """Return the directory of the draft model and the config of its engine, which only proposes.
 
-    Raises as `Model.open` and `find_device` do, and `UsageError` for a model with states on a GPU.
+    Raises as `Model.open` does.
     """
     assert config.draft is not None
     path = Path(config.draft)
-    shape = Model.open(path).config
-    if shape.mixer is not None and find_device(config.device).type != "cpu":
-        raise UsageError(
-            f"{config.draft} cannot be a draft model on a GPU: {shape.architecture} has states, "
-            "which cannot forget rejected tokens there",
-            "choose another draft model",
-        )
-    longest = shape.max_context_tokens
+    longest = Model.open(path).config.max_context_tokens
     ctx_size_tokens = min(config.ctx_size_tokens or _DRAFT_CTX_TOKENS, longest)
     return path, replace(
         config,

@@ -95,11 +95,9 @@ _Step = tuple[int, int, int]  # a row of the batch, and the slots before and aft
 
 def _steps(span: Span) -> list[_Step]:
     """Return the tokens of a row with single steps; none for one that is scanned."""
-    rows = range(span.start, span.start + span.num_tokens)
-    if span.after_slots:
-        before = (span.state_slot, *span.after_slots[:-1])
-        return list(zip(rows, before, span.after_slots, strict=True))
-    return [(span.start, span.state_slot, span.next_state_slot)] if len(rows) == 1 else []
+    if span.num_tokens > 1 and not span.after_slots:
+        return []
+    return [(row, *pair) for row, pair in enumerate(span.step_slots, span.start)]
 
 
 def _group(steps: Sequence[_Step], device: torch.device, *, is_first: bool = False) -> StateRows:

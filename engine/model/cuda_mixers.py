@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 import torch
 from torch import Tensor
@@ -96,24 +96,26 @@ class MixerKernels:
     def plan(
         self,
         spans: Sequence[Span],
-        num_steps: int,
         positions: Tensor,
         layers: Mapping[int, LayerStates],
     ) -> StatePlan:
-        """Plan the states of a batch whose first `num_steps` rows have one token each.
+        """Plan the states of a batch; `positions` int32 on the device are those of all tokens.
 
-        `positions` int32 on the device are those of all tokens.
+        The first rows are steps: they have one token each, or tokens whose states are all kept.
         """
         device = self._gpu.device
 
-        def slots(rows: Sequence[Span]) -> Tensor:
-            pairs = [row.state_slot for row in rows], [row.next_state_slot for row in rows]
-            return torch.tensor(pairs, dtype=torch.int32).to(device)
+        def slots(rows: Sequence[tuple[int, int]]) -> Tensor:
+            return torch.tensor(rows, dtype=torch.int32).t().contiguous().to(device)
 
         steps: StepSlots | None = None
-        rows, rest = spans[:num_steps], spans[num_steps:]
+        rows = list(takewhile(lambda span: span.num_tokens == 1 or span.after_slots, spans))
+        rest = spans[len(rows) :]
+        assert not any(span.after_slots for span in rest)  # the scheduler puts decode rows first
         if rows:
-            steps = StepSlots(slots(rows), positions[:num_steps])
+            pairs = [pair for row in rows for pair in row.step_slots]
+            is_chained = len(pairs) > len(rows)
+            steps = StepSlots(slots(pairs), positions[: len(pairs)], chained=is_chained)
         if not rest:
             return StatePlan(layers, steps)
         if self._kind is None or not self._kind.scans:
@@ -121,7 +123,8 @@ class MixerKernels:
         starts = list(accumulate((row.num_tokens for row in rest), initial=rest[0].start))
         on_device = torch.tensor(starts, dtype=torch.int32).to(device)
         longest = max(row.num_tokens for row in rest)
-        return StatePlan(layers, steps, ScanRows(on_device, slots(rest), positions, longest))
+        pairs = [(row.state_slot, row.next_state_slot) for row in rest]
+        return StatePlan(layers, steps, ScanRows(on_device, slots(pairs), positions, longest))
 
     def mix(
         self,

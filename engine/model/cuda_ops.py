@@ -114,7 +114,7 @@ class CudaOps(Elementwise):
         has_all_logits = len(batch.logits_indices) == len(batch.ids)
         logits_indices, states = None if has_all_logits else indices, None
         if self._config.mixer is not None:
-            states = self.mixers.plan(spans, num_decode, positions, cache.states.layers)
+            states = self.mixers.plan(spans, positions, cache.states.layers)
         latents = None if self._latent is None else self._latent.plan(batch, cache)
         return CudaPlan(
             ids, positions, slot_mapping, decode, prefill, logits_indices, states, latents

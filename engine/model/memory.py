@@ -95,7 +95,10 @@ def plan_shard_cache(
     every sequence has two slots for states.
     """
     local = shard.local_config
-    num_states, state_bytes = _plan_states(config, local, available_bytes, 1 + has_spares)
+    # Several ranks do not capture steps that verify proposed tokens of models with states.
+    num_verified = 0 if has_spares and shard.size > 1 else MAX_VERIFIED
+    slots = 1 + has_spares, num_verified
+    num_states, state_bytes = _plan_states(config, local, available_bytes, *slots)
     plain_bytes = sum(math.prod(shape) for shape in shard.shapes().values()) * dtype.itemsize
     plan = plan_cache(
         config,
@@ -110,18 +113,21 @@ def plan_shard_cache(
 
 
 def _plan_states(
-    engine: EngineConfig, config: ModelConfig, available_bytes: int, per_sequence: int
+    engine: EngineConfig,
+    config: ModelConfig,
+    available_bytes: int,
+    per_sequence: int,
+    num_verified: int,
 ) -> tuple[int, int]:
     """Return the number of slots for states, for one sequence at least, and the bytes of each.
 
-    All sequences and some snapshots have slots, and proposed tokens where sequences have a single
-    one, if a tenth of the free memory suffices for them.
+    All sequences, some snapshots and `num_verified` proposed tokens have slots, if a tenth of the
+    free memory suffices for them.
     """
     each = bytes_per_sequence(config)
     if not each:
         return 0, 0
-    wanted = per_sequence * engine.max_num_seqs + _NUM_SNAPSHOTS
-    wanted += MAX_VERIFIED if per_sequence == 1 else 0
+    wanted = per_sequence * engine.max_num_seqs + _NUM_SNAPSHOTS + num_verified
     return max(per_sequence + 1, min(wanted, available_bytes // 10 // each)), each
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Self
 
 from swiftchat.engine.schedule.scheduler import Row, Sequence
@@ -30,6 +31,12 @@ class Span:
     state_slot: int = -1
     next_state_slot: int = -1
     after_slots: tuple[int, ...] = ()
+
+    @property
+    def step_slots(self) -> list[tuple[int, int]]:
+        """The slots before and after each token of a row with one token or with `after_slots`."""
+        after = self.after_slots or (self.next_state_slot,)
+        return list(pairwise((self.state_slot, *after)))
 
 
 @dataclass(frozen=True)
@@ -98,9 +105,8 @@ class Batch:
             prefix, tuning = sequence.bidirectional_prefix, sequence.tuning
             num_proposed = len(row.proposed)
             last = end + num_proposed
-            slot = next_slot = sequence.state_slot
-            if row.num_tokens == 1 and sequence.spare_slot >= 0:
-                next_slot = sequence.spare_slot
+            slot = sequence.state_slot
+            next_slot = sequence.next_state_slot if row.num_tokens == 1 else slot
             after = tuple(sequence.verified_slots)
             place = len(ids), last - first, last
             spans.append(Span(*place, table, prefix, tuning, slot, next_slot, after))

@@ -136,6 +136,7 @@ class Scheduler:
 
     def restart(self, sequence: Sequence) -> None:
         """Queue a running sequence anew, before all others, to compute its tokens again."""
+        sequence.proposed = ()
         del self.running[sequence]
         self._release_blocks(sequence)
         self.waiting.appendleft(sequence)
@@ -148,7 +149,6 @@ class Scheduler:
 
     def preempt(self, sequence: Sequence) -> None:
         """Queue a running sequence anew to make room for others."""
-        sequence.proposed = ()
         self.restart(sequence)
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:

@@ -95,6 +95,13 @@ class Sequence:
         return len(self.tokens) - self.num_computed == 1
 
     @property
+    def next_state_slot(self) -> int:
+        """The slot that the state after one more token is written to."""
+        if self.verified_slots:
+            return self.verified_slots[0]
+        return self.state_slot if self.spare_slot < 0 else self.spare_slot
+
+    @property
     def num_to_score(self) -> int:
         """The number of prompt tokens whose next token needs a logprob."""
         is_scored = self.params.prompt_logprobs is not None

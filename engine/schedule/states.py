@@ -43,8 +43,9 @@ class StateSlots:
     computed ahead, and then discarded, leaves the state as it was.
 
     `num_verified` of the slots are for steps that verify proposed tokens. Such a step writes the
-    state after its first token to the slot of the sequence and the states after proposed tokens to
-    others; the slot of the last accepted token then becomes that of the sequence.
+    state after its first token where any step does, to the spare slot if there is one, and the
+    states after proposed tokens to others; the slot of the last accepted token then becomes that of
+    the sequence.
     """
 
     def __init__(
@@ -93,36 +94,42 @@ class StateSlots:
         count = min(num_proposed, len(self._verified))
         if count:
             taken, self._verified = self._verified[:count], self._verified[count:]
-            sequence.verified_slots = [sequence.state_slot, *taken]
+            sequence.verified_slots = [sequence.next_state_slot, *taken]
         return count
 
     def end_verification(self, sequences: Iterable["Sequence"]) -> None:
         """Take back the slots of the tokens that were not accepted in the last step."""
         for sequence in sequences:
-            self._verified += [s for s in sequence.verified_slots if s != sequence.state_slot]
+            self._verified += _beyond_own(sequence)
             sequence.verified_slots = []
 
     @contextmanager
     def drafting(self, sequence: "Sequence") -> Iterator[bool]:
         """Let further tokens of a sequence be computed one by one, and then be forgotten.
 
+        The first of them writes a slot for verified states. Without spare slots all do; else they
+        write this one and the spare slot in turn, so that none writes the slot that it reads.
         Yields whether there is a slot for their states. Call `drafted` after each of them.
         """
         if not self.num_slots or not self._verified:
             yield not self.num_slots
             return
-        known, scratch = sequence.state_slot, self._verified.pop()
+        known, spare, scratch = sequence.state_slot, sequence.spare_slot, self._verified.pop()
         sequence.verified_slots = [scratch]
         try:
             yield True
         finally:
-            sequence.state_slot, sequence.verified_slots = known, []
+            sequence.state_slot, sequence.spare_slot = known, spare
+            sequence.verified_slots = []
             self._verified.append(scratch)
 
     def drafted(self, sequence: "Sequence") -> None:
         """Continue the sequence from the state after the token that was computed last."""
         if sequence.verified_slots:
             sequence.state_slot = sequence.verified_slots[0]
+            if sequence.spare_slot >= 0:
+                sequence.verified_slots = [sequence.spare_slot]
+                sequence.spare_slot = sequence.state_slot
 
     def row_end(self, sequence: "Sequence", start: int, end: int) -> int:
         """Return where a row of the tokens from `start` to `end` must end for a snapshot."""
@@ -137,7 +144,10 @@ class StateSlots:
         """
         if sequence.verified_slots:
             before, sequence.state_slot = sequence.state_slot, sequence.verified_slots.pop(0)
-            self._verified += [before] if before != sequence.state_slot else []
+            if sequence.state_slot == sequence.spare_slot:
+                sequence.spare_slot = before
+            elif before != sequence.state_slot:
+                self._verified.append(before)
             return
         if num_tokens == 1 and sequence.spare_slot >= 0:
             slots = sequence.spare_slot, sequence.state_slot
@@ -177,7 +187,7 @@ class StateSlots:
             kept = [each.slot for each in self._snapshots]
             verified = [*self._verified]
             for sequence in running:
-                verified += set(sequence.verified_slots) - {sequence.state_slot}
+                verified += _beyond_own(sequence)
             assert len(verified) == self.num_verified
             assert sorted([*used, *kept, *self._free, *verified]) == list(range(self.num_slots))
 
@@ -213,6 +223,12 @@ class StateSlots:
         if not self._free:
             self._free.append(self._snapshots.pop(0).slot)
         return self._free.pop()
+
+
+def _beyond_own(sequence: "Sequence") -> list[int]:
+    """Return the slots of a sequence for states after proposed tokens."""
+    own = sequence.state_slot, sequence.spare_slot
+    return [slot for slot in sequence.verified_slots if slot not in own]
 
 
 def _matches(snapshot: Snapshot, tokens: Seq[int], root: Digest) -> bool:

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -101,19 +101,35 @@ class MtpLayer(SteppedLayer):
     def features(self, joined: Tensor) -> Tensor:
         return self._norm(joined, self._model_norm)
 
-    def forward(self, x: Tensor, ids: Tensor, positions: range, cache: MtpCache) -> Tensor:
-        decoder, batch = self._decoder, cache.append(ids.tolist(), positions)
-        plan = decoder.ops.plan(batch, cache.blocks)
+    @property
+    def hidden_size(self) -> int:
+        return self._decoder.config.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.weights.lm_head.shape[0]
+
+    def forward(self, x: Tensor, ids: Tensor, positions: range, cache: Any) -> Tensor:
+        batch = cache.append(ids.tolist(), positions)
+        return self.after(self._decoder.ops.plan(batch, cache.blocks), x, cache.blocks)
+
+    def after(self, plan: Any, x: Tensor, blocks: KVCache) -> Tensor:
+        """Return the hidden states after the tokens of a plan of the decoder's operations."""
+        decoder = self._decoder
         embeddings = self._norm(decoder.embed(plan), self._embedding_norm)
         both = torch.cat([embeddings, self._norm(x, self._hidden_norm)], 1)
         out = self._projection.matmul_fp32(both.to(self._projection.dtype))
-        decoder.forward_layers(plan, out, cache.blocks)  # in place
+        decoder.forward_layers(plan, out, blocks)  # in place
         return self._last_norm(out) if self._chains_normed else out
 
     def token(self, x: Tensor) -> Tensor:
+        return self.logits(x).argmax(1)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits after hidden states [n, hidden_size], fp32 [n, vocab_size]."""
         lm_head = self._decoder.weights.lm_head
         normed = x if self._chains_normed else self._last_norm(x)
-        return lm_head.matmul_fp32(normed.to(lm_head.dtype)).argmax(1)
+        return lm_head.matmul_fp32(normed.to(lm_head.dtype))
 
     def _last_norm(self, x: Tensor) -> Tensor:
         weight = self._decoder.weights.final_norm

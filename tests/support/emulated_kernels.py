@@ -21,6 +21,7 @@ from swiftchat.engine.model.activations import ACTIVATIONS
 from swiftchat.weights.architectures.parts.router import RouterConfig
 from tests.support.emulated_latent import LATENT
 from tests.support.emulated_mixers import MIXERS
+from tests.support.emulated_sampling import SAMPLING
 
 
 def emulated_gpu() -> Gpu:
@@ -316,7 +317,13 @@ def _expert_sum(a: _Launch) -> None:
     a.out.copy_(parts.sum(1))
 
 
+def _copy_blocks(a: _Launch) -> None:
+    sources, destinations = a.copies.long().unbind(1)
+    a.destination[:, destinations] = a.source[:, sources]
+
+
 _KERNELS: dict[str, Callable[[_Launch], None]] = {
+    "copy_blocks": _copy_blocks,
     "embed": _embed,
     "norm": _norm,
     "add_norm": _add_norm,
@@ -336,4 +343,5 @@ _KERNELS: dict[str, Callable[[_Launch], None]] = {
     "expert_sum": _expert_sum,
     **LATENT,
     **MIXERS,
+    **SAMPLING,
 }

@@ -1,6 +1,8 @@
 """Decode steps of mixers with a state: random inputs, and the convolution in fp64."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -16,7 +18,8 @@ FP32_TOLERANCE = 1e-5
 class Steps:
     """Rows of a step, each with the slots of its state before and after it.
 
-    The rows are in the middle of a sequence, but for `first`, and `unused`.
+    The rows are in the middle of a sequence, but for `first`, and `unused`. Rows of one chain read
+    what the row before them writes.
     """
 
     rows: StepSlots
@@ -34,10 +37,25 @@ class Steps:
     def states(self, make: Inputs, *shape: int) -> Tensor:
         """Return random states [num_slots, ...] of the sequences; the other slots are NaN."""
         states = make.normal(self.num_slots, *shape, dtype=torch.float32)
-        for slot in range(self.num_slots):
-            if slot not in [self.before[row] for row in self.used if row != self.first]:
-                states[slot] = torch.nan
+        known = {self.before[row] for row in self.used if row != self.first} - set(self.after)
+        for slot in set(range(self.num_slots)) - known:
+            states[slot] = torch.nan
         return states
+
+    def in_order(
+        self, states: Sequence[Tensor], compute: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return the outputs and the states after all rows, one row after the other in fp64.
+
+        `compute` returns the outputs and the new states of all rows, given the states of all slots.
+        """
+        known, outputs = [each.double() for each in states], dict[int, Tensor]()
+        for row in self.used:
+            out, *after = compute(known)
+            outputs[row] = out[row]
+            for each, new in zip(known, after, strict=True):
+                each[self.after[row]] = new[row]
+        return torch.stack([outputs[row] for row in self.used]), known
 
     def read(self, states: Tensor) -> Tensor:
         """Return the states before the step in fp64: [rows, ...]; unused rows have any."""
@@ -52,14 +70,20 @@ class Steps:
             assert torch.equal(before[slot].nan_to_num(7), found[slot].nan_to_num(7))
 
 
-def make_steps(n: int, make: Inputs, *, odd: bool, early_reads: bool = False) -> Steps:
+def make_steps(
+    n: int, make: Inputs, *, odd: bool, early_reads: bool = False, chains: Sequence[int] = ()
+) -> Steps:
     """Return slots of n rows: the first begins a sequence, the last is unused if there are two.
 
-    With `odd` both slots of each row are exchanged, and the step that is counted is odd.
+    With `odd` both slots of each row are exchanged, and the step that is counted is odd. `chains`
+    are the numbers of adjacent rows of one sequence.
     """
     num_slots = 2 * n + 3
     order = make.permutation(num_slots).tolist()
     before, after = order[:n], order[n : 2 * n]
+    for row in range(1, sum(chains)):
+        if row not in accumulate(chains):
+            before[row] = after[row - 1]
     unused = n - 1 if n > 1 else -1
     lists = [list(before), list(after)]
     if unused >= 0:
@@ -69,7 +93,7 @@ def make_steps(n: int, make: Inputs, *, odd: bool, early_reads: bool = False) ->
     slots = torch.full((2, n + 2), -1, dtype=torch.int32, device=device)
     slots[:, :n] = torch.tensor(lists[::-1] if odd else lists)
     step = torch.tensor([41], device=device) if odd else None
-    rows = StepSlots(slots, positions, step, early_reads)
+    rows = StepSlots(slots, positions, step, early_reads, bool(chains))
     return Steps(rows, before, after, num_slots, 0, unused)
 
 

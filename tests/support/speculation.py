@@ -1,5 +1,6 @@
 """Speculation whose proposals a test knows: the right tokens, with wrong ones among them."""
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 from swiftchat.engine.generation.engine import Engine
@@ -14,12 +15,24 @@ _WRONG_EVERY = 5
 class Oracle(Speculation):
     """Proposes the ids that plain decoding gave, every fifth of them changed.
 
-    `answers` are these ids by generation id. The number of proposed ids goes from 0 to `most`.
+    `answers` are these ids by generation id. The number of proposed ids goes from 0 to `most`. On a
+    GPU no step is launched ahead if the Oracle is `eager`, so all its proposals are verified; else
+    none is launched where look-up would propose tokens.
     """
 
-    def __init__(self, engine: Engine, answers: dict[int, list[int]], most: int = 8) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        answers: dict[int, list[int]],
+        most: int = 8,
+        *,
+        eager: bool = False,
+    ) -> None:
         super().__init__(StepCosts(0.0), 64, engine.ctx_size_tokens, measures=False)
-        self._answers, self._most = answers, most
+        self._answers, self._most, self._is_eager = answers, most, eager
+
+    def would_propose(self, sequences: Collection[Sequence]) -> bool:
+        return self._is_eager or super().would_propose(sequences)
 
     def _proposal(self, sequence: Sequence, num_rows: int) -> list[int]:
         super()._proposal(sequence, num_rows)
@@ -33,7 +46,9 @@ class Oracle(Speculation):
         return changed[: max(0, room)]
 
 
-def use_oracle(engine: Engine, answers: dict[int, list[int]], most: int = 8) -> Engine:
+def use_oracle(
+    engine: Engine, answers: dict[int, list[int]], most: int = 8, *, eager: bool = False
+) -> Engine:
     """Let the engine verify the oracle's proposals."""
-    engine.speculation = Oracle(engine, answers, most)
+    engine.speculation = Oracle(engine, answers, most, eager=eager)
     return engine

@@ -1,5 +1,5 @@
-// gated_delta_step: a decode step of gated DeltaNet, from the projections of each row to the gated and
-// normalized output; reads and writes the state once.
+// gated_delta_step: a decode step of gated DeltaNet, or several ones of a sequence, from the projections of each
+// row to the gated and normalized output; reads the state once and writes it after each row.
 //
 //   projected    T [n, 2 * num_key_heads * key_dim + 2 * num_heads * value_dim + 2 * num_heads]: queries,
 //                keys, values, output gates z, β, steps; with KEY_DECAYS [n, row_size]: queries, keys,
@@ -26,7 +26,7 @@
 // without another: Sᵀq of the new one is decay · Sᵀq + (k·q) u, where u is the update. Sums are in a fixed
 // order.
 //
-// Defines: ACTIVATION (activation.cuh) of the convolution, KEY_DECAYS 0 or 1.
+// Defines: ACTIVATION (activation.cuh) of the convolution, KEY_DECAYS 0 or 1, CHAINED (step.cuh) 0 or 1.
 // Requires: taps <= 4; 2 * key_dim + value_dim <= 512; value_dim % 4 == 0;
 // key_dim <= ROWS * (512 / (value_dim / 4)).
 // Launch: grid (num_heads, n), block 512, no dynamic shared memory. Moves the state twice.
@@ -75,6 +75,11 @@ __device__ __forceinline__ void add(float4& to, float factor, float4 x) {
     to.z += factor * x.z;
     to.w += factor * x.w;
 }
+
+// What a thread reads of a row.
+struct Inputs {
+    float x, gate, beta, step;
+};
 
 struct alignas(16) Shared {
     float mixed[THREADS];              // queries, keys and values after the convolution
@@ -125,10 +130,14 @@ gated_delta_step_kernel(const T* projected, const float* key_steps, const float*
     __shared__ Shared sh;
     start_dependents();
     Sizes s{num_key_heads, num_heads, key_dim, value_dim, taps};
-    int head = blockIdx.x, row = blockIdx.y, i = threadIdx.x;
+    int head = blockIdx.x, i = threadIdx.x;
     if (!early_reads) wait_for_upstream();
 
-    Slots slot(slots, slots_stride, step, positions, row);
+    Slots slot(slots, slots_stride, step, positions, blockIdx.y);
+    if (CHAINED && slot.continues) {
+        wait_for_upstream();  // every block must
+        return;
+    }
     i64 state_size = (i64)num_heads * key_dim * value_dim, own = (i64)head * key_dim * value_dim;
     i64 conv_size = (i64)s.channels() * (taps - 1);
     bool has_state = slot.before >= 0;
@@ -152,77 +161,99 @@ gated_delta_step_kernel(const T* projected, const float* key_steps, const float*
     float norm_weight = i < value_dim ? norm[i] : 0.f;
 
     if (early_reads) wait_for_upstream();
-    T* target = out + ((i64)row * num_heads + head) * value_dim;
+    i64 values_size = (i64)num_heads * value_dim, target = head * value_dim + i;
     if (slot.after < 0) {
-        if (i < value_dim) target[i] = from_float<T>(0.f);
+        if (i < value_dim) out[slot.row * values_size + target] = from_float<T>(0.f);
         return;
     }
-    const T* inputs = projected + (i64)row * row_size;
-    const T* gates = inputs + s.channels();
+    auto read = [&](int row) {
+        const T* from = projected + (i64)row * row_size;
+        const T* gates = from + s.channels();
+        Inputs found{};
+        if (channel >= 0) found.x = to_float(from[channel]);
 #if KEY_DECAYS
-    constexpr float forget = 1;
-    float gate = i < value_dim ? __ldcg(output_gates + ((i64)row * num_heads + head) * value_dim + i) : 0.f;
-    float beta = sigmoid(to_float(gates[head]));
-    if (i < key_dim)
-        sh.forget[i] = expf(rate * softplus(__ldcg(key_steps + ((i64)row * num_heads + head) * key_dim + i) + bias));
+        if (i < value_dim) found.gate = __ldcg(output_gates + row * values_size + target);
+        found.beta = to_float(gates[head]);
+        if (i < key_dim) found.step = __ldcg(key_steps + ((i64)row * num_heads + head) * key_dim + i);
 #else
-    float gate = i < value_dim ? to_float(gates[head * value_dim + i]) : 0.f;
-    float beta = sigmoid(to_float(gates[num_heads * value_dim + head]));
-    float forget = expf(rate * softplus(to_float(gates[num_heads * (value_dim + 1) + head]) + bias));
+        if (i < value_dim) found.gate = to_float(gates[target]);
+        found.beta = to_float(gates[values_size + head]);
+        found.step = to_float(gates[values_size + num_heads + head]);
 #endif
-    if (channel >= 0) {
-        bool is_shared = i < 2 * key_dim && head % repeats;  // another block writes it
-        float* after = is_shared ? nullptr : conv_states + slot.after * conv_size;
-        float x = own_channel.step(to_float(inputs[channel]), after, channel, taps);
-        sh.mixed[i] = activate<ACTIVATION>(x);
-    }
-    __syncthreads();
+        return found;
+    };
+    bool is_shared = i < 2 * key_dim && head % repeats;  // another block writes the channel's inputs
+    Inputs inputs = read(slot.row);
+    bool continues;
+    do {
+        Slots next = slot;
+        Inputs next_inputs = inputs;
+        continues = CHAINED && (next = slot.next()).continues;
+        if (continues) next_inputs = read(next.row);  // while this row is computed
 
-    // Every warp computes the lengths by itself, which saves a barrier.
-    float qq = 0, kk = 0, kq = 0;
-    for (int c = i % WARP; c < key_dim; c += WARP) {
-        float q = sh.mixed[c], k = sh.mixed[key_dim + c];
-        qq += q * q;
-        kk += k * k;
-        kq += k * q;
-    }
-    float query_scale = rsqrtf(warp_reduce(qq, Sum()) + EPS) * rsqrtf((float)key_dim);
-    float key_scale = rsqrtf(warp_reduce(kk, Sum()) + EPS);
-    kq = warp_reduce(kq, Sum()) * query_scale * key_scale;
-    sum_columns(part, sh, s);
-
-    const float* values = sh.mixed + 2 * key_dim;
-    float* next = states + slot.after * state_size + own;
-    if (part.group < part.groups) {
-        float update[4];
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            int column = 4 * part.column + c;
-            update[c] = beta * (values[column] - forget * key_scale * sh.totals[0][column]);
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (!part.has(r, s)) continue;
-            float k = sh.mixed[key_dim + part.row(r)] * key_scale;
-            float4 x = part.at[r];
+        float gate = inputs.gate, beta = sigmoid(inputs.beta);
 #if KEY_DECAYS
-            float by = sh.forget[part.row(r)];
+        constexpr float forget = 1;
+        if (i < key_dim) sh.forget[i] = expf(rate * softplus(inputs.step + bias));
 #else
-            float by = forget;
+        float forget = expf(rate * softplus(inputs.step + bias));
 #endif
-            x = make_float4(by * x.x + k * update[0], by * x.y + k * update[1], by * x.z + k * update[2],
-                            by * x.w + k * update[3]);
-            *reinterpret_cast<float4*>(next + part.offset(r, s)) = x;
+        if (channel >= 0) {
+            float* after = is_shared ? nullptr : conv_states + slot.after * conv_size;
+            sh.mixed[i] = activate<ACTIVATION>(own_channel.step(inputs.x, after, channel, taps));
         }
-    }
-    float result = 0;
-    if (i < value_dim) {
-        float update = beta * (values[i] - forget * key_scale * sh.totals[0][i]);
-        result = forget * query_scale * sh.totals[1][i] + kq * update;
-    }
-    float squares = block_reduce<THREADS>(result * result, Sum(), sh.scratch);
-    if (i < value_dim) {
-        result *= rsqrtf(squares / value_dim + norm_eps) * norm_weight * (KEY_DECAYS ? 1 : gate) * sigmoid(gate);
-        target[i] = from_float<T>(result);
-    }
+        __syncthreads();
+
+        // Every warp computes the lengths by itself, which saves a barrier.
+        float qq = 0, kk = 0, kq = 0;
+        for (int c = i % WARP; c < key_dim; c += WARP) {
+            float q = sh.mixed[c], k = sh.mixed[key_dim + c];
+            qq += q * q;
+            kk += k * k;
+            kq += k * q;
+        }
+        float query_scale = rsqrtf(warp_reduce(qq, Sum()) + EPS) * rsqrtf((float)key_dim);
+        float key_scale = rsqrtf(warp_reduce(kk, Sum()) + EPS);
+        kq = warp_reduce(kq, Sum()) * query_scale * key_scale;
+        sum_columns(part, sh, s);
+
+        const float* values = sh.mixed + 2 * key_dim;
+        if (part.group < part.groups) {
+            float update[4];
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                int column = 4 * part.column + c;
+                update[c] = beta * (values[column] - forget * key_scale * sh.totals[0][column]);
+            }
+            float* after = states + slot.after * state_size + own;
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                if (!part.has(r, s)) continue;
+                float k = sh.mixed[key_dim + part.row(r)] * key_scale;
+                float4 x = part.at[r];
+#if KEY_DECAYS
+                float by = sh.forget[part.row(r)];
+#else
+                float by = forget;
+#endif
+                x = make_float4(by * x.x + k * update[0], by * x.y + k * update[1], by * x.z + k * update[2],
+                                by * x.w + k * update[3]);
+                *reinterpret_cast<float4*>(after + part.offset(r, s)) = x;
+                part.at[r] = x;
+            }
+        }
+        float result = 0;
+        if (i < value_dim) {
+            float update = beta * (values[i] - forget * key_scale * sh.totals[0][i]);
+            result = forget * query_scale * sh.totals[1][i] + kq * update;
+        }
+        // With its barriers: the next row may then replace what has been read of `sh`.
+        float squares = block_reduce<THREADS>(result * result, Sum(), sh.scratch);
+        if (i < value_dim) {
+            result *= rsqrtf(squares / value_dim + norm_eps) * norm_weight * (KEY_DECAYS ? 1 : gate) * sigmoid(gate);
+            out[slot.row * values_size + target] = from_float<T>(result);
+        }
+        slot = next;
+        inputs = next_inputs;
+    } while (continues);
 }

@@ -1,4 +1,5 @@
-// selective_step: a decode step of Mamba's recurrence; reads and writes the state once.
+// selective_step: a decode step of Mamba's recurrence, or several ones of a sequence; reads the state once and
+// writes it after each.
 //
 //   x          fp32 [n, width]: after the convolution
 //   steps      fp32 [n, width]
@@ -12,7 +13,7 @@
 //
 // Algorithm: a block has 32 channels of a row, four threads each.
 //
-// Defines: VECTORS: state_size <= 16 * VECTORS. Requires: state_size % 4 == 0.
+// Defines: VECTORS: state_size <= 16 * VECTORS; CHAINED (step.cuh) 0 or 1. Requires: state_size % 4 == 0.
 // Launch: grid (ceil(width / 32), n), block 128, no dynamic shared memory. Moves the state twice.
 // Accuracy: fp32, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 1e-5 (fp32: exponentials).
 // Test: tests/cuda/kernels/test_selective_step.py
@@ -27,31 +28,39 @@ selective_step_kernel(const float* x, const float* steps, const float* b, const 
                       i64 gates_stride, int width, int state_size, int slots_stride, int early_reads) {
     __shared__ __align__(16) float vectors[2][MAX_STATE];
     start_dependents();
-    int channel = blockIdx.x * CHANNELS + threadIdx.x / SHARERS, row = blockIdx.y;
-    bool exists = channel < width;
+    int channel = blockIdx.x * CHANNELS + threadIdx.x / SHARERS;
+    bool exists = channel < width, writes = exists && threadIdx.x % SHARERS == 0;
     if (!early_reads) wait_for_upstream();
-    Slots slot(slots, slots_stride, step, positions, row);
+    Slots slot(slots, slots_stride, step, positions, blockIdx.y);
+    if (CHAINED && slot.continues) {
+        wait_for_upstream();  // every block must
+        return;
+    }
     ChannelState state;
     i64 own = (i64)(exists ? channel : 0) * state_size, size = (i64)width * state_size;
     state.load(slot.before < 0 ? nullptr : states + slot.before * size + own, decay + own, state_size);
     if (early_reads) wait_for_upstream();
-    i64 at = (i64)row * width + channel;
     if (slot.after < 0) {
-        if (exists && threadIdx.x % SHARERS == 0) out[at] = from_float<T>(0.f);
+        if (writes) out[(i64)slot.row * width + channel] = from_float<T>(0.f);
         return;
     }
-    for (int i = threadIdx.x; i < 2 * MAX_STATE; i += THREADS) {
-        int element = i % MAX_STATE;
-        const float* from = i < MAX_STATE ? b : c;
-        vectors[i / MAX_STATE][element] = element < state_size ? from[row * vectors_stride + element] : 0.f;
-    }
-    __syncthreads();
-    float input = 0, delta = 0;
-    if (exists) input = x[at], delta = softplus(steps[at] + step_bias[channel]);
-    float sum = state.step(delta, input, vectors[0], vectors[1]);
-    if (!exists) return;
-    state.store(states + slot.after * size + own, state_size);
-    if (threadIdx.x % SHARERS) return;
-    float gate = to_float(gates[row * gates_stride + channel]);
-    out[at] = from_float<T>((sum + skip[channel] * input) * gate * sigmoid(gate));
+    do {
+        i64 at = (i64)slot.row * width + channel;
+        for (int i = threadIdx.x; i < 2 * MAX_STATE; i += THREADS) {
+            int element = i % MAX_STATE;
+            const float* from = i < MAX_STATE ? b : c;
+            vectors[i / MAX_STATE][element] =
+                element < state_size ? from[slot.row * vectors_stride + element] : 0.f;
+        }
+        __syncthreads();
+        float input = 0, delta = 0;
+        if (exists) input = x[at], delta = softplus(steps[at] + step_bias[channel]);
+        float sum = state.step(delta, input, vectors[0], vectors[1]);
+        if (exists) state.store(states + slot.after * size + own, state_size);
+        if (writes) {
+            float gate = to_float(gates[slot.row * gates_stride + channel]);
+            out[at] = from_float<T>((sum + skip[channel] * input) * gate * sigmoid(gate));
+        }
+        if (CHAINED) __syncthreads();  // the vectors have been read
+    } while (CHAINED && (slot = slot.next()).continues);
 }

@@ -7,14 +7,34 @@ constexpr int MAX_TAPS = 4;
 // Where a row's state is read and written; below 0: it is zero, or the row is unused. `slots` int32
 // [2, slots_stride] are exchanged by every step: `step` int64 [1] counts them, null is step 0. The two
 // slots of a row differ, so blocks may read what others have replaced.
+//
+// A row `continues` the one before it if its state is the one that row writes: both are tokens of one
+// sequence. Only kernels with CHAINED take such rows: the block of the first one keeps the state, and
+// computes the others too. None of them writes the slot that the first one reads.
 struct Slots {
-    int before, after;
+    const int *reads, *writes, *positions;
+    int row, before, after;
+    bool continues;
 
     __device__ __forceinline__ Slots(const int* slots, int slots_stride, const i64* step,
-                                     const int* positions, int row) {
+                                     const int* positions, int row)
+        : positions(positions), row(row) {
         int odd = step ? int(*step & 1) : 0;
-        before = positions[row] ? slots[odd * slots_stride + row] : -1;
-        after = slots[(1 - odd) * slots_stride + row];
+        reads = slots + odd * slots_stride;
+        writes = slots + (1 - odd) * slots_stride;
+        load();
+    }
+    // The next row; behind the last row of the grid, one that continues nothing.
+    __device__ __forceinline__ Slots next() const {
+        Slots found = *this;
+        if (++found.row < gridDim.y) found.load();
+        else found.continues = false;
+        return found;
+    }
+    __device__ __forceinline__ void load() {
+        before = positions[row] ? reads[row] : -1;
+        after = writes[row];
+        continues = row && before >= 0 && before == writes[row - 1];
     }
 };
 
@@ -36,14 +56,15 @@ struct Channel {
     }
 
     // Returns the convolution at the new token x; writes the inputs after it to `state` unless null.
-    __device__ __forceinline__ float step(float x, float* state, int channel, int taps) const {
+    __device__ __forceinline__ float step(float x, float* state, int channel, int taps) {
         float out = shift;
 #pragma unroll
         for (int t = 0; t < MAX_TAPS - 1; t++) {
             out += weight[t] * before[t];
-            if (!state || t >= taps - 1) continue;
+            if (t >= taps - 1) continue;
             bool is_last = t == taps - 2 || t + 1 == MAX_TAPS - 1;
-            state[(i64)channel * (taps - 1) + t] = is_last ? x : before[(t + 1) % (MAX_TAPS - 1)];
+            before[t] = is_last ? x : before[(t + 1) % (MAX_TAPS - 1)];
+            if (state) state[(i64)channel * (taps - 1) + t] = before[t];
         }
         return out + last_weight * x;
     }

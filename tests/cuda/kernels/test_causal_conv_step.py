@@ -1,7 +1,10 @@
 """causal_conv_step against fp64."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.mixers import causal_conv_step
@@ -56,6 +59,47 @@ def test_plain_convolution_equals_fp64(gpu: Gpu, dtype, n: int, width: int, taps
     used = steps.used
     assert_close(out[used], torch.nn.functional.silu(mixed)[used], FP32_TOLERANCE)
     assert_close(states[[steps.after[row] for row in used]], after[used], FP32_TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("taps", [2, 3, 4])
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("odd", [False, True])
+def test_rows_of_one_sequence_follow_each_other(
+    gpu: Gpu, dtype, taps: int, activation: str | None, odd: bool
+) -> None:
+    """The state after each row is in its own slot; other sequences have one row or several."""
+    n, width = 16, 300
+    make = Inputs(taps, dtype)
+    steps = make_steps(n, make, odd=odd, early_reads=odd, chains=(4, 1, 9, 1))
+    projected, conv, bias = make.normal(n, 3 * width), make.normal(width, taps), make.normal(width)
+    states = steps.states(make, width, taps - 1)
+    before = states.clone()
+    out = poisoned(n, width, dtype=torch.float32 if activation else dtype)
+    b, c, x = projected.double().chunk(3, 1)
+
+    def compute(known: Sequence[Tensor]) -> Sequence[Tensor]:
+        inputs = b if activation else b * x
+        mixed, after = convolve(inputs, steps.read(known[0]), conv, bias)
+        return (torch.nn.functional.silu(mixed) if activation else c * mixed), after
+
+    expected, (after,) = steps.in_order([before], compute)
+    causal_conv_step(
+        gpu,
+        projected,
+        out,
+        conv=conv,
+        conv_bias=bias,
+        conv_states=states,
+        rows=steps.rows,
+        activation=activation,
+    )
+    written = [steps.after[row] for row in steps.used]
+    rounding = FP32_TOLERANCE if activation else max(ROUNDING[dtype], FP32_TOLERANCE)
+    assert_close(out[steps.used], expected, rounding)
+    assert_close(states[written], after[written], FP32_TOLERANCE)
+    steps.assert_only_after_written(before, states)
+    assert not out[steps.unused].any()
 
 
 def test_wrong_tensors_raise(gpu: Gpu) -> None:

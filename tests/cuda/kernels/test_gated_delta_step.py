@@ -1,5 +1,7 @@
 """gated_delta_step against the recurrence in fp64."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,10 +30,11 @@ class Case:
         *,
         odd: bool,
         key_decays: bool = False,
+        chains: Sequence[int] = (),
     ) -> None:
         key_heads, heads, key_dim, value_dim, taps = shape
         self.shape, make = shape, Inputs(n * heads, dtype)
-        self.steps: Steps = make_steps(n, make, odd=odd, early_reads=odd)
+        self.steps: Steps = make_steps(n, make, odd=odd, early_reads=odd, chains=chains)
         channels = 2 * key_heads * key_dim + heads * value_dim
         rest = heads + 6 if key_decays else heads * (value_dim + 2)
         self.projected = make.normal(n, channels + rest)
@@ -49,8 +52,12 @@ class Case:
         self.norm = make.normal(value_dim, dtype=torch.float32)
         self.out = poisoned(n, heads * value_dim, dtype=dtype)
 
-    def reference(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the output, the states and the inputs of the convolution after the step."""
+    def reference(self, states: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output, the states and the inputs of the convolution after the step.
+
+        Given those before it by slot, or with the case's own ones.
+        """
+        all_states, conv_states = states or (self.states, self.conv_states)
         key_heads, heads, key_dim, value_dim, _ = self.shape
         keys, values, n = key_heads * key_dim, heads * value_dim, len(self.out)
         columns = self.projected.double()
@@ -62,7 +69,7 @@ class Case:
             qkv, beta, _ = torch.split(columns, [2 * keys + values, heads, 6], 1)
             step = self.key_steps.double().view(n, heads, key_dim)
             gates = self.output_gates.double().sigmoid()
-        before = self.steps.read(self.conv_states)
+        before = self.steps.read(conv_states)
         mixed, conv_after = convolve(qkv, before, self.conv, None)
         q, k, v = torch.split(F.silu(mixed), [keys, keys, values], 1)
         q, k = (x.reshape(n, key_heads, key_dim) for x in (q, k))
@@ -70,7 +77,7 @@ class Case:
         q, k = (x.repeat_interleave(heads // key_heads, 1) for x in (q, k))
         bias = self.step_bias.double().view(heads, -1)
         g = -self.decay.double().exp().unsqueeze(1) * F.softplus(step + bias)
-        state = self.steps.read(self.states) * g.exp().unsqueeze(3)
+        state = self.steps.read(all_states) * g.exp().unsqueeze(3)
         error = v.view(n, heads, value_dim) - torch.einsum("nhkv,nhk->nhv", state, k)
         update = error * beta.sigmoid().unsqueeze(2)
         state = state + k.unsqueeze(3) * update.unsqueeze(2)
@@ -117,6 +124,27 @@ def test_equals_the_recurrence(
     case.steps.assert_only_after_written(conv_states, case.conv_states)
     if case.steps.unused >= 0:
         assert not case.out[case.steps.unused].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("odd", [False, True])
+@pytest.mark.parametrize("key_decays", [False, True])
+def test_rows_of_one_sequence_follow_each_other(
+    gpu: Gpu, dtype, shape: tuple[int, ...], odd: bool, key_decays: bool
+) -> None:
+    """The state after each row is in its own slot; other sequences have one row or several."""
+    case = Case(16, shape, dtype, odd=odd, key_decays=key_decays, chains=(4, 1, 9, 1))
+    before = case.states.clone(), case.conv_states.clone()
+    out, expected = case.steps.in_order(before, case.reference)
+    case.run(gpu)
+    used, written = case.steps.used, [case.steps.after[row] for row in case.steps.used]
+    assert_close(case.out[used], out, max(ROUNDING[dtype], FP32_TOLERANCE))
+    found = case.states, case.conv_states
+    for each, wanted, old in zip(found, expected, before, strict=True):
+        assert_close(each[written], wanted[written], FP32_TOLERANCE)
+        case.steps.assert_only_after_written(old, each)
+    assert not case.out[case.steps.unused].any()
 
 
 def test_wrong_tensors_raise(gpu: Gpu) -> None:

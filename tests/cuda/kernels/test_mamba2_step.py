@@ -1,5 +1,7 @@
 """mamba2_step against the recurrence in fp64."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,11 +23,18 @@ class Case:
     """A step of `n` rows with random inputs; without `plain`, biases and scales too."""
 
     def __init__(
-        self, n: int, shape: tuple[int, ...], dtype: torch.dtype, *, odd: bool, plain: bool
+        self,
+        n: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        odd: bool,
+        plain: bool,
+        chains: Sequence[int] = (),
     ) -> None:
         heads, head_dim, groups, state_size, taps = shape
         self.shape, make = shape, Inputs(n * heads, dtype)
-        self.steps: Steps = make_steps(n, make, odd=odd, early_reads=odd)
+        self.steps: Steps = make_steps(n, make, odd=odd, early_reads=odd, chains=chains)
         width = heads * head_dim
         channels = width + 2 * groups * state_size
         self.projected = make.normal(n, width + channels + heads)
@@ -41,14 +50,18 @@ class Case:
         self.out = poisoned(n, width, dtype=torch.float32 if plain else dtype)
         self.gated = not plain
 
-    def reference(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the output, the states and the inputs of the convolution after the step."""
+    def reference(self, states: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output, the states and the inputs of the convolution after the step.
+
+        Given those before it by slot, or with the case's own ones.
+        """
+        all_states, conv_states = states or (self.states, self.conv_states)
         heads, head_dim, groups, state_size, _ = self.shape
         n, width, shared = len(self.out), heads * head_dim, groups * state_size
         parts = torch.split(self.projected.double(), [width, width, shared, shared, heads], 1)
         z, x, b, c, step = (part * s for part, s in zip(parts, self.scales, strict=True))
         mixed, conv_after = convolve(
-            torch.cat([x, b, c], 1), self.steps.read(self.conv_states), self.conv, self.conv_bias
+            torch.cat([x, b, c], 1), self.steps.read(conv_states), self.conv, self.conv_bias
         )
         x, b, c = torch.split(F.silu(mixed), [width, shared, shared], 1)
         x = x.reshape(n, heads, head_dim)
@@ -57,7 +70,7 @@ class Case:
         )
         delta = F.softplus(step + self.step_bias.double()).clamp(min=self.min_step)
         forget = (-self.decay.double().exp() * delta).exp()
-        state = self.steps.read(self.states) * forget[..., None, None]
+        state = self.steps.read(all_states) * forget[..., None, None]
         state = state + (delta.unsqueeze(2) * x).unsqueeze(3) * b.unsqueeze(2)
         out = torch.einsum("nhps,nhs->nhp", state, c) + x * self.skip.double().view(-1, 1)
         out = out.reshape(n, -1)
@@ -105,6 +118,27 @@ def test_equals_the_recurrence(
     case.steps.assert_only_after_written(conv_states, case.conv_states)
     if case.steps.unused >= 0:
         assert not case.out[case.steps.unused].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("odd", [False, True])
+def test_rows_of_one_sequence_follow_each_other(
+    gpu: Gpu, dtype, shape: tuple[int, ...], odd: bool
+) -> None:
+    """The state after each row is in its own slot; other sequences have one row or several."""
+    case = Case(16, shape, dtype, odd=odd, plain=odd, chains=(4, 1, 9, 1))
+    before = case.states.clone(), case.conv_states.clone()
+    out, expected = case.steps.in_order(before, case.reference)
+    case.run(gpu)
+    used, written = case.steps.used, [case.steps.after[row] for row in case.steps.used]
+    rounding = FP32_TOLERANCE if odd else max(ROUNDING[dtype], FP32_TOLERANCE)
+    assert_close(case.out[used], out, rounding)
+    found = case.states, case.conv_states
+    for each, wanted, old in zip(found, expected, before, strict=True):
+        assert_close(each[written], wanted[written], FP32_TOLERANCE)
+        case.steps.assert_only_after_written(old, each)
+    assert not case.out[case.steps.unused].any()
 
 
 def test_wrong_tensors_raise(gpu: Gpu) -> None:

@@ -1,7 +1,10 @@
 """selective_step against the recurrence in fp64."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.selective import selective_step
@@ -31,6 +34,33 @@ def test_equals_the_recurrence(
     steps.assert_only_after_written(before, states)
     if steps.unused >= 0:
         assert not out[steps.unused].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("width", "state_size"), SHAPES)
+@pytest.mark.parametrize("odd", [False, True])
+def test_rows_of_one_sequence_follow_each_other(
+    gpu: Gpu, dtype: torch.dtype, width: int, state_size: int, odd: bool
+) -> None:
+    """The state after each row is in its own slot; other sequences have one row or several."""
+    n = 16
+    case = Selective(n, width, state_size, dtype)
+    steps = make_steps(n, case.make, odd=odd, early_reads=odd, chains=(4, 1, 9, 1))
+    states, out = steps.states(case.make, width, state_size), poisoned(n, width, dtype=dtype)
+    before = states.clone()
+
+    def compute(known: Sequence[Tensor]) -> Sequence[Tensor]:
+        rows = enumerate(steps.read(known[0]))
+        outputs, after = zip(*(case.reference(row, state) for row, state in rows), strict=True)
+        return torch.stack(outputs), torch.stack(after)
+
+    expected, (after,) = steps.in_order([before], compute)
+    selective_step(gpu, case.inputs, case.weights, out, states=states, rows=steps.rows)
+    written = [steps.after[row] for row in steps.used]
+    assert_close(out[steps.used], expected, max(ROUNDING[dtype], FP32_TOLERANCE))
+    assert_close(states[written], after[written], FP32_TOLERANCE)
+    steps.assert_only_after_written(before, states)
+    assert not out[steps.unused].any()
 
 
 def test_wrong_tensors_raise(gpu: Gpu) -> None:

@@ -19,10 +19,14 @@ from tests.support.speculation import use_oracle
 GREEDY = SamplingParams(temperature=0, max_tokens=40, speculate="off")
 
 
-def test_rows_of_proposed_tokens_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def batch(monkeypatch: pytest.MonkeyPatch) -> DecodeBatch:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
     gpu: Any = SimpleNamespace(device=torch.device("cpu"))
-    batch = DecodeBatch(gpu, 8, 8, 4, 97)
+    return DecodeBatch(gpu, 8, 8, 4, 97)
+
+
+def test_rows_of_proposed_tokens_follow_each_other(batch: DecodeBatch) -> None:
     first = Sequence(1, [5, 6, 7, 8, 9, 10], SamplingParams(temperature=0.5))
     second = Sequence(2, [3, 4], SamplingParams())
     first.num_computed, first.block_table = 5, [7, 2, 6]
@@ -35,6 +39,25 @@ def test_rows_of_proposed_tokens_follow_each_other(monkeypatch: pytest.MonkeyPat
     assert batch.block_tables[:4, :3].tolist() == [[7, 2, 6]] * 4
     assert batch.seeds[:5].tolist() == [21, 21, 21, 21, 22]
     assert batch.temperature[:5].tolist() == pytest.approx([0.5] * 4 + [0.7])
+
+
+@pytest.mark.parametrize("num_steps", [6, 7])
+def test_rows_read_the_states_that_the_rows_before_them_write(
+    batch: DecodeBatch, num_steps: int
+) -> None:
+    """One sequence has slot 0."""
+    batch.num_steps = num_steps
+    first, second = (Sequence(i, [3, 4, 5], SamplingParams()) for i in (1, 2))
+    for sequence in (first, second):
+        sequence.num_computed, sequence.block_table = 2, [3, 4]
+    first.state_slot, first.spare_slot, first.verified_slots = 5, 2, [2, 8, 7]
+    second.state_slot, second.spare_slot = 0, 3
+    batch.load_rows([Row(first, 1, (11, 12)), Row(second, 1)], [1, 2])
+    reads, writes = batch.state_slots.flip(0) if num_steps % 2 else batch.state_slots
+    assert reads.tolist() == [5, 2, 8, 0, -1, -1, -1, -1]
+    assert writes.tolist() == [2, 8, 7, 3, -1, -1, -1, -1]
+    batch.load([first], [1])
+    assert batch.state_slots[:, 1:].eq(-1).all()
 
 
 MODELS = ("llama", "mistral-window", "qwen3", "gemma2", "gpt2", "bloom", "phi3", "qwen3-moe-mixed")

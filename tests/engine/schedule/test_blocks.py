@@ -150,6 +150,8 @@ class FakeCache:
             assert self.states[sequence.state_slot] == sequence.tokens[: sequence.num_computed]
         if row.proposed:
             tokens = [*sequence.tokens[:end], *row.proposed]
+            if sequence.spare_slot >= 0:  # kernels read the state before while they write
+                assert sequence.state_slot not in sequence.verified_slots
             for i, slot in enumerate(sequence.verified_slots):
                 self.states[slot] = tokens[: end + i]
             return
@@ -187,7 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.allocator = BlockAllocator(num_blocks, size)
         self.scheduler = Scheduler(self.allocator, chunk, max_seqs)
         if num_states:
-            num_verified = 0 if has_spares else min(num_verified, num_states - 2)
+            num_verified = min(num_verified, num_states - 2 - has_spares)
             self.scheduler.use_states(
                 StateSlots(num_states, size, has_spares=has_spares, num_verified=num_verified)
             )

@@ -154,13 +154,6 @@ def test_a_draft_model_with_states_that_is_mostly_wrong(
     draft.scheduler.states.check_integrity([])
 
 
-@pytest.mark.gpu
-def test_a_draft_model_with_states_is_refused_on_a_gpu(folder: Path, tmp_path: Path) -> None:
-    make_reference("lfm2", tmp_path)
-    with pytest.raises(UsageError, match="cannot be a draft model on a GPU"):
-        tiny.engine(folder, draft=str(tmp_path), device="cuda")
-
-
 def test_errors_of_draft_models(folder: Path) -> None:
     with pytest.raises(UsageError, match="there is no draft model"):
         tiny.engine(folder).add(1, PROMPT, replace(PARAMS, speculate="draft"))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from swiftchat.errors import BadModelFile, UsageError
+from swiftchat.errors import BadModelFile
 from tests.support import heads, tiny
 from tests.support.reference import make_reference
 
@@ -167,7 +167,7 @@ def test_ids_of_models_with_states(model_type: str, medusa: Path, tmp_path: Path
 
 
 @pytest.mark.gpu
-def test_a_model_with_states_is_refused_on_a_gpu(medusa: Path, tmp_path: Path) -> None:
-    make_reference("lfm2", tmp_path)
-    with pytest.raises(UsageError, match="cannot propose tokens on a GPU"):
-        tiny.engine(tmp_path, draft=str(medusa), device="cuda")
+@pytest.mark.parametrize("model_type", ["lfm2", "qwen3_next", "granitemoehybrid"])
+def test_ids_of_models_with_states_on_a_gpu(model_type: str, medusa: Path, tmp_path: Path) -> None:
+    make_reference(model_type, tmp_path)
+    heads.assert_plain_ids_of(tmp_path, medusa, PROMPTS, device="cuda")

@@ -206,10 +206,3 @@ def test_a_model_with_states_but_no_layer(tmp_path: Path) -> None:
     make_reference("qwen3_next", tmp_path)
     with pytest.raises(UsageError, match=r"no multi-token prediction layer \(mtp.fc.weight\)"):
         tiny.engine(tmp_path, draft="mtp")
-
-
-@pytest.mark.gpu
-def test_a_model_with_states_is_refused_on_a_gpu(tmp_path: Path) -> None:
-    mtp_models.make_beside("qwen3_next", tmp_path)
-    with pytest.raises(UsageError, match="cannot propose tokens on a GPU"):
-        tiny.engine(tmp_path, draft="mtp", device="cuda")
