@@ -353,8 +353,8 @@ class ChatModel:
         support = self._find_tool_support()
         if support is None:
             raise UsageError(
-                f"the chat template of {self.name} takes no tools, or in a way that is not known",
-                "choose a model whose template takes tools, as qwen3:0.6b; or leave out --mcp",
+                f"the chat template of {self.name} has no tools, or writes calls in an unknown way",
+                "choose a model with tools, such as qwen3:0.6b; or leave out --mcp",
             )
         return support
 

@@ -206,6 +206,8 @@ class Repl:
                 self._turns.continue_answer()
             case Next.COMPARE:
                 compare(self.state, self._turns)
+            case Next.HINT_UNDONE:
+                self._hints.show("undone")
         return True
 
 
