@@ -298,7 +298,7 @@ def read_text(name: str) -> str:
     try:
         return Path(name).read_bytes().decode("utf-8", "replace")
     except OSError as error:
-        raise FileSystemError(f"cannot read {name}: {error.strerror}") from error
+        raise FileSystemError.reading(name, error) from error
 
 
 def config_path() -> Path:
@@ -356,5 +356,5 @@ def unknown_option(file: str, name: str, known: Collection[str]) -> UsageError:
     import difflib
 
     near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+    hint = f"did you mean {near[0]}?" if near else "swiftchat config show lists the options"
     return UsageError(f"{file}: unknown option {name!r}", hint)

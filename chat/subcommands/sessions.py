@@ -126,7 +126,7 @@ def import_sessions(files: tuple[str, ...]) -> None:
         try:
             data = Path(file).read_bytes()
         except OSError as error:
-            raise FileSystemError(f"cannot read {file}: {error.strerror}") from error
+            raise FileSystemError.reading(file, error) from error
         found += import_conversations(data, file)
     with open_store() as store:
         for conversation in found:
