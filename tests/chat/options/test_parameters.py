@@ -102,7 +102,7 @@ def test_wrong_values_say_the_range(chat: Chat, option: str) -> None:
         flag = f"{PARAMETERS[option].flags[0]}={value}"
         message = usage_error(flag)
         assert f"must be {rule}, not {value!r}" in message
-        assert not any(alias in message for alias in PARAMETERS[option].flags[1:])
+        assert not any(f"'{alias}'" in message for alias in PARAMETERS[option].flags[1:])
 
 
 def test_a_file_may_have_a_boolean() -> None:
