@@ -336,7 +336,7 @@ def _check_value(file: str, name: str, value: object) -> None:
     if _is_list_of_texts(value) and option in (*_LIST_OPTIONS, *TEXTS_PARAMETERS, "lora"):
         return
     if option in _LIST_OPTIONS:
-        raise UsageError(f"{file}: {name} is not a list of texts", f'as {name} = ["…"]')
+        raise UsageError(f"{file}: {name} is not a list of texts", f'write it as {name} = ["…"]')
     if not isinstance(value, str | int | float):
         raise UsageError(
             f"{file}: the value of {name} is neither a text nor a number",
@@ -344,7 +344,7 @@ def _check_value(file: str, name: str, value: object) -> None:
         )
     is_flag = isinstance(getattr(ChatConfig, option, None), bool)
     if is_flag and not isinstance(value, bool | str):
-        raise UsageError(f"{file}: {name} is neither true nor false", f"as {name} = true")
+        raise UsageError(f"{file}: {name} is neither true nor false", f"write it as {name} = true")
 
 
 def _is_list_of_texts(value: object) -> bool:

@@ -70,7 +70,7 @@ def parse_values(words: Iterable[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not re.fullmatch(_NAME, name):
-            raise UsageError(f"{word!r} is not NAME=VALUE", "as lang=python")
+            raise UsageError(f"{word!r} is not NAME=VALUE", "write it as lang=python")
         values[name] = value
     return values
 

@@ -165,7 +165,9 @@ def rm(id_or_name: tuple[str, ...], yes: bool) -> None:
 def prune(older_than: float | None, one_shots: bool, dry_run: bool, yes: bool) -> None:
     """Delete old conversations permanently; with both options those that match both."""
     if older_than is None and not one_shots:
-        raise UsageError("prune needs --older-than or --one-shots", "prune --older-than 90d")
+        raise UsageError(
+            "prune needs --older-than or --one-shots", "swiftchat sessions prune --older-than 90d"
+        )
     with open_store() as store:
         rows = [
             row

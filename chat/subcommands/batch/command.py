@@ -109,7 +109,7 @@ class Totals:
     def text(self, seconds: float) -> str:
         """Describe the counts, with the speed of `seconds` seconds."""
         kept = f" · {self.kept} from before" if self.kept else ""
-        errors = f" · {self.errors} errors" if self.errors else ""
+        errors = f" · {self.errors} error{'' if self.errors == 1 else 's'}" if self.errors else ""
         missing = f" · {self.missing} missing" if self.missing else ""
         speed = f" · {self.tokens / seconds:.1f} tok/s" if self.tokens and seconds else ""
         return (
