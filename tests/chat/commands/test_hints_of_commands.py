@@ -1,5 +1,7 @@
 """What commands say about the way back, about unknown names and about parameters."""
 
+from pathlib import Path
+
 import pytest
 
 from swiftchat.errors import UsageError
@@ -21,6 +23,14 @@ def test_undo_says_once_how_to_go_back(chat: Chat) -> None:
     chat.send("two", "B")
     assert "hint: what /undo takes back stays" in chat.send("/undo")
     assert chat.send("/undo") == "took back 1 turn; 0 left\n"
+
+
+def test_a_path_gets_the_hint_how_to_attach_it(chat: Chat, tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("x")
+    assert "hint: a path is sent as text; /read PATH" in chat.send(str(file), "A")
+    assert "hint:" not in chat.send(str(file), "B") and chat.path()[-2] == str(file)
+    assert "hint:" not in chat.send("//help", "C")
 
 
 def test_branches_that_begin_alike_are_told_apart(chat: Chat) -> None:
