@@ -1,5 +1,6 @@
 """The options of a chat, from flags, environment and configuration file, in one frozen value."""
 
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -299,6 +300,11 @@ def read_text(name: str) -> str:
         return Path(name).read_bytes().decode("utf-8", "replace")
     except OSError as error:
         raise FileSystemError.reading(name, error) from error
+
+
+def read_text_or_stdin(name: str) -> str:
+    """Read a text file as `read_text`, or stdin if `name` is `-`."""
+    return sys.stdin.buffer.read().decode("utf-8", "replace") if name == "-" else read_text(name)
 
 
 def config_path() -> Path:
