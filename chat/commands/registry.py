@@ -117,7 +117,12 @@ def run(state: ChatState, text: str) -> Next:
     command = BY_NAME.get(name)
     if command is None:
         raise _unknown(name)
-    return command.run(state, argument) or Next.PROMPT
+    try:
+        return command.run(state, argument) or Next.PROMPT
+    except UsageError as error:
+        if error.hint == UsageError.default_hint:  # which is about the command line
+            error.hint = f"see /help {command.name}"
+        raise
 
 
 def _unknown(name: str) -> UsageError:

@@ -225,6 +225,11 @@ class ChatModel:
         self.restart()
         return self.engine.wait_ready(on_progress)
 
+    @property
+    def engine_has_failed(self) -> bool:
+        """Whether loading ended with an error that `wait_ready` has raised."""
+        return self._engine_failed
+
     def restart(self) -> None:
         """Start the engine again, which loads in the background."""
         if not self.is_closed:

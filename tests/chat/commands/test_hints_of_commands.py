@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from swiftchat.errors import UsageError
-from tests.chat.commands.test_commands import Chat
+from tests.chat.commands.test_commands import Chat, context_bar
 from tests.chat.commands.test_commands import chat as chat
 
 SAME = "The same beginning of two answers, longer than a preview: "
@@ -71,6 +71,29 @@ def test_unknown_names_get_the_nearest_one_or_the_list(chat: Chat) -> None:
     assert "/sessions" in hint_of(chat, "/resume nothing")
 
 
+def test_the_hint_of_a_wrong_argument_is_the_help_of_the_command(chat: Chat) -> None:
+    assert hint_of(chat, "/think maybe") == "see /help /think"
+    assert hint_of(chat, "/undo x") == "see /help /undo"
+
+
 def test_compact_names_what_it_keeps(chat: Chat) -> None:
     chat.send("one", "A")
     assert "/compact 0 keeps none" in hint_of(chat, "/compact")
+
+
+def test_the_bar_says_that_the_model_could_not_be_loaded(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(on_progress: object = None) -> None:
+        raise UsageError("the context is too long")
+
+    chat.send("one", "A")
+    with monkeypatch.context() as patch:
+        patch.setattr(chat.engine, "info", None)
+        patch.setattr(chat.engine, "wait_ready", fail)
+        assert "starting" in context_bar(chat)
+        with pytest.raises(UsageError, match="too long"):
+            chat.send("two")
+        assert "not loaded; the next message tries it again" in context_bar(chat)
+    chat.send("two", "B")
+    assert "ctx" in context_bar(chat)
