@@ -47,7 +47,7 @@ def record(command: list[str], inputs: tuple[str, ...] = INPUTS) -> pyte.Screen:
         # Without the user's configuration and the hints of a first start.
         hints = Path(folder, "swiftchat", "hints")
         hints.parent.mkdir()
-        hints.write_text("start\nstopped\ncode\n")
+        hints.write_text("start\nstopped\ncode\npath\nundone\n")
         role = Path(folder, "swiftchat", "roles", "review.md")
         role.parent.mkdir()
         role.write_text(ROLE)

@@ -99,6 +99,13 @@ class FileSystemError(SwiftchatError):
     exit_code = 8
     default_hint = "check the path, its permissions (ls -l) and the free space (df -h)"
 
+    @classmethod
+    def reading(cls, name: object, error: OSError) -> "FileSystemError":
+        """Return the error for a file that cannot be read."""
+        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        hint = "check the path" if is_missing else "check its permissions (ls -l)"
+        return cls(f"cannot read {name}: {error.strerror or error}", hint)
+
 
 def error_from_wire(kind: str, message: str, hint: str) -> SwiftchatError:
     """Return an error received from another process; an unknown kind becomes `SwiftchatError`."""

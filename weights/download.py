@@ -28,6 +28,7 @@ from swiftchat.weights.store import Store
 __all__ = ["DEFAULT_MODEL", "DownloadPlan", "download", "plan_download"]
 
 _REPOSITORY = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
+_SHORT_NAMES_HINT = "swiftchat help models lists the short names"
 _MAX_INDEX_BYTES = 16 * 1024 * 1024
 
 
@@ -99,11 +100,9 @@ def _catalog_entry(name: str) -> CatalogEntry | None:
 
 
 def _invalid_name(name: str) -> ModelNotFound:
-    near = nearest(name, [*known_names(), *CATALOG]) or [DEFAULT_MODEL]
-    return ModelNotFound(
-        f"{name[:200]!r} is not a model name",
-        f"use OWNER/NAME as on the hub; nearest short names: {', '.join(near)}",
-    )
+    near = nearest(name, [*known_names(), *CATALOG])
+    short = f"nearest short names: {', '.join(near)}" if near else _SHORT_NAMES_HINT
+    return ModelNotFound(f"{name[:200]!r} is not a model name", f"use OWNER/NAME; {short}")
 
 
 def _with_local_copy(error: DownloadError, repo: str, store: Store) -> DownloadError:

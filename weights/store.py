@@ -215,6 +215,8 @@ class Store:
         aliases = [] if known else nearest(name, known_names())
         if aliases:
             hint += f"; nearest short names: {', '.join(aliases)}"
+        elif not (known or stored):
+            hint += "; swiftchat help models lists short names"
         return ModelNotFound(f"model {name!r} is not installed", hint)
 
 
@@ -242,6 +244,8 @@ def _no_model_at(path: Path) -> ModelNotFound | BadModelFile:
             f"{path} is not a model directory: config.json is missing",
             f"files of Meta, Megatron-LM or OpenAI: {convert}",
         )
+    if path.exists():
+        return ModelNotFound(f"{path} is not a model", "a model is a directory or a .gguf file")
     return ModelNotFound(f"no model at {path}")
 
 
@@ -253,7 +257,7 @@ def _folders(path: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
+        raise FileSystemError.reading(path, error) from error
 
 
 def _stored(name: str, path: Path, source: str) -> StoredModel:

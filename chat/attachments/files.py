@@ -55,7 +55,7 @@ def _attachments(source: str, offline: bool) -> Iterator[Attachment]:
     name = str(user_path(source))
     if Path(name).is_dir():
         pattern = shlex.quote(f"{source.rstrip('/')}/*")
-        raise UsageError(f"{source} is a folder", f"{pattern} means its files")
+        raise UsageError(f"{source} is a folder", f"{pattern} attaches its files")
     if Path(name).exists() or not glob.has_magic(name):
         attachment = _file(name)
         if attachment is None:
@@ -92,7 +92,7 @@ def _file(name: str) -> Attachment | None:
         with Path(name).open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise FileSystemError(f"cannot read {name}: {error.strerror}") from error
+        raise FileSystemError.reading(name, error) from error
     if len(content) > _MAX_BYTES:
         raise UsageError(f"{name} is larger than {_MAX_BYTES >> 20} MiB", "attach a part of it")
     decoded = None if content.startswith(_OTHER_FORMATS) else decode_text(content)

@@ -3,7 +3,7 @@
 No message is ever lost: the path that a command leaves stays as a branch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from swiftchat.chat.commands.command import Command, Next
 from swiftchat.chat.commands.sessions import show_end
@@ -14,15 +14,17 @@ from swiftchat.chat.terminal.output import print_line
 from swiftchat.errors import UsageError
 
 _PREVIEW = 36  # characters
+_NUM_SAME = 12  # characters before the difference of two previews
 
 
-def undo(state: ChatState, argument: str) -> None:
+def undo(state: ChatState, argument: str) -> Next | None:
     if argument and not (argument.isdecimal() and int(argument) > 0):
         raise UsageError(f"/undo needs a number of turns, not {argument!r}")
     num_undone = state.conversation.undo(int(argument or 1))
     state.save()
     num_left = len([m for m in state.conversation.messages if m.role == "user"])
     print(f"took back {num_undone} turn{'' if num_undone == 1 else 's'}; {num_left} left")
+    return Next.HINT_UNDONE if num_undone else None
 
 
 def regenerate(state: ChatState, argument: str) -> Next:
@@ -87,29 +89,48 @@ def list_branches(state: ChatState, argument: str) -> None:
     if not leaves:
         print("there are no messages yet")
     current_path = state.conversation.messages
-    for number, leaf in enumerate(leaves, 1):
+    ends = _distinct_previews([_line_of(leaf) for leaf in leaves])
+    for number, (leaf, end) in enumerate(zip(leaves, ends, strict=True), 1):
         path = Conversation(tip=leaf).messages
         is_current = leaf is state.conversation.tip
         # Another branch is shown by its first message outside the current path.
         fork = path[min(_num_common(current_path, path), len(path) - 1)]
         first = leaf if is_current else fork
-        preview = _preview(first)
-        if first is not leaf:  # several branches may begin with the same message
-            preview += f" … {_preview(leaf)}"
+        # Several branches may begin with the same message.
+        preview = end if first is leaf else f"{_preview(_line_of(first))} … {end}"
         mark = "*" if is_current else " "
         head = f"{mark}{number:3}  {len(path):3} messages  "
         print_line(f"{head}{first.role}: {preview}", indent=len(head))
 
 
-def _preview(message: Message) -> str:
+def _line_of(message: Message) -> str:
     calls = ", ".join(call.text for call in message.tool_calls if message.role == "assistant")
-    line = " ".join((message.content or calls).split())
+    return " ".join((message.content or calls).split())
+
+
+def _preview(line: str) -> str:
     return line if len(line) <= _PREVIEW else f"{line[:_PREVIEW]}…"
 
 
-def _num_common(one: Iterable[Message], other: Iterable[Message]) -> int:
-    """Return the number of messages that two paths have in common."""
-    return sum(1 for a, b in zip(one, other, strict=False) if a is b)
+def _distinct_previews(lines: Sequence[str]) -> list[str]:
+    """Return a preview of each line; lines that begin alike are shown from where they differ."""
+    alike: dict[str, set[str]] = {}
+    for line in lines:
+        alike.setdefault(_preview(line), set()).add(line)
+    previews = []
+    for line in lines:
+        others = alike[_preview(line)]
+        num_same = _num_common(*others) if len(others) > 1 else 0
+        start = max(0, num_same - _NUM_SAME)
+        previews.append(f"…{_preview(line[start:])}" if start else _preview(line))
+    return previews
+
+
+def _num_common(*sequences: Sequence[object]) -> int:
+    """Return the number of items with which all sequences begin."""
+    columns = enumerate(zip(*sequences, strict=False))
+    differing = (number for number, column in columns if len(set(column)) > 1)
+    return next(differing, min(map(len, sequences)))
 
 
 def switch(state: ChatState, argument: str) -> None:

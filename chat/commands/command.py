@@ -14,6 +14,7 @@ class Next(Enum):
     REGENERATE = auto()  # answer the last message again
     CONTINUE = auto()  # extend the last answer
     COMPARE = auto()  # answer it with `ChatState.compared`
+    HINT_UNDONE = auto()  # say once how /undo is taken back
     LEAVE = auto()
 
 

@@ -25,7 +25,8 @@ def compact(state: ChatState, argument: str) -> None:
     num_kept_turns = int(argument or 1)
     if len(starts) <= num_kept_turns:
         raise UsageError(
-            "there is nothing to summarize yet", f"the last {num_kept_turns} turns are kept as is"
+            "there is nothing to summarize yet",
+            "/compact keeps the last turn, /compact N the last N turns; /compact 0 keeps none",
         )
     first_kept = starts[-num_kept_turns] if num_kept_turns else len(path)
     with (

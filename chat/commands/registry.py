@@ -21,7 +21,8 @@ from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.commands.tools import TOOL_COMMANDS
 from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.help.conversation_pages import KEYS
-from swiftchat.chat.help.pages import PAGES, page
+from swiftchat.chat.help.pages import PAGES, page, parameter_help
+from swiftchat.chat.options.parameters import ALL_PARAMETERS
 from swiftchat.errors import SwiftchatError, UsageError
 
 
@@ -43,8 +44,12 @@ def command_table(width: int = 80) -> str:
 
 def _help_about(name: str) -> None:
     command = BY_NAME.get(name) or BY_NAME.get(f"/{name}")
+    if command is None and (text := parameter_help(name)):
+        print(text)
+        return
     if command is None:
-        near = difflib.get_close_matches(name, (*PAGES, *BY_NAME), n=1, cutoff=0.4)
+        parameters = [one.name for one in ALL_PARAMETERS]
+        near = difflib.get_close_matches(name, (*PAGES, *BY_NAME, *parameters), n=1)
         hint = f"did you mean /help {near[0]}? " if near else ""
         raise UsageError(f"no help on {name!r}", f"{hint}/help lists commands and topics")
     usage, summary = command.help_row
@@ -63,8 +68,8 @@ def _complete_names(state: ChatState) -> Mapping[str, str]:
 COMMANDS: tuple[Command, ...] = (
     Command(
         "/help",
-        "[COMMAND|TOPIC]",
-        "list the commands, or explain one, or a topic",
+        "[NAME]",
+        "list the commands, or explain a command, a parameter or a topic",
         _help,
         aliases=("/?",),
         completion=_complete_names,
@@ -112,7 +117,12 @@ def run(state: ChatState, text: str) -> Next:
     command = BY_NAME.get(name)
     if command is None:
         raise _unknown(name)
-    return command.run(state, argument) or Next.PROMPT
+    try:
+        return command.run(state, argument) or Next.PROMPT
+    except UsageError as error:
+        if error.hint == UsageError.default_hint:  # which is about the command line
+            error.hint = f"see /help {command.name}"
+        raise
 
 
 def _unknown(name: str) -> UsageError:

@@ -26,14 +26,14 @@ from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
 _SETTABLE = (*PARAMETERS, *TEXTS_PARAMETERS, "system")
-_NAMES_HINT = f"names: {', '.join(_SETTABLE)}"
 _MAX_ROWS = 200  # of /show
 
 
 def system(state: ChatState, argument: str) -> None:
     if argument:
-        state.conversation.system = "" if argument == '""' else argument
-        print("the system prompt is changed")
+        is_removed = argument == '""'
+        state.conversation.system = "" if is_removed else argument
+        print(f"the system prompt is {'removed' if is_removed else 'changed'}")
     else:
         print(sanitize(state.conversation.system or "no system prompt is set"))
 
@@ -65,7 +65,7 @@ def _settable(name: str) -> str:
     aliases = [alias for parameter in PARAMETERS.values() for alias in parameter.aliases]
     near = difflib.get_close_matches(found, [*_SETTABLE, *aliases], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise UsageError(f"no parameter {name!r}", f"{hint}{_NAMES_HINT}")
+    raise UsageError(f"no parameter {name!r}", f"{hint}/set lists the parameters")
 
 
 def _set_value(state: ChatState, parameter: Parameter | ChoiceParameter, text: str) -> None:

@@ -74,11 +74,11 @@ shown when it is complete; --samples 2 shows the best two. --length-penalty and
 --early-stopping change which one is the best, and when the search ends;
 --diversity-rate 1 makes the beams differ more.
 
-What repeats parts of the conversation is decoded faster: speculate = auto
-proposes tokens and verifies several in one step, with the same text; off does
-not. --draft MODEL adds a small model that proposes others, --draft DIRECTORY
-heads that were trained for the model, --draft mtp those that it ships. --stats
-shows how many were accepted.
+Speculative decoding makes answers faster that repeat parts of the conversation:
+tokens are proposed, and one step verifies several of them. speculate = auto
+proposes what followed the same tokens before; off switches it off. More comes
+from --draft MODEL, a small model; --draft DIRECTORY, heads that were trained for
+the model; --draft mtp, heads that are part of it. --stats shows the acceptance.
 
 swiftchat help parameters lists all of them.
 """

@@ -66,8 +66,9 @@ A GPU keeps what it has no room for in main memory, at most --swap-size.
 """
 
 _ROLES = """\
-A role is a Markdown file in {{roles_folder}}: options between two lines of
----, then the system prompt. The options are those of `swiftchat help config`.
+A role is a Markdown file in {{roles_folder}}:
+options between two lines of ---, then the system prompt. `swiftchat config show`
+lists the options.
 
   ---
   model: qwen3:8b

@@ -2,6 +2,38 @@
 
 from swiftchat.chat.help.page import Page
 
+_MODELS = """\
+Download a model once, then name it with -m:
+
+  swiftchat download qwen3:8b         a short name of a well-known model
+  swiftchat download OWNER/NAME       another model of huggingface.co
+  swiftchat -m qwen3:8b               chat with it
+  swiftchat list                      list the models on this machine
+  swiftchat show qwen3:8b             its memory needs, and what fits here
+  swiftchat rm qwen3:8b               delete it
+
+Files that you have run from where they are:
+
+  swiftchat -m ./model.gguf
+  swiftchat -m ./directory            with config.json and *.safetensors or *.bin
+
+The size after the colon counts the parameters. In bfloat16 a model needs
+2 GB of memory for each billion (b), and its KV cache; in int4 about a third:
+
+  swiftchat convert qwen3:8b ./qwen3-8b-int4 --quantize int4
+
+Without -m, and without model in the configuration file, the model is
+{{default_model}}. Models are stored in
+{{models_folder}} and in huggingface_hub's cache.
+
+Short names:
+
+{{short_names}}
+
+docs/models.md lists the architectures that run. Some models need a license
+that you accept on their page on huggingface.co, and your token in HF_TOKEN.
+"""
+
 _GPU = """\
 NVIDIA GPUs of compute capability 8.0 or newer run swiftchat's own kernels,
 compiled on first use. Older GPUs run torch's operators. Without a GPU, models
@@ -91,6 +123,7 @@ The adapter must belong to the model: a wrong one is an error with exit code
 """
 
 ENGINE_PAGES = {
+    "models": Page("Downloading and choosing a model, short names", _MODELS),
     "adapters": Page("LoRA adapters and soft prompts", _ADAPTERS),
     "gpu": Page("Running models on GPUs", _GPU),
     "serve": Page("Keeping a model loaded, and the HTTP API", _SERVE),

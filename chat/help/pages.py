@@ -7,7 +7,7 @@ from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.help.conversation_pages import CONVERSATION_PAGES, KEYS
 from swiftchat.chat.help.engine_pages import ENGINE_PAGES
 from swiftchat.chat.help.setup_pages import EXIT_CODES, SETUP_PAGES
-from swiftchat.chat.options.parameters import ALL_PARAMETERS
+from swiftchat.chat.options.parameters import ALL_PARAMETERS, TextsParameter, option_name
 
 PAGES = {**CONVERSATION_PAGES, **ANSWER_PAGES, **ENGINE_PAGES, **SETUP_PAGES}
 
@@ -23,6 +23,17 @@ def page(topic: str, commands: str) -> str:
         if mark in text:
             text = text.replace(mark, fill())
     return text
+
+
+def parameter_help(name: str) -> str:
+    """Return the help text of a parameter, by its name, alias or flag; empty for another name."""
+    wanted = option_name(name.removeprefix("--"))
+    for one in ALL_PARAMETERS:
+        if one.name == wanted:
+            values = "any text" if isinstance(one, TextsParameter) else one.rule
+            ways = f"{one.flags[0]} at the start, /set {one.name} VALUE at the prompt."
+            return f"{one.name}: {values}\n{one.help}\n{ways}"
+    return ""
 
 
 def _keys() -> str:
@@ -45,6 +56,26 @@ def _templates() -> str:
     from swiftchat.tokenizer.template.builtin import BUILT_IN
 
     return ", ".join(BUILT_IN)
+
+
+def _short_names() -> str:
+    import textwrap
+
+    from swiftchat.weights.hub.aliases import known_names
+
+    return textwrap.indent(textwrap.fill(", ".join(known_names()), 76), "  ")
+
+
+def _default_model() -> str:
+    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+
+    return DEFAULT_MODEL
+
+
+def _models_folder() -> str:
+    from swiftchat.weights.store import default_store
+
+    return str(default_store().root)
 
 
 def _roles_folder() -> str:
@@ -74,6 +105,9 @@ FILLED: dict[str, Callable[[], str]] = {
     "parameters": _parameters,
     "exit_codes": _exit_codes,
     "templates": _templates,
+    "short_names": _short_names,
+    "default_model": _default_model,
+    "models_folder": _models_folder,
     "roles_folder": _roles_folder,
     "config_path": _config_path,
     "colors": _colors,

@@ -56,6 +56,8 @@ EXIT_CODES = (
     (6, "network"),
     (7, "bad model data"),
     (8, "file system"),
+    (129, "ended by SIGHUP: the terminal was closed"),
     (130, "interrupted (Ctrl-C)"),
     (141, "the reader of stdout closed the pipe"),
+    (143, "ended by SIGTERM"),
 )

@@ -33,6 +33,7 @@ from swiftchat.weights.files.private import create_private_folder, open_private
 T = TypeVar("T")
 
 _BUSY_S = 5.0
+_LISTED_HINT = "swiftchat sessions lists them; at the prompt: /sessions"
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 _DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -112,7 +113,7 @@ class SessionStore:
         found = self._rows("SELECT * FROM sessions WHERE id = ?", session_id)
         rows = self._rows("SELECT * FROM messages WHERE session = ? ORDER BY number", session_id)
         if not found:
-            raise UsageError(f"no conversation {session_id}", "swiftchat sessions list shows all")
+            raise UsageError(f"no conversation {session_id}", _LISTED_HINT)
         conversation, num_damaged = conversation_of(found[0], rows)
         if num_damaged:
             self._warn(f"damaged messages of this conversation were left out: {num_damaged}")
@@ -156,7 +157,7 @@ class SessionStore:
         if len(ids) == 1:
             return str(ids[0])
         if not ids:
-            raise UsageError(f"no conversation {id_or_name!r}", "swiftchat sessions list shows all")
+            raise UsageError(f"no conversation {id_or_name!r}", _LISTED_HINT)
         examples = ", ".join(found[:12] for found in ids[:4])
         raise UsageError(
             f"{len(ids)} conversations begin with {id_or_name!r}: {examples} …", "give more digits"

@@ -30,7 +30,9 @@ class Weighted:
         if scale is None:
             name, scale = text, 1.0
         if not name:
-            raise UsageError("--lora without a directory", "as --lora DIR or --lora DIR=0.5")
+            raise UsageError(
+                "--lora without a directory", "write it as --lora DIR or --lora DIR=0.5"
+            )
         if not abs(scale) <= MAX_SCALE:
             raise UsageError(
                 f"--lora {text}: the scale is not from -1000 to 1000", "1 is the adapter as trained"

@@ -225,6 +225,11 @@ class ChatModel:
         self.restart()
         return self.engine.wait_ready(on_progress)
 
+    @property
+    def engine_has_failed(self) -> bool:
+        """Whether loading ended with an error that `wait_ready` has raised."""
+        return self._engine_failed
+
     def restart(self) -> None:
         """Start the engine again, which loads in the background."""
         if not self.is_closed:
@@ -353,8 +358,8 @@ class ChatModel:
         support = self._find_tool_support()
         if support is None:
             raise UsageError(
-                f"the chat template of {self.name} takes no tools, or in a way that is not known",
-                "choose a model whose template takes tools, as qwen3:0.6b; or leave out --mcp",
+                f"the chat template of {self.name} has no tools, or writes calls in an unknown way",
+                "choose a model with tools, such as qwen3:0.6b; or leave out --mcp",
             )
         return support
 

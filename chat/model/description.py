@@ -57,14 +57,14 @@ def describe_heads(config: "ModelConfig") -> str:
     if latent is None:
         shapes = [config.of_layer(layer) for layer in range(config.num_layers)]
         counts = Counter((each.num_kv_heads, each.head_dim) for each in shapes)
-        return ", ".join(
-            f"{config.num_heads} ({kv_heads} for keys and values) of {head_dim}"
+        return "; ".join(
+            f"{config.num_heads} ({kv_heads} KV heads), head_dim {head_dim}"
             + (f" in {count} layers" if len(counts) > 1 else "")
             for (kv_heads, head_dim), count in counts.items()
         )
     return (
-        f"{config.num_heads} of {latent.head_dim}, values of {latent.value_dim}, from latents of "
-        f"{latent.kv_rank} and {latent.rope_dim} shared"
+        f"{config.num_heads}, head_dim {latent.head_dim}, of values {latent.value_dim}; "
+        f"KV latent {latent.kv_rank} and {latent.rope_dim} for RoPE"
     )
 
 
@@ -78,6 +78,8 @@ def _model_name(path: Path) -> str:
 
 def property_label(key: str) -> str:
     """Return the label of a property."""
+    if key == "each_of_several_gpus":
+        return "each GPU"
     return key.removesuffix("_bytes").replace("_bytes_", "_").replace("_", " ")
 
 

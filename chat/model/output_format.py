@@ -186,7 +186,10 @@ def _grammar_fault(grammar: Mapping[str, Any]) -> str:
     from llguidance import LLMatcher
 
     message: str = LLMatcher.validate_grammar(json.dumps({"grammars": [grammar]}))
-    return message.strip().partition("\n")[0]
+    first, *more = message.strip().split("\n")
+    # The reason of an invalid regular expression is on a line below its text.
+    reasons = [line.removeprefix("error:") for line in more if line.startswith("error:")]
+    return "".join((first.removesuffix(" regex parse error:"), *reasons[:1]))
 
 
 def _innermost_fault(schema: Mapping[str, Any], message: str) -> tuple[str, str]:

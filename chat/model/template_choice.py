@@ -81,6 +81,6 @@ def _read(path: Path) -> str:
             raise BadModelFile(f"the chat template {path} is larger than {_MAX_FILE_BYTES} bytes")
         return path.read_bytes().decode()
     except OSError as error:
-        raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
+        raise FileSystemError.reading(path, error) from error
     except UnicodeDecodeError as error:
         raise BadModelFile(f"the chat template {path} is not UTF-8 text") from error

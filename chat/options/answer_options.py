@@ -51,6 +51,6 @@ ANSWER: tuple[click.Option, ...] = (
         is_flag=False,
         flag_value=5,
         metavar="[N]",
-        help="The same for the tokens of the prompt, in --json.",
+        help="Logprobs of the tokens of the prompt, in --json.",
     ),
 )

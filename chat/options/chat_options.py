@@ -178,7 +178,7 @@ _OUTPUT = (
     ),
     flag("--stats", help="Print speed and token counts on stderr."),
     flag("-q", "--quiet", help="No banner, no progress."),
-    flag("--debug", help="Print tracebacks, and with -p when each phase of the start began."),
+    flag("--debug", help="Print tracebacks; with -p also the time of each phase of the start."),
 )
 _MACHINE = (
     option(
@@ -216,7 +216,8 @@ _MACHINE = (
     option(
         "--cache-max-bytes",
         type=Size(),
-        help="Bound of the KV cache on disk; 0: none; default: 8GiB, or 5 % of the disk.",
+        help="Maximum size of the KV cache on disk; 0: none; default: 8GiB or 5 % of the disk,"
+        " whichever is less.",
     ),
     option(
         "--swap-size",

@@ -1,5 +1,6 @@
 """The options of a chat, from flags, environment and configuration file, in one frozen value."""
 
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -298,7 +299,12 @@ def read_text(name: str) -> str:
     try:
         return Path(name).read_bytes().decode("utf-8", "replace")
     except OSError as error:
-        raise FileSystemError(f"cannot read {name}: {error.strerror}") from error
+        raise FileSystemError.reading(name, error) from error
+
+
+def read_text_or_stdin(name: str) -> str:
+    """Read a text file as `read_text`, or stdin if `name` is `-`."""
+    return sys.stdin.buffer.read().decode("utf-8", "replace") if name == "-" else read_text(name)
 
 
 def config_path() -> Path:
@@ -336,7 +342,7 @@ def _check_value(file: str, name: str, value: object) -> None:
     if _is_list_of_texts(value) and option in (*_LIST_OPTIONS, *TEXTS_PARAMETERS, "lora"):
         return
     if option in _LIST_OPTIONS:
-        raise UsageError(f"{file}: {name} is not a list of texts", f'as {name} = ["…"]')
+        raise UsageError(f"{file}: {name} is not a list of texts", f'write it as {name} = ["…"]')
     if not isinstance(value, str | int | float):
         raise UsageError(
             f"{file}: the value of {name} is neither a text nor a number",
@@ -344,7 +350,7 @@ def _check_value(file: str, name: str, value: object) -> None:
         )
     is_flag = isinstance(getattr(ChatConfig, option, None), bool)
     if is_flag and not isinstance(value, bool | str):
-        raise UsageError(f"{file}: {name} is neither true nor false", f"as {name} = true")
+        raise UsageError(f"{file}: {name} is neither true nor false", f"write it as {name} = true")
 
 
 def _is_list_of_texts(value: object) -> bool:
@@ -356,5 +362,5 @@ def unknown_option(file: str, name: str, known: Collection[str]) -> UsageError:
     import difflib
 
     near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+    hint = f"did you mean {near[0]}?" if near else "swiftchat config show lists the options"
     return UsageError(f"{file}: unknown option {name!r}", hint)

@@ -2,7 +2,7 @@
 
 import copy
 import os
-from typing import Any
+from typing import Any, Self
 
 import click
 
@@ -71,14 +71,17 @@ class Colors(click.ParamType):  # type: ignore[type-arg]  # not generic before c
 class ChatOption(click.Option):
     """An option whose errors name the place of the value: flag, variable or file.
 
-    Help texts show its short flag and one long flag, not the aliases of a parameter.
+    Help texts and errors show its short flag and one long flag, not the aliases of a parameter.
     """
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        return click.Option.get_help_record(self._without_aliases(), ctx)
+
+    def _without_aliases(self) -> Self:
         shown = copy.copy(self)
         long = [flag for flag in self.opts if flag.startswith("--")]
         shown.opts = [flag for flag in self.opts if flag not in long[1:]]
-        return click.Option.get_help_record(shown, ctx)
+        return shown
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         source = ctx and ctx.get_parameter_source(self.name or "")
@@ -87,7 +90,7 @@ class ChatOption(click.Option):
             return next(name for name in names if os.environ.get(name))
         if source is click.core.ParameterSource.DEFAULT_MAP:
             return f"{self.name} in {config_path()}"
-        return super().get_error_hint(ctx)
+        return click.Option.get_error_hint(self._without_aliases(), ctx)
 
 
 class TextsOption(ChatOption):

@@ -95,8 +95,8 @@ PARAMETERS: dict[str, Parameter | ChoiceParameter] = {
         _sampled("temperature", float, "Randomness of the answer; 0 is greedy.", ("temp",)),
         _sampled("top_k", int, "Sample from the k most probable tokens; 0 is off."),
         _sampled("top_p", float, "Nucleus sampling with probability p; 1 is off."),
-        _sampled("top_p_decay", float, "Factor of top-p for each token of the answer; 1 is off."),
-        _sampled("top_p_min", float, "Smallest top-p that --top-p-decay leads to."),
+        _sampled("top_p_decay", float, "Multiply top-p by this after each token; 1 is off."),
+        _sampled("top_p_min", float, "Lower bound of top-p with --top-p-decay."),
         _sampled(
             "min_p", float, "Minimum probability relative to the most probable token; 0 is off."
         ),
@@ -109,12 +109,14 @@ PARAMETERS: dict[str, Parameter | ChoiceParameter] = {
         _sampled(
             "repeat_penalty", float, "Penalize repeated tokens; 1 is off.", ("repetition_penalty",)
         ),
-        _sampled("presence_penalty", float, "Subtracted from the logit of tokens that occurred."),
-        _sampled("frequency_penalty", float, "Subtracted from the logit per occurrence."),
+        _sampled(
+            "presence_penalty", float, "Subtract this once from the logit of tokens that occurred."
+        ),
+        _sampled("frequency_penalty", float, "Subtract this from the logit for each occurrence."),
         _sampled(
             "repeat_last_n",
             int,
-            "The penalties count this many last tokens; -1 is all, 0 none.",
+            "The penalties look at the last N tokens; -1 is all, 0 none.",
             ("penalty_last_n",),
         ),
         _sampled("dry_multiplier", float, "Penalty of repeated sequences (DRY); 0 is off."),
@@ -135,9 +137,11 @@ PARAMETERS: dict[str, Parameter | ChoiceParameter] = {
             "Maximum length of an answer in tokens.",
             ("num_predict", "n_predict"),
         ),
-        _sampled("logprobs", int, "Logprob of each token and this many (5) alternatives."),
+        _sampled("logprobs", int, "Logprobs of each token and of N alternatives (5)."),
         ChoiceParameter(
-            "speculate", SPECULATE, "Verify proposed tokens in one step: faster, same text."
+            "speculate",
+            SPECULATE,
+            "Speculative decoding: verify proposed tokens, faster.",
         ),
         ChoiceParameter("overflow", OVERFLOWS, "What happens when the context is full (error)."),
         _sampled(
@@ -149,15 +153,15 @@ PARAMETERS: dict[str, Parameter | ChoiceParameter] = {
         _sampled("beams", int, "Beam search with this many beams.", ("num_beams",)),
         _sampled("length_penalty", float, "Beam search: above 0 favors longer answers (1)."),
         ChoiceParameter(
-            "early_stopping", EARLY_STOPPING, "Beam search: end with the first N answers (false)."
+            "early_stopping",
+            EARLY_STOPPING,
+            "Beam search: end at the first N answers (false).",
         ),
-        _sampled(
-            "diversity_rate", float, "Beam search: fewer continuations of one beam; 0 is off."
-        ),
+        _sampled("diversity_rate", float, "Beam search: above 0 the beams differ more; 0 is off."),
         _sampled(
             "speculate_tokens",
             int,
-            "Most proposed tokens (15; CPU: 8).",
+            "At most so many proposed tokens (15; CPU: 8).",
             ("draft_max",),
         ),
         Parameter(
@@ -196,15 +200,15 @@ TEXTS_PARAMETERS = {
         TextsParameter("ban", "Never write this text (repeatable)."),
         TextsParameter(
             "logit_bias",
-            "Add a number between -100 and 100 to the logit of a token (repeatable).",
+            "Add -100 to 100 to the logit of a token (repeatable).",
             "TEXT=NUMBER",
         ),
         TextsParameter(
             "dry_breaker",
-            "A repetition for DRY ends at this text (repeatable); none: no text does.",
+            "Text that ends a repetition for DRY (repeatable); none: no such text.",
             aliases=("dry_sequence_breaker",),
         ),
-        TextsParameter("top_p_reset", "After this text top-p decays anew (repeatable)."),
+        TextsParameter("top_p_reset", "Text that resets the decay of top-p (repeatable)."),
     )
 }
 ALL_PARAMETERS: tuple[Parameter | ChoiceParameter | TextsParameter, ...] = (

@@ -107,10 +107,10 @@ def _checked_model(value: str, folder: Path) -> str:
     """Return the name of a model, or the path of one in the project's folder."""
     path = Path(value)
     if not value or value.startswith("~") or path.is_absolute() or ".." in path.parts:
-        raise UsageError("a project file names no path outside of its folder")
+        raise UsageError("a project file must not name a path outside of its folder")
     for base in (folder, Path.cwd()):
         if (base / path).exists():
             if not (base / path).resolve().is_relative_to(folder.resolve()):
-                raise UsageError("a project file names no path outside of its folder")
+                raise UsageError("a project file must not name a path outside of its folder")
             return str(base / path)
     return value

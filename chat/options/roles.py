@@ -70,7 +70,7 @@ def parse_values(words: Iterable[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not re.fullmatch(_NAME, name):
-            raise UsageError(f"{word!r} is not NAME=VALUE", "as lang=python")
+            raise UsageError(f"{word!r} is not NAME=VALUE", "write it as lang=python")
         values[name] = value
     return values
 
@@ -136,7 +136,7 @@ def _parse_header(header: str, file: str) -> dict[Any, Any]:
     try:
         values = yaml.safe_load(header)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: {error}", "write the options as YAML, as `top_k: 40`") from error
+        raise UsageError(f"{file}: {error}", "write the options as YAML: `top_k: 40`") from error
     if not isinstance(values, dict | None):
         raise UsageError(f"{file}: the options are not a mapping", "write them as `top_k: 40`")
     return values or {}
@@ -171,7 +171,9 @@ def _parse_defaults(header: str, file: str) -> dict[str, str | None]:
     defaults: dict[str, str | None] = {}
     for name, default in node.value:
         if not (isinstance(name.value, str) and re.fullmatch(_NAME, name.value)):
-            raise UsageError(f"{file}: {name.value!r} cannot name a variable", "as `lang: python`")
+            raise UsageError(
+                f"{file}: {name.value!r} cannot name a variable", "write it as `lang: python`"
+            )
         if not isinstance(default, yaml.ScalarNode):
             raise UsageError(f"{file}: the default of {name.value} is not a text or a number")
         defaults[name.value] = None if default.tag == _NULL else default.value

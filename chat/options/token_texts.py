@@ -29,7 +29,9 @@ def parse_bias(text: str) -> tuple[str, float]:
         value = math.nan
     if not equals or not token or value not in LOGIT_BIAS_RANGE:
         rule = f"TEXT=NUMBER with a number {LOGIT_BIAS_RANGE}"
-        raise UsageError(f"--logit-bias {text!r} is not {rule}", "as --logit-bias ' yes=5'")
+        raise UsageError(
+            f"--logit-bias {text!r} is not {rule}", "write it as --logit-bias ' yes=5'"
+        )
     return token, value
 
 

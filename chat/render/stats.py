@@ -38,8 +38,9 @@ def stats_line(
     return (
         f"{first} · load {load_s:.2f} s · prompt {answer.num_prompt_tokens} tokens"
         f"{_cached(answer)}, {_per_s(rates['prompt_tps'])} · "
-        f"answer {answer.num_tokens} tokens, {_per_s(rates['completion_tps'])} · "
-        f"{answer.finish_reason}{speculation(answer, info, before=' · speculation: ')}"
+        f"answer {answer.num_tokens} tokens, {_per_s(rates['completion_tps'])}, "
+        f"finish reason {answer.finish_reason}"
+        f"{speculation(answer, info, before=' · speculation: ')}"
         f"{host_sampling(answer, info, before=' · ')}"
     )
 
@@ -70,7 +71,8 @@ def speculation(answer: Answer, info: EngineInfo | None, before: str = "") -> st
         return f"{before}off because of {', '.join(controls)}" if controls else ""
     return (
         f"{before}{found.proposer} · {100 * found.acceptance_rate:.0f} % of {found.num_proposed} "
-        f"tokens accepted, {found.mean_accepted:.1f} a step · decoding {found.gain:.2f} × as fast"
+        f"proposed tokens accepted, {found.mean_accepted:.1f} per step · "
+        f"{found.gain:.2f} × the speed of plain decoding"
     )
 
 

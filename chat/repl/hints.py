@@ -11,6 +11,8 @@ _HINTS = {
     "start": "chats are saved: swiftchat -c continues the last one, --no-save saves nothing",
     "stopped": "/continue extends a stopped answer, /regen answers again",
     "code": "/copy code copies the code",
+    "path": "a path is sent as text; /read PATH attaches the file",
+    "undone": "what /undo takes back stays: /branches lists it, /switch N returns to it",
 }
 
 

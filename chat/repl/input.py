@@ -121,8 +121,10 @@ class _Sanitizer(Processor):
 
 
 def _placeholder() -> StyleAndTextTuples:
-    # During a history search the empty buffer shows the match.
-    return [] if get_app().layout.is_searching else [("fg:ansibrightblack", PLACEHOLDER)]
+    # During a history search the empty buffer shows the match; what scrolls away has no hint.
+    app = get_app()
+    is_hidden = app.layout.is_searching or app.is_done
+    return [] if is_hidden else [("fg:ansibrightblack", PLACEHOLDER)]
 
 
 def open_history(file: Path | None, pastes: Pastes) -> History:

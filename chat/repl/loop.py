@@ -192,6 +192,8 @@ class Repl:
         message = message_of(text)
         if text.startswith("//") and "\n" not in text:
             message = message[1:]
+        elif text.startswith("/") and "\n" not in text.strip():  # a path: no command begins so
+            self._hints.show("path")
         self._turns.send(message_with(self.state.attachments, message), text)
         self.state.attachments = []
         return True
@@ -206,6 +208,8 @@ class Repl:
                 self._turns.continue_answer()
             case Next.COMPARE:
                 compare(self.state, self._turns)
+            case Next.HINT_UNDONE:
+                self._hints.show("undone")
         return True
 
 

@@ -9,6 +9,8 @@ from swiftchat.chat.terminal.sanitize import sanitize
 def toolbar(state: ChatState) -> StyleAndTextTuples:
     """Return the loading progress, or else the used context, amber from 80 %, red from 95 %."""
     engine, name = state.chat_model.engine, sanitize(state.chat_model.name)
+    if engine.info is None and state.chat_model.engine_has_failed:
+        return [("", f" {name} · not loaded; the next message tries it again")]
     if engine.info is None:
         progress = engine.progress
         if progress is None:

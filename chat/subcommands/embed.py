@@ -3,7 +3,6 @@
 import json as json_module
 import os
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +125,7 @@ def embed(
 
 def _texts(inputs: tuple[str, ...], is_text: bool, lines: bool) -> Iterator[Input]:
     """Yield the texts of the arguments; raises `UsageError` and `FileSystemError`."""
-    from swiftchat.chat.options.config import read_text
+    from swiftchat.chat.options.config import read_text_or_stdin
 
     if inputs.count("-") > 1 and not is_text:
         raise UsageError("- was given twice", "stdin can be read once")
@@ -134,9 +133,7 @@ def _texts(inputs: tuple[str, ...], is_text: bool, lines: bool) -> Iterator[Inpu
         if is_text or not (one == "-" or _is_file(one)):
             found = [Input(one)]
         else:
-            text = (
-                sys.stdin.buffer.read().decode("utf-8", "replace") if one == "-" else read_text(one)
-            )
+            text = read_text_or_stdin(one)
             name = "stdin" if one == "-" else one
             found = [Input(text, name)]
             if lines:

@@ -69,7 +69,7 @@ def _chosen(engines: list[RunningEngine], name: str | None) -> list[RunningEngin
     if engines:
         running = ", ".join(map(_name, engines))
         raise UsageError(f"no engine named {name!r} is running", f"running: {running}")
-    raise UsageError("no engine is running", "swiftchat ps lists engines")
+    raise UsageError("no engine is running", "swiftchat serve starts one")
 
 
 def _names(engine: RunningEngine) -> tuple[str, ...]:

@@ -169,7 +169,7 @@ def _disk_use(
 def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> None:
     """Show a model: architecture, sizes, context, tokenizer, memory needed, where it fits.
 
-    Of the directory or GGUF file of an adapter, show what it is.
+    NAME can also be the directory or GGUF file of an adapter.
     """
     from swiftchat.weights.adapters.describe import describe_adapter, is_adapter
 
@@ -195,7 +195,7 @@ def _print_properties(properties: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json_module.dumps(properties, indent=2))
         return
-    width = max(map(len, properties))
+    width = max(len(property_label(key)) for key in properties)
     for key, value in properties.items():
         first, *more = property_text(key, value).splitlines() or [""]
         print(f"{property_label(key):{width}}  {first}")

@@ -2,7 +2,6 @@
 
 import json as json_module
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -69,14 +68,14 @@ def score(
     tokens, with the tokens before them as context.
     """
     from swiftchat.chat.model.chat_model import chat_model_for
-    from swiftchat.chat.options.config import ChatConfig
+    from swiftchat.chat.options.config import ChatConfig, read_text_or_stdin
     from swiftchat.chat.terminal.status_line import StatusLine
     from swiftchat.engine.api.score import score as score_ids
     from swiftchat.errors import UsageError
 
     if logprobs is not None and not as_json:
         raise UsageError("--logprobs needs JSON", "add --json")
-    text = _text(file)
+    text = read_text_or_stdin(file)
     config = ChatConfig(**options)
     config.check()
     status = StatusLine(may_erase=True, is_quiet=config.quiet)
@@ -120,9 +119,3 @@ def _report(chat_model: "ChatModel", found: "Score", text: str) -> dict[str, Any
         "perplexity": perplexity if math.isfinite(perplexity) else None,
         "bits_per_byte": found.nats / math.log(2) / num_bytes,
     }
-
-
-def _text(file: str) -> str:
-    from swiftchat.chat.options.config import read_text
-
-    return sys.stdin.buffer.read().decode("utf-8", "replace") if file == "-" else read_text(file)

@@ -144,12 +144,12 @@ def _run(
     status = StatusLine(may_erase=True, is_quiet=chat_model.config.quiet)
     with status.waiting("starting the engine"):
         info = chat_model.wait_ready(lambda at: status.show(at.label, at.done, at.total))
-    print_notice(f"{chat_model.name} is ready · {info.device} · {info.ctx_size_tokens} tokens")
-    if serve_config.keep_alive_s is not None:
-        print_notice(
-            f"it ends when it is not used for {format_duration(serve_config.keep_alive_s)}"
-        )
-    print_notice("chats with the same model and options use it · Ctrl-C ends it")
+    if not chat_model.config.quiet:
+        print_notice(f"{chat_model.name} is ready · {info.device} · {info.ctx_size_tokens} tokens")
+        if serve_config.keep_alive_s is not None:
+            unused = format_duration(serve_config.keep_alive_s)
+            print_notice(f"it ends when it is not used for {unused}")
+        print_notice("chats with the same model and options use it · Ctrl-C ends it")
     if endpoint is not None:
         endpoint.run(chat_model)
     reason = chat_model.engine.wait_ended()

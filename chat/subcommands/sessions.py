@@ -126,7 +126,7 @@ def import_sessions(files: tuple[str, ...]) -> None:
         try:
             data = Path(file).read_bytes()
         except OSError as error:
-            raise FileSystemError(f"cannot read {file}: {error.strerror}") from error
+            raise FileSystemError.reading(file, error) from error
         found += import_conversations(data, file)
     with open_store() as store:
         for conversation in found:
@@ -165,7 +165,9 @@ def rm(id_or_name: tuple[str, ...], yes: bool) -> None:
 def prune(older_than: float | None, one_shots: bool, dry_run: bool, yes: bool) -> None:
     """Delete old conversations permanently; with both options those that match both."""
     if older_than is None and not one_shots:
-        raise UsageError("prune needs --older-than or --one-shots", "prune --older-than 90d")
+        raise UsageError(
+            "prune needs --older-than or --one-shots", "swiftchat sessions prune --older-than 90d"
+        )
     with open_store() as store:
         rows = [
             row

@@ -42,7 +42,9 @@ def tokens(
 
     The text is encoded like a user's input: without a chat template and without control tokens.
     """
-    text = _text(file)
+    from swiftchat.chat.options.config import read_text_or_stdin
+
+    text = read_text_or_stdin(file)
     tokenizer = _tokenizer(model, offline)
     ids = tokenizer.encode(text)
     pieces = [piece.decode("utf-8", "backslashreplace") for piece in tokenizer.pieces(ids)]
@@ -78,14 +80,6 @@ def separated(pieces: Iterable[str]) -> str:
 def marked(piece: str) -> str:
     """Replace white space and control characters of a piece by glyphs; keep the newlines."""
     return re.sub(r"\s", lambda space: _SPACES.get(space[0], "␣"), sanitize(piece))
-
-
-def _text(file: str) -> str:
-    from swiftchat.chat.options.config import read_text
-
-    if file != "-":
-        return read_text(file)
-    return sys.stdin.buffer.read().decode("utf-8", "replace")
 
 
 def _tokenizer(model: str | None, offline: bool) -> "Tokenizer":

@@ -79,7 +79,7 @@ def _read(path: Path, name: str) -> list[ServerSpec]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise FileSystemError(f"cannot read {name}: {error.strerror}") from error
+        raise FileSystemError.reading(name, error) from error
     if len(data) > _MAX_FILE_BYTES:
         _reject(f"{name} is larger than {_MAX_FILE_BYTES} bytes")
     try:

@@ -38,9 +38,11 @@ class Address:
         if "/" in text:
             return cls(path=user_path(text))
         found = _HOST_AND_PORT.fullmatch(text)
-        if found is None or int(found[2]) >= 1 << 16:
+        if found is None:
             hint = "write it as 127.0.0.1:4000 or ./engine.sock"
             raise UsageError(f"{text!r} is neither HOST:PORT nor a path with a slash", hint)
+        if int(found[2]) >= 1 << 16:
+            raise UsageError(f"the port of {text!r} is above 65535", "choose another port")
         return cls(found[1].strip("[]"), int(found[2]))
 
     def __str__(self) -> str:

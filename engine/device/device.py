@@ -36,7 +36,7 @@ def find_device(name: str, rank: int = 0) -> torch.device:
         found = torch.cuda.device_count()
         why = why_unusable(torch.version.cuda)
         raise DeviceError(
-            f"no GPU {name}: {found} found by torch {torch.__version__}"
+            f"no GPU for --device {name}: torch {torch.__version__} finds {found}"
             + ("" if why is None else f"; {why}"),
             "use --device cpu, or install the driver and torch's CUDA build",
         )

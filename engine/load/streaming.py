@@ -188,7 +188,7 @@ def _open(file: Path) -> Iterator[int]:
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise FileSystemError(f"cannot read {file}: {error.strerror}") from error
+        raise FileSystemError.reading(file, error) from error
     try:
         yield descriptor
     finally:

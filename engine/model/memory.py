@@ -149,7 +149,7 @@ def plan_cache(
     if requested is not None and requested > max_context_tokens:
         raise UsageError(
             f"the context of {requested} tokens is longer than the model's {max_context_tokens}",
-            f"use --ctx-size {max_context_tokens} or less",
+            f"use --ctx-size {max_context_tokens} or less; at the prompt: /set ctx_size",
         )
     fixed_bytes = weights_bytes + workspace_bytes
     cache_bytes = int(available_bytes * (1 - RESERVED_FRACTION)) - fixed_bytes

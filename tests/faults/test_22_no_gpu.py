@@ -55,11 +55,11 @@ def test_an_old_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: 
         note = f"note: the CPU computes: {VERSIONS}\n"
         assert done.returncode == 0 and done.stderr.decode().startswith(note), done.stderr
     else:
-        _, hint = assert_error(done, 4, "no GPU cuda", VERSIONS)
+        _, hint = assert_error(done, 4, "no GPU for --device cuda", VERSIONS)
         assert "--device cpu" in hint
 
 
 def test_a_machine_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    _, hint = assert_error(run(tmp_path, "cuda"), 4, "no GPU cuda: 0 found by torch")
+    _, hint = assert_error(run(tmp_path, "cuda"), 4, "no GPU for --device cuda: torch")
     assert "--device cpu" in hint

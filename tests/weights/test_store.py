@@ -91,6 +91,7 @@ def test_the_hint_has_the_download_command_and_similar_names(store: Store) -> No
     with pytest.raises(ModelNotFound) as caught:
         store.resolve("zzz", offline=True)
     assert "needs network access" in caught.value.hint
+    assert "swiftchat help models lists short names" in caught.value.hint
 
 
 def test_a_directory_is_found_by_its_path(store: Store, tmp_path: Path) -> None:
@@ -101,6 +102,9 @@ def test_a_directory_is_found_by_its_path(store: Store, tmp_path: Path) -> None:
         store.resolve(str(tmp_path / "empty"))
     with pytest.raises(ModelNotFound, match="no model at"):
         store.resolve(str(tmp_path / "gone"))
+    (tmp_path / "text").write_text("no model")
+    with pytest.raises(ModelNotFound, match=r"text is not a model$"):
+        store.resolve(str(tmp_path / "text"))
 
 
 def test_relative_directory_without_a_model_does_not_hide_a_name(

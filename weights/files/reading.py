@@ -34,7 +34,7 @@ def read_small_file(path: Path) -> bytes:
             raise BadModelFile(f"{path}: larger than {_MAX_BYTES} bytes")
         content = path.read_bytes()
     except OSError as error:
-        raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
+        raise FileSystemError.reading(path, error) from error
     reject_other_content(path, content[:512])
     return content
 

@@ -60,7 +60,7 @@ class GgufFile:
         except FileNotFoundError as error:
             raise ModelNotFound(f"no file {path}") from error
         except OSError as error:
-            raise FileSystemError(f"cannot read {path}: {error.strerror}") from error
+            raise FileSystemError.reading(path, error) from error
         header = Header(path, data)
         metadata, tensors = header.parse()
         return cls(path, metadata, tensors, [data], [path])

@@ -50,7 +50,7 @@ def read_tensorflow_checkpoint(index: Path) -> dict[str, TensorInfo]:
             raise BadModelFile(f"{index}: {num_files} data files: damaged?")
         files = [_data_file(index, number, num_files) for number in range(num_files)]
     except OSError as error:
-        raise FileSystemError(f"cannot read {index}: {error.strerror or error}") from error
+        raise FileSystemError.reading(index, error) from error
     tensors: dict[str, TensorInfo] = {}
     in_file: dict[Path, dict[str, TensorInfo]] = {}
     for key, value in table.items():

@@ -54,7 +54,7 @@ def read_container(
             if start.startswith(b"\x80"):
                 return _read_legacy(path, file, is_known, item_bytes)
     except OSError as error:
-        raise FileSystemError(f"cannot read {path}: {error.strerror or error}") from error
+        raise FileSystemError.reading(path, error) from error
     problem = "not a file of torch.save"
     if start[257:262] == b"ustar":
         problem = "a tar archive, the first format of torch.save, which is not supported"

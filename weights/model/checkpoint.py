@@ -105,7 +105,7 @@ class Checkpoint:
             stored = shard_of(shard.config, size, shard.rank)
             return cls(path, read_rank_file(file, shard), stored)
         except OSError as error:
-            raise FileSystemError(f"cannot read {path}: {error.strerror or error}") from error
+            raise FileSystemError.reading(path, error) from error
 
     def map(self, file: Path) -> mmap.mmap:
         """Map a whole file, copy-on-write: writes stay private to this process.

@@ -32,7 +32,7 @@ class TensorFile:
             else:
                 tensors = read_torch_checkpoint(file)
         except OSError as error:
-            raise FileSystemError(f"cannot read {file}: {error.strerror}") from error
+            raise FileSystemError.reading(file, error) from error
         self.tensors = tensors
         self._checkpoint = Checkpoint(file.parent, tensors)
 

@@ -64,7 +64,7 @@ def batch(
     After an interrupt, the same command with -o answers the lines that are missing or had an
     error. The exit code is 0 if all lines have an answer, otherwise that of the first error.
     """
-    from swiftchat.chat.options.config import ChatConfig
+    from swiftchat.chat.options.config import ChatConfig, read_text_or_stdin
     from swiftchat.chat.subcommands.batch.lines import split_lines
     from swiftchat.chat.subcommands.batch.output import open_output
 
@@ -72,7 +72,7 @@ def batch(
         raise UsageError("--overwrite belongs to -o", "add -o OUT.jsonl")
     config = ChatConfig(**options, parallel=parallel)
     config.check()
-    lines = split_lines(_read(file))
+    lines = split_lines(read_text_or_stdin(file))
     with open_output(output, lines, as_finished=as_finished, overwrite=overwrite) as out:
         waiting = [line for line in lines if line.number not in out.kept]
         # A status line would mix with answers on the same terminal.
@@ -84,12 +84,6 @@ def batch(
             run.print_totals(is_resumable=output is not None)
         out.finish()
     click.get_current_context().exit(run.exit_code)
-
-
-def _read(file: str) -> str:
-    from swiftchat.chat.options.config import read_text
-
-    return sys.stdin.buffer.read().decode("utf-8", "replace") if file == "-" else read_text(file)
 
 
 @dataclass
@@ -109,7 +103,7 @@ class Totals:
     def text(self, seconds: float) -> str:
         """Describe the counts, with the speed of `seconds` seconds."""
         kept = f" · {self.kept} from before" if self.kept else ""
-        errors = f" · {self.errors} errors" if self.errors else ""
+        errors = f" · {self.errors} error{'' if self.errors == 1 else 's'}" if self.errors else ""
         missing = f" · {self.missing} missing" if self.missing else ""
         speed = f" · {self.tokens / seconds:.1f} tok/s" if self.tokens and seconds else ""
         return (

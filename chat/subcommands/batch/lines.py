@@ -81,7 +81,7 @@ def parse_request(line: Line, system: str | None) -> Request:
     return Request(messages, _options(settings))
 
 
-_HINT = 'as {"prompt": "Why is the sky blue?", "temperature": 0}'
+_HINT = 'write it as {"prompt": "Why is the sky blue?", "temperature": 0}'
 
 
 def _parse_json(text: str) -> Any:

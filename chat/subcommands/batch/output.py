@@ -131,7 +131,7 @@ def _kept_records(path: Path, keys: dict[int, str]) -> dict[int, str]:
             is_same = False
         if not is_same:
             raise UsageError(
-                f"{path} has something else than answers to this input in line {number}",
+                f"line {number} of {path} is not an answer to a line of this input",
                 "choose another file with -o, or --overwrite",
             )
         if is_answer:

@@ -7,7 +7,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from swiftchat.chat.help.columns import two_columns
-from swiftchat.chat.help.pages import PAGES, page
+from swiftchat.chat.help.pages import PAGES, page, parameter_help
 from swiftchat.chat.options.completion import matching
 from swiftchat.errors import UsageError
 
@@ -48,6 +48,8 @@ def help_command(ctx: click.Context, topic: str, man: bool) -> None:
     elif command := root.command.get_command(root, topic):
         with click.Context(command, info_name=topic, parent=root) as inner:
             print(command.get_help(inner))
+    elif text := parameter_help(topic):
+        print(text)
     else:
         known = (*PAGES, *root.command.list_commands(root))
         near = difflib.get_close_matches(topic, known, n=1)

@@ -197,7 +197,7 @@ def test_invalid_and_cut_calls_are_text(folder: Path) -> None:
 def test_tools_for_a_template_that_takes_none_are_refused(tmp_path: Path) -> None:
     with serving(make_folder(tmp_path / "model"), "fine") as served:
         status, body = served.chat(tools=[WEATHER])
-        assert status == 400 and "takes no tools" in body["error"]["message"]
+        assert status == 400 and "has no tools" in body["error"]["message"]
         assert served.chat(tools=[WEATHER], tool_choice="none")[0] == 200
 
 

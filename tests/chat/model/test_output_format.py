@@ -298,9 +298,12 @@ def test_two_formats_are_a_usage_error(options: dict[str, Any], names: tuple[str
     assert all(name in caught.value.message for name in names)
 
 
-@pytest.mark.parametrize("regex", ["(", "[", "a{2,1}"])
-def test_invalid_regular_expressions(regex: str) -> None:
-    with pytest.raises(UsageError, match="--regex"):
+@pytest.mark.parametrize(
+    ("regex", "reason"),
+    [("(", "unclosed group"), ("[", "unclosed character class"), ("a{2,1}", "repetition count")],
+)
+def test_invalid_regular_expressions(regex: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=f"--regex.*{reason}"):
         chosen_format(ChatConfig(regex=regex))
 
 

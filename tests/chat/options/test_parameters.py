@@ -100,7 +100,9 @@ def test_wrong_values_say_the_range(chat: Chat, option: str) -> None:
             chat.send(f"/set {option} {value}")
         assert caught.value.message == f"{option} must be {rule}, not {value!r}"
         flag = f"{PARAMETERS[option].flags[0]}={value}"
-        assert f"must be {rule}, not {value!r}" in usage_error(flag)
+        message = usage_error(flag)
+        assert f"must be {rule}, not {value!r}" in message
+        assert not any(f"'{alias}'" in message for alias in PARAMETERS[option].flags[1:])
 
 
 def test_a_file_may_have_a_boolean() -> None:

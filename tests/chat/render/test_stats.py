@@ -38,7 +38,8 @@ def test_statistics_say_what_speculation_brought() -> None:
     result = Finished("stop", 5, 0, 60, 0.1, 0.5, 7, found)
     answer: Any = SimpleNamespace(params=SamplingParams(), result=result, is_constrained=False)
     assert speculation(answer, INFO) == (
-        "ngram · 75 % of 40 tokens accepted, 3.0 a step · decoding 1.88 × as fast"
+        "ngram · 75 % of 40 proposed tokens accepted, 3.0 per step · "
+        "1.88 × the speed of plain decoding"
     )
     assert speculation_json(answer) == {
         "proposer": "ngram",

@@ -142,6 +142,17 @@ def test_a_history_search_hides_the_placeholder(program: Program) -> None:
     terminal.process.close(force=True)
 
 
+def test_an_ended_line_leaves_no_placeholder_behind(program: Program) -> None:
+    terminal = Terminal(*_split(program.command("Answer.")))
+    terminal.wait_for("Send a message")
+    terminal.type("\r")
+    terminal.wait_for(lambda text: text.count(">>>") == 2 and "Send a message" in text)
+    terminal.type("\x03")
+    text = terminal.wait_for(lambda text: "Send a message" in text.partition("/bye leaves")[2])
+    assert text.count("Send a message") == 1
+    terminal.process.close(force=True)
+
+
 def _split(command: list[str]) -> tuple[str, list[str]]:
     return command[0], command[1:]
 

@@ -110,7 +110,7 @@ def test_a_killed_batch_continues_with_the_missing_lines(
     assert [json.loads(one)["line"] for one in found] == list(range(1, 13))
     assert set(kept) <= set(found)
     other = run(command, str(out), "-o", str(out))
-    assert other.returncode == 2 and "something else than answers to this input" in other.stderr
+    assert other.returncode == 2 and "is not an answer to a line of this input" in other.stderr
 
 
 def test_lines_with_errors_are_tried_again(command: list[str], tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_lines_with_errors_are_tried_again(command: list[str], tmp_path: Path) -
         done = run(command, "-", "-o", str(out), stdin=text)
         assert done.returncode == 2
         assert ["error" in one for one in records(out.read_text())] == [False, True]
-    assert "1 from before · 1 errors" in done.stderr
+    assert "1 from before · 1 error ·" in done.stderr
 
 
 def test_the_end_of_the_engine_ends_the_batch(command: list[str], tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def test_help_shows_pages_commands_and_suggestions() -> None:
     assert "Ctrl-X Ctrl-E" in shown("keys") and "/branches" in shown("commands")
     assert str(roles_folder()) in shown("roles") and "vicuna" in shown("templates")
     assert "--dry-run" in shown("convert")
+    assert shown("top_k").startswith("top_k: a whole number") and "qwen3:8b" in shown("models")
     for args, hint in (
         (("help", "smapling"), "swiftchat help sampling"),
         (("downlod",), "swiftchat download"),

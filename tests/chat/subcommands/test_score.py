@@ -47,7 +47,12 @@ def test_json_and_text_have_the_same_figures(command: list[str], tmp_path: Path)
         (["-"], "", 2, "the text has 0 tokens"),
         (["-", "--logprobs"], TEXT, 2, "--logprobs needs JSON"),
         (["-", "--context", "9", "--stride", "9"], TEXT, 2, "the stride must be between 1 and 8"),
-        (["/nowhere/text"], TEXT, 8, "cannot read /nowhere/text"),
+        (
+            ["/nowhere/text"],
+            TEXT,
+            8,
+            "cannot read /nowhere/text: No such file or directory\nhint: check the path\n",
+        ),
     ],
 )
 def test_errors(command: list[str], args: list[str], stdin: str, code: int, message: str) -> None:

@@ -298,3 +298,10 @@ def test_loading_errors_end_serve_with_their_code(folder: Path) -> None:
     result = swiftchat("serve", str(folder), "--device", "cpu", "--dummy", "no-such-shape")
     assert result.returncode in (2, 3, 7) and result.stderr.decode().count("error: ") == 1
     assert listed() == []
+
+
+def test_a_quiet_engine_says_nothing_but_its_end(folder: Path) -> None:
+    with serve_process(str(folder), "-q", *OPTIONS, ready=False) as quiet:
+        wait_until(lambda: swiftchat("stop").returncode == 0, END_S)
+        assert quiet.process.wait(END_S) == 0
+        assert quiet.log == "the engine was ended by swiftchat stop\n"

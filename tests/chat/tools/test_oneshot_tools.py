@@ -132,7 +132,7 @@ def test_a_model_without_tools_is_an_error_before_servers_start(
 ) -> None:
     fake_engine.make_folder(program.folder)
     result = program.run("--mcp", SERVER, "-p", "x")
-    assert result.exit_code != 0 and "takes no tools" in str(result.exception)
+    assert result.exit_code != 0 and "has no tools" in str(result.exception)
     assert program.run("--mcp", "none", "-p", "x").stdout == "An answer.\n"
 
 

@@ -118,7 +118,7 @@ def test_chunks_begin_at_multiples_of_their_size(gemma4) -> None:
 
 def test_show_lists_the_heads_of_all_layers(gemma4) -> None:
     assert describe_heads(config_of(gemma4[0])) == (
-        "6 (2 for keys and values) of 8 in 4 layers, 6 (1 for keys and values) of 16 in 2 layers"
+        "6 (2 KV heads), head_dim 8 in 4 layers; 6 (1 KV heads), head_dim 16 in 2 layers"
     )
 
 

@@ -349,10 +349,12 @@ def test_parse_address(text: str, expected: Address) -> None:
     assert str(expected) == text
 
 
-@pytest.mark.parametrize("text", ["", "4000", "host", "host:", "host:70000", "::1:4000", "a:b"])
+@pytest.mark.parametrize("text", ["", "4000", "host", "host:", "::1:4000", "a:b"])
 def test_invalid_address_raises(text: str) -> None:
     with pytest.raises(UsageError, match="neither HOST:PORT nor a path"):
         Address.parse(text)
+    with pytest.raises(UsageError, match="the port of 'host:70000' is above 65535"):
+        Address.parse("host:70000")
 
 
 def test_listening_only_on_loopback_and_free_addresses(tmp_path: Path, unix: Listener) -> None:

@@ -382,6 +382,9 @@ def test_an_unknown_alias_suggests_the_nearest(hub: FakeHub, store: Store) -> No
     with pytest.raises(ModelNotFound) as caught:
         download("qwen3:9b", store)
     assert "qwen3:8b" in caught.value.hint and hub.log == []
+    with pytest.raises(ModelNotFound, match="'zzz' is not a model name") as caught:
+        download("zzz", store)
+    assert caught.value.hint.endswith("swiftchat help models lists the short names")
     with pytest.raises(ModelNotFound) as caught:
         download("smolm2:135m", store)
     assert "smollm2:135m" in caught.value.hint
