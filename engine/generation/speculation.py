@@ -45,7 +45,10 @@ def speculation_of(
         num_bytes = decoder.ranks.min_across_ranks(resident_bytes(weights))
         is_quantized = bool(decoder.ranks.min_across_ranks(int(has_quantized(weights))))
         num_layers = len(weights.layers)
-        costs = StepCosts.on_gpu(num_bytes, num_layers, is_quantized=is_quantized)
+        has_states = decoder.config.mixer is not None
+        costs = StepCosts.on_gpu(
+            num_bytes, num_layers, is_quantized=is_quantized, has_states=has_states
+        )
         max_rows = 1 if graphs.verification is None else graphs.verification.max_rows
         step_s = gpu_step_s(num_bytes, num_layers)
     if decoder.config.mixer is not None:
