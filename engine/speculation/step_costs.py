@@ -5,9 +5,9 @@ from types import MappingProxyType
 
 _SMOOTHING, _SMOOTHING_DOWN = 0.1, 0.4  # weights of a new measurement
 # On a GPU, measured on an H200 (docs/performance-gpu.md): what a captured step of so many rows
-# costs more than one with a single row, by kind of weights; what mixers with a state add (H100), which
-# compute one row after the other; the host's part of a verification; the speed of reading weights,
-# and the time of a layer's kernels beyond that.
+# costs more than one with a single row, by kind of weights; what mixers with a state add, which
+# compute one row after the other (on an H100); the host's part of a verification; the speed of
+# reading weights, and the time of a layer's kernels beyond that.
 _MORE_ROWS, _MORE_ROWS_QUANTIZED = {8: 0.15, 16: 0.25}, {8: 0.45, 16: 1.0}
 _STATES = 0.12
 _HOST_S, _BYTES_PER_S, _LAYER_S = 0.15e-3, 4e12, 10e-6
