@@ -1,18 +1,13 @@
 """Gated DeltaNet in kernels."""
 
-import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.gated_delta import gated_delta_step, gated_delta_step_fits
-from swiftchat.cuda.ops.mixer_scans import (
-    ScanRows,
-    causal_conv,
-    gated_delta_scan,
-    gated_delta_scan_fits,
-)
+from swiftchat.cuda.ops.mixer_scans import ScanRows, gated_delta_scan_fits
 from swiftchat.cuda.ops.mixers import StepSlots, gated_norm
 from swiftchat.engine.comm.communicator import Communicator
+from swiftchat.engine.mixers.kernels.delta_scan import scan_deltas
 from swiftchat.engine.mixers.kernels.kind import present
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
@@ -66,28 +61,11 @@ class GatedDeltaKernels:
         ranks: Communicator,
     ) -> None:
         mixer = self._mixer
-        mixed = torch.empty(len(projected), len(weights.conv), device=projected.device)
-        causal_conv(
-            self._gpu,
-            projected,
-            mixed,
-            conv=weights.conv,
-            conv_bias=None,
-            conv_states=states[0],
-            rows=rows,
-            activation=self._activation,
-        )
-        inner = torch.empty(out.shape, device=out.device)
-        gated_delta_scan(
-            self._gpu,
-            mixed,
-            projected,
-            inner,
-            decay=present(weights.decay),
-            step_bias=present(weights.step_bias),
-            states=states[1],
-            rows=rows,
+        inner = scan_deltas(
+            *(self._gpu, projected, weights, states, rows),
+            width=out.shape[1],
             num_key_heads=mixer.num_key_heads,
+            activation=self._activation,
         )
         gated_norm(
             self._gpu,
@@ -96,5 +74,5 @@ class GatedDeltaKernels:
             out,
             num_groups=mixer.num_value_heads,
             eps=mixer.norm_eps,
-            gates=projected[:, mixed.shape[1] :],
+            gates=projected[:, len(weights.conv) :],
         )

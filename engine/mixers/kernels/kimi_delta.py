@@ -6,14 +6,10 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.gated_delta import gated_delta_step, gated_delta_step_fits
-from swiftchat.cuda.ops.mixer_scans import (
-    ScanRows,
-    causal_conv,
-    gated_delta_scan,
-    gated_delta_scan_fits,
-)
+from swiftchat.cuda.ops.mixer_scans import ScanRows, gated_delta_scan_fits
 from swiftchat.cuda.ops.mixers import StepSlots
 from swiftchat.engine.comm.communicator import Communicator
+from swiftchat.engine.mixers.kernels.delta_scan import scan_deltas
 from swiftchat.engine.mixers.kernels.kind import present
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights
@@ -71,28 +67,11 @@ class KimiDeltaKernels:
     ) -> None:
         mixer, norm = self._mixer, present(weights.norm)
         steps, gates = self._steps_and_gates(projected, weights)
-        mixed = torch.empty(len(projected), len(weights.conv), device=projected.device)
-        causal_conv(
-            self._gpu,
-            projected,
-            mixed,
-            conv=weights.conv,
-            conv_bias=None,
-            conv_states=states[0],
-            rows=rows,
-            activation=self._activation,
-        )
-        inner = torch.empty(out.shape, device=out.device)
-        gated_delta_scan(
-            self._gpu,
-            mixed,
-            projected,
-            inner,
-            decay=present(weights.decay).view(-1),
-            step_bias=present(weights.step_bias),
-            states=states[1],
-            rows=rows,
+        inner = scan_deltas(
+            *(self._gpu, projected, weights, states, rows),
+            width=out.shape[1],
             num_key_heads=mixer.num_heads,
+            activation=self._activation,
             key_steps=steps,
         )
         heads = inner.view(len(inner), mixer.num_heads, mixer.head_dim)

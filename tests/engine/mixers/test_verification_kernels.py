@@ -186,8 +186,8 @@ def test_few_slots(make: MakeEngine, plain: Engine) -> None:
         assert run(engine, PROMPTS, AUTO) == expected
 
 
-def test_look_up_between_async_steps(make: MakeEngine, plain: Engine, is_emulated: bool) -> None:
-    """With the engine's own proposer, which finds the next tokens in the first prompt."""
+def test_look_up_between_async_steps(make: MakeEngine, plain: Engine) -> None:
+    """With the engine's own proposer, which finds the next tokens in prompts and answers."""
     params = replace(OFF, max_tokens=60)
     prompts = {1: [5, 6, 7, 8, 9, 10, 11, 12] * 6, 2: tiny.random_ids(30, seed=2)}
     expected = run(plain, prompts, params)
@@ -195,10 +195,8 @@ def test_look_up_between_async_steps(make: MakeEngine, plain: Engine, is_emulate
     engine.speculation.costs = type(engine.speculation.costs)(0.0)
     ids, ends = tiny.run(engine, prompts, replace(params, speculate="auto"))
     assert ids == expected
-    speculated = ends[1].speculated
-    # On a GPU the proposer may come too late: the next step has been launched.
-    proposes = is_emulated and engine.verification is not None
-    assert not proposes or (speculated and speculated.num_proposed > 0)
+    speculated = [end.speculated for end in ends.values() if end.speculated is not None]
+    assert engine.verification is None or any(each.num_proposed > 0 for each in speculated)
 
 
 def test_a_draft_model_with_states(make: MakeEngine, folder: Path, plain: Engine) -> None:
