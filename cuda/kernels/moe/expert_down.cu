@@ -28,7 +28,7 @@ expert_down_kernel(const T* x, const u64* values, const u64* scales, const u64* 
                    const float* weights, float* out, int num_routed, int shared_size, int hidden_size,
                    int expert_size, int experts_per_token, int accumulate) {
     extern __shared__ __align__(128) u8 dynamic[];
-    __shared__ float sums[2][WARPS][ROWS], factors[2][WARPS * WARP];
+    __shared__ float sums[2][WARPS][ROWS], row_weights[2][WARPS * WARP];
     __shared__ Chosen chosen;
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int pairs = (experts_per_token + 1) / 2, tiles = (hidden_size + ROWS - 1) / ROWS;
@@ -43,7 +43,7 @@ expert_down_kernel(const T* x, const u64* values, const u64* scales, const u64* 
     if (weights) weights += token * experts_per_token;
     __syncthreads();
     // What multiplies this thread's row of this thread's expert in a tile: routing weight times scale of the row.
-    auto load_factor = [&](int tile) {
+    auto row_weight = [&](int tile) {
         if (threadIdx.x >= experts_per_token * ROWS || tile >= end) return 0.f;
         int c = threadIdx.x / ROWS, row = min(tile * ROWS + (int)threadIdx.x % ROWS, hidden_size - 1);
         float weight = weights ? __ldcg(weights + c) : 1.f;
@@ -60,7 +60,7 @@ expert_down_kernel(const T* x, const u64* values, const u64* scales, const u64* 
         }
     };
     Stream<WARPS, DEPTH, decltype(rows_of)> stream(dynamic, expert_size, begin * pairs, end * pairs, rows_of);
-    factors[begin % 2][threadIdx.x] = load_factor(begin);
+    row_weights[begin % 2][threadIdx.x] = row_weight(begin);
     wait_for_upstream();
     stage_activations<WARPS>(activations, activation_sums, x + token * experts_per_token * expert_size,
                              experts_per_token, expert_size);
@@ -70,22 +70,22 @@ expert_down_kernel(const T* x, const u64* values, const u64* scales, const u64* 
         bool is_own = threadIdx.x < ROWS && at < hidden_size;
         float* to = out + token * hidden_size + at;
         float total = 0, sum = is_own && accumulate ? __ldcg(to) : 0;
-        float next_factor = load_factor(tile + 1);
+        float next_weight = row_weight(tile + 1);
         for (int pair = 0; pair < pairs; pair++) {
             if (!stream.has(tile * pairs + pair)) continue;
             int low = 2 * pair, high = min(low + 1, experts_per_token - 1);
-            const float* factor = factors[tile % 2] + lane / 4;
+            const float* row_weight_at = row_weights[tile % 2] + lane / 4;
             Activations staged{{activations + low * stride, activations + high * stride},
                                {activation_sums + low * sums_stride, activation_sums + high * sums_stride}};
             Row rows[2];
             rows_of(tile * pairs + pair, rows);
             Sums own;
             stream.add(own, tile * pairs + pair, rows, staged);
-            total += factor[low * ROWS] * own.whole(0);
-            if (high > low) total += factor[high * ROWS] * own.whole(1);
+            total += row_weight_at[low * ROWS] * own.whole(0);
+            if (high > low) total += row_weight_at[high * ROWS] * own.whole(1);
         }
         if (lane % 4 == 0) sums[tile % 2][warp][lane / 4] = total;
-        factors[(tile + 1) % 2][threadIdx.x] = next_factor;
+        row_weights[(tile + 1) % 2][threadIdx.x] = next_weight;
         __syncthreads();
         if (!is_own) continue;
 #pragma unroll
