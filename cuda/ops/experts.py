@@ -9,6 +9,12 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.ops.bulk_gate_up import (
+    BULK_GATE_UP_THREADS,
+    bulk_gate_up_bytes,
+    bulk_gate_up_fits,
+    bulk_gate_up_spec,
+)
 from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
 from swiftchat.cuda.packed_layout import (
     GROUP_SIZES,
@@ -157,7 +163,6 @@ def expert_gate_up(
     check_tensor("input_weights", input_weights, (n, chosen), "float32", gpu)
     if n == 0:
         return
-    kernel = gpu.kernel(_gate_up_spec(x.dtype, matrices.defines, activation))
     arguments: dict[str, Any] = {
         "num_bytes": n * chosen * matrices.matrix_bytes(x.itemsize),
         "x": x,
@@ -173,6 +178,17 @@ def expert_gate_up(
         "gate_step": gate_step,
         "limit": limit,
     }
+    tables: dict[str, Any] = {"scales": matrices.scales, "num_experts": len(matrices.values)}
+    if bulk_gate_up_fits(gpu, matrices, x.dtype, n):
+        gpu.kernel(bulk_gate_up_spec(x.dtype, matrices.defines, activation))(
+            (chosen * -(-expert_size // _ROWS), n),
+            BULK_GATE_UP_THREADS,
+            shared_bytes=bulk_gate_up_bytes(matrices),
+            **tables,
+            **arguments,
+        )
+        return
+    kernel = gpu.kernel(_gate_up_spec(x.dtype, matrices.defines, activation))
     if matrices.scheme == "PLAIN":
         grid, shared_bytes = (-(-expert_size // _PLAIN_ROWS), n * chosen), hidden_size * x.itemsize
         kernel(grid, _PLAIN_THREADS, shared_bytes=shared_bytes, **arguments)
@@ -182,8 +198,7 @@ def expert_gate_up(
         (tiling.blocks(gpu, chosen * -(-expert_size // _ROWS), n), n),
         32 * tiling.warps,
         shared_bytes=_shared_bytes(matrices, tiling, 1, x.itemsize),
-        scales=matrices.scales,
-        num_experts=len(matrices.values),
+        **tables,
         **arguments,
     )
 

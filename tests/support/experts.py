@@ -128,14 +128,16 @@ def check_gate_up(gpu: Gpu, case: Case, size: tuple[int, int, int, int, int]) ->
         assert_close(out, ACTIVATIONS[activation](gate) * up, max(ROUNDING[dtype], 2e-5))
 
 
-def check_limit_and_order(gpu: Gpu, case: Case, gate_step: int, k: int, inner: int) -> None:
+def check_limit_and_order(
+    gpu: Gpu, case: Case, gate_step: int, k: int, inner: int, n: int = 3
+) -> None:
     """The same with biases, a limit, weights of inputs, and gate and up rows that may alternate."""
     scheme, group, dtype = case
     make = Inputs(gate_step, dtype)
-    x, own = make.normal(3, k), Experts(make, scheme, group, (6, 2 * inner, k))
-    ids, out = chosen_ids(make, 3, 6, 4), poisoned(3, 4, inner, dtype=dtype)
+    x, own = make.normal(n, k), Experts(make, scheme, group, (6, 2 * inner, k))
+    ids, out = chosen_ids(make, n, 6, 4), poisoned(n, 4, inner, dtype=dtype)
     matrices = own.matrices(biased=True)
-    weights = make.normal(3, 4, dtype=torch.float32).abs()
+    weights = make.normal(n, 4, dtype=torch.float32).abs()
     for each in (None, weights):
         expert_gate_up(
             *(gpu, x, matrices, ids, out, "gelu_sigmoid"),

@@ -143,6 +143,15 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, u32 bytes
         "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
         : "memory");
 }
+
+// The same with an L2 policy.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, u32 bytes, u64* barrier, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+        : "memory");
+}
 #endif
 
 // A warp copies NUM_ROWS rows of `bytes` (a multiple of 16) to shared memory, row r to `to + r * stride`,
@@ -160,11 +169,7 @@ __device__ __forceinline__ void copy_rows(u8* to, int stride, const void* from, 
     u64 policy = evict_first();
 #pragma unroll
     for (int r = 0; r < NUM_ROWS; r++)
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-            "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to + r * stride)),
-            "l"(row[r]), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
-            : "memory");
+        copy_bytes(to + r * stride, row[r], bytes, barrier, policy);
 #else
     constexpr int LANES = WARP / NUM_ROWS;  // that share a row
     int lane = threadIdx.x % WARP;

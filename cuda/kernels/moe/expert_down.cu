@@ -19,7 +19,7 @@
 // Launch: grid (any number of blocks of a token, n), block 256, dynamic shared memory: see ops/experts.py.
 // Moves n * experts_per_token times the bytes of a matrix.
 // Accuracy: fp32 sums of exact weights: relative 1e-5. Test: tests/cuda/kernels/test_expert_down.py
-#include "moe/expert_matrix.cuh"
+#include "moe/expert_stream.cuh"
 
 constexpr int WARPS = NUM_WARPS, DEPTH = NUM_SLOTS, ROWS = 8;
 

@@ -20,8 +20,6 @@ constexpr int STEP_COLUMNS = 4 * COLUMNS;
 constexpr bool SPREAD = GROUPED || SCHEME == INT4;  // a thread's octets are 32 columns apart
 constexpr bool HAS_TABLE = GROUPED || SCHEME == MXFP4;
 constexpr int STEP_SLOT_BYTES = (16 + (HAS_TABLE ? 4 : 0)) * WARP * 2;  // of a warp for a step
-constexpr int RUN = RUN_STEPS;                               // neighboring steps that a warp takes together
-constexpr int SLOT_BYTES = STEP_SLOT_BYTES * RUN;
 
 // Copies 16 bytes that are read once to shared memory, or zeros.
 __device__ __forceinline__ void copy_16(u32 to, const void* from, bool valid, u64 policy) {
@@ -128,6 +126,24 @@ __device__ __forceinline__ uint4 in_pairs(const uint4& v) {
     return v;
 }
 
+// The first column of place `at` in the order of the threads' fragments.
+__device__ __forceinline__ int column_of_place(int at) {
+    int t = at % 4, i = at / 4 % FRAGMENTS, step = at / 4 / FRAGMENTS;
+    return step * STEP_COLUMNS + (SPREAD ? i * 32 + t * FRAGMENT : t * COLUMNS + i * FRAGMENT);
+}
+
+// Writes activations to their place in shared memory, and with groups the sum of 32 columns. A warp calls it for
+// neighboring places.
+__device__ __forceinline__ void stage(u8* to, float* sums, int at, const uint4& v, bool valid) {
+    if constexpr (GROUPED && MMA) {
+        float sum = sum_of(v);
+        sum += __shfl_xor_sync(ALL, sum, 1);
+        sum += __shfl_xor_sync(ALL, sum, 2);
+        if (valid && threadIdx.x % 4 == 0) sums[at / 4] = sum;
+    }
+    if (valid) ((uint4*)to)[at] = in_pairs(v);
+}
+
 // Copies activation rows to shared memory in the order of the threads' fragments, zeros after the ends of rows. All
 // threads of the block take part; a warp has AT_ONCE loads in flight. Without `reads` zeros are copied.
 template <int WARPS>
@@ -144,23 +160,15 @@ __device__ __forceinline__ void stage_activations(u8* to, float* sums, const T* 
             int part = base + u * WARPS;
             row[u] = part / parts;
             at[u] = (part - row[u] * parts) * WARP + lane;
-            int t = at[u] % 4, i = at[u] / 4 % FRAGMENTS, step = at[u] / 4 / FRAGMENTS;
-            int column = step * STEP_COLUMNS + (SPREAD ? i * 32 + t * FRAGMENT : t * COLUMNS + i * FRAGMENT);
+            int column = column_of_place(at[u]);
             v[u] = {};
             if (reads && row[u] < num_rows && column < columns)
                 v[u] = __ldcg((const uint4*)(from + row[u] * columns + column));
         }
 #pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) {
-            bool valid = row[u] < num_rows && at[u] < count;
-            if constexpr (GROUPED && MMA) {
-                float sum = sum_of(v[u]);
-                sum += __shfl_xor_sync(ALL, sum, 1);
-                sum += __shfl_xor_sync(ALL, sum, 2);
-                if (valid && lane % 4 == 0) sums[row[u] * num_sums(columns) + at[u] / 4] = sum;
-            }
-            if (valid) ((uint4*)(to + row[u] * stride))[at[u]] = in_pairs(v[u]);
-        }
+        for (int u = 0; u < AT_ONCE; u++)
+            stage(to + row[u] * stride, sums + row[u] * num_sums(columns), at[u], v[u],
+                  row[u] < num_rows && at[u] < count);
     }
 }
 
@@ -194,6 +202,12 @@ __device__ __forceinline__ void unpack(const u32 (&words)[4], int p, u32 scale, 
 #endif
 }
 
+// What a thread multiplies in a step: 16 bytes of a low and of a high row.
+union Words {
+    uint4 bits[2];
+    u32 words[2][4];
+};
+
 // The sums of a thread's low row and high row. Without MMA they are those of this thread's columns, otherwise those
 // of all columns that its warp has added.
 struct Sums {
@@ -203,12 +217,10 @@ struct Sums {
     // Adds the products of a step in a slot.
     __device__ __forceinline__ void add(const u8* slot, int step, const Row (&rows)[2], const Activations& x) {
         int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-        union {
-            uint4 bits[2];
-            u32 words[2][4];
-        } w;
+        Words w;
         w.bits[0] = ((const uint4*)slot)[lane];
         w.bits[1] = ((const uint4*)slot)[WARP + lane];
+        const u32* table = (const u32*)(slot + WARP * 32);
         if constexpr (!MMA) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -216,19 +228,36 @@ struct Sums {
                 found[i] += __uint_as_float(w.words[i][0]) * v.x + __uint_as_float(w.words[i][1]) * v.y +
                             __uint_as_float(w.words[i][2]) * v.z + __uint_as_float(w.words[i][3]) * v.w;
             }
+        } else if constexpr (GROUPED) {
+            add_groups<1>(w.words, step, table + g * 4, table + WARP + g * 4, x);
         } else {
-            const uint4* column = (const uint4*)(g % 2 ? x.rows[1] : x.rows[0]) + step * FRAGMENTS * 4 + t;
-            const u32* table = (const u32*)(slot + WARP * 32);
-            if constexpr (GROUPED) {
-                add_groups(w.words, column, table, step, x);
-            } else {
-                u32 scale[2] = {};
+            u32 scale[2] = {};
 #pragma unroll
-                for (int i = 0; i < 2; i++)
-                    if (SCHEME == MXFP4) scale[i] = rows[i].scale_in(table[i * WARP + lane]);
-                add_pairs<FRAGMENTS>(products, w.words, scale, column, 0);
-            }
+            for (int i = 0; i < 2; i++)
+                if (SCHEME == MXFP4) scale[i] = rows[i].scale_in(table[i * WARP + lane]);
+            add_pairs<FRAGMENTS>(products, w.words, scale, fragments(x, step), 0);
         }
+    }
+
+    // Adds the products of a step, whose eight low and eight high rows are in shared memory. This thread's 16 bytes of
+    // them are at `offset`; a packed tile has its scales and zero points behind its values.
+    __device__ __forceinline__ void add_rows(const u8* low, const u8* high, int offset, int step, const Activations& x) {
+        const u32 no_scale[2] = {};
+        Words w;
+        w.bits[0] = *(const uint4*)(low + offset);
+        w.bits[1] = *(const uint4*)(high + offset);
+        if constexpr (GROUPED) {
+            int entry = TILE_ROWS * STEP_BYTES + threadIdx.x % WARP / 4 * 4;
+            add_groups<TILE_ROWS>(w.words, step, (const u32*)(low + entry), (const u32*)(high + entry), x);
+        } else {
+            add_pairs<FRAGMENTS>(products, w.words, no_scale, fragments(x, step), 0);
+        }
+    }
+
+    // The activations of this thread's columns of a step.
+    __device__ __forceinline__ static const uint4* fragments(const Activations& x, int step) {
+        int lane = threadIdx.x % WARP;
+        return (const uint4*)(lane / 4 % 2 ? x.rows[1] : x.rows[0]) + step * FRAGMENTS * 4 + lane % 4;
     }
 
     template <int COUNT>
@@ -245,18 +274,20 @@ struct Sums {
         }
     }
 
-    __device__ __forceinline__ void add_groups(const u32 (&words)[2][4], const uint4* column, const u32* table,
-                                               int step, const Activations& x) {
+    // The scales and zero points of a row's groups are STRIDE words apart.
+    template <int STRIDE>
+    __device__ __forceinline__ void add_groups(const u32 (&words)[2][4], int step, const u32* low_table,
+                                               const u32* high_table, const Activations& x) {
         constexpr int PARTS = GROUPED ? TILE_GROUPS : 1;
         constexpr int PAIRS = FRAGMENTS / PARTS;  // of mma instructions, and sums of 32 columns, in a part
         const u32 no_scale[2] = {};
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             float own[2][4] = {};
-            add_pairs<PAIRS>(own, words, no_scale, column, part * PAIRS);
+            add_pairs<PAIRS>(own, words, no_scale, fragments(x, step), part * PAIRS);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                u32 entry = table[i * WARP + threadIdx.x % WARP / 4 * 4 + part];
+                u32 entry = (i ? high_table : low_table)[part * STRIDE];
                 float2 f = __half22float2((__half2&)entry);
                 float sum = 0;
 #pragma unroll
@@ -281,69 +312,6 @@ struct Sums {
 };
 
 __device__ __forceinline__ float row_scale(const Row& row) { return PACKED ? *(const float*)row.scales : 1; }
-
-// A warp's steps of the units `first` … `end` - 1 of its block, DEPTH slots ahead.
-template <int WARPS, int DEPTH, typename RowsOf> struct Stream {
-    u8* slots;
-    u32 slots_at;
-    int steps, runs, end;
-    RowsOf& rows_of;
-    u64 policy = read_once();
-    Row next_rows[2];
-    int next_rows_unit = -1, next_unit, next_run, unit, run, slot = 0;
-    bool reads;
-
-    // rows_of(unit, rows) sets the rows of a unit.
-    __device__ __forceinline__ Stream(u8* block_slots, int columns, int first, int end, RowsOf& rows_of,
-                                      bool reads = true)
-        : steps(steps_of(columns)), end(end), rows_of(rows_of), reads(reads) {
-        int warp = threadIdx.x / WARP;
-        slots = block_slots + warp * DEPTH * SLOT_BYTES;
-        slots_at = shared_address(slots);
-        runs = (steps + RUN - 1) / RUN;
-        unit = first, run = warp;
-        wrap(unit, run);
-        next_unit = unit, next_run = run;
-#pragma unroll 1
-        for (int i = 0; i < DEPTH; i++) request(i);
-    }
-    __device__ __forceinline__ void wrap(int& unit, int& run) const {
-        while (run >= runs) run -= runs, unit++;
-    }
-    __device__ __forceinline__ void request(int to) {
-        if (next_unit < end) {
-            if (next_unit != next_rows_unit) rows_of(next_rows_unit = next_unit, next_rows);
-            u32 at = slots_at + to * SLOT_BYTES;
-#pragma unroll
-            for (int r = 0; r < RUN; r++)
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    if (r == 0 || next_run * RUN + r < steps)
-                        next_rows[i].copy(at + r * STEP_SLOT_BYTES, i, next_run * RUN + r, policy, reads);
-            next_run += WARPS;
-            wrap(next_unit, next_run);
-        }
-        commit_copies();
-    }
-    // Whether this warp has steps of a unit; units come in order.
-    __device__ __forceinline__ bool has(int of) const { return unit == of; }
-    // Adds the products of this warp's steps of a unit.
-    __device__ __forceinline__ void add(Sums& sums, int of, const Row (&rows)[2], const Activations& x) {
-        while (has(of)) {
-            wait_for_copies<DEPTH - 1>();
-            if (GROUPED) __syncwarp();
-            const u8* from = slots + slot * SLOT_BYTES;
-#pragma unroll
-            for (int r = 0; r < RUN; r++)
-                if (r == 0 || run * RUN + r < steps) sums.add(from + r * STEP_SLOT_BYTES, run * RUN + r, rows, x);
-            if (GROUPED) __syncwarp();
-            request(slot);
-            slot = slot + 1 == DEPTH ? 0 : slot + 1;
-            run += WARPS;
-            wrap(unit, run);
-        }
-    }
-};
 
 // A token's experts.
 struct Chosen {

@@ -25,7 +25,7 @@
 // Moves n * experts_per_token times the bytes of a matrix, less where tokens share experts that stay in L2.
 // Accuracy: fp32 sums of exact weights, rounded once: relative 2^-8 (bf16), 2^-11 (fp16).
 // Test: tests/cuda/kernels/test_packed_gate_up.py
-#include "moe/expert_matrix.cuh"
+#include "moe/expert_stream.cuh"
 #include "moe/gated.cuh"
 
 constexpr int WARPS = NUM_WARPS, DEPTH = NUM_SLOTS, ROWS = 8;

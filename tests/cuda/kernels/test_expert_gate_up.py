@@ -19,6 +19,12 @@ from tests.support.kernel_case import Inputs
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture(autouse=True)
+def without_bulk_copies(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU before sm_90: otherwise bulk_gate_up would be launched."""
+    monkeypatch.setattr(gpu, "has_copy_engine", False)
+
+
 @pytest.mark.parametrize("case", PLAIN_CASES)
 @pytest.mark.parametrize("size", [*GATE_UP_SIZES, (3, 8, 2, 576, 97), (2, 4, 1, 4104, 33)])
 def test_gate_up_equals_fp64(gpu: Gpu, case: Case, size: tuple[int, int, int, int, int]) -> None:

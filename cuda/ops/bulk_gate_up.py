@@ -1,0 +1,70 @@
+"""Sizes of `kernels/moe/bulk_gate_up.cu`, which `expert_gate_up` launches where it fits."""
+
+from collections.abc import Mapping
+
+import torch
+
+from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
+from swiftchat.cuda.packed_layout import GROUP_SIZES, TILE_COLUMNS, packing_fits, tile_bytes
+
+BULK_GATE_UP_THREADS = 128
+_ROWS = 8  # of gate and of up matrices in a block
+_STEP_BYTES = 64  # of a row
+_ACTIVATIONS = ("silu", "gelu_tanh", "gelu_sigmoid")
+_ARGUMENTS = (
+    "pointer x, pointer values, pointer scales, int num_experts, pointer biases, pointer ids, "
+    "pointer input_weights, pointer out, int num_routed, int shared_size, int hidden_size, "
+    "int expert_size, int experts_per_token, int gate_step, float limit"
+)
+_SCHEMES = [
+    ("PLAIN", 0),
+    ("FP8", 0),
+    ("INT8", 0),
+    *((s, g) for s, sizes in GROUP_SIZES.items() for g in sizes),
+]
+
+
+def bulk_gate_up_spec(dtype: torch.dtype, scheme: Mapping[str, str], activation: str) -> KernelSpec:
+    defines = {"DTYPE": DTYPE_NAMES[dtype], "ACTIVATION": activation.upper(), **scheme}
+    return KernelSpec("bulk_gate_up", _ARGUMENTS, defines)
+
+
+VARIANTS = [
+    bulk_gate_up_spec(dtype, {"SCHEME": scheme, "GROUP_SIZE": str(group_size)}, activation)
+    for dtype in (torch.bfloat16, torch.float16)
+    for scheme, group_size in _SCHEMES
+    for activation in _ACTIVATIONS
+]
+
+
+def bulk_gate_up_bytes(matrices: ExpertMatrices) -> int:
+    """Return the dynamic shared memory of a block: weights, activations and their sums."""
+    columns, is_plain = matrices.columns, matrices.scheme == "PLAIN"
+    steps = -(-columns // (32 if is_plain else TILE_COLUMNS[matrices.scheme]))
+    row_bytes = (columns * 2 // 64 | 1) * 64  # of activations, and of rows that are not packed
+    if is_plain:
+        return (2 * _ROWS + 1) * row_bytes
+    padded = steps * TILE_COLUMNS[matrices.scheme]
+    row_bytes = (padded * 2 // 64 | 1) * 64
+    sums_bytes = padded // 32 * 4 if matrices.group_size else 0
+    return 2 * steps * tile_bytes(matrices.scheme, matrices.group_size) + row_bytes + sums_bytes
+
+
+def bulk_gate_up_fits(gpu: Gpu, matrices: ExpertMatrices, dtype: torch.dtype, n: int) -> bool:
+    """Return whether the kernel is best for n rows of these matrices.
+
+    Two of its blocks must fit on a multiprocessor. Matrices that are not packed are read faster by
+    `expert_gate_up.cu` if there are several rows.
+    """
+    columns, scheme = matrices.columns, matrices.scheme
+    if scheme == "PLAIN":
+        fits = columns % 32 == 0 and n == 1
+    else:
+        fits = scheme in TILE_COLUMNS and packing_fits(scheme, columns, matrices.group_size)
+    return (
+        fits
+        and gpu.has_copy_engine
+        and dtype.itemsize == 2
+        and 2 * (bulk_gate_up_bytes(matrices) + 2048) <= gpu.sm_shared_bytes
+    )
