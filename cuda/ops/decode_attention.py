@@ -8,6 +8,12 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.ops.decode_rotary import (
+    ROTARY_DEFINES,
+    ROTARY_PARAMETERS,
+    DecodeRotary,
+    rotated_bytes,
+)
 from swiftchat.cuda.quantized_kv import (
     KV_SCHEMES,
     PACKED_HEAD_DIMS,
@@ -70,6 +76,7 @@ class Layout:
     stages: int  # tiles of a step's keys or values in a warp's ring
     tile_bytes: int
     step: int  # tokens
+    rotary: bool = False
 
     @classmethod
     def of(
@@ -79,6 +86,8 @@ class Layout:
         group_size: int,
         shared_bytes: int,
         kv_scheme: str | None = None,
+        *,
+        rotary: bool = False,
     ) -> "Layout":
         """Return the layout for `group_size` query heads a KV head and `shared_bytes` a block."""
         padded_dim = next(size for size in _head_dims(dtype, kv_scheme) if size >= head_dim)
@@ -88,6 +97,8 @@ class Layout:
         tile_bytes = -(-padded_dim * itemsize // _PANEL_ROW_BYTES) * _PANEL_ROW_BYTES * step
         warps = 8 if tile_bytes <= 4096 else 4 if tile_bytes <= 8192 else 2
         room_bytes, largest_bytes = shared_bytes - _OTHER_SHARED_BYTES, _RING_BYTES
+        if rotary:
+            room_bytes -= rotated_bytes(rows, padded_dim, dtype.itemsize)
         if kv_scheme == "int5":
             tile_bytes = step * padded_dim * 3 // 4  # of keys
             warps = 12 if rows == 8 else 8  # more have too few registers
@@ -102,7 +113,7 @@ class Layout:
         while ring_bytes // (warps * tile_bytes) * tile_bytes < rows * (padded_dim + 4) * 4:
             warps //= 2
         stages = min(8, ring_bytes // (warps * tile_bytes))
-        return cls(dtype, kv_scheme, padded_dim, rows, warps, stages, tile_bytes, step)
+        return cls(dtype, kv_scheme, padded_dim, rows, warps, stages, tile_bytes, step, rotary)
 
     @property
     def busy_tokens(self) -> int:
@@ -123,6 +134,9 @@ class Layout:
         arguments += scheme_parameters(self.kv_scheme)
         if self.kv_scheme:
             defines["KV_SCHEME"] = KV_SCHEMES[self.kv_scheme]
+        if self.rotary:
+            arguments += ROTARY_PARAMETERS
+            defines |= ROTARY_DEFINES
         return KernelSpec("decode_attention", arguments, defines)
 
 
@@ -133,6 +147,12 @@ def _head_dims(dtype: torch.dtype, kv_scheme: str | None = None) -> tuple[int, .
 
 
 _SMALL, _LARGE = 99 * 1024, 227 * 1024  # sm_86, sm_89, sm_120; data center GPUs
+_ROTARY_VARIANTS = [
+    Layout.of(dtype, head_dim, group_size, shared_bytes, rotary=True).spec
+    for dtype in DTYPE_NAMES
+    for head_dim, group_size in ((64, 4), (128, 4), (128, 16), (256, 4))
+    for shared_bytes in (_SMALL, _LARGE)
+]
 VARIANTS = [
     Layout.of(dtype, head_dim, group_size, shared_bytes).spec
     for dtype in DTYPE_NAMES
@@ -159,6 +179,7 @@ VARIANTS = [
         (torch.bfloat16, 128, 4, _LARGE, "int5"),
     )
 ]
+VARIANTS += _ROTARY_VARIANTS
 
 
 def decode_attention(
@@ -179,6 +200,7 @@ def decode_attention(
     new_tokens: int = 0,
     even_lengths: bool = False,
     kv_scales: KVScales | None = None,
+    rotary: DecodeRotary | None = None,
 ) -> None:
     """Write softmax(scale q Kᵀ) V to `out` [num_seqs, num_heads, head_dim], T like q and cache.
 
@@ -194,16 +216,25 @@ def decode_attention(
     that since the stream was idle, or since the current graph began, no kernel has written anything
     that this one reads, except q, and the keys and values of this many last tokens of each
     sequence. `even_lengths` is a hint that the sequences have about as many tokens.
+
+    With `rotary`, q is neither normalized nor rotated, and gates, keys and values follow it in each
+    row: the newest keys and values are stored in the cache here, and q does not change. Then
+    new_tokens is 1, the promise is also about positions and slots, and the cache is not quantized.
     """
     _check_sizes(cache, head_dim_of(cache, kv_scales), q.shape[1], (window, chunk), softcap)
     _check_tensors(gpu, q, cache, block_tables, context_lens, alibi_slopes, out, kv_scales)
     if len(q) == 0:
         return
     check_tensor("sinks", sinks, (q.shape[1],), "float32", gpu)
+    if rotary is not None:
+        rotary.check(gpu, q, cache.shape[1] // 2, new_tokens)
+        if kv_scales is not None:
+            raise ValueError("decode_attention does not rotate queries for a quantized cache")
     plan = _Plan.of(
         *(gpu, q, cache, block_tables.shape[1], min(filter(None, (window, chunk)), default=0)),
         scheme_of(kv_scales),
         even=even_lengths,
+        rotary=rotary is not None,
     )
     plan.check_workspace(workspace, q)
     gpu.kernel(plan.layout.spec)(
@@ -213,6 +244,7 @@ def decode_attention(
         num_bytes=2 * out.nbytes,
         **plan.arguments(gpu, q, cache),
         **cache_arguments(cache, kv_scales),
+        **({} if rotary is None else rotary.arguments()),
         q=q,
         block_tables=block_tables,
         context_lens=context_lens,
@@ -252,11 +284,13 @@ class _Plan:
         scheme: str | None,
         *,
         even: bool,
+        rotary: bool,
     ) -> "_Plan":
         num_seqs, num_heads, head_dim = q.shape
         num_kv_heads, block_size = cache.shape[1] // 2, cache.shape[2]
         group_size = num_heads // num_kv_heads
-        layout = Layout.of(q.dtype, head_dim, group_size, gpu.block_shared_bytes, scheme)
+        sizes = q.dtype, head_dim, group_size
+        layout = Layout.of(*sizes, gpu.block_shared_bytes, scheme, rotary=rotary)
         head_tiles = num_kv_heads * -(-group_size // layout.rows)
         visible = min(max_blocks * block_size, window + layout.step if window else 2**31)
         units, step = head_tiles * num_seqs, layout.busy_tokens
@@ -265,7 +299,7 @@ class _Plan:
         blocks = units * num_splits
         # Two blocks share a multiprocessor, or one and a block of `linear` with several rows.
         if blocks > gpu.num_sms or num_seqs > 1:
-            layout = Layout.of(q.dtype, head_dim, group_size, gpu.sm_shared_bytes // 2, scheme)
+            layout = Layout.of(*sizes, gpu.sm_shared_bytes // 2, scheme, rotary=rotary)
         # One block for each multiprocessor and room for two: the next kernel gets a block on each.
         ring_bytes = layout.warps * layout.stages * layout.tile_bytes
         shared_bytes = max(ring_bytes, gpu.sm_shared_bytes // 3)

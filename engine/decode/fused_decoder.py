@@ -8,6 +8,7 @@ from torch import Tensor
 
 from swiftchat.cuda.ops.act_and_mul import act_and_mul
 from swiftchat.cuda.ops.comm import all_gather, all_reduce
+from swiftchat.cuda.ops.decode_rotary import DecodeRotary
 from swiftchat.cuda.ops.embedding import embed
 from swiftchat.cuda.ops.linear import (
     Norm,
@@ -249,7 +250,7 @@ class FusedDecoder:
             norm = self._norm(layer.attn_norm)
             return attend_to_latents(ops, batch, i, x, layer, norm, kv)
         output = _first(self._attention_output, n, config.num_heads, config.head_dim)
-        queries, gates = self._rotated_queries(x, i, layer, kv)
+        queries, gates, rotary = self._queries_of(x, i, layer, kv)
         ops.attention.decode(
             *(i, queries, kv, DecodeRows(batch.block_tables[:n], batch.context_lens[:n])),
             layer.sinks,
@@ -257,15 +258,16 @@ class FusedDecoder:
             # Rows that share blocks attend to keys and values of all of them.
             new_tokens=n if self._shares_blocks else 1,
             even_lengths=self._shares_blocks,
+            rotary=rotary,
         )
         return output.view(n, -1) if gates is None else ops.gate(output.view(n, -1), gates)
 
-    def _rotated_queries(
+    def _queries_of(
         self, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return rotated queries [n, num_heads, head_dim], and gates of the attention's output.
+    ) -> tuple[Tensor, Tensor | None, DecodeRotary | None]:
+        """Return queries [n, num_heads, head_dim], gates of the attention's output, and a rotation.
 
-        Stores keys and values in the cache.
+        Unless the rotation is left to the attention, stores keys and values in the cache.
         """
         n, ops, gpu, config = len(x), self._ops, self._ops.gpu, self._layers[i]
         norm, cos_sin = self._norm(layer.attn_norm), ops.attention.cos_sin(i)
@@ -291,15 +293,17 @@ class FusedDecoder:
                     changes=tuned.changes,
                 )
                 first += len(part) // config.head_dim
-            return queries, None
+            return queries, None, None
         qkv, width = _first(self._qkv, n, layer.qkv.shape[0]), config.num_heads * config.head_dim
         write_linear(ops, x, layer.qkv, tuned, qkv, norm)
         gates = qkv[:, width : 2 * width] if config.attention_gate else None
         num_gate_heads = 0 if gates is None else config.num_heads
-        queries = ops.attention.rotate(
-            *(i, qkv, kv, layer.head_norms, positions, slot_mapping), num_gate_heads
-        )
-        return queries, gates
+        what = kv, layer.head_norms, positions, slot_mapping, num_gate_heads
+        # Other rows may need the new keys and values of a row, if they share its blocks.
+        rotary = None if self._shares_blocks else ops.attention.decode_rotary(i, *what)
+        if rotary is None:
+            return ops.attention.rotate(i, qkv, *what), gates, None
+        return qkv.view(n, -1, config.head_dim)[:, : config.num_heads], gates, rotary
 
     def _gate_up(self, x: Tensor, i: int, layer: LayerWeights) -> Tensor:
         """Return activation(gate) * up, [n, intermediate_size]."""

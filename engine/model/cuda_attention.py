@@ -6,6 +6,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
+from swiftchat.cuda.ops.decode_rotary import DecodeRotary, decode_rotary_fits
 from swiftchat.cuda.ops.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
 from swiftchat.cuda.ops.rotate_heads import rotate_heads
@@ -149,6 +150,28 @@ class AttentionKernels:
         )
         return heads[:, : config.num_heads]
 
+    def decode_rotary(
+        self,
+        layer: int,
+        kv: LayerKV,
+        norms: tuple[Tensor, Tensor] | None,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        num_gate_heads: int = 0,
+    ) -> DecodeRotary | None:
+        """Return what `decode` needs to do the work of `rotate`; None: it cannot."""
+        config, norm = self.layers[layer], self._head_norm(layer, norms)
+        rotary = DecodeRotary(self.cos_sin(layer), positions, slot_mapping, norm, num_gate_heads)
+        fits = (
+            isinstance(kv, Tensor)
+            and config.kv_source(layer) == layer
+            and layer not in config.keys_as_values
+            and self.query_factors(layer) is None
+            and (norm is not None or norms is None)
+            and decode_rotary_fits(config.head_dim, rotary.rotary_dim, norm)
+        )
+        return rotary if fits else None
+
     def decode(
         self,
         layer: int,
@@ -160,10 +183,11 @@ class AttentionKernels:
         *,
         new_tokens: int = 0,
         even_lengths: bool = False,
+        rotary: DecodeRotary | None = None,
     ) -> None:
         """Write the attention of one token of each sequence to `out` [n, num_heads, head_dim].
 
-        `new_tokens` and `even_lengths` are those of `decode_attention`.
+        `new_tokens`, `even_lengths` and `rotary` are those of `decode_attention`.
         """
         cache, kv_scales = kernel_kv(kv)
         decode_attention(
@@ -183,6 +207,7 @@ class AttentionKernels:
             new_tokens=new_tokens,
             even_lengths=even_lengths,
             kv_scales=kv_scales,
+            rotary=rotary,
         )
 
     def prefill(

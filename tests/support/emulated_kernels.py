@@ -186,6 +186,18 @@ def _rotary(a: _Launch) -> None:
         _store(a, k, v)
 
 
+def _rotated_queries(a: _Launch) -> Tensor:
+    """Return rotated queries; store the newest keys and values, which are beside them in memory."""
+    (n, heads, dim), kv = a.q.shape, a.num_kv_heads
+    width = heads + a.num_gate_heads + 2 * kv
+    own = {**a.__dict__, "num_heads": heads, "norm_after": 0, "norm_values": 0}
+    own |= {"keys_as_values": 0, "query_factors": None}
+    own["qkv"] = a.q.as_strided((n, width, dim), (a.q.stride(0), dim, 1)).clone()
+    own["defines"] = {"QK_NORM": "0" if a.q_norm is None else "1"}
+    _rotary(_Launch(own["defines"], own))
+    return own["qkv"][:, :heads]
+
+
 def _attend(a: _Launch, q: Tensor, table: Tensor, context: int) -> Tensor:
     """Return the attention of the last tokens of a sequence, q [n, heads, head_dim]."""
     positions = torch.arange(context)
@@ -205,6 +217,8 @@ def _attend(a: _Launch, q: Tensor, table: Tensor, context: int) -> Tensor:
 
 
 def _decode_attention(a: _Launch) -> None:
+    if "ROTARY" in a.defines:
+        a.q = _rotated_queries(a)
     for i, context in enumerate(a.context_lens.tolist()):
         a.out[i] = _attend(a, a.q[i : i + 1], a.block_tables[i], context) if context else 0
 

@@ -23,6 +23,8 @@
 //   new_tokens    context_lens, block_tables, and all keys and values except those of this many newest tokens
 //                 were written before the current chain of dependent launches: they are read without waiting;
 //                 0: nothing is
+//   q_norm, …     with ROTARY: q, which keys and values follow as in `rotary`, is neither normalized nor rotated, the
+//                 cache has not the newest key and value, and new_tokens is 1: see decode_rotary.cuh
 //   softcap       scores become softcap * tanh(score / softcap); 0: off    (Gemma 2, 2024)
 //
 // Algorithm: Flash-Decoding (Dao et al., 2023) with an online softmax (Milakov and Gimelshein, 2018). A
@@ -45,6 +47,16 @@
 #include "attention/decode_loader.cuh"
 #ifdef PACKED_KV
 #include "attention/hadamard.cuh"
+#endif
+#ifdef ROTARY
+#include "attention/decode_rotary.cuh"
+constexpr bool HAS_ROTARY = true;
+#else
+constexpr bool HAS_ROTARY = false;
+// Stands for that of decode_rotary.cuh: the cache has the newest key and value.
+struct Newest {
+    __device__ void put(int step, int tile, int which) const {}
+};
 #endif
 
 // Online softmax in powers of two. A lane keeps the maxima of its heads 2t and 2t + 1, and the totals over
@@ -131,13 +143,13 @@ struct Attention {
     __device__ static void begin(Loader& loader, int new_tokens) {
 #pragma unroll 1
         for (int i = 0; i < NUM_STAGES; i++) {
-            if (loader.range.has_new(i / 2, new_tokens)) wait_for_upstream();
+            if (!HAS_ROTARY && loader.range.has_new(i / 2, new_tokens)) wait_for_upstream();
             loader.request(i, i);
         }
     }
 
     // Processes all steps. A stage is refilled as soon as all lanes have read it.
-    __device__ void run(Loader& loader, const WarpMma& products) {
+    __device__ void run(Loader& loader, const WarpMma& products, const Newest& newest) {
         const TokenRange& range = loader.range;
         int stage = 0;
         u32 parity = 0;
@@ -147,6 +159,7 @@ struct Attention {
         for (int index = 0; index < range.count; index++) {
             float c[TOKEN_TILES][HEAD_TILES][4] = {}, rescale[HEAD_TILES][2];
             barrier_wait(loader.full + stage, parity);
+            newest.put(index, Loader::tile(stage), 0);
 #pragma unroll
             for (int work = 0; work < TOKEN_TILES; work++)
                 products.scores(Loader::tile(stage), work, c[work]);
@@ -157,6 +170,7 @@ struct Attention {
             softmax.adjust(c, index, range);
             if (softmax.softmax_weights(c, rescale)) scale_sum(rescale);
             barrier_wait(loader.full + stage, parity);
+            newest.put(index, Loader::tile(stage), 1);
             if (!range.sees_all(index)) loader.clear_unseen(index, stage);
             loader.scales.apply(stage, c);
 #pragma unroll
@@ -175,10 +189,11 @@ struct Attention {
     }
 };
 
-#ifdef PACKED_KV  // of 128 registers, so that the next kernel's block fits beside
+// Of 128 registers, so that the next kernel's block fits beside.
+#ifdef PACKED_KV
 constexpr int MIN_BLOCKS = ROWS == 8 && THREADS <= 256 ? 2 : 1;
 #else
-constexpr int MIN_BLOCKS = 1;
+constexpr int MIN_BLOCKS = HAS_ROTARY && ROWS == 8 && HEAD_DIM <= 128 && sizeof(T) == 2 ? 2 : 1;
 #endif
 constexpr int SUM_PITCH = HEAD_DIM + 4;  // floats; padded so that lanes write to different banks
 static_assert(ROWS * SUM_PITCH * 4 <= RING_CHUNKS * 16);
@@ -312,6 +327,10 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
 #ifdef PACKED_KV
                         , const u8* key_bits, const u8* value_bits
 #endif
+#ifdef ROTARY
+                        , const T* q_norm, const T* k_norm, const float* cos_sin, const int* positions,
+                        const int* slot_mapping, int rotary_dim, int num_gate_heads, float eps, float weight_offset
+#endif
                         ) {
 #ifdef KV_SCHEME
     __shared__ __align__(16) float stage_scales[NUM_WARPS][NUM_STAGES][STEP];
@@ -347,14 +366,27 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
     };
     loader.begin();
     Attention::begin(loader, new_tokens);
+#ifdef ROTARY
+    __shared__ __align__(16) RotatedHeads rotated;
+    RotaryArguments how{q_norm, k_norm, cos_sin, positions, slot_mapping, rotary_dim, num_gate_heads, eps, weight_offset};
+    HeadRotation rotation(how, work.sequence);
     wait_for_upstream();
-    WarpMma products(q + work.sequence * q_stride + heads.first * head_dim, heads.count,
-                          head_dim);
+    rotation.write(how, q + work.sequence * q_stride, heads, num_kv_heads * group_size, num_kv_heads, rotated);
+    __syncthreads();
+    Newest newest(rotated, range);
+    if (heads.first == heads.kv_head * group_size)
+        newest.store_at(rotation.slot, (T*)cache, heads.kv_head, num_kv_heads, log2_block_size);
+    WarpMma products(rotated[0], heads.count, HEAD_DIM);
+#else
+    Newest newest;
+    wait_for_upstream();
+    WarpMma products(q + work.sequence * q_stride + heads.first * head_dim, heads.count, head_dim);
+#endif
     Attention attention{Softmax(scale, softcap, alibi_slopes, heads)};
 #ifdef PACKED_KV
     products.multiply_by(attention.softmax.factor);
 #endif
-    attention.run(loader, products);
+    attention.run(loader, products, newest);
     store_warp_sums(attention, statistics);
     __syncthreads();
     Partials partials(work, workspace, num_kv_heads * group_size, head_dim);

@@ -34,7 +34,7 @@
 // Accuracy: fp32, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32); elements that are neither
 // normalized nor rotated are exact. Quantized elements are rounded once more.
 // Test: tests/cuda/kernels/test_rotary.py
-#include "common/pack.cuh"
+#include "attention/rotary_head.cuh"
 #ifdef KV_SCHEME
 #include "attention/kv_schemes.cuh"
 #endif
@@ -48,73 +48,12 @@ using Stored = u8;
 using Stored = T;
 #endif
 
-constexpr int THREADS = 128, UNROLL = 4, W = WIDTH;
+constexpr int THREADS = 128, UNROLL = 4;
 #ifdef PACKED_KV
 constexpr bool CHANGES_QUERIES = true;
 #else
 constexpr bool CHANGES_QUERIES = QK_NORM;
 #endif
-
-struct Item {
-    Pack<T, W> low, high;
-};
-
-// The norm weights at an item's place in the head.
-struct NormWeight {
-    Pack<T, W> low, high;
-};
-
-// The inverse root mean square of a head that `items` neighboring lanes hold in parts.
-__device__ __forceinline__ float inverse_rms(const float (&at)[2 * W], int items, float eps) {
-    float squares = 0;
-#pragma unroll
-    for (int i = 0; i < 2 * W; i++) squares += at[i] * at[i];
-    u32 lane = threadIdx.x % WARP, first = lane & ~(items - 1);
-    u32 head_lanes = (items == WARP ? ALL : (1u << items) - 1) << first;
-    for (int lanes = 1; lanes < items; lanes *= 2)
-        squares += __shfl_xor_sync(head_lanes, squares, lanes);
-    return rsqrtf(squares / (2 * W * items) + eps);
-}
-
-__device__ __forceinline__ void normalize(float (&at)[2 * W], bool is_query,
-                                          const NormWeight& query, const NormWeight& key,
-                                          int items, float eps, float weight_offset) {
-    float scale = inverse_rms(at, items, eps);
-#pragma unroll
-    for (int i = 0; i < W; i++) {
-        at[i] *= scale * ((is_query ? query.low[i] : key.low[i]) + weight_offset);
-        at[W + i] *= scale * ((is_query ? query.high[i] : key.high[i]) + weight_offset);
-    }
-}
-
-// Rotates an item's pairs by W consecutive angles.
-__device__ __forceinline__ void rotate(float (&at)[2 * W], const Pack<float, W>& cos,
-                                       const Pack<float, W>& sin) {
-#pragma unroll
-    for (int i = 0; i < W; i++) {
-        float x = at[i], y = at[W + i];
-        at[i] = x * cos[i] - y * sin[i];
-        at[W + i] = y * cos[i] + x * sin[i];
-    }
-}
-
-__device__ __forceinline__ void unpack(const Item& item, float (&at)[2 * W]) {
-#pragma unroll
-    for (int i = 0; i < W; i++) {
-        at[i] = item.low[i];
-        at[W + i] = item.high[i];
-    }
-}
-__device__ __forceinline__ void pack(const float (&at)[2 * W], Item& item) {
-    float low[W], high[W];
-#pragma unroll
-    for (int i = 0; i < W; i++) {
-        low[i] = at[i];
-        high[i] = at[W + i];
-    }
-    item.low = low;
-    item.high = high;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, const int* positions,

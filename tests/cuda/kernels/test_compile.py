@@ -31,6 +31,8 @@ def entry_parameters(spec: KernelSpec) -> list[tuple[str, str]]:
     source = nvrtc.source(spec.name).read_text()
     if "KV_SCHEME" not in spec.defines:
         source = re.sub(r"#ifdef KV_SCHEME\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
+    if "ROTARY" not in spec.defines:
+        source = re.sub(r"#ifdef ROTARY\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
     if spec.defines.get("KV_SCHEME") != KV_SCHEMES["int5"]:
         source = re.sub(r"#ifdef PACKED_KV\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
     if spec.defines.get("SCHEME") != "PLAIN":
