@@ -370,9 +370,14 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
     __shared__ __align__(16) RotatedHeads rotated;
     RotaryArguments how{q_norm, k_norm, cos_sin, positions, slot_mapping, rotary_dim, num_gate_heads, eps, weight_offset};
     HeadRotation rotation(how, work.sequence);
-    wait_for_upstream();
-    rotation.write(how, q + work.sequence * q_stride, heads, num_kv_heads * group_size, num_kv_heads, rotated);
-    __syncthreads();
+    const T* qkv = q + work.sequence * q_stride;
+#pragma unroll 1
+    for (bool is_real = !warms_instructions();; is_real = true) {
+        if (is_real) wait_for_upstream();
+        rotation.write(how, qkv, heads, num_kv_heads * group_size, num_kv_heads, rotated, is_real);
+        __syncthreads();
+        if (is_real) break;
+    }
     Newest newest(rotated, range);
     if (heads.first == heads.kv_head * group_size)
         newest.store_at(rotation.slot, (T*)cache, heads.kv_head, num_kv_heads, log2_block_size);

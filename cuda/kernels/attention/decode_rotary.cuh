@@ -45,16 +45,18 @@ struct HeadRotation {
         }
     }
 
-    // Writes the block's heads to `to`. `qkv` has the heads of the sequence; num_heads are those of queries.
+    // Writes the block's heads to `to`. `qkv` has the heads of the sequence; num_heads are those of queries. Unless it
+    // `reads`, the heads are zeros.
     __device__ __forceinline__ void write(const RotaryArguments& a, const T* qkv, const Heads& heads, int num_heads,
-                                          int num_kv_heads, RotatedHeads& to) const {
+                                          int num_kv_heads, RotatedHeads& to, bool reads) const {
         Item loaded[PASSES];
         int group = threadIdx.x / ITEMS;
         const T* keys = qkv + (i64)(num_heads + a.num_gate_heads + heads.kv_head) * HEAD_DIM;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
             int i = group + pass * GROUPS, kv = i - heads.count;  // 0: key, 1: value
-            if (kv > 1) continue;
+            loaded[pass] = {};
+            if (kv > 1 || !reads) continue;
             const T* from = kv < 0 ? qkv + (i64)(heads.first + i) * HEAD_DIM : keys + (i64)kv * num_kv_heads * HEAD_DIM;
             loaded[pass].low = load_from_l2<W>(from + low);
             loaded[pass].high = load_from_l2<W>(from + high);
