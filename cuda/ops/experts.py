@@ -57,12 +57,20 @@ class Tiling:
 
 _ROWS = 8  # of a tile
 _GATE, _GATE_MXFP4, _DOWN = Tiling(4, 6, 1, 0), Tiling(4, 4, 1, 0), Tiling(8, 2, 2, 3)
+_DOWN_OF_ONE = Tiling(8, 4, 2, 3)  # of one row: twice the copies in flight
 _MXFP4_GROUP = 32
 _PACKINGS = [("FP8", 0), ("INT8", 0), *((s, g) for s, sizes in GROUP_SIZES.items() for g in sizes)]
 
 
 def _gate_tiling(scheme: str) -> Tiling:
     return _GATE_MXFP4 if scheme == "MXFP4" else _GATE
+
+
+def _down_tiling(gpu: Gpu, matrices: ExpertMatrices, shape: torch.Size, itemsize: int) -> Tiling:
+    """Return the tiling for activations of this shape."""
+    deep = _shared_bytes(matrices, _DOWN_OF_ONE, shape[1], itemsize) + 4096
+    is_deep = matrices.scheme == "PLAIN" and shape[0] == 1 and deep <= gpu.block_shared_bytes
+    return _DOWN_OF_ONE if is_deep else _DOWN
 
 
 def _shared_bytes(matrices: ExpertMatrices, tiling: Tiling, num_rows: int, itemsize: int) -> int:
@@ -103,13 +111,13 @@ def _gate_up_spec(dtype: torch.dtype, scheme: Mapping[str, str], activation: str
     return KernelSpec("packed_gate_up", f"{tables}, {arguments}", defines)
 
 
-def _down_spec(dtype: torch.dtype, scheme: Mapping[str, str]) -> KernelSpec:
+def _down_spec(dtype: torch.dtype, scheme: Mapping[str, str], tiling: Tiling = _DOWN) -> KernelSpec:
     arguments = (
         "pointer x, pointer values, pointer scales, pointer biases, pointer ids, pointer weights, "
         "pointer out, int num_routed, int shared_size, int hidden_size, int expert_size, "
         "int experts_per_token, int accumulate"
     )
-    defines = {"DTYPE": DTYPE_NAMES[dtype], **scheme, **_DOWN.defines}
+    defines = {"DTYPE": DTYPE_NAMES[dtype], **scheme, **tiling.defines}
     return KernelSpec("expert_down", arguments, defines)
 
 
@@ -126,6 +134,7 @@ def _schemes() -> Iterator[tuple[torch.dtype, dict[str, str]]]:
 VARIANTS = [
     *(_gate_up_spec(*each, activation) for each in _schemes() for activation in ACTIVATIONS),
     *(_down_spec(*each) for each in _schemes()),
+    *(_down_spec(*each, _DOWN_OF_ONE) for each in _schemes() if each[1]["SCHEME"] == "PLAIN"),
 ]
 
 
@@ -233,10 +242,11 @@ def expert_down(
     check_tensor("out", out, (n, hidden_size), "float32", gpu)
     if n == 0:
         return
-    gpu.kernel(_down_spec(x.dtype, matrices.defines))(
-        (_DOWN.blocks(gpu, -(-hidden_size // _ROWS), n), n),
-        32 * _DOWN.warps,
-        shared_bytes=_shared_bytes(matrices, _DOWN, chosen, x.itemsize),
+    tiling = _down_tiling(gpu, matrices, x.shape, x.itemsize)
+    gpu.kernel(_down_spec(x.dtype, matrices.defines, tiling))(
+        (tiling.blocks(gpu, -(-hidden_size // _ROWS), n), n),
+        32 * tiling.warps,
+        shared_bytes=_shared_bytes(matrices, tiling, chosen, x.itemsize),
         num_bytes=n * chosen * matrices.matrix_bytes(x.itemsize),
         x=x,
         values=matrices.values,
