@@ -10,7 +10,7 @@ and is the same in every process. Sequences with a common prefix share its block
 regenerate and branches of a conversation need no operation of their own.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -68,7 +68,9 @@ class BlockAllocator:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = set(range(num_blocks))
+        # Bytes, which are searched fast: a model with states alone has a hundred thousand blocks.
+        self._is_free = bytearray(b"\1") * num_blocks
+        self._num_free = num_blocks
         self._ref_counts = [0] * num_blocks
         self._contents: dict[int, Content] = {}
         self._index: ContentIndex[int] = ContentIndex()
@@ -77,7 +79,7 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return self._num_free
 
     @property
     def num_cached(self) -> int:
@@ -96,20 +98,22 @@ class BlockAllocator:
         Prefers the block that follows `after`, so that a sequence's blocks tend to be contiguous
         and attention can read them as one view.
         """
-        if not self._free:
+        if not self._num_free:
             self._evict(1 if self.on_evict is None else _EVICTED_TOGETHER)
-        if not self._free:
+        if not self._num_free:
             raise NoFreeBlock
-        neighbor = -1 if after is None else after + 1
-        block = neighbor if neighbor in self._free else min(self._free)
-        self._free.remove(block)
+        block = self.num_blocks if after is None else after + 1
+        if block >= self.num_blocks or not self._is_free[block]:
+            block = self._is_free.index(1)
+        self._is_free[block] = False
+        self._num_free -= 1
         self._ref_counts[block] = 1
         return block
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Add a reference to each of these used or cached blocks."""
         for block in blocks:
-            assert block not in self._free, f"block {block} is free"
+            assert not self._is_free[block], f"block {block} is free"
             self._cached.pop(block, None)
             self._ref_counts[block] += 1
 
@@ -127,7 +131,7 @@ class BlockAllocator:
             if block in self._contents:
                 self._cached[block] = None
             else:
-                self._free.add(block)
+                self._set_free(block)
 
     def publish(self, block: int, parent: Digest, tokens: Sequence[int]) -> Digest:
         """Register the content of a used block; return its digest, the parent of its successors.
@@ -161,17 +165,18 @@ class BlockAllocator:
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise `AssertionError` unless every count and index agrees with these block tables."""
-        counts = [0] * self.num_blocks
-        for table in tables:
-            for block in table:
-                counts[block] += 1
-        assert counts == self._ref_counts, "reference counts differ from the tables"
-        free, cached = self._free, set(self._cached)
-        used = {block for block, count in enumerate(counts) if count}
-        assert len(free) + len(cached) + len(used) == self.num_blocks
-        assert free | cached | used == set(range(self.num_blocks))
-        assert cached <= self._contents.keys(), "a cached block has no content"
-        assert not free & self._contents.keys(), "a free block has content"
+        counts = Counter(block for table in tables for block in table)
+        num_referenced = self.num_blocks - self._ref_counts.count(0)
+        assert num_referenced == len(counts) and all(
+            self._ref_counts[block] == count for block, count in counts.items()
+        ), "reference counts differ from the tables"
+        cached, used = self._cached.keys(), counts.keys()
+        assert all(0 <= block < self.num_blocks for block in (*cached, *used))
+        assert self._num_free == self._is_free.count(1)
+        assert self._num_free + len(cached) + len(used) == self.num_blocks
+        assert cached.isdisjoint(used), "a cached block is used"
+        assert not any(self._is_free[block] for block in (*cached, *used))
+        assert cached == self._contents.keys() - used, "other blocks are cached than have content"
         assert sorted(self._index) == sorted(self._contents)
         for block, content in self._contents.items():
             assert self.find(content.parent, content.tokens) == block
@@ -183,7 +188,11 @@ class BlockAllocator:
             block, _ = self._cached.popitem(last=False)
             content = self._contents.pop(block)
             self._index.remove(content.parent, content.tokens)
-            self._free.add(block)
+            self._set_free(block)
             evicted.append((block, content))
         if evicted and self.on_evict is not None:
             self.on_evict(evicted)
+
+    def _set_free(self, block: int) -> None:
+        self._is_free[block] = True
+        self._num_free += 1
