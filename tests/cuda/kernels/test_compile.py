@@ -83,8 +83,15 @@ def test_every_value_and_every_pair_of_values_is_compiled(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
 def test_every_kernel_compiles(name: str, arch: str) -> None:
-    for spec in chosen_variants(VARIANTS[name])[arch]:
-        assert nvrtc.compile_cubin(name, arch, spec.defines)[:4] == b"\x7fELF"
+    """What a compiler refuses does not depend on the optimization, which takes most of the time.
+
+    One variant for one architecture, another one for each kernel, is optimized.
+    """
+    optimized = nvrtc.ARCHITECTURES[NAMES.index(name) % len(nvrtc.ARCHITECTURES)]
+    for number, spec in enumerate(chosen_variants(VARIANTS[name])[arch]):
+        is_optimized = number == 0 and arch == optimized
+        cubin = nvrtc.compile_cubin(name, arch, spec.defines, optimized=is_optimized)
+        assert cubin[:4] == b"\x7fELF"
 
 
 def test_compile_error_names_file_and_line() -> None:
