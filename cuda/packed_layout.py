@@ -6,6 +6,8 @@ or one scale a row. A packed matrix consists of tiles of 8 rows by 64 bytes a ro
 """
 
 GROUP_SIZES = {"INT4": (32, 64, 128), "INT8": (32,)}  # columns that share a scale
+# Schemes with their group sizes; 0: one scale a row.
+PACKINGS = [("FP8", 0), ("INT8", 0), *((s, g) for s, sizes in GROUP_SIZES.items() for g in sizes)]
 TILE_COLUMNS = {"INT4": 128, "INT8": 64, "FP8": 64}
 TILE_ROWS = 8
 

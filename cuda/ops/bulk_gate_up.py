@@ -5,24 +5,22 @@ from collections.abc import Mapping
 import torch
 
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
-from swiftchat.cuda.packed_layout import GROUP_SIZES, TILE_COLUMNS, packing_fits, tile_bytes
+from swiftchat.cuda.ops.expert_matrices import ACTIVATIONS, ExpertMatrices
+from swiftchat.cuda.packed_layout import (
+    PACKINGS,
+    TILE_COLUMNS,
+    packing_fits,
+    padded_columns,
+    tile_bytes,
+)
 
 BULK_GATE_UP_THREADS = 128
 _ROWS = 8  # of gate and of up matrices in a block
-_STEP_BYTES = 64  # of a row
-_ACTIVATIONS = ("silu", "gelu_tanh", "gelu_sigmoid")
 _ARGUMENTS = (
     "pointer x, pointer values, pointer scales, int num_experts, pointer biases, pointer ids, "
     "pointer input_weights, pointer out, int num_routed, int shared_size, int hidden_size, "
     "int expert_size, int experts_per_token, int gate_step, float limit"
 )
-_SCHEMES = [
-    ("PLAIN", 0),
-    ("FP8", 0),
-    ("INT8", 0),
-    *((s, g) for s, sizes in GROUP_SIZES.items() for g in sizes),
-]
 
 
 def bulk_gate_up_spec(dtype: torch.dtype, scheme: Mapping[str, str], activation: str) -> KernelSpec:
@@ -33,22 +31,22 @@ def bulk_gate_up_spec(dtype: torch.dtype, scheme: Mapping[str, str], activation:
 VARIANTS = [
     bulk_gate_up_spec(dtype, {"SCHEME": scheme, "GROUP_SIZE": str(group_size)}, activation)
     for dtype in (torch.bfloat16, torch.float16)
-    for scheme, group_size in _SCHEMES
-    for activation in _ACTIVATIONS
+    for scheme, group_size in (("PLAIN", 0), *PACKINGS)
+    for activation in ACTIVATIONS
 ]
 
 
 def bulk_gate_up_bytes(matrices: ExpertMatrices) -> int:
     """Return the dynamic shared memory of a block: weights, activations and their sums."""
-    columns, is_plain = matrices.columns, matrices.scheme == "PLAIN"
-    steps = -(-columns // (32 if is_plain else TILE_COLUMNS[matrices.scheme]))
+    scheme, group_size = matrices.scheme, matrices.group_size
+    is_plain = scheme == "PLAIN"
+    columns = matrices.columns if is_plain else padded_columns(scheme, matrices.columns)
     row_bytes = (columns * 2 // 64 | 1) * 64  # of activations, and of rows that are not packed
     if is_plain:
         return (2 * _ROWS + 1) * row_bytes
-    padded = steps * TILE_COLUMNS[matrices.scheme]
-    row_bytes = (padded * 2 // 64 | 1) * 64
-    sums_bytes = padded // 32 * 4 if matrices.group_size else 0
-    return 2 * steps * tile_bytes(matrices.scheme, matrices.group_size) + row_bytes + sums_bytes
+    tiles = 2 * columns // TILE_COLUMNS[scheme]
+    sums_bytes = columns // 32 * 4 if group_size else 0
+    return tiles * tile_bytes(scheme, group_size) + row_bytes + sums_bytes
 
 
 def bulk_gate_up_fits(gpu: Gpu, matrices: ExpertMatrices, dtype: torch.dtype, n: int) -> bool:

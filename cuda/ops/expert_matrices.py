@@ -8,6 +8,7 @@ from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.packed_layout import packed_bytes
 
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu_sigmoid")  # of experts' gates
 _MXFP4_GROUP = 32
 
 

@@ -15,21 +15,20 @@ from swiftchat.cuda.ops.bulk_gate_up import (
     bulk_gate_up_fits,
     bulk_gate_up_spec,
 )
-from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
+from swiftchat.cuda.ops.expert_matrices import ACTIVATIONS, ExpertMatrices
 from swiftchat.cuda.packed_layout import (
-    GROUP_SIZES,
+    PACKINGS,
     TILE_COLUMNS,
     packing_fits,
 )
 
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu_sigmoid")
 MAX_CHOSEN = 32  # experts of a token
 _PLAIN_THREADS, _PLAIN_ROWS = 256, 16  # of a block of expert_gate_up, for PLAIN matrices
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a kernel divides its work: its warps and slots of expert_matrix.cuh.
+    """How a kernel divides its work: its warps and slots of expert_stream.cuh.
 
     `blocks_per_sm` blocks compute a token; 0: one for each unit.
     """
@@ -59,7 +58,6 @@ _ROWS = 8  # of a tile
 _GATE, _GATE_MXFP4, _DOWN = Tiling(4, 6, 1, 0), Tiling(4, 4, 1, 0), Tiling(8, 2, 2, 3)
 _DOWN_OF_ONE = Tiling(8, 4, 2, 3)  # of one row: twice the copies in flight
 _MXFP4_GROUP = 32
-_PACKINGS = [("FP8", 0), ("INT8", 0), *((s, g) for s, sizes in GROUP_SIZES.items() for g in sizes)]
 
 
 def _gate_tiling(scheme: str) -> Tiling:
@@ -126,7 +124,7 @@ def _schemes() -> Iterator[tuple[torch.dtype, dict[str, str]]]:
     for dtype in DTYPE_NAMES:
         yield dtype, {"SCHEME": "PLAIN", "GROUP_SIZE": "0"}
     yield torch.bfloat16, {"SCHEME": "MXFP4", "GROUP_SIZE": "0"}
-    for scheme, group_size in _PACKINGS:
+    for scheme, group_size in PACKINGS:
         for dtype in (torch.bfloat16, torch.float16):
             yield dtype, {"SCHEME": scheme, "GROUP_SIZE": str(group_size)}
 

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
-from swiftchat.cuda.ops.experts import ACTIVATIONS
+from swiftchat.cuda.ops.expert_matrices import ACTIVATIONS, ExpertMatrices
 from swiftchat.cuda.ops.route import MAX_EXPERTS
-from swiftchat.cuda.packed_layout import GROUP_SIZES, TILE_COLUMNS, packing_fits, tile_bytes
+from swiftchat.cuda.packed_layout import PACKINGS, TILE_COLUMNS, packing_fits, tile_bytes
 
 _ORDER_THREADS, _THREADS = 1024, 256
 _BLOCK_COLUMNS = 128  # rows of a matrix that a block multiplies
@@ -22,7 +21,6 @@ _LARGE_TILE, _SMALL_TILE = 128, 32  # rows of activations
 # With fewer rows of an expert on average, small tiles waste less.
 _MIN_LARGE_TILE_ROWS = 40
 _MXFP4_GROUP = 32
-_PACKINGS = [("FP8", 0), ("INT8", 0), *((s, g) for s, sizes in GROUP_SIZES.items() for g in sizes)]
 _SUM_COLUMNS = 2048  # of a block
 
 
@@ -67,7 +65,7 @@ def _tilings() -> Iterator[Tiling]:
         for dtype in DTYPE_NAMES:
             yield Tiling(dtype, "PLAIN", 0, rows)
         yield Tiling(torch.bfloat16, "MXFP4", 0, rows)
-        for scheme, group_size in _PACKINGS:
+        for scheme, group_size in PACKINGS:
             for dtype in (torch.bfloat16, torch.float16):
                 yield Tiling(dtype, scheme, group_size, rows)
 

@@ -6,8 +6,8 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
-from swiftchat.cuda.ops.experts import ACTIVATIONS, expert_down, expert_gate_up, experts_fit
+from swiftchat.cuda.ops.expert_matrices import ACTIVATIONS, ExpertMatrices
+from swiftchat.cuda.ops.experts import expert_down, expert_gate_up, experts_fit
 from swiftchat.cuda.ops.grouped_experts import (
     expert_order,
     expert_sum,

@@ -13,7 +13,8 @@
 //
 // Algorithm: a block computes tiles of eight rows of one token. A unit is a tile of two experts, which are the low
 // and the high rows; the warps divide the columns of all experts. Their sums are added in the order of the warps. The weights are
-// requested before the upstream kernel ends: it must be expert_gate_up or packed_gate_up, or leave ids and weights as they are.
+// requested before the upstream kernel ends: it must be expert_gate_up, packed_gate_up or bulk_gate_up, or leave ids and
+// weights as they are.
 //
 // Requires: rows of whole 16 bytes; MXFP4: whole groups of 32; experts_per_token at most 32.
 // Launch: grid (any number of blocks of a token, n), block 256, dynamic shared memory: see ops/experts.py.
