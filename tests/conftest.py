@@ -21,6 +21,7 @@ _LONGEST = (
     "tests/engine/cpu/test_sanitizers.py",
     "tests/engine/cpu/test_build.py",
     "tests/test_setup.py",
+    "tests/fuzz/test_fuzz.py",
 )
 _num_left_out = pytest.StashKey[int]()
 
