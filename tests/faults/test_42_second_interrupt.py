@@ -45,7 +45,8 @@ def test_a_hanging_stub_is_left(program: Program, hanging: object) -> None:
 def test_a_stopped_engine_is_left_and_ends(program: Program) -> None:
     terminal = Terminal(SWIFTCHAT[0], [*SWIFTCHAT[1:], "-m", str(program.folder)])
     chat = psutil.Process(terminal.process.pid)
-    wait_until(chat.children, 60)
+    # Stopped before it runs a program of its own, it would stop the chat in `Popen`, too.
+    wait_until(lambda: [c for c in chat.children() if c.cmdline() not in ([], chat.cmdline())], 60)
     (worker,) = chat.children()
     worker.suspend()  # by SIGSTOP, before it has asked the system to end it with the chat
     terminal.wait_for(">>>", 60)
