@@ -150,6 +150,10 @@ SUBJECTS: dict[str, tuple[Callable[[Subject], Iterator[Figure]], ...]] = {
     "smollm2-135m": (decode,),
     "qwen3-30b-a3b": (decode,),
     "gpt-oss-20b:mxfp4": (decode,),
+    "deepseek-v2-lite": (decode,),
+    "granite-4-h-tiny": (decode,),
+    "gemma-3-4b": (decode,),
+    "qwen3-next-80b-a3b:int4": (decode,),
 }
 
 

@@ -1,6 +1,6 @@
-"""Sizes of `kernels/moe/bulk_gate_up.cu`, which `expert_gate_up` launches where it fits."""
+"""Gate and up matrices of experts by bulk copies: `kernels/moe/bulk_gate_up.cu`."""
 
-from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -14,7 +14,7 @@ from swiftchat.cuda.packed_layout import (
     tile_bytes,
 )
 
-BULK_GATE_UP_THREADS = 128
+_THREADS = 128
 _ROWS = 8  # of gate and of up matrices in a block
 _ARGUMENTS = (
     "pointer x, pointer values, pointer scales, int num_experts, pointer biases, pointer ids, "
@@ -23,20 +23,25 @@ _ARGUMENTS = (
 )
 
 
-def bulk_gate_up_spec(dtype: torch.dtype, scheme: Mapping[str, str], activation: str) -> KernelSpec:
-    defines = {"DTYPE": DTYPE_NAMES[dtype], "ACTIVATION": activation.upper(), **scheme}
+def _spec(dtype: torch.dtype, scheme: str, group_size: int, activation: str) -> KernelSpec:
+    defines = {
+        "DTYPE": DTYPE_NAMES[dtype],
+        "ACTIVATION": activation.upper(),
+        "SCHEME": scheme,
+        "GROUP_SIZE": str(group_size),
+    }
     return KernelSpec("bulk_gate_up", _ARGUMENTS, defines)
 
 
 VARIANTS = [
-    bulk_gate_up_spec(dtype, {"SCHEME": scheme, "GROUP_SIZE": str(group_size)}, activation)
+    _spec(dtype, scheme, group_size, activation)
     for dtype in (torch.bfloat16, torch.float16)
     for scheme, group_size in (("PLAIN", 0), *PACKINGS)
     for activation in ACTIVATIONS
 ]
 
 
-def bulk_gate_up_bytes(matrices: ExpertMatrices) -> int:
+def _shared_bytes(matrices: ExpertMatrices) -> int:
     """Return the dynamic shared memory of a block: weights, activations and their sums."""
     scheme, group_size = matrices.scheme, matrices.group_size
     is_plain = scheme == "PLAIN"
@@ -64,5 +69,23 @@ def bulk_gate_up_fits(gpu: Gpu, matrices: ExpertMatrices, dtype: torch.dtype, n:
         fits
         and gpu.has_copy_engine
         and dtype.itemsize == 2
-        and 2 * (bulk_gate_up_bytes(matrices) + 2048) <= gpu.sm_shared_bytes
+        and 2 * (_shared_bytes(matrices) + 2048) <= gpu.sm_shared_bytes
+    )
+
+
+def bulk_gate_up(
+    gpu: Gpu, matrices: ExpertMatrices, activation: str, arguments: dict[str, Any]
+) -> None:
+    """Launch the kernel with the arguments of `expert_gate_up`, which has checked them.
+
+    The matrices must fit: see `bulk_gate_up_fits`.
+    """
+    x, (n, chosen, expert_size) = arguments["x"], arguments["out"].shape
+    gpu.kernel(_spec(x.dtype, matrices.scheme, matrices.group_size, activation))(
+        (chosen * -(-expert_size // _ROWS), n),
+        _THREADS,
+        shared_bytes=_shared_bytes(matrices),
+        scales=matrices.scales,
+        num_experts=len(matrices.values),
+        **arguments,
     )

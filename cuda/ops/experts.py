@@ -9,12 +9,7 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.bulk_gate_up import (
-    BULK_GATE_UP_THREADS,
-    bulk_gate_up_bytes,
-    bulk_gate_up_fits,
-    bulk_gate_up_spec,
-)
+from swiftchat.cuda.ops.bulk_gate_up import bulk_gate_up, bulk_gate_up_fits
 from swiftchat.cuda.ops.expert_matrices import ACTIVATIONS, ExpertMatrices
 from swiftchat.cuda.packed_layout import (
     PACKINGS,
@@ -185,15 +180,8 @@ def expert_gate_up(
         "gate_step": gate_step,
         "limit": limit,
     }
-    tables: dict[str, Any] = {"scales": matrices.scales, "num_experts": len(matrices.values)}
     if bulk_gate_up_fits(gpu, matrices, x.dtype, n):
-        gpu.kernel(bulk_gate_up_spec(x.dtype, matrices.defines, activation))(
-            (chosen * -(-expert_size // _ROWS), n),
-            BULK_GATE_UP_THREADS,
-            shared_bytes=bulk_gate_up_bytes(matrices),
-            **tables,
-            **arguments,
-        )
+        bulk_gate_up(gpu, matrices, activation, arguments)
         return
     kernel = gpu.kernel(_gate_up_spec(x.dtype, matrices.defines, activation))
     if matrices.scheme == "PLAIN":
@@ -205,7 +193,8 @@ def expert_gate_up(
         (tiling.blocks(gpu, chosen * -(-expert_size // _ROWS), n), n),
         32 * tiling.warps,
         shared_bytes=_shared_bytes(matrices, tiling, 1, x.itemsize),
-        **tables,
+        scales=matrices.scales,
+        num_experts=len(matrices.values),
         **arguments,
     )
 

@@ -102,9 +102,9 @@ class BlockAllocator:
             self._evict(1 if self.on_evict is None else _EVICTED_TOGETHER)
         if not self._num_free:
             raise NoFreeBlock
-        block = self.num_blocks if after is None else after + 1
-        if block >= self.num_blocks or not self._is_free[block]:
-            block = self._is_free.index(1)
+        neighbor = self.num_blocks if after is None else after + 1
+        is_free = neighbor < self.num_blocks and self._is_free[neighbor]
+        block = neighbor if is_free else self._is_free.index(1)
         self._is_free[block] = False
         self._num_free -= 1
         self._ref_counts[block] = 1

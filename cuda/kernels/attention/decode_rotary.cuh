@@ -1,12 +1,12 @@
-// With ROTARY decode_attention does what `rotary` does for one token of a sequence: each block normalizes and rotates
-// its queries and the newest key in shared memory, from where it takes them; one block stores the newest key and value in
-// the cache. So the queries are not written, and no kernel runs between the projection and the attention.
+// With ROTARY decode_attention does what `rotary` does for one token of a sequence. Each block normalizes and rotates its
+// queries and the newest key, and keeps them in shared memory; one block stores the newest key and value in the
+// cache. So queries are not written to memory, and no kernel runs between the projection and the attention.
 #pragma once
 #include "attention/decode_loader.cuh"
 #include "attention/rotary_head.cuh"
 
-// As of `rotary`; without norm weights heads are not normalized. The queries of a sequence are followed by
-// num_gate_heads heads that are not read, by keys, and by values.
+// The arguments are those of `rotary`; if q_norm is null, heads are not normalized. Behind the queries of a sequence come
+// num_gate_heads heads that are not read, then keys, then values.
 struct RotaryArguments {
     const T *q_norm, *k_norm;
     const float* cos_sin;
@@ -15,13 +15,15 @@ struct RotaryArguments {
     float eps, weight_offset;
 };
 
-constexpr int ITEMS = HEAD_DIM / (2 * W), GROUPS = THREADS / ITEMS;  // of lanes that hold a head
-constexpr int PASSES = (ROWS + 2 + GROUPS - 1) / GROUPS;             // of heads by a thread
+constexpr int ITEMS = HEAD_DIM / (2 * W);                 // threads that share a head
+constexpr int GROUPS = THREADS / ITEMS;                   // heads that a block prepares at a time
+constexpr int PASSES = (ROWS + 2 + GROUPS - 1) / GROUPS;  // until all are prepared
 
 // The block's queries, the newest key and the newest value, in shared memory.
 using RotatedHeads = T[ROWS + 2][HEAD_DIM];
 
-// A thread's place in a head, with what is constant there: loaded before the projection ends.
+// A thread's place in each of its heads, and the norm weights and angles there, which are loaded before the projection
+// ends.
 struct HeadRotation {
     int low, high, slot;
     bool rotated;
@@ -45,8 +47,8 @@ struct HeadRotation {
         }
     }
 
-    // Writes the block's heads to `to`. `qkv` has the heads of the sequence; num_heads are those of queries. Unless it
-    // `reads`, the heads are zeros.
+    // Prepares the block's heads in `to`. `qkv` are all heads of the sequence, num_heads of them queries. Without `reads`
+    // zeros are prepared.
     __device__ __forceinline__ void write(const RotaryArguments& a, const T* qkv, const Heads& heads, int num_heads,
                                           int num_kv_heads, RotatedHeads& to, bool reads) const {
         Item loaded[PASSES];
@@ -79,10 +81,10 @@ struct HeadRotation {
     }
 };
 
-// The newest key and value of a warp that has their step: they take the place of what the cache had there.
+// The newest key and value, for the warp whose steps include their token: in its tiles they replace what the cache has.
 struct Newest {
     const uint4* rows;
-    int index, row;  // of its steps; of the step's tokens
+    int index, row;  // the step, or -1: another warp has it; the token's row in the tile
 
     __device__ __forceinline__ Newest(const RotatedHeads& heads, const TokenRange& range)
         : rows((const uint4*)heads[ROWS]) {

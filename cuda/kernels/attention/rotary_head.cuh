@@ -1,5 +1,5 @@
-// RMSNorm and rotary embedding of a head, of which neighboring lanes hold items of 2 * WIDTH elements: whole pairs. The
-// algorithm is in rotary.cu.
+// RMSNorm and rotary embedding of a head. Neighboring threads have an item of it each: 2 * WIDTH elements, in whole pairs.
+// The algorithm is described in rotary.cu.
 #pragma once
 #include "common/pack.cuh"
 

@@ -15,16 +15,19 @@ from tests.support.kernel_case import DTYPES, Inputs, poisoned
 pytestmark = pytest.mark.gpu
 BLOCK_SIZE = 16
 LENGTHS = (1, 2, 16, 17, 0, 63, 64, 65, 200, 1000, 5000)
-# Query heads, heads of keys, gates, elements of a head, rotated ones.
+# Query heads, heads of keys, gates, elements of a head, rotated ones, whether heads are normalized.
 HEADS = [
-    (8, 2, 0, 64, 64),
-    (32, 4, 0, 128, 128),
-    (16, 16, 0, 128, 128),
-    (32, 2, 0, 128, 64),
-    (24, 2, 24, 128, 0),
-    (16, 2, 16, 256, 64),
-    (4, 1, 0, 256, 256),
+    (8, 2, 0, 64, 64, True),
+    (32, 4, 0, 128, 128, True),
+    (16, 16, 0, 128, 128, False),
+    (32, 2, 0, 128, 64, True),
+    (24, 2, 24, 128, 0, True),
+    (16, 2, 16, 256, 64, True),
+    (4, 1, 0, 256, 256, True),
 ]
+
+
+Sizes = tuple[int, int, int, int, int, bool]
 
 
 @dataclass
@@ -41,10 +44,8 @@ class Case:
     heads: tuple[int, int, int]
 
     @classmethod
-    def random(
-        cls, dtype: torch.dtype, sizes: tuple[int, int, int, int, int], lengths: tuple[int, ...]
-    ) -> "Case":
-        (num_heads, kv_heads, gates, dim, rotary_dim), n = sizes, len(lengths)
+    def random(cls, dtype: torch.dtype, sizes: Sizes, lengths: tuple[int, ...]) -> "Case":
+        (num_heads, kv_heads, gates, dim, rotary_dim, is_normed), n = sizes, len(lengths)
         make = Inputs(num_heads + dim + n, dtype)
         used = [-(-length // BLOCK_SIZE) for length in lengths]
         order = make.permutation(sum(used) + 3)
@@ -68,7 +69,7 @@ class Case:
             torch.tensor(lengths, dtype=torch.int32, device="cuda"),
             slots,
             angles if rotary_dim else None,
-            norm if sizes != HEADS[2] else None,
+            norm if is_normed else None,
             (num_heads, kv_heads, gates),
         )
 
@@ -115,7 +116,7 @@ class Case:
 def test_one_kernel_equals_two(
     gpu: Gpu,
     dtype: torch.dtype,
-    sizes: tuple[int, int, int, int, int],
+    sizes: Sizes,
     lengths: tuple[int, ...],
 ) -> None:
     case = Case.random(dtype, sizes, lengths)
@@ -143,6 +144,6 @@ def test_a_row_without_a_slot_is_not_stored(gpu: Gpu) -> None:
 
 
 def test_unsupported_arguments_raise(gpu: Gpu) -> None:
-    case = Case.random(torch.bfloat16, (8, 2, 0, 64, 24), (5,))
+    case = Case.random(torch.bfloat16, (8, 2, 0, 64, 24, True), (5,))
     with pytest.raises(ValueError, match="rotary_dim 24"):
         case.run(gpu, apart=False)
