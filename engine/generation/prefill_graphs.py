@@ -1,5 +1,6 @@
 """Short prefill chunks as CUDA graphs: captured while the engine is idle, replayed for prompts."""
 
+from array import array
 from collections.abc import Collection
 
 import torch
@@ -175,5 +176,5 @@ class PrefillGraphs:
                 (slot_mapping, batch.slot_mapping),
                 (table, used),
             ):
-                part[: len(values)] = torch.tensor(values, dtype=torch.int32)
+                part[: len(values)] = torch.frombuffer(array("i", values), dtype=torch.int32)
         self._inputs.copy_(self._host_inputs, non_blocking=True)

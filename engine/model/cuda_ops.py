@@ -1,5 +1,6 @@
 """The decoder's operations as the project's kernels; large GEMMs are cuBLAS's, through torch."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
@@ -99,9 +100,10 @@ class CudaOps(Elementwise):
             list(accumulate((span.num_tokens for span in rest), initial=0)),
             batch.logits_indices,
         ]
-        # Each part begins at a multiple of 16 bytes, as kernels require.
-        padded = [[*part, *([0] * (-len(part) % 4))] for part in parts]
-        packed = torch.tensor([v for part in padded for v in part], dtype=torch.int32)
+        # Each part begins at a multiple of 16 bytes, as kernels require. Arrays take lists of
+        # thousands of integers in a fifth of the time of `torch.tensor`.
+        padded = [array("i", [*part, *([0] * (-len(part) % 4))]) for part in parts]
+        packed = torch.frombuffer(bytearray().join(padded), dtype=torch.int32)
         on_device = torch.split(packed.to(self.gpu.device), [len(part) for part in padded])
         ids, positions, slot_mapping, tables, lens, rest_tables, rest_lens, starts, indices = (
             tensor[: len(part)] for tensor, part in zip(on_device, parts, strict=True)

@@ -1,6 +1,6 @@
 """The input of one forward pass: the tokens of all its rows, packed one after the other."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -113,9 +113,7 @@ class Batch:
             ids += sequence.tokens[first:end]
             ids += row.proposed
             positions += range(first, last)
-            slot_mapping += (
-                table[p // block_size] * block_size + p % block_size for p in range(first, last)
-            )
+            slot_mapping += _slots(table, first, last, block_size)
             if row.scored_positions:
                 start = spans[-1].start - first
                 targets = [sequence.tokens[p + 1] for p in row.scored_positions]
@@ -139,6 +137,13 @@ class Batch:
             sampled_logits,
             scored,
         )
+
+
+def _slots(table: list[int], first: int, last: int, block_size: int) -> Iterator[int]:
+    """Yield the slots of the positions `first : last`, a block's after the other."""
+    for start in range(first - first % block_size, last, block_size):
+        slot = table[start // block_size] * block_size
+        yield from range(slot + max(first - start, 0), slot + min(last - start, block_size))
 
 
 def padded_rows(num_rows: int) -> int:

@@ -14,13 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from swiftchat.engine.schedule.content import (
-    ROOT,
-    ContentIndex,
-    Digest,
-    block_digests,
-    content_digest,
-)
+from swiftchat.engine.schedule.content import ROOT, ContentIndex, Digest, content_digest
 from swiftchat.engine.schedule.states import Snapshot
 
 # One copy of several blocks to another tier takes little longer than that of one.
@@ -139,11 +133,11 @@ class BlockAllocator:
         If another block has the same content, this block stays unregistered and becomes free when
         released.
         """
-        if self.find(parent, tokens) is None:
-            assert block not in self._contents, f"block {block} was published before"
-            self._contents[block] = Content(parent, tuple(tokens))
-            self._index.add(parent, tokens, block)
-        return content_digest(parent, tokens)
+        if self.find(parent, tokens) is not None:
+            return content_digest(parent, tokens)
+        assert block not in self._contents, f"block {block} was published before"
+        self._contents[block] = Content(parent, tuple(tokens))
+        return self._index.add(parent, tokens, block)
 
     def find(self, parent: Digest, tokens: Sequence[int]) -> int | None:
         """Return the used or cached block with this content."""
@@ -151,14 +145,8 @@ class BlockAllocator:
 
     def find_prefix(self, tokens: Sequence[int], root: Digest = ROOT) -> Prefix:
         """Find the longest cached prefix of the tokens; the caller must `acquire` its blocks."""
-        blocks: list[int] = []
-        parent, size = root, self.block_size
-        for digest in block_digests(root, tokens, size):
-            block = self._index.find(digest)
-            if block is None:
-                break
-            blocks.append(block)
-            parent = digest
+        size = self.block_size
+        blocks, parent = self._index.prefix(root, tokens, size)
         start = len(blocks) * size
         tail, tail_tokens = self._index.longest(parent, tokens[start : start + size]) or (None, 0)
         return Prefix(blocks, parent, tail, tail_tokens)

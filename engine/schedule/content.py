@@ -30,51 +30,56 @@ def content_digest(parent: Digest, tokens: Sequence[int]) -> Digest:
     return hashlib.sha256(parent + array("i", tokens).tobytes()).digest()
 
 
-def block_digests(parent: Digest, tokens: Sequence[int], block_size: int) -> Iterator[Digest]:
-    """Yield the identity of each full block of the tokens, of which the first follows `parent`."""
-    packed = array("i", tokens)
-    content, block_bytes = packed.tobytes(), block_size * packed.itemsize
-    for end in range(block_bytes, len(content) + 1, block_bytes):
-        parent = hashlib.sha256(parent + content[end - block_bytes : end]).digest()
-        yield parent
-
-
 class ContentIndex(Generic[T]):
     """Finds values by the content of blocks: (digest of what precedes, tokens)."""
 
     def __init__(self) -> None:
-        self._values: dict[Digest, T] = {}
-        self._children: dict[Digest, dict[tuple[int, ...], T]] = {}
+        # By parent and tokens, with the block's digest: to compute it would take a search longer.
+        self._children: dict[Digest, dict[tuple[int, ...], tuple[T, Digest]]] = {}
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._values.values())
-
-    def find(self, digest: Digest) -> T | None:
-        """Return the value of the block with this `content_digest`."""
-        return self._values.get(digest)
+        return (value for siblings in self._children.values() for value, _ in siblings.values())
 
     def get(self, parent: Digest, tokens: Sequence[int]) -> T | None:
-        return self._values.get(content_digest(parent, tokens))
+        found = self._children.get(parent, {}).get(tuple(tokens))
+        return None if found is None else found[0]
 
-    def add(self, parent: Digest, tokens: Sequence[int], value: T) -> None:
-        self._values[content_digest(parent, tokens)] = value
-        self._children.setdefault(parent, {})[tuple(tokens)] = value
+    def add(self, parent: Digest, tokens: Sequence[int], value: T) -> Digest:
+        """Add a value, or replace that of the same content; return the block's digest."""
+        digest = content_digest(parent, tokens)
+        self._children.setdefault(parent, {})[tuple(tokens)] = value, digest
+        return digest
 
     def remove(self, parent: Digest, tokens: Sequence[int]) -> None:
         """Remove a value; raises `KeyError` if there is none."""
-        del self._values[content_digest(parent, tokens)]
         siblings = self._children[parent]
         del siblings[tuple(tokens)]
         if not siblings:
             del self._children[parent]
 
+    def prefix(
+        self, root: Digest, tokens: Sequence[int], block_size: int
+    ) -> tuple[list[T], Digest]:
+        """Return the values of the first full blocks of the tokens, and the last block's digest.
+
+        They end before the first block without a value; the first one follows `root`.
+        """
+        values, parent = list[T](), root
+        for end in range(block_size, len(tokens) + 1, block_size):
+            found = self._children.get(parent, {}).get(tuple(tokens[end - block_size : end]))
+            if found is None:
+                break
+            value, parent = found
+            values.append(value)
+        return values, parent
+
     def longest(self, parent: Digest, tokens: Sequence[int]) -> tuple[T, int] | None:
         """Return the value whose tokens have the longest common prefix, and its length above 0."""
         siblings, key = self._children.get(parent, {}), tuple(tokens)
-        if key in siblings:
-            return siblings[key], len(key)
+        if same := siblings.get(key):
+            return same[0], len(key)
         best: tuple[T, int] | None = None
-        for found, value in siblings.items():
+        for found, (value, _) in siblings.items():
             length = common_length(found, key)
             if length > (best[1] if best else 0):
                 best = value, length

@@ -8,7 +8,8 @@
 // out = sum of 2^(max_s - max) · values_s over the splits s, divided by the same sum of their weights
 // (Flash-Decoding; Dao et al., 2023). Without a visible key: 0.
 //
-// Algorithm: a warp combines a head of a token; lane s holds the statistics of split s.
+// Algorithm: a warp combines a head of a token; lane s holds the statistics of split s. The values of
+// eight splits are requested together: one after the other, each would take a trip to L2.
 // Requires: num_splits <= 32; head_dim % 8 == 0.
 // Launch: grid ceil(num_tokens * num_heads / 4), block 128, no shared memory.
 // Moves num_splits * head_dim * 4 bytes for each head of a token, mostly from L2.
@@ -16,6 +17,7 @@
 #include "common/pack.cuh"
 
 constexpr int THREADS = 128;
+constexpr int TOGETHER = 8;  // splits whose loads are in flight at a time
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 combine_splits_kernel(const float* partials, const int* query_starts, T* out, int num_seqs, int num_splits,
@@ -40,14 +42,24 @@ combine_splits_kernel(const float* partials, const int* query_starts, T* out, in
     for (int first = 0; first < head_dim; first += 4 * WARP) {
         int column = first + 4 * lane;
         float sum[4] = {};
-        for (int split = 0; split < num_splits; split++) {
-            float factor = __shfl_sync(ALL, weight, split);
-            if (factor == 0 || column >= head_dim) continue;
-            float4 values = *(const float4*)(partials + ((i64)split * rows + row) * head_dim + column);
-            sum[0] += factor * values.x;
-            sum[1] += factor * values.y;
-            sum[2] += factor * values.z;
-            sum[3] += factor * values.w;
+        for (int begin = 0; begin < num_splits; begin += TOGETHER) {
+            float4 values[TOGETHER];
+            float factors[TOGETHER];
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) {
+                int split = begin + i;
+                factors[i] = __shfl_sync(ALL, weight, split);  // 0 from num_splits on
+                values[i] = {};
+                if (factors[i] != 0 && column < head_dim)
+                    values[i] = *(const float4*)(partials + ((i64)split * rows + row) * head_dim + column);
+            }
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) {
+                sum[0] += factors[i] * values[i].x;
+                sum[1] += factors[i] * values[i].y;
+                sum[2] += factors[i] * values[i].z;
+                sum[3] += factors[i] * values[i].w;
+            }
         }
         if (column >= head_dim) continue;
 #pragma unroll
