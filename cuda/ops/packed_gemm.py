@@ -21,10 +21,12 @@ _WGMMA_ROWS = (32, 64, 96, 128, 192, 256)  # activation rows of a tile
 _MMA_ROWS = (32, 64, 96, 128)
 _CLUSTER = {"WGMMA_PATH": 2, "MMA_PATH": 1}  # blocks that share activations
 # Above this, dequantizing for cuBLAS costs less than cuBLAS gains. Not measured without wgmma.
-_MAX_ROWS = {"WGMMA_PATH": 512, "MMA_PATH": 64}
+_MAX_ROWS = {"WGMMA_PATH": 1536, "MMA_PATH": 64}
+_MAX_INT4_ROWS = {"WGMMA_PATH": 2048, "MMA_PATH": 64}
 _WARPS = 8  # consumers of a block
 # With few activation rows twice as many hide more latency, if the matrix has work for them.
 _MORE_WARPS, _FEW_ROWS, _MIN_UNITS = 16, 64, 2
+_MOST_UNEVEN = 1.1  # time of the longest part of the work, relative to that of an even division
 _PRODUCER_THREADS = 128
 _MAX_STAGES = 8
 _STATIC_BYTES = 2048  # alignment, barriers
@@ -63,7 +65,8 @@ VARIANTS = [
 
 def packed_gemm_fits(gpu: Gpu, n: int, weight: PackedMatrix) -> bool:
     """Return whether `packed_gemm` is the fastest way to multiply n > 16 rows with this weight."""
-    return n <= _MAX_ROWS[_path(gpu)] and weight.dtype.itemsize == 2
+    most = _MAX_INT4_ROWS if weight.scheme == "INT4" else _MAX_ROWS
+    return n <= most[_path(gpu)] and weight.dtype.itemsize == 2
 
 
 class GemmWorkspace:
@@ -73,6 +76,17 @@ class GemmWorkspace:
         largest = _WARPS * _WARP_ROWS * max(_PATHS[_path(gpu)])
         self.partial_sums = torch.empty(2 * gpu.num_sms * largest, device=gpu.device)
         self.counters = torch.zeros(gpu.num_sms, dtype=torch.int32, device=gpu.device)
+
+
+def _num_clusters(num_tiles: int, columns: int, most: int) -> int:
+    """Return how many of the clusters divide the work evenly, `columns` units for each tile.
+
+    A few less than all, if each then has a part of one tile: parts of two cost the exchange of two.
+    """
+    each = most // num_tiles  # clusters of a tile
+    if each and -(-columns // each) * most <= _MOST_UNEVEN * columns * num_tiles:
+        return num_tiles * min(each, columns)
+    return min(most, num_tiles * columns)
 
 
 @dataclass(frozen=True)
@@ -113,7 +127,8 @@ class _Layout:
         w_stages = min(_MAX_STAGES, max(2, room * 5 // 8 // w_bytes))
         x_stages = min(_MAX_STAGES, (room - w_stages * w_bytes) // x_bytes)
         shared_bytes = 1024 + w_stages * w_bytes + x_stages * x_bytes
-        blocks = min(clusters, num_units(warps)) * _CLUSTER[path]
+        num_tiles = num_units(warps) // columns
+        blocks = _num_clusters(num_tiles, columns, clusters) * _CLUSTER[path]
         return cls(rows, warps, unit_bytes, blocks, w_stages, x_stages, shared_bytes)
 
 

@@ -60,15 +60,18 @@ __device__ __forceinline__ float4 sums_of(const float (&sums)[BLOCK_N / 2], int 
     return make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
 }
 
-// A tile that several clusters share. They are participants 0, 1, …; the first one has it as its last tile, the others
-// as their first one, so each has up to two tiles in `partial_sums`.
+// A tile that several clusters share, participants 0, 1, …. Those that have no tile after this one own its activation
+// rows: all but the last participant, or all. Each owner keeps the sums of its rows in registers, and stores those of
+// other rows.
 struct SharedTile {
     int first, last;  // clusters
+    int owners;
 
     __device__ __forceinline__ SharedTile(const Segment& s) {
         int begin = s.at - s.first, end = begin + s.units;
         for (first = s.cluster; s.begin(first) > begin;) first--;
         for (last = s.cluster; s.begin(last + 1) < end;) last++;
+        owners = last - first + (s.begin(last + 1) == end);
     }
     __device__ __forceinline__ float4* sums(const Arguments& a, const Segment& s, int cluster) const {
         int slot = (cluster * CLUSTER + s.rank) * 2 + (cluster == first);
@@ -88,28 +91,8 @@ __device__ __forceinline__ int add_release_acquire(int* counter) {
     return before;
 }
 
-// Stores a tile, or this cluster's part of its sums.
-__device__ __forceinline__ void finish(const Arguments& a, const Segment& s, const float (&sums)[BLOCK_N / 2]) {
-    if (s.is_whole()) {
-        Output output(a, s);
-#pragma unroll
-        for (int j = 0; j < BLOCK_N / 8; j++) output.store(j, sums_of(sums, j));
-        return;
-    }
-    SharedTile tile(s);
-    float4* to = tile.sums(a, s, s.cluster);
-#pragma unroll
-    for (int j = 0; j < BLOCK_N / 8; j++) __stcg(to + j * CONSUMERS, sums_of(sums, j));
-    consumer_barrier();
-    // Releases the stores of all threads, which the barrier orders before.
-    if (threadIdx.x == 0) add_release_acquire(tile.counter(a, s));
-}
-
-// Finishes this cluster's share of a tile's activation rows when the sums of all participants are there, in their
-// order. All clusters do this at their end, so that none waits for one that waits for it.
-__device__ __forceinline__ void finish_shared(const Arguments& a, const Segment& s) {
-    SharedTile tile(s);
-    int participants = tile.last - tile.first + 1, *counter = tile.counter(a, s);
+// Waits until all participants have stored their sums.
+__device__ __forceinline__ void wait_for_sums(int* counter, int participants, int owners) {
     if (threadIdx.x == 0) {
         int arrived;
         do {
@@ -118,29 +101,60 @@ __device__ __forceinline__ void finish_shared(const Arguments& a, const Segment&
                          : "l"(__cvta_generic_to_global(counter))
                          : "memory");
         } while (arrived < participants);
-        if (add_release_acquire(counter) == 2 * participants - 1) *counter = 0;  // the last one to leave
+        if (add_release_acquire(counter) == participants + owners - 1) *counter = 0;  // the last one to leave
     }
     consumer_barrier();
-    Output output(a, s);
-    int rows = min(BLOCK_N, a.n - s.n), blocks = (rows + 7) / 8, self = s.cluster - tile.first;
-    int end = blocks * (self + 1) / participants;
-    constexpr int BATCH = 4;  // loads in flight: the latency of L2 is the limit
-    for (int j = blocks * self / participants; j < end; j += BATCH) {
-        float4 total[BATCH] = {};
-#pragma unroll 2
+}
+
+// Finishes a tile that other clusters share. An owner waits for the sums of the others. It has no tile after this one,
+// so none waits for one that waits for it.
+__device__ __forceinline__ void finish_shared(const Arguments& a, const Segment& s, const Output& output,
+                                              float (&sums)[BLOCK_N / 2]) {
+    SharedTile tile(s);
+    int owners = tile.owners, self = s.cluster - tile.first, *counter = tile.counter(a, s);
+    int blocks = (min(BLOCK_N, a.n - s.n) + 7) / 8;  // of eight activation rows
+    bool is_owner = self < owners;
+    int begin = is_owner ? blocks * self / owners : 0, end = is_owner ? blocks * (self + 1) / owners : 0;
+    float4* to = tile.sums(a, s, s.cluster);
+#pragma unroll
+    for (int j = 0; j < BLOCK_N / 8; j++)
+        if (j < blocks && (j < begin || j >= end)) __stcg(to + j * CONSUMERS, sums_of(sums, j));
+    consumer_barrier();
+    // Releases the stores of all threads, which the barrier orders before.
+    if (threadIdx.x == 0) add_release_acquire(counter);
+    if (!is_owner) return;
+    wait_for_sums(counter, tile.last - tile.first + 1, owners);
+    constexpr int BATCH = BLOCK_N / 8 % 8 == 0 ? 8 : 4;  // loads in flight: the latency of L2 is the limit
+#pragma unroll
+    for (int j = 0; j < BLOCK_N / 8; j += BATCH) {
+        if (j + BATCH <= begin || j >= end) continue;
+#pragma unroll 1
         for (int cluster = tile.first; cluster <= tile.last; cluster++) {
+            if (cluster == s.cluster) continue;
             const float4* from = tile.sums(a, s, cluster) + j * CONSUMERS;
             float4 part[BATCH];
 #pragma unroll
-            for (int i = 0; i < BATCH; i++) part[i] = j + i < end ? __ldcg(from + i * CONSUMERS) : float4{};
+            for (int i = 0; i < BATCH; i++)
+                part[i] = j + i >= begin && j + i < end ? __ldcg(from + i * CONSUMERS) : float4{};
 #pragma unroll
             for (int i = 0; i < BATCH; i++) {
-                total[i].x += part[i].x, total[i].y += part[i].y;
-                total[i].z += part[i].z, total[i].w += part[i].w;
+                float* sum = sums + 4 * (j + i);
+                sum[0] += part[i].x, sum[1] += part[i].y, sum[2] += part[i].z, sum[3] += part[i].w;
             }
         }
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            if (j + i < end) output.store(j + i, total[i]);
+            if (j + i >= begin && j + i < end) output.store(j + i, sums_of(sums, j + i));
     }
+}
+
+// Stores a tile's results, unless another cluster does.
+__device__ __forceinline__ void finish(const Arguments& a, const Segment& s, float (&sums)[BLOCK_N / 2]) {
+    Output output(a, s);
+    if (!s.is_whole()) {
+        finish_shared(a, s, output, sums);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < BLOCK_N / 8; j++) output.store(j, sums_of(sums, j));
 }

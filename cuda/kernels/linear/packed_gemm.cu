@@ -15,8 +15,8 @@
 // divided evenly among one persistent block for each multiprocessor ("stream-K"). A producer warp fills two rings
 // in shared memory: packed weights, 128 columns a stage, and activations, 64 or 128 columns a stage. 8 or 16
 // consumer warps convert 16 weight rows each to T in registers, which are the left operand of wgmma (WGMMA_PATH) or
-// mma.sync (MMA_PATH). Blocks that share a tile store their sums; at its end, each adds those of some activation
-// rows, in a fixed order. With WGMMA_PATH, clusters of two blocks compute neighboring tiles;
+// mma.sync (MMA_PATH). Blocks that share a tile divide its activation rows: each stores its sums of the others'
+// rows, and adds theirs to those of its own. With WGMMA_PATH, clusters of two blocks compute neighboring tiles;
 // each loads half of the activations for both, because L2 is the limit.
 //
 // Requires: pointers aligned to 16 bytes; k a multiple of 16, or of GROUP_SIZE; T of 16 bits.
@@ -74,8 +74,6 @@ __device__ __forceinline__ void consume(const Arguments& a, Rings& rings) {
         add_units(a, s, rings, state, sums);
         finish(a, s, sums);
     }
-    for (Segment s(a); s.valid(); s.next())
-        if (!s.is_whole()) finish_shared(a, s);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTER_SIZE

@@ -29,6 +29,7 @@ SHAPES = [
     (4096, 4096, 256),
     (1100, 1152, 300),
     (99, 2176, 700),
+    (4096, 1152, 1500),
 ]
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("path", PATHS)]
 
