@@ -33,6 +33,13 @@ __device__ __forceinline__ void mma_int8(int (&c)[4], const u32 (&a)[4], u32 b0,
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Transposes an 8 × 8 matrix of 16-bit elements: thread (g, t) passes row g, columns 2t and 2t + 1.
+__device__ __forceinline__ u32 transpose(u32 pair) {
+    u32 transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+    return transposed;
+}
+
 // Loads four 8 × 8 matrices from shared memory; lane l passes the address of row l % 8 of matrix l / 8.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void ldmatrix(u32 (&at)[4], u32 address) {

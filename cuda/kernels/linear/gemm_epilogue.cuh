@@ -3,16 +3,10 @@
 // A thread's sums 4j … 4j + 3 are, with (g, t) = (lane / 4, lane % 4): MMA row g, activation rows 8j + 2t and
 // 8j + 2t + 1; then the same of MMA row g + 8.
 #pragma once
-#include "linear/gemm_operands.cuh"
+#include "common/mma.cuh"
+#include "linear/gemm_work.cuh"
 
 __device__ __forceinline__ void consumer_barrier() { named_barrier<1, CONSUMERS>(); }
-
-// Transposes an 8 × 8 matrix of 16-bit elements: thread (g, t) passes row g, columns 2t and 2t + 1.
-__device__ __forceinline__ u32 transpose(u32 pair) {
-    u32 transposed;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
-    return transposed;
-}
 
 // Scales and stores a tile's results.
 struct Output {
@@ -21,7 +15,7 @@ struct Output {
     float scale[2], bias[2];
 
     __device__ __forceinline__ Output(const Arguments& a, const Segment& s) : a(a), n(s.n) {
-        LaneRows lane;
+        LaneRows lane(UNIT_BYTES);
         column = s.m + lane.first_result();
 #pragma unroll
         for (int upper = 0; upper < 2; upper++) {

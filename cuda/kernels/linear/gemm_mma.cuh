@@ -1,7 +1,7 @@
 // The path of packed_gemm for all architectures: each warp multiplies its 16 weight rows by mma.sync.
 #pragma once
 #include "common/mma.cuh"
-#include "linear/gemm_operands.cuh"
+#include "linear/gemm_work.cuh"
 
 __device__ __forceinline__ void more_registers() {}
 __device__ __forceinline__ void fewer_registers() {}
@@ -32,7 +32,7 @@ __device__ __forceinline__ void multiply_half(const Arguments& a, Rings& rings, 
 
 __device__ __forceinline__ void add_units(const Arguments& a, const Segment& s, Rings& rings, RingState& state,
                                           float (&sums)[BLOCK_N / 2]) {
-    LaneRows lane;
+    LaneRows lane(UNIT_BYTES);
     RowGroups groups;
     u32 operands[4][4];
     for (int unit = s.first; unit < s.last; unit++) {

@@ -1,6 +1,8 @@
-// Conversion of packed weights to operands of packed_gemm's MMAs.
+// Conversion of packed weights to the left operands of MMAs, for packed_gemm and the grouped GEMM of experts.
+//
+// A tile in shared memory has blocks of eight rows, with one or two packed tiles each.
 #pragma once
-#include "linear/gemm_work.cuh"
+#include "linear/packed_layout.cuh"
 
 // A warp's 16 weight rows as operands: thread (g, t) = (lane / 4, lane % 4) holds those of MMA rows g and g + 8,
 // the weight rows `row` and `row` + 2 of a block of eight rows. So a thread's results, transposed, are four
@@ -11,13 +13,14 @@ struct LaneRows {
     u32 bytes, shift;          // select a thread's values
     u32 bias;                  // upper bytes of int4 values
 
-    __device__ __forceinline__ LaneRows() {
+    // Blocks of eight rows are block_bytes apart.
+    __device__ __forceinline__ explicit LaneRows(int block_bytes) {
         int lane = threadIdx.x % WARP, g = lane / 4;
         t = lane % 4;
         block = threadIdx.x / WARP * 2 + g / 2 % 2;
         row = g / 4 * 4 + g % 2;
-        offset = block * UNIT_BYTES + row * STEP_BYTES;
-        table_offset = block * UNIT_BYTES + TILE_ROWS * STEP_BYTES + row * 4;
+        offset = block * block_bytes + row * STEP_BYTES;
+        table_offset = block * block_bytes + TILE_ROWS * STEP_BYTES + row * 4;
         bytes = SCHEME != INT4 ? 0x9180 + t * 0x2222 : t % 2 ? 0x7632 : 0x5410;
         shift = t / 2 * 4;
         asm("mov.u32 %0, %%laneid;" : "=r"(bias));
@@ -114,7 +117,7 @@ constexpr int VALUE_BIAS = SCHEME != INT4 ? 0 : Same<T, half>::value ? 1024 : 12
 // The groups of a thread's two rows in 64 columns: of 32 columns each, or of the same group.
 using RowGroups = Group<T, VALUE_BIAS>[2][2];
 
-// Converts 64 columns, the first or the second of a stage, to operands of four MMA steps of 16 columns.
+// Converts 64 of 128 columns, the first or the second, to operands of four MMA steps of 16 columns.
 template <int HALF>
 __device__ __forceinline__ void convert(u32 (&operands)[4][4], const u8* stage, const LaneRows& lane,
                                         RowGroups& row_groups) {
@@ -124,7 +127,7 @@ __device__ __forceinline__ void convert(u32 (&operands)[4][4], const u8* stage, 
         const u8* table = stage + lane.table_offset + 2 * upper * 4;
         auto& groups = row_groups[upper];
 #if SCHEME == INT4
-        if (GROUP_SIZE < UNIT_COLUMNS || HALF == 0)
+        if (GROUP_SIZE < 128 || HALF == 0)
 #pragma unroll
             for (int p = 0; p < 2; p++) groups[p].load(table, (HALF * 64 + p * 32) / GROUP_SIZE);
 #pragma unroll

@@ -1,7 +1,7 @@
 // Work, shared memory and copies of packed_gemm.
 #pragma once
 #include "common/mbarrier.cuh"
-#include "linear/packed_layout.cuh"
+#include "linear/gemm_operands.cuh"
 
 // Blocks of a cluster compute neighboring tiles of weight rows with the same activations.
 #if PATH == WGMMA_PATH

@@ -31,7 +31,7 @@
 #undef PATH
 #define PATH MMA_PATH
 #endif
-#include "linear/gemm_operands.cuh"
+#include "linear/gemm_work.cuh"
 #if PATH == WGMMA_PATH
 #include "linear/gemm_wgmma.cuh"
 #else

@@ -25,6 +25,92 @@
 
 constexpr int PAIRS = TILE_COLUMNS / 2;
 
+// Writes a block's outputs: those from `first` on, of the rows from first_row on.
+struct Outputs {
+    u64 scales;
+    const T* bias;
+    const float* input_weights;
+    const int* order;
+    T* out;
+    int first_row, num_rows, first, expert_size, gate_step, to_up;
+    float limit;
+
+    __device__ __forceinline__ float weight_of(int row) const {
+        return input_weights && row < num_rows ? input_weights[order[first_row + row]] : 1.f;
+    }
+    // What the sum of gate (0) or up (1) of an output is multiplied by; its bias.
+    __device__ __forceinline__ float factor(int output, int which) const {
+        return Matrix::scale(scales, output * gate_step + which * to_up);
+    }
+    __device__ __forceinline__ float shift(int output, int which) const {
+        return bias ? to_float(bias[output * gate_step + which * to_up]) : 0.f;
+    }
+    __device__ __forceinline__ T* place(int row, int output) const {
+        return out + (i64)(first_row + row) * expert_size + output;
+    }
+
+    __device__ __forceinline__ void store(const Sums& sums) const {
+        int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int j = 0; j < MMA_COLUMNS / 2; j++) {
+            int output = first + warp / ROW_WARPS * (OWN_COLUMNS / 2) + j * 8 + 2 * t;
+            if (output >= expert_size) continue;
+            float factors[2][2], shifts[2][2];  // of gate and up
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                factors[c / 2][c % 2] = factor(output + c % 2, c / 2);
+                shifts[c / 2][c % 2] = shift(output + c % 2, c / 2);
+            }
+#pragma unroll
+            for (int i = 0; i < MMA_ROWS * 2; i++) {
+                int row = warp % ROW_WARPS * OWN_ROWS + i * 8 + g;
+                if (row >= num_rows) continue;
+                float results[2], weight = weight_of(row);
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    float gate = sums.at[i / 2][2 * j][i % 2 * 2 + c], up = sums.at[i / 2][2 * j + 1][i % 2 * 2 + c];
+                    gate *= weight, up *= weight;
+                    results[c] = gated<ACTIVATION>(gate * factors[0][c] + shifts[0][c],
+                                                   up * factors[1][c] + shifts[1][c], limit);
+                }
+                store_pair(place(row, output), results[0], results[1]);
+            }
+        }
+    }
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && SCHEME != PLAIN
+    // Of TRANSPOSED sums a thread has four at a time, for two rows: of two gate rows of the matrix, or of the up rows of
+    // the same two outputs. It exchanges two of them with the thread that has the others (g and g ^ 2), and then has
+    // both sums of output g of the warp's eight.
+    __device__ __forceinline__ void store_transposed(const Sums& sums) const {
+        int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, own = first + threadIdx.x / WARP * 8, output = own + g;
+        bool has_up = g / 2 % 2;
+        float factors[2] = {}, shifts[2] = {};
+#pragma unroll
+        for (int i = 0; i < 2 && output < expert_size; i++) {
+            factors[i] = factor(output, i) * (1 / GROUP_SHRINK);
+            shifts[i] = shift(output, i);
+        }
+#pragma unroll
+        for (int j = 0; j < BLOCK_ROWS / 8; j++) {
+            if (j * 8 >= num_rows) break;
+            const float* four = (const float*)sums.at + 4 * j;
+            float results[2];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                float received = __shfl_xor_sync(ALL, has_up ? four[c] : four[2 + c], 8);
+                float weight = weight_of(j * 8 + 2 * t + c);
+                float gate = (has_up ? received : four[c]) * weight, up = (has_up ? four[2 + c] : received) * weight;
+                results[c] = gated<ACTIVATION>(gate * factors[0] + shifts[0], up * factors[1] + shifts[1], limit);
+            }
+            u32 pair = transpose(pair_bits(results[0], results[1], T()));
+            int row = j * 8 + g;
+            if (row < num_rows && own + 2 * t < expert_size) *(u32*)place(row, own + 2 * t) = pair;
+        }
+    }
+#endif
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 grouped_gate_up_kernel(const T* x, const u64* values, const u64* scales, const u64* biases,
                        const float* input_weights, const int* order, const int* starts, T* out, int num_experts, int hidden_size, int expert_size,
@@ -46,33 +132,11 @@ grouped_gate_up_kernel(const T* x, const u64* values, const u64* scales, const u
     Matrix matrix(values[rows.expert], own_scales, row_of, hidden_size);
     Sums sums = {};
     compute_tile(sums, activations, matrix, stages, num_rows);
-
-    int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     const T* bias = biases ? (const T*)biases[rows.expert] : nullptr;
-#pragma unroll
-    for (int j = 0; j < MMA_COLUMNS / 2; j++) {
-        int output = first + warp / ROW_WARPS * (OWN_COLUMNS / 2) + j * 8 + 2 * t;
-        if (output >= expert_size) continue;
-        float factors[2][2], shifts[2][2];  // of gate and up
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            int row = (output + c % 2) * gate_step + c / 2 * to_up;
-            factors[c / 2][c % 2] = Matrix::scale(own_scales, row);
-            shifts[c / 2][c % 2] = bias ? to_float(bias[row]) : 0.f;
-        }
-#pragma unroll
-        for (int i = 0; i < MMA_ROWS * 2; i++) {
-            int at = warp % ROW_WARPS * OWN_ROWS + i * 8 + g;
-            if (at >= num_rows) continue;
-            float results[2], weight = input_weights ? input_weights[order[rows.first + at]] : 1.f;
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                float gate = sums.at[i / 2][2 * j][i % 2 * 2 + c], up = sums.at[i / 2][2 * j + 1][i % 2 * 2 + c];
-                gate *= weight, up *= weight;
-                results[c] = gated<ACTIVATION>(gate * factors[0][c] + shifts[0][c], up * factors[1][c] + shifts[1][c],
-                                               limit);
-            }
-            store_pair(out + (i64)(rows.first + at) * expert_size + output, results[0], results[1]);
-        }
-    }
+    Outputs outputs{own_scales, bias,  input_weights, order,     out,   rows.first,
+                    num_rows,   first, expert_size,   gate_step, to_up, limit};
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && SCHEME != PLAIN
+    if constexpr (TRANSPOSED) return outputs.store_transposed(sums);
+#endif
+    outputs.store(sums);
 }

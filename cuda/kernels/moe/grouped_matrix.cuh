@@ -17,10 +17,12 @@ constexpr int ROW_BYTES = 128, DEPTH = ROW_BYTES / sizeof(T), CHUNK = 16 / sizeo
 constexpr bool PACKED = SCHEME == INT8 || SCHEME == FP8 || SCHEME == INT4;
 constexpr bool SPREAD = !PACKED || GROUPED;  // the two octets of a thread are 32 columns apart, not side by side
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr bool WGMMA = SCHEME == PLAIN && BLOCK_ROWS == 128 && sizeof(T) == 2;  // Hopper's matmul, see grouped.cuh
+constexpr bool WGMMA = BLOCK_ROWS == 128 && sizeof(T) == 2;  // Hopper's matmul, see grouped_wgmma.cuh
 #else
 constexpr bool WGMMA = false;
 #endif
+// Whether a thread's sums are those of matrix rows, for two activation rows at a time.
+constexpr bool TRANSPOSED = WGMMA && SCHEME != PLAIN;
 constexpr int DEPTHS = SCHEME == INT4 ? 2 : 1;  // of activations for a slot
 constexpr int SLOTS = DEPTHS == 1 ? STAGES : STAGES / 2 + 1;
 
@@ -74,14 +76,17 @@ struct Matrix {
 };
 
 #elif SCHEME == MXFP4
+// Elements 2t and 2t + 1 of the eight in a word as a pair.
+__device__ __forceinline__ u32 dequantize_pair(u32 word, int t, u32 scale) {
+    u32 at = __byte_perm(word << 4, word, 0x4400 + 0x1111 * t), bits = (at & 0x80008000u) | ((at >> 6) & 0x01c001c0u);
+    u32 pair;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(bits), "r"(scale), "r"(0x80008000u));
+    return pair;
+}
 // Dequantizes eight elements to four pairs of neighbors; see mxfp4.cuh for the scale.
 __device__ __forceinline__ void dequantize_neighbors(u32 word, u32 scale, u32 (&pairs)[4]) {
-    u32 low = word << 4;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        u32 at = __byte_perm(low, word, 0x4400 + 0x1111 * i), bits = (at & 0x80008000u) | ((at >> 6) & 0x01c001c0u);
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pairs[i]) : "r"(bits), "r"(scale), "r"(0x80008000u));
-    }
+    for (int i = 0; i < 4; i++) pairs[i] = dequantize_pair(word, i, scale);
 }
 
 // A thread copies a group of a row, of two in a slot. Its scale is stored, ready to use, with the next group.
