@@ -62,13 +62,6 @@ __device__ __forceinline__ int columns_on(int tile, int first, int step) {
 __device__ __forceinline__ int lane() { return threadIdx.x % WARP; }
 __device__ __forceinline__ int warp() { return threadIdx.x / WARP; }
 
-// Transposes an 8 × 8 matrix of which each lane holds (g, 2t), (g, 2t + 1).
-__device__ __forceinline__ u32 transpose(u32 pair) {
-    u32 result;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
-    return result;
-}
-
 // Converts the attention weights of 16 tokens to the right operand of the matmul with their values.
 template <typename A>
 __device__ __forceinline__ void transpose_weights(const float (&weight)[HEAD_TILES][4],
