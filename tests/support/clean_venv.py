@@ -46,7 +46,7 @@ class CleanVenv:
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         self.packages = folder / "lib" / version / "site-packages"
         self.python = folder / "bin" / "python"
-        options = ["--no-deps", "--no-index", "--quiet"]
+        options = ["--no-deps", "--no-index", "--no-compile", "--quiet"]
         pip = [sys.executable, "-m", "pip", "--python", str(self.python)]
         subprocess.run([*pip, "install", *options, str(wheel)], check=True)
         for dependency in _dependencies(wheel):
