@@ -15,14 +15,31 @@ ROOT = Path(__file__).parents[2]
 _NOT_SOURCES = shutil.ignore_patterns("tests", "docs", "benchmarks", "build", "*.egg-info", ".*")
 
 
-def build_wheel(folder: Path, **environ: str) -> tuple[Path, str]:
+# zig, but it reads a copied source where it was copied from: its cache has the objects by path.
+_ZIG = """#!/bin/sh
+for argument; do
+    shift
+    case $argument in {copy}/*.c) argument={root}${{argument#{copy}}} ;; esac
+    set -- "$@" "$argument"
+done
+exec {zig} "$@"
+"""
+
+
+def build_wheel(folder: Path, compiler: str = "") -> tuple[Path, str]:
     """Build a wheel of the checkout in `folder`; return it and the output of the build.
 
-    The build requirements are those of this Python.
+    The build requirements are those of this Python; `compiler` is a shell script in place of zig.
     """
     sources = folder / "sources"
     shutil.copytree(ROOT, sources, ignore=_NOT_SOURCES)
     shutil.rmtree(sources / "engine" / "cpu" / "lib", ignore_errors=True)
+    package = folder / "compiler" / "ziglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    zig = distribution("ziglang").locate_file("ziglang/zig")
+    (package / "zig").write_text(compiler or _ZIG.format(copy=sources, root=ROOT, zig=zig))
+    (package / "zig").chmod(0o755)
     options = ["-v", "--no-build-isolation", "--no-deps", "--no-index"]
     command = [sys.executable, "-m", "pip", "wheel", *options, "-w", str(folder), str(sources)]
     done = subprocess.run(
@@ -30,7 +47,7 @@ def build_wheel(folder: Path, **environ: str) -> tuple[Path, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **environ},
+        env={**os.environ, "PYTHONPATH": str(package.parent)},
     )
     assert done.returncode == 0, done.stdout
     (wheel,) = folder.glob("*.whl")
