@@ -49,9 +49,12 @@ def _rows(a: Any) -> list[tuple[slice, int, int]]:
 def _convolve(a: Any, inputs: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """Return the convolution of inputs [tokens, channels], and the inputs before the next token."""
     tokens = torch.cat([before, inputs.t()], 1)
-    mixed = F.conv1d(
-        tokens.unsqueeze(0), a.conv.unsqueeze(1), getattr(a, "conv_bias", None), groups=len(a.conv)
-    )[0].t()
+    # Of so few tokens this takes a fraction of `conv1d`'s time.
+    taps = [tokens[:, i : i + len(inputs)] * tap.unsqueeze(1) for i, tap in enumerate(a.conv.t())]
+    mixed = torch.stack(taps).sum(0).t()
+    bias = getattr(a, "conv_bias", None)
+    if bias is not None:
+        mixed = mixed + bias
     kept, name = before.shape[1], a.defines["ACTIVATION"].lower()
     return (mixed if name == "none" else ACTIVATIONS[name](mixed)), tokens[:, -kept:]
 

@@ -6,6 +6,7 @@ are small before their norm, one rank differs from transformers by up to 7e-5.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -90,33 +91,34 @@ def test_ranks_have_a_part_of_the_states(divided) -> None:
 Turn = tuple[list[int], int]
 
 
-def turns(engine, prompts: Sequence[list[int]], params: SamplingParams) -> list[Turn]:
-    """Return answers and numbers of cached tokens."""
+def turns(engine, prompts: Sequence[list[int]], *params: SamplingParams) -> list[Turn]:
+    """Return answers and numbers of cached tokens; the prompts take the parameters in turn."""
     found = []
-    for prompt in prompts:
-        ids, ends = tiny.run(engine, {1: prompt}, params)
+    for prompt, chosen in zip(prompts, cycle(params), strict=False):
+        ids, ends = tiny.run(engine, {1: prompt}, chosen)
         end = ends[1]
         assert isinstance(end, Finished), end
         found.append((ids[1], end.cached_tokens))
     return found
 
 
-@pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=0.9, seed=5)])
-def test_turns_regeneration_and_undo_equal_one_rank(divided, params: SamplingParams) -> None:
+def test_turns_regeneration_and_undo_equal_one_rank(divided) -> None:
+    """With greedy and sampled answers in turn."""
     folder, size, _ = divided
+    params = GREEDY, replace(GREEDY, temperature=0.9, seed=5)
     whole = tiny.engine(folder, chunk_tokens=7)
-    ((answer, _),) = turns(whole, [PROMPT], params)
+    ((answer, _),) = turns(whole, [PROMPT], *params)
     second = PROMPT + answer + tiny.random_ids(9, seed=8)
     undone = PROMPT + answer + tiny.random_ids(5, seed=9)
     prompts = [PROMPT, second, second, undone, [*PROMPT[:-1], PROMPT[-1] ^ 1, 7]]
-    expected = turns(tiny.engine(folder, chunk_tokens=7), prompts, params)
+    expected = turns(tiny.engine(folder, chunk_tokens=7), prompts, *params)
     assert [cached > 0 for _, cached in expected] == [False, True, True, True, True]
     config = EngineConfig(
         device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE, chunk_tokens=7, tp=size
     )
 
     def run(rank: int, ranks: ThreadCommunicator) -> list[Turn]:
-        return turns(build_engine(folder, config, ranks=ranks), prompts, params)
+        return turns(build_engine(folder, config, ranks=ranks), prompts, *params)
 
     assert run_ranks(size, run) == [expected] * size
 
