@@ -42,8 +42,11 @@ _LLAMA4 = {
     "attention_chunk_size": 16,
 }
 _KINDS = {"layer_types": ["linear_attention", "full_attention"]}
-# What a small model needs if its layers differ.
-_SMALL_HYBRIDS: dict[str, dict[str, object]] = {
+# What a small model needs if its layers differ, and fewer experts.
+_SMALL: dict[str, dict[str, object]] = {
+    "deepseek-v2-lite": {"n_routed_experts": 16},
+    "gpt-oss-20b": {"num_local_experts": 8},
+    "qwen3-30b-a3b": {"num_experts": 16},
     "gemma-4-e2b": _GEMMA4,
     "gemma-4-e4b": _GEMMA4,
     "gemma-4-26b-a4b": {"num_experts": 16},
@@ -55,6 +58,7 @@ _SMALL_HYBRIDS: dict[str, dict[str, object]] = {
     "granite-4-h-tiny": {
         "layer_types": ["mamba", "attention"],
         "mamba_n_heads": 16,
+        "num_local_experts": 16,
         "head_dim": 128,
     },
 }
@@ -70,7 +74,7 @@ def small(name: str, **changes: object) -> ModelConfig:
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
-    own = _SMALL_HYBRIDS.get(name, {})
+    own = _SMALL.get(name, {})
     return ModelConfig.from_hf({**DUMMY_CONFIGS[name], **shrunk, **own, **changes})
 
 
