@@ -21,8 +21,8 @@ _WGMMA_ROWS = (32, 64, 96, 128, 192, 256)  # activation rows of a tile
 _MMA_ROWS = (32, 64, 96, 128)
 _CLUSTER = {"WGMMA_PATH": 2, "MMA_PATH": 1}  # blocks that share activations
 # Above this, dequantizing for cuBLAS costs less than cuBLAS gains. Not measured without wgmma.
-_MAX_ROWS = {"WGMMA_PATH": 1536, "MMA_PATH": 64}
-_MAX_INT4_ROWS = {"WGMMA_PATH": 2048, "MMA_PATH": 64}
+_MAX_WGMMA_ROWS = {"INT4": 2048, "INT8": 1536, "FP8": 1536}
+_MAX_MMA_ROWS = 64
 _WARPS = 8  # consumers of a block
 # With few activation rows twice as many hide more latency, if the matrix has work for them.
 _MORE_WARPS, _FEW_ROWS, _MIN_UNITS = 16, 64, 2
@@ -65,8 +65,9 @@ VARIANTS = [
 
 def packed_gemm_fits(gpu: Gpu, n: int, weight: PackedMatrix) -> bool:
     """Return whether `packed_gemm` is the fastest way to multiply n > 16 rows with this weight."""
-    most = _MAX_INT4_ROWS if weight.scheme == "INT4" else _MAX_ROWS
-    return n <= most[_path(gpu)] and weight.dtype.itemsize == 2
+    has_wgmma = _path(gpu) == "WGMMA_PATH"
+    most = _MAX_WGMMA_ROWS[weight.scheme] if has_wgmma else _MAX_MMA_ROWS
+    return n <= most and weight.dtype.itemsize == 2
 
 
 class GemmWorkspace:

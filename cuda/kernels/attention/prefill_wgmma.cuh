@@ -69,8 +69,8 @@ __device__ __forceinline__ void start_values(float (&o)[DIM / 2], u32 (&weights)
     for (int step = 0; step < KEYS / 16; step++)
 #pragma unroll
         for (int part = 0; part < DIM / 2 / PART; part++)
-            wgmma_rs<T, PART>(o + part * PART, weights[step],
-                              right + ((part * (PART / 32) * KEYS * 128 + step * 16 * 128) >> 4));
+            wgmma_rs<T, true, 2 * PART>(o + part * PART, weights[step],
+                                        right + ((part * (PART / 32) * KEYS * 128 + step * 16 * 128) >> 4));
     wgmma_commit();
 }
 

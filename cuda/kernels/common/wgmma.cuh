@@ -50,28 +50,32 @@ __device__ __forceinline__ void warpgroup_barrier(int id) {
     asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
-#define REGISTERS_32 \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define REGISTERS_64 \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-    "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, " \
-    "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
-    "%56, %57, %58, %59, %60, %61, %62, %63}"
-#define ACCUMULATORS_4(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
-#define ACCUMULATORS_16(c, i)                                                              \
-    ACCUMULATORS_4(c, i), ACCUMULATORS_4(c, i + 4), ACCUMULATORS_4(c, i + 8), \
-        ACCUMULATORS_4(c, i + 12)
-#define ACCUMULATORS_32(c) ACCUMULATORS_16(c, 0), ACCUMULATORS_16(c, 16)
-#define ACCUMULATORS_64(c) \
-    ACCUMULATORS_32(c), ACCUMULATORS_16(c, 32), ACCUMULATORS_16(c, 48)
+// Lists of the accumulators of an instruction: their operands, and their constraints from c[i] on.
+#define SUMS_4(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define SUMS_16(c, i) SUMS_4(c, i), SUMS_4(c, i + 4), SUMS_4(c, i + 8), SUMS_4(c, i + 12)
+#define SUMS_32(c, i) SUMS_16(c, i), SUMS_16(c, i + 16)
+#define SUMS_48(c, i) SUMS_32(c, i), SUMS_16(c, i + 32)
+#define SUMS_64(c, i) SUMS_32(c, i), SUMS_32(c, i + 32)
+#define SUMS_96(c, i) SUMS_64(c, i), SUMS_32(c, i + 64)
+#define SUMS_128(c, i) SUMS_64(c, i), SUMS_64(c, i + 64)
+#define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_32 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_48 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define NAMES_64 NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_96 NAMES_64 \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, " \
+    "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define NAMES_128 NAMES_96 \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
+    "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
+    "%126, %127"
 
 // Both operands in shared memory; each row has 16 consecutive elements of the summed dimension.
-#define WGMMA_SS(N, TYPE, REGISTERS, OUT, A, B, ADD)                                     \
-    asm volatile("{ .reg .pred add; setp.ne.b32 add, %" #ADD ", 0;"                              \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " REGISTERS   \
-                 ", %" #A ", %" #B ", add, 1, 1, 0, 0; }"                                        \
-                 : OUT                                                                           \
+#define WGMMA_SS(N, TYPE, NAMES, SUMS, A, B, ADD)                                                         \
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, %" #ADD ", 0;"                                       \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" NAMES "}, %" #A     \
+                 ", %" #B ", add, 1, 1, 0, 0; }"                                                          \
+                 : SUMS(c, 0)                                                                             \
                  : "l"(a), "l"(b), "r"(add))
 // c (+)= a · bᵀ; without `add`, c is overwritten.
 template <typename A, int N>
@@ -79,33 +83,40 @@ __device__ __forceinline__ void wgmma_ss(float (&c)[N], u64 a, u64 b, int add) {
     constexpr bool IS_HALF = Same<A, half>::value;
     static_assert(N == 32 || N == 64);
     if constexpr (N == 64 && IS_HALF)
-        WGMMA_SS(128, "f16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66);
+        WGMMA_SS(128, "f16", NAMES_64, SUMS_64, 64, 65, 66);
     else if constexpr (N == 64)
-        WGMMA_SS(128, "bf16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66);
+        WGMMA_SS(128, "bf16", NAMES_64, SUMS_64, 64, 65, 66);
     else if constexpr (IS_HALF)
-        WGMMA_SS(64, "f16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34);
+        WGMMA_SS(64, "f16", NAMES_32, SUMS_32, 32, 33, 34);
     else
-        WGMMA_SS(64, "bf16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34);
+        WGMMA_SS(64, "bf16", NAMES_32, SUMS_32, 32, 33, 34);
 }
 
-// The left operand in registers; the rows of the right one are the summed dimension.
-#define WGMMA_RS(N, TYPE, REGISTERS, OUT, A0, A1, A2, A3, B)                            \
-    asm volatile("{ .reg .pred add; setp.ne.b32 add, 1, 0;"                                      \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " " REGISTERS   \
-                 ", {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", add, 1, 1, 1; }"          \
-                 : OUT                                                                           \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-// c += a · b for 2 N columns, accumulators c[0] … c[N - 1].
-template <typename A, int N>
+// The left operand in registers.
+#define WGMMA_RS_TYPE(N, TYPE, NAMES, SUMS, A0, A1, A2, A3, B, ORDER)                                     \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" NAMES "}, {%" #A0   \
+                 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", 1, 1, 1, %" #ORDER ";"                        \
+                 : SUMS(c, 0)                                                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ROWS_SUMMED))
+#define WGMMA_RS(N, NAMES, SUMS, ...)                                                                     \
+    if constexpr (Same<A, half>::value) WGMMA_RS_TYPE(N, "f16", NAMES, SUMS, __VA_ARGS__);                \
+    else WGMMA_RS_TYPE(N, "bf16", NAMES, SUMS, __VA_ARGS__)
+// c += a · b, 64 × N sums, of which a thread has c[0] … c[N / 2 - 1]. The right operand has N columns, and its rows are
+// the summed dimension; or without ROWS_SUMMED it has N rows of 16 elements of the summed dimension.
+template <typename A, bool ROWS_SUMMED, int N>
 __device__ __forceinline__ void wgmma_rs(float* c, const u32 (&a)[4], u64 b) {
-    constexpr bool IS_HALF = Same<A, half>::value;
-    static_assert(N == 32 || N == 64);
-    if constexpr (N == 64 && IS_HALF)
-        WGMMA_RS(128, "f16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66, 67, 68);
-    else if constexpr (N == 64)
-        WGMMA_RS(128, "bf16", REGISTERS_64, ACCUMULATORS_64(c), 64, 65, 66, 67, 68);
-    else if constexpr (IS_HALF)
-        WGMMA_RS(64, "f16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34, 35, 36);
-    else
-        WGMMA_RS(64, "bf16", REGISTERS_32, ACCUMULATORS_32(c), 32, 33, 34, 35, 36);
+    static_assert(N == 32 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256);
+    if constexpr (N == 32) {
+        WGMMA_RS(32, NAMES_16, SUMS_16, 16, 17, 18, 19, 20, 21);
+    } else if constexpr (N == 64) {
+        WGMMA_RS(64, NAMES_32, SUMS_32, 32, 33, 34, 35, 36, 37);
+    } else if constexpr (N == 96) {
+        WGMMA_RS(96, NAMES_48, SUMS_48, 48, 49, 50, 51, 52, 53);
+    } else if constexpr (N == 128) {
+        WGMMA_RS(128, NAMES_64, SUMS_64, 64, 65, 66, 67, 68, 69);
+    } else if constexpr (N == 192) {
+        WGMMA_RS(192, NAMES_96, SUMS_96, 96, 97, 98, 99, 100, 101);
+    } else {
+        WGMMA_RS(256, NAMES_128, SUMS_128, 128, 129, 130, 131, 132, 133);
+    }
 }

@@ -1,26 +1,11 @@
 // The sm_90a path of packed_gemm: a warpgroup multiplies 64 weight rows, in registers, by wgmma. It runs while the
 // next 64 columns are converted.
 #pragma once
-#include "common/wgmma_rs.cuh"
+#include "common/wgmma.cuh"
 #include "linear/gemm_work.cuh"
 
-template <int N> __device__ __forceinline__ void fence_operand(float (&c)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
-}
-__device__ __forceinline__ void fence_operand(u32 (&a)[4][4]) {
-#pragma unroll
-    for (int i = 0; i < 16; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
-}
-__device__ __forceinline__ void more_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_WARPS == 8 ? 232 : 112));
-}
-__device__ __forceinline__ void fewer_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(CONSUMER_WARPS == 8 ? 40 : 32));
-}
-template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
+__device__ __forceinline__ void more_registers() { more_registers<CONSUMER_WARPS == 8 ? 232 : 112>(); }
+__device__ __forceinline__ void fewer_registers() { fewer_registers<CONSUMER_WARPS == 8 ? 40 : 32>(); }
 
 // Starts the products of 64 columns; returns when those of the 64 columns before are complete.
 template <int HALF>
@@ -31,11 +16,12 @@ __device__ __forceinline__ void multiply_half(const Arguments& a, Rings& rings, 
     u32 address = shared_address(rings.x + state.x * X_STAGE_BYTES + (FIRST ? 0 : X_BOX_BYTES));
     // 128-byte swizzle; groups of eight rows are 1024 bytes apart.
     u64 right = (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
-    fence_operand(operands);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-    for (int step = 0; step < 4; step++) wgmma<BLOCK_N>(sums, operands[step], right + step * 2);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    for (int step = 0; step < 4; step++) fence_operand(operands[step]);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++) wgmma_rs<T, false, BLOCK_N>(sums, operands[step], right + step * 2);
+    wgmma_commit();
     wgmma_wait<1>();
     if (FIRST) {
         if (pending >= 0) release_activations(&rings.x_empty[pending]);

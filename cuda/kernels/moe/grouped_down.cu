@@ -27,31 +27,9 @@ struct Outputs {
         return out + (i64)order[first_row + row] * hidden_size + output;
     }
 
+#if TRANSPOSED
+    // A thread's transposed results are four neighboring outputs of a row.
     __device__ __forceinline__ void store(const Sums& sums) const {
-        int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-#pragma unroll
-        for (int j = 0; j < MMA_COLUMNS; j++) {
-            int output = first + warp / ROW_WARPS * OWN_COLUMNS + j * 8 + 2 * t;
-            if (output >= hidden_size) continue;
-            float factors[2], shifts[2];
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                factors[c] = Matrix::scale(scales, output + c);
-                shifts[c] = shift(output + c);
-            }
-#pragma unroll
-            for (int i = 0; i < MMA_ROWS * 2; i++) {
-                int row = warp % ROW_WARPS * OWN_ROWS + i * 8 + g;
-                if (row >= num_rows) continue;
-                const float* own = &sums.at[i / 2][j][i % 2 * 2];
-                store_pair(place(row, output), own[0] * factors[0] + shifts[0], own[1] * factors[1] + shifts[1]);
-            }
-        }
-    }
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && SCHEME != PLAIN
-    // Of TRANSPOSED sums, a thread's transposed results are four neighboring outputs of a row.
-    __device__ __forceinline__ void store_transposed(const Sums& sums) const {
         LaneRows lane(PACKED_TILE_BYTES);
         float factors[2] = {}, shifts[2] = {};  // of both matrix rows
 #pragma unroll
@@ -78,6 +56,28 @@ struct Outputs {
                 if (column + 2 * i < hidden_size) *(u32*)place(row, column + 2 * i) = pairs[i];
         }
     }
+#else
+    __device__ __forceinline__ void store(const Sums& sums) const {
+        int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int j = 0; j < MMA_COLUMNS; j++) {
+            int output = first + warp / ROW_WARPS * OWN_COLUMNS + j * 8 + 2 * t;
+            if (output >= hidden_size) continue;
+            float factors[2], shifts[2];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                factors[c] = Matrix::scale(scales, output + c);
+                shifts[c] = shift(output + c);
+            }
+#pragma unroll
+            for (int i = 0; i < MMA_ROWS * 2; i++) {
+                int row = warp % ROW_WARPS * OWN_ROWS + i * 8 + g;
+                if (row >= num_rows) continue;
+                const float* own = &sums.at[i / 2][j][i % 2 * 2];
+                store_pair(place(row, output), own[0] * factors[0] + shifts[0], own[1] * factors[1] + shifts[1]);
+            }
+        }
+    }
 #endif
 };
 
@@ -99,8 +99,5 @@ grouped_down_kernel(const T* x, const u64* values, const u64* scales, const u64*
     compute_tile(sums, activations, matrix, stages, num_rows);
     const T* bias = biases ? (const T*)biases[rows.expert] : nullptr;
     Outputs outputs{own_scales, bias, order, out, rows.first, num_rows, first, hidden_size};
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && SCHEME != PLAIN
-    if constexpr (TRANSPOSED) return outputs.store_transposed(sums);
-#endif
     outputs.store(sums);
 }

@@ -49,6 +49,37 @@ struct Outputs {
         return out + (i64)(first_row + row) * expert_size + output;
     }
 
+#if TRANSPOSED
+    // A thread has four sums at a time, for two rows: of two gate rows of the matrix, or of the up rows of the same two
+    // outputs. It exchanges two of them with the thread that has the others (g and g ^ 2), and then has both sums of
+    // output g of the warp's eight.
+    __device__ __forceinline__ void store(const Sums& sums) const {
+        int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, own = first + threadIdx.x / WARP * 8, output = own + g;
+        bool has_up = g / 2 % 2;
+        float factors[2] = {}, shifts[2] = {};
+#pragma unroll
+        for (int i = 0; i < 2 && output < expert_size; i++) {
+            factors[i] = factor(output, i) * (1 / GROUP_SHRINK);
+            shifts[i] = shift(output, i);
+        }
+#pragma unroll
+        for (int j = 0; j < BLOCK_ROWS / 8; j++) {
+            if (j * 8 >= num_rows) break;
+            const float* four = (const float*)sums.at + 4 * j;
+            float results[2];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                float received = __shfl_xor_sync(ALL, has_up ? four[c] : four[2 + c], 8);
+                float weight = weight_of(j * 8 + 2 * t + c);
+                float gate = (has_up ? received : four[c]) * weight, up = (has_up ? four[2 + c] : received) * weight;
+                results[c] = gated<ACTIVATION>(gate * factors[0] + shifts[0], up * factors[1] + shifts[1], limit);
+            }
+            u32 pair = transpose(pair_bits(results[0], results[1], T()));
+            int row = j * 8 + g;
+            if (row < num_rows && own + 2 * t < expert_size) *(u32*)place(row, own + 2 * t) = pair;
+        }
+    }
+#else
     __device__ __forceinline__ void store(const Sums& sums) const {
         int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -75,37 +106,6 @@ struct Outputs {
                 }
                 store_pair(place(row, output), results[0], results[1]);
             }
-        }
-    }
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && SCHEME != PLAIN
-    // Of TRANSPOSED sums a thread has four at a time, for two rows: of two gate rows of the matrix, or of the up rows of
-    // the same two outputs. It exchanges two of them with the thread that has the others (g and g ^ 2), and then has
-    // both sums of output g of the warp's eight.
-    __device__ __forceinline__ void store_transposed(const Sums& sums) const {
-        int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, own = first + threadIdx.x / WARP * 8, output = own + g;
-        bool has_up = g / 2 % 2;
-        float factors[2] = {}, shifts[2] = {};
-#pragma unroll
-        for (int i = 0; i < 2 && output < expert_size; i++) {
-            factors[i] = factor(output, i) * (1 / GROUP_SHRINK);
-            shifts[i] = shift(output, i);
-        }
-#pragma unroll
-        for (int j = 0; j < BLOCK_ROWS / 8; j++) {
-            if (j * 8 >= num_rows) break;
-            const float* four = (const float*)sums.at + 4 * j;
-            float results[2];
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                float received = __shfl_xor_sync(ALL, has_up ? four[c] : four[2 + c], 8);
-                float weight = weight_of(j * 8 + 2 * t + c);
-                float gate = (has_up ? received : four[c]) * weight, up = (has_up ? four[2 + c] : received) * weight;
-                results[c] = gated<ACTIVATION>(gate * factors[0] + shifts[0], up * factors[1] + shifts[1], limit);
-            }
-            u32 pair = transpose(pair_bits(results[0], results[1], T()));
-            int row = j * 8 + g;
-            if (row < num_rows && own + 2 * t < expert_size) *(u32*)place(row, own + 2 * t) = pair;
         }
     }
 #endif
@@ -135,8 +135,5 @@ grouped_gate_up_kernel(const T* x, const u64* values, const u64* scales, const u
     const T* bias = biases ? (const T*)biases[rows.expert] : nullptr;
     Outputs outputs{own_scales, bias,  input_weights, order,     out,   rows.first,
                     num_rows,   first, expert_size,   gate_step, to_up, limit};
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && SCHEME != PLAIN
-    if constexpr (TRANSPOSED) return outputs.store_transposed(sums);
-#endif
     outputs.store(sums);
 }

@@ -16,13 +16,15 @@ constexpr int THREADS = 256, TILE_COLUMNS = 128;
 constexpr int ROW_BYTES = 128, DEPTH = ROW_BYTES / sizeof(T), CHUNK = 16 / sizeof(T);
 constexpr bool PACKED = SCHEME == INT8 || SCHEME == FP8 || SCHEME == INT4;
 constexpr bool SPREAD = !PACKED || GROUPED;  // the two octets of a thread are 32 columns apart, not side by side
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr bool WGMMA = BLOCK_ROWS == 128 && sizeof(T) == 2;  // Hopper's matmul, see grouped_wgmma.cuh
+// Hopper's matmul, for 128 rows of 16 bits (grouped_wgmma.cuh). TRANSPOSED: a thread's sums are those of matrix rows, for
+// two activation rows at a time.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && BLOCK_ROWS == 128
+constexpr bool WGMMA = sizeof(T) == 2;
+#define TRANSPOSED (SCHEME != PLAIN)
 #else
 constexpr bool WGMMA = false;
+#define TRANSPOSED 0
 #endif
-// Whether a thread's sums are those of matrix rows, for two activation rows at a time.
-constexpr bool TRANSPOSED = WGMMA && SCHEME != PLAIN;
 constexpr int DEPTHS = SCHEME == INT4 ? 2 : 1;  // of activations for a slot
 constexpr int SLOTS = DEPTHS == 1 ? STAGES : STAGES / 2 + 1;
 
@@ -39,34 +41,47 @@ __device__ __forceinline__ u32 chunk_at(int row, int chunk) {
     return row * ROW_BYTES + ((chunk ^ (WGMMA ? row & 7 : (row & 1) * (SPREAD ? 4 : 1))) << 4);
 }
 
-#if SCHEME == PLAIN
-// A thread copies a chunk of every 32nd row.
-struct Matrix {
-    static constexpr int BYTES = TILE_COLUMNS * ROW_BYTES, ROWS = TILE_COLUMNS * 8 / THREADS;
+// The part of NUM_ROWS rows of T that a thread copies to each tile: a chunk of every 32nd row.
+template <int NUM_ROWS> struct RowCopies {
+    static constexpr int ROWS = NUM_ROWS * 8 / THREADS;
     static constexpr u32 MISSING = ~0u;
-    const uint4* values;
+    const uint4* from;
     u32 at[ROWS];  // in chunks; MISSING: the row does not exist
     int columns;
 
+    // `row_of(i)` is the row in memory for row i of the tiles, below 0: it does not exist.
     template <typename RowOf>
-    __device__ __forceinline__ Matrix(u64 values, u64, RowOf row_of, int columns)
-        : values((const uint4*)values), columns(columns) {
+    __device__ __forceinline__ RowCopies(const T* from, RowOf row_of, int columns)
+        : from((const uint4*)from), columns(columns) {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             int row = row_of(threadIdx.x / 8 + i * THREADS / 8);
             at[i] = row < 0 ? MISSING : (u32)row * (columns / CHUNK) + threadIdx.x % 8;
         }
     }
-    __device__ __forceinline__ void load(u8* slot, int depth) {
-        u32 to = shared_address(slot);
+    // Requests the elements depth * DEPTH … of the rows for a tile; past the end these are zeros.
+    __device__ __forceinline__ void load(u8* tile, int depth) const {
+        u32 to = shared_address(tile);
         int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
         bool inside = depth * DEPTH + chunk * CHUNK < columns;
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             bool valid = inside && at[i] != MISSING;
-            copy_chunk(to + chunk_at(row + i * THREADS / 8, chunk), values + (valid ? at[i] + depth * 8 : 0), valid);
+            copy_chunk(to + chunk_at(row + i * THREADS / 8, chunk), from + (valid ? at[i] + depth * 8 : 0), valid);
         }
     }
+};
+using Activations = RowCopies<BLOCK_ROWS>;
+
+#if SCHEME == PLAIN
+struct Matrix {
+    static constexpr int BYTES = TILE_COLUMNS * ROW_BYTES;
+    RowCopies<TILE_COLUMNS> rows;
+
+    template <typename RowOf>
+    __device__ __forceinline__ Matrix(u64 values, u64, RowOf row_of, int columns)
+        : rows((const T*)values, row_of, columns) {}
+    __device__ __forceinline__ void load(u8* slot, int depth) { rows.load(slot, depth); }
     static __device__ __forceinline__ Chunk operand(const u8* slot, int, int column, int group) {
         Chunk result;
         result.bits = *(const uint4*)(slot + chunk_at(column, chunk_of_thread(group, threadIdx.x % 4)));

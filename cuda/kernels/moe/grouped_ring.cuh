@@ -44,37 +44,6 @@ struct ExpertRows {
     }
 };
 
-// The activation rows that a thread copies of every tile: a chunk of every 32nd row.
-struct Activations {
-    static constexpr int ROWS = BLOCK_ROWS * 8 / THREADS;
-    static constexpr u32 MISSING = ~0u;
-    const uint4* x;
-    u32 at[ROWS];  // in chunks; MISSING: the row does not exist
-    int columns;
-
-    // `row_of(i)` is the row of x for row i of the block, below 0: it does not exist.
-    template <typename RowOf>
-    __device__ __forceinline__ Activations(const T* x, RowOf row_of, int columns)
-        : x((const uint4*)x), columns(columns) {
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            int row = row_of(threadIdx.x / 8 + i * THREADS / 8);
-            at[i] = row < 0 ? MISSING : (u32)row * (columns / CHUNK) + threadIdx.x % 8;
-        }
-    }
-    // Requests the elements depth * DEPTH … of the rows for a tile; past the end these are zeros.
-    __device__ __forceinline__ void load(u8* tile, int depth) const {
-        u32 to = shared_address(tile);
-        int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
-        bool inside = depth * DEPTH + chunk * CHUNK < columns;
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            bool valid = inside && at[i] != MISSING;
-            copy_chunk(to + chunk_at(row + i * THREADS / 8, chunk), x + (valid ? at[i] + depth * 8 : 0), valid);
-        }
-    }
-};
-
 // The sums of a warp's rows and columns, as accumulators of mma: see common/mma.cuh.
 struct Sums {
     float at[MMA_ROWS][MMA_COLUMNS][4];

@@ -1,7 +1,6 @@
 // The products of a tile of 128 rows of grouped.cuh by wgmma, on sm_90a.
 #pragma once
 #include "common/wgmma.cuh"
-#include "common/wgmma_rs.cuh"
 #include "moe/grouped_ring.cuh"  // first: it defines MXFP4
 #include "linear/gemm_operands.cuh"
 
@@ -71,9 +70,9 @@ __device__ __forceinline__ void compute_tile_wgmma(float (&sums)[64], const Acti
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; step++) {
-            if (num_rows <= 32) wgmma<32>(reinterpret_cast<float(&)[16]>(sums), operands[step], right + step * 2);
-            else if (num_rows <= 64) wgmma<64>(reinterpret_cast<float(&)[32]>(sums), operands[step], right + step * 2);
-            else wgmma<128>(sums, operands[step], right + step * 2);
+            if (num_rows <= 32) wgmma_rs<T, false, 32>(sums, operands[step], right + step * 2);
+            else if (num_rows <= 64) wgmma_rs<T, false, 64>(sums, operands[step], right + step * 2);
+            else wgmma_rs<T, false, 128>(sums, operands[step], right + step * 2);
         }
         wgmma_commit();
         ring.request(x, matrix);
