@@ -69,8 +69,8 @@ class ScanRows:
 
     Sequence i has the tokens `starts[i] : starts[i + 1]` of the batch, at most `max_num_tokens`.
     Its state is read from `slots[0, i]`, or is zero if its first token is at position 0, and
-    written to `slots[1, i]`. `starts`, `slots` [2, sequences] and `positions` of all tokens of the
-    batch are int32.
+    written to `slots[1, i]`; without tokens none is. `starts`, `slots` [2, sequences] and
+    `positions` of all tokens of the batch are int32.
     """
 
     starts: Tensor

@@ -1,24 +1,34 @@
 """Short prefill chunks as CUDA graphs: captured while the engine is idle, replayed for prompts."""
 
-from array import array
 from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
 from swiftchat.engine.device.capture import capture
-from swiftchat.engine.model.cuda_attention import PrefillRows
+from swiftchat.engine.generation.prefill_inputs import PrefillInputs
 from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.errors import KernelCompileError, OutOfMemory
+from swiftchat.weights.architectures.config import ModelConfig
 
 # Numbers of tokens with a graph of their own; others are padded to the next one. Longer chunks
 # keep the GPU busy for longer than the host needs to launch their kernels.
 GRAPH_TOKENS = (16, 32, 64, 128, 256, 512)
-_ALIGNED = 4  # int32 elements: kernels read their inputs from multiples of 16 bytes
+_MORE_TOKENS = (1024, 2048)  # of models whose layers have many kernels
+# Queries times cached tokens times heads for which latent attention takes one query at a time, as
+# graphs need it: with 16 heads, 512 queries and 6,144 tokens. Torch's operators read the latents
+# once for all queries, but need the host.
+_MAX_LATENT_SCORES = 3 * 2**24
+
+
+def graph_sizes(config: ModelConfig) -> tuple[int, ...]:
+    """Return the numbers of tokens of a model's captured chunks, in ascending order."""
+    has_many = config.num_experts > 0 or config.mixer is not None or config.latent is not None
+    return GRAPH_TOKENS + _MORE_TOKENS if has_many else GRAPH_TOKENS
 
 
 def computes_experts(decoder: Decoder, ops: CudaOps) -> bool:
@@ -32,9 +42,10 @@ class PrefillGraphs:
     """Captures and replays the forward pass of one sequence's chunk, from its ids to the logits.
 
     Launching the kernels of a short chunk one by one takes the host several times as long as the
-    GPU computes. Padding tokens have no slot and are no queries; nothing else mixes tokens. Chunks
-    are padded without a graph as well: a GEMM of another size may round differently, and an answer
-    must not depend on what has been captured.
+    GPU computes. A chunk before the end of a prompt has no logits; they are computed in any case.
+    Padding tokens have no slot and are no queries; nothing else mixes tokens. Chunks are padded
+    without a graph as well: a GEMM of another size may round differently, and an answer must not
+    depend on what has been captured.
     """
 
     def __init__(
@@ -53,27 +64,23 @@ class PrefillGraphs:
         self._hidden_layers = hidden_layers
         self._hidden: dict[int, HiddenStates] = {}
         self._decoder, self._ops, self._cache = decoder, ops, cache
-        self._sizes = [size for size in GRAPH_TOKENS if size <= max_tokens]
+        sizes = (size for size in graph_sizes(decoder.config) if size <= max_tokens)
+        contexts = {size: self._max_context(size, max_blocks) for size in sizes}
+        # The most tokens of a context by the size of its chunk, which is longer than half of that;
+        # in ascending order of sizes.
+        self._max_contexts = {size: most for size, most in contexts.items() if most > size // 2}
         # Stages exchange the residual stream outside graphs.
-        self._to_capture = list(self._sizes) if decoder.stages.size == 1 else []
+        self._to_capture = list(self._max_contexts) if decoder.stages.size == 1 else []
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        most = max(self._sizes, default=0)
-        max_blocks = -(-max_blocks // _ALIGNED) * _ALIGNED
-        # All inputs share one tensor, which one copy from pinned memory fills.
-        self._lengths = [most, most, most, _ALIGNED, _ALIGNED, _ALIGNED, max_blocks]
-        self._inputs = torch.zeros(sum(self._lengths), dtype=torch.int32, device=ops.gpu.device)
-        self._host_inputs = self._inputs.cpu().pin_memory()
+        most = max(self._max_contexts, default=0)
+        self._inputs = PrefillInputs(decoder.config, cache, most, max_blocks, ops.gpu.device)
         self._pool = torch.cuda.graph_pool_handle()  # graphs never run at the same time
         self._logits: dict[int, Tensor] = {}
 
     @classmethod
     def supports(cls, decoder: Decoder, ops: CudaOps) -> bool:
-        """Return whether a decoder's chunks can be padded, on all ranks.
-
-        States would advance with the padding. Latent attention of prompts needs the host.
-        """
-        config = decoder.config
-        if config.mixer is not None or config.latent is not None:
+        """Return whether the kernels compute a decoder's chunks without the host, on all ranks."""
+        if decoder.config.mixer is not None and not ops.mixers.scans:
             return False
         return computes_experts(decoder, ops)
 
@@ -83,7 +90,7 @@ class PrefillGraphs:
 
     def is_captured(self, num_tokens: int) -> bool:
         """Return whether a chunk of so many tokens has a graph."""
-        size = next((size for size in self._sizes if size >= num_tokens), None)
+        size = next((size for size in self._max_contexts if size >= num_tokens), None)
         return size in self._graphs
 
     def capture_next(self) -> None:
@@ -105,13 +112,11 @@ class PrefillGraphs:
 
     def forward(self, batch: Batch, hidden: HiddenStates | None = None) -> Tensor | None:
         """As `Decoder.forward`; from a graph, logits are valid until the next call."""
-        num_tokens = len(batch.ids)
-        size = next((size for size in self._sizes if size >= num_tokens), None)
-        has_last_logits = batch.logits_indices == [num_tokens - 1]
-        is_chunk = len(batch.spans) == 1 and has_last_logits and num_tokens > 1
-        if not is_chunk or size is None:
+        num_tokens, num_logits = len(batch.ids), len(batch.logits_indices)
+        size = self._size_for(batch)
+        if size is None:
             return self._decoder.forward(batch, self._cache, hidden)
-        self._load(batch, size)
+        self._inputs.load(batch, size)
         graph = self._graphs.get(size)
         if graph is None:
             padded = None if hidden is None else HiddenStates(hidden.layers)
@@ -120,17 +125,38 @@ class PrefillGraphs:
             graph.replay()
             logits, padded = self._logits[size], self._hidden.get(size)
         if hidden is not None and padded is not None:
-            hidden.found.update(padded.copied(num_tokens, 1).found)
-        return logits
+            hidden.found.update(padded.copied(num_tokens, num_logits).found)
+        return None if logits is None else logits[:num_logits]
+
+    def _max_context(self, size: int, max_blocks: int) -> int:
+        """Return the most tokens of a context after which a padded chunk is computed."""
+        most = max_blocks * self._cache.block_size
+        if self._decoder.config.latent is None:
+            return most
+        heads = -self._decoder.ranks.min_across_ranks(-self._decoder.config.num_heads)
+        return min(most, _MAX_LATENT_SCORES // (size * heads))
+
+    def _size_for(self, batch: Batch) -> int | None:
+        """Return the padded number of tokens of a batch; None if it is not one short chunk."""
+        num_tokens = len(batch.ids)
+        is_chunk = len(batch.spans) == 1 and batch.logits_indices in ([], [num_tokens - 1])
+        if not is_chunk or num_tokens == 1:
+            return None
+        size = next((size for size in self._max_contexts if size >= num_tokens), None)
+        if size is None or batch.spans[0].context_len > self._max_contexts[size]:
+            return None
+        return size
+
+    def _plan(self, size: int) -> CudaPlan:
+        return self._inputs.plan(size, self._max_contexts[size])
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         """Compile the kernels of a chunk, compute padding once to load them, and capture it."""
-        self._load(None, size)
-        plan = self._plan(size)
+        self._inputs.load(None, size)
         hidden = HiddenStates(self._hidden_layers) if self._hidden_layers else None
 
         def launch() -> Tensor | None:
-            return self._decoder.forward_plan(plan, self._cache, hidden)
+            return self._decoder.forward_plan(self._plan(size), self._cache, hidden)
 
         with self._ops.gpu.collecting() as specs:
             launch()
@@ -143,38 +169,3 @@ class PrefillGraphs:
         if hidden is not None:
             self._hidden[size] = hidden
         return graph
-
-    def _plan(self, size: int) -> CudaPlan:
-        """Return the inputs as a batch of `size` tokens."""
-        parts = torch.split(self._inputs, self._lengths)
-        ids, positions, slot_mapping = (part[:size] for part in parts[:3])
-        query_starts, context_lens, logits_indices, block_table = parts[3:]
-        rows = PrefillRows(block_table.view(1, -1), context_lens[:1], query_starts[:2], size)
-        return CudaPlan(
-            ids, positions, slot_mapping, prefill=rows, logits_indices=logits_indices[:1]
-        )
-
-    def _load(self, batch: Batch | None, size: int) -> None:
-        """Copy a batch of one sequence to the device, or padding only.
-
-        The device must be idle, because this overwrites the host buffer of earlier copies.
-        """
-        host = torch.split(self._host_inputs, self._lengths)
-        ids, positions, slot_mapping, query_starts, context_lens, logits_indices, table = host
-        num_tokens = len(batch.ids) if batch else 0
-        for part, padding in ((ids, 0), (positions, 0), (slot_mapping, -1)):
-            part[num_tokens:size] = padding
-        query_starts[1] = num_tokens
-        context_lens[0] = logits_indices[0] = 0
-        if batch is not None:
-            (span,) = batch.spans
-            used = span.block_table[: -(-span.context_len // self._cache.block_size)]
-            context_lens[0], logits_indices[0] = span.context_len, num_tokens - 1
-            for part, values in (
-                (ids, batch.ids),
-                (positions, batch.positions),
-                (slot_mapping, batch.slot_mapping),
-                (table, used),
-            ):
-                part[: len(values)] = torch.frombuffer(array("i", values), dtype=torch.int32)
-        self._inputs.copy_(self._host_inputs, non_blocking=True)

@@ -14,7 +14,7 @@ from swiftchat.engine.cpu.backend import NativeKernels
 from swiftchat.engine.cpu.threads import default_threads
 from swiftchat.engine.decode.graph_runner import GRAPH_SIZES
 from swiftchat.engine.device.device import available_bytes, find_device, find_kernels
-from swiftchat.engine.generation.prefill_graphs import GRAPH_TOKENS
+from swiftchat.engine.generation.prefill_graphs import graph_sizes
 from swiftchat.engine.linear.factory import WeightFactory, weight_factory
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.model.kv_cache import KVCache
@@ -78,7 +78,7 @@ class EngineSetup:
         config, num_seqs = self.shard.local_config, self.config.max_num_seqs
         if isinstance(self.kernels, LinearKernels):
             # Captured chunks have activations of their own.
-            tokens = self.chunk_tokens + GRAPH_TOKENS[-1]
+            tokens = self.chunk_tokens + graph_sizes(config)[-1]
             num_rows = min(num_seqs, GRAPH_SIZES[-1])
             return workspace_bytes(config, tokens, self.dtype, num_rows)
         if isinstance(self.kernels, NativeKernels):

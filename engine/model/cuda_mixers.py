@@ -93,6 +93,11 @@ class MixerKernels:
         if config.mixer is not None:
             self._kind = _kind(gpu, config.mixer, self._activation)
 
+    @property
+    def scans(self) -> bool:
+        """Whether the kernels compute the tokens of prompts."""
+        return self._kind is not None and self._kind.scans
+
     def plan(
         self,
         spans: Sequence[Span],
@@ -118,7 +123,7 @@ class MixerKernels:
             steps = StepSlots(slots(pairs), positions[: len(pairs)], chained=is_chained)
         if not rest:
             return StatePlan(layers, steps)
-        if self._kind is None or not self._kind.scans:
+        if not self.scans:
             return StatePlan(layers, steps, groups=plan_states(rest, device))
         starts = list(accumulate((row.num_tokens for row in rest), initial=rest[0].start))
         on_device = torch.tensor(starts, dtype=torch.int32).to(device)

@@ -37,12 +37,13 @@ def _steps(a: Any) -> Iterator[tuple[int, int, int]]:
 
 
 def _rows(a: Any) -> list[tuple[slice, int, int]]:
-    """Return the tokens of each sequence, and its slots before and after them."""
+    """Return the tokens of each sequence that has some, and its slots before and after them."""
     spans = [slice(*pair) for pair in pairwise(a.starts.tolist())]
     pairs = zip(*a.slots.tolist(), strict=True)
     return [
         (span, before if a.positions[span.start] else -1, after)
         for span, (before, after) in zip(spans, pairs, strict=True)
+        if span.start < span.stop
     ]
 
 

@@ -18,6 +18,7 @@ class Prompts:
     """Rows of a batch: their numbers of tokens, and the slots of their states.
 
     The second row begins its sequence. The first row is written to the slot that it is read from.
+    A row without tokens is written nowhere.
     """
 
     rows: ScanRows
@@ -43,10 +44,14 @@ class Prompts:
                 states[slot] = torch.nan
         return states
 
-    def read(self, states: Tensor) -> Iterator[Tensor]:
-        """Yield the state before each row in fp64."""
-        for i, slot in enumerate(self.before):
-            yield torch.zeros_like(states[slot]).double() if i == 1 else states[slot].double()
+    def computed(self, states: Tensor) -> Iterator[tuple[slice, int, Tensor]]:
+        """Yield each row with tokens: these, the slot after them, and the state before, fp64."""
+        for i, (span, before, after) in enumerate(
+            zip(self.spans, self.before, self.after, strict=True)
+        ):
+            if self.lengths[i]:
+                state = states[before].double()
+                yield span, after, torch.zeros_like(state) if i == 1 else state
 
     def assert_only_these_written(self, out: Tensor, before: Tensor, states: Tensor) -> None:
         """Tokens of no row, and slots that are not written, are as before."""
@@ -54,7 +59,8 @@ class Prompts:
         for span in self.spans:
             outside[span] = False
         assert bool(out[outside].isnan().all())
-        for slot in set(range(len(states))) - set(self.after):
+        written = {after for after, n in zip(self.after, self.lengths, strict=True) if n}
+        for slot in set(range(len(states))) - written:
             assert torch.equal(before[slot].nan_to_num(7), states[slot].nan_to_num(7))
 
 

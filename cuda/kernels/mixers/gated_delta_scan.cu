@@ -136,6 +136,7 @@ gated_delta_scan_kernel(const float* mixed, const T* projected, const float* key
     start_dependents();
     wait_for_upstream();
     Row row(starts, slots, slots_stride, positions, blockIdx.y);
+    if (row.num_tokens == 0) return;
     int parts = (value_dim + SCAN_ROWS - 1) / SCAN_ROWS, head = blockIdx.x / parts;
     int first = blockIdx.x % parts * SCAN_ROWS, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int own = first + warp * 8 + lane % 4 * 2, keys = num_key_heads * key_dim;

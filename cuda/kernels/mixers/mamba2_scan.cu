@@ -40,6 +40,7 @@ mamba2_scan_kernel(const float* mixed, const T* projected, const float* decay, c
     start_dependents();
     wait_for_upstream();
     Row row(starts, slots, slots_stride, positions, blockIdx.y);
+    if (row.num_tokens == 0) return;
     int parts = (head_dim + SCAN_ROWS - 1) / SCAN_ROWS, head = blockIdx.x / parts;
     int first = blockIdx.x % parts * SCAN_ROWS, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int local = warp * 8 + lane % 4 * 2, lane_group = lane / 4, group = head / (num_heads / num_groups);

@@ -5,7 +5,8 @@
 #include "mixers/step.cuh"
 
 // Sequence s has the tokens starts[s] … starts[s + 1] - 1 of the batch. Its state is read from slots[s],
-// or is zero if its first token is at position 0, and is written to slots[slots_stride + s].
+// or is zero if its first token is at position 0, and is written to slots[slots_stride + s]. Without
+// tokens nothing is written.
 struct Row {
     int start, num_tokens, before, after;
 

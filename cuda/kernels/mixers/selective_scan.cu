@@ -37,6 +37,7 @@ selective_scan_kernel(const float* x, const float* steps, const float* b, const 
     start_dependents();
     wait_for_upstream();
     Row row(starts, slots, slots_stride, positions, blockIdx.y);
+    if (row.num_tokens == 0) return;
     int first = blockIdx.x * CHANNELS, local = threadIdx.x / SHARERS;
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     ChannelState state;

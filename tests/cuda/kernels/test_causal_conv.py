@@ -1,5 +1,7 @@
 """causal_conv against fp64, token by token."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,22 +14,19 @@ from tests.support.mixer_rows import Prompts, make_prompts
 from tests.support.mixer_steps import FP32_TOLERANCE, convolve
 
 pytestmark = pytest.mark.gpu
-LENGTHS = [(16,), (40, 1, 2, 33), (1, 17)]
+LENGTHS = [(16,), (40, 1, 0, 2, 33), (1, 17)]
 
 
 def expected_outputs(
     prompts: Prompts, inputs: Tensor, states: Tensor, conv: Tensor, bias: Tensor | None
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the convolution of each row, and the inputs before the next token."""
-    outputs, after = [], []
-    for span, state in zip(prompts.spans, prompts.read(states), strict=True):
+) -> Iterator[tuple[slice, int, Tensor, Tensor]]:
+    """Yield each row's tokens, slot, convolution, and inputs before the next token."""
+    for span, slot, state in prompts.computed(states):
         results, last = [], state.unsqueeze(0)
         for token in inputs[span]:
             result, last = convolve(token.unsqueeze(0), last, conv, bias)
             results.append(result)
-        outputs.append(torch.cat(results))
-        after.append(last[0])
-    return outputs, after
+        yield span, slot, torch.cat(results), last[0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -44,7 +43,7 @@ def test_equals_fp64(gpu: Gpu, dtype, lengths: tuple[int, ...], channels: int, t
     scales[20:] = 1.2
     scales[50:] = 0.4
     inputs = projected[:, 5 : 5 + channels].double() * scales
-    outputs, after = expected_outputs(prompts, inputs, states, conv, bias)
+    expected = list(expected_outputs(prompts, inputs, states, conv, bias))
     before = states.clone()
     causal_conv(
         gpu,
@@ -59,7 +58,7 @@ def test_equals_fp64(gpu: Gpu, dtype, lengths: tuple[int, ...], channels: int, t
         scales=(0.7, 1.2, 0.4),
         scale_ends=(20, 50),
     )
-    for span, slot, output, last in zip(prompts.spans, prompts.after, outputs, after, strict=True):
+    for span, slot, output, last in expected:
         assert_close(out[span], F.silu(output), FP32_TOLERANCE)
         assert_close(states[slot], last, FP32_TOLERANCE)
     prompts.assert_only_these_written(out, before, states)
@@ -74,12 +73,12 @@ def test_gated_equals_fp64(gpu: Gpu, dtype, lengths: tuple[int, ...]) -> None:
     bias, states = make.normal(width), prompts.states(make, width, 2)
     out = poisoned(prompts.num_tokens, width, dtype=dtype)
     b, c, x = projected.double().chunk(3, 1)
-    outputs, after = expected_outputs(prompts, b * x, states, conv, bias)
+    expected = list(expected_outputs(prompts, b * x, states, conv, bias))
     before = states.clone()
     causal_conv(
         gpu, projected, out, conv=conv, conv_bias=bias, conv_states=states, rows=prompts.rows
     )
-    for span, slot, output, last in zip(prompts.spans, prompts.after, outputs, after, strict=True):
+    for span, slot, output, last in expected:
         assert_close(out[span], c[span] * output, max(ROUNDING[dtype], FP32_TOLERANCE))
         assert_close(states[slot], last, FP32_TOLERANCE)
     prompts.assert_only_these_written(out, before, states)

@@ -241,12 +241,15 @@ def test_quantized_cache_is_near_the_plain_one(folder: Path, cubins: Path, kv_dt
 def test_steps_of_quantized_models_are_captured(
     name: str, scheme: str | None, tmp_path: Path, cubins: Path
 ) -> None:
-    """With the published heads; prompts and steps agree, and the fused kernels compute steps."""
+    """With the published heads; prompts and steps agree, and the fused kernels compute steps.
+
+    Not in bf16, whose rounding may change which expert a router chooses.
+    """
     sizes = {"vocab_size": 320, "hidden_size": 512, "max_position_embeddings": 1024}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**DUMMY_CONFIGS[name], **sizes, **SHAPES[name[:7]]}))
     dummy = str(path) if scheme is None else f"{path}:{scheme}"
-    config = {"dummy": dummy, "dtype": "bfloat16", "ctx_size_tokens": 512}
+    config = {"dummy": dummy, "dtype": "float16", "ctx_size_tokens": 512}
     engine = gpu_engine(tmp_path, cubins, **config)
     layer = engine.decoder.weights.layers[0]
     matrix = layer.down if name.startswith("gemma") else layer.o  # Scout's MLPs are experts

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from swiftchat.engine.api.params import SamplingParams
+from swiftchat.engine.generation import prefill_graphs
 from tests.support import reference, tiny
 from tests.support.gpu_engines import decode_logits, gpu_engine
 
@@ -35,13 +36,16 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("chunk_tokens", [None, 1])
+@pytest.mark.parametrize("path", ["padded chunk", "torch", "steps"])
 def test_half_precision_is_close_to_fp32(
-    folder: Path, tmp_path: Path, dtype: str, chunk_tokens: int | None
+    folder: Path, tmp_path: Path, dtype: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt in one chunk, and token by token as decode steps: as in `test_engine_gpu`."""
+    """A prompt in one chunk, by torch as in long contexts, and token by token as decode steps."""
     ids = tiny.random_ids(90, seed=5)
     exact = decode_logits(gpu_engine(folder, tmp_path, dtype="float32", kernels=False), ids)
+    if path == "torch":
+        monkeypatch.setattr(prefill_graphs, "_MAX_LATENT_SCORES", 0)
+    chunk_tokens = 1 if path == "steps" else None
     engine = gpu_engine(folder, tmp_path, dtype=dtype, chunk_tokens=chunk_tokens)
     assert engine.gpu is not None
     rounded = decode_logits(engine, ids)
@@ -60,3 +64,16 @@ def test_decode_steps_are_captured_and_do_not_depend_on_neighbors(
     without_graphs, _ = tiny.run(engine, prompts, GREEDY)
     engine.graph_decode = graphs
     assert together == without_graphs
+
+
+def test_captured_prompts_are_bitwise_those_without_graphs(folder: Path, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    ids, found = tiny.random_ids(100, seed=7), []
+    for captures in (True, False):
+        engine = gpu_engine(folder, tmp_path, dtype="float16")
+        while captures and engine.can_prepare:
+            engine.prepare()
+        graphs = engine.prefill_graphs
+        assert graphs is not None and graphs.is_captured(60) == captures
+        found.append([tiny.logprobs(engine, ids[:n], params) for n in (40, 100)])
+    assert found[0] == found[1]

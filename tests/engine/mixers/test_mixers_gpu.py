@@ -84,6 +84,22 @@ def test_turns_regeneration_and_undo_reuse_the_states_of_the_cpu(
     assert any(ends[1][1] > len(PROMPT) for _, ends in answers[0])
 
 
+def test_captured_prompts_give_the_ids_of_the_cpu(folder: Path, cubins: Path) -> None:
+    """A first turn before, and later ones after the captures, which leave kept states alone."""
+    on_cpu, engine = tiny.engine(folder), gpu_engine(folder, cubins)
+    first = checked_run(on_cpu, {1: PROMPT}, GREEDY)
+    assert checked_run(engine, {1: PROMPT}, GREEDY) == first
+    while engine.can_prepare:
+        engine.prepare()
+    graphs = engine.prefill_graphs
+    is_captured = graphs is not None and graphs.is_captured(40)
+    assert is_captured != any(name in folder.name for name in NOT_CAPTURED)
+    turn = PROMPT + first[0][1] + tiny.random_ids(9, seed=8)
+    for prompt in (turn, tiny.random_ids(50, seed=3), turn, PROMPT):
+        expected = checked_run(on_cpu, {1: prompt}, GREEDY)
+        assert checked_run(engine, {1: prompt}, GREEDY) == expected
+
+
 def test_an_end_token_leaves_the_state_before_it(folder: Path, cubins: Path) -> None:
     """The step after it has been launched by then; the next turn goes on without it."""
     whole = checked_run(tiny.engine(folder), {1: PROMPT}, GREEDY)[0][1]
