@@ -32,9 +32,10 @@ class EngineConfig:
     `cache_tokens`: the KV cache of all sequences together; None is twice the context, so that a
     second conversation does not evict the first.
     `chunk_tokens`: the most tokens of one forward pass, which bounds the time until a cancel
-    takes effect; None is 4096 with our CUDA kernels, at most 512 with torch operators, and on a
-    CPU with our kernels what takes half a second, between 32 and 512. On a GPU, None also limits
-    chunks to what takes 40 ms, at least 64, while other answers are in progress.
+    takes effect; None is 8192 with our CUDA kernels if there is much memory, else 4096, at most 512
+    with torch operators, and on a CPU with our kernels what takes half a second, between 32 and
+    512. On a GPU, None also limits chunks to what takes 40 ms, at least 64, while other answers are
+    in progress.
     `dummy`: random weights with the shapes of a named model or a config.json, quantized with the
     suffix `:int8`, `:fp8` or `:int4`; the model path is then ignored.
     `kernels`: False runs torch operators instead of our kernels.

@@ -24,7 +24,7 @@ from swiftchat.engine.generation.grammars import Grammars
 from swiftchat.engine.generation.graphs import Graphs, build_graphs
 from swiftchat.engine.generation.heads import Heads
 from swiftchat.engine.generation.parts import EngineParts
-from swiftchat.engine.generation.setup import EngineSetup, set_up
+from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_chunks
 from swiftchat.engine.generation.speculation import draft_model, draft_proposer, speculation_of
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.kv_store.identity import ModelFiles
@@ -81,7 +81,9 @@ def build_engine(
     if heads is not None:
         setup = replace(setup, available_bytes=setup.available_bytes - heads.num_bytes)
     model = ModelFiles.of(path, config, setup.device.type)
-    plan = _plan_cache(setup, _estimated_bytes(setup), ranks, stages)
+    weights_bytes = _estimated_bytes(setup)
+    setup = with_large_chunks(setup, weights_bytes, ranks)
+    plan = _plan_cache(setup, weights_bytes, ranks, stages)
     weights = _load_weights(setup, on_progress)
     if setup.is_quantized:  # the loader may have dequantized some matrices
         plan = _plan_cache(setup, resident_bytes(weights), ranks, stages)

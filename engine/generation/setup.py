@@ -1,7 +1,7 @@
 """What is decided before the weights of an engine are loaded: device, kernels, shard, dtype."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,15 +18,23 @@ from swiftchat.engine.generation.prefill_graphs import graph_sizes
 from swiftchat.engine.linear.factory import WeightFactory, weight_factory
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.memory import CachePlan, native_workspace_bytes, workspace_bytes
+from swiftchat.engine.model.memory import (
+    CachePlan,
+    native_workspace_bytes,
+    plain_weight_bytes,
+    workspace_bytes,
+)
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import dummy_config, parse_dummy_name
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 
-# Default number of tokens of one prefill step; 4096 with kernels on a GPU.
+# Default numbers of tokens of one prefill step; the second one with kernels on a GPU. Every step
+# dequantizes packed weights, so larger ones take less time, but their activations more memory.
 _CHUNK_TOKENS = 512
 _CHUNK_TOKENS_ON_GPU = 4096
+_LARGE_CHUNK_TOKENS = 8192
+_LARGE_CHUNK_FRACTION = 0.1  # for their activations, of the memory that the weights leave
 # The number of cores, or OMP_NUM_THREADS. Read here because engines change it.
 _TORCH_THREADS = torch.get_num_threads()
 
@@ -48,6 +56,7 @@ class EngineSetup:
     dtype: torch.dtype
     available_bytes: int
     num_threads: int
+    chunk_tokens: int
 
     @property
     def is_quantized(self) -> bool:
@@ -66,11 +75,6 @@ class EngineSetup:
         return weight_factory(
             self.device, self.kernels if isinstance(self.kernels, LinearKernels) else None
         )
-
-    @property
-    def chunk_tokens(self) -> int:
-        default = _CHUNK_TOKENS if self.gpu is None else _CHUNK_TOKENS_ON_GPU
-        return self.config.chunk_tokens or default
 
     @property
     def workspace_bytes(self) -> int:
@@ -118,6 +122,8 @@ def set_up(
         gpu = find_kernels(device, config, shard.local_config, dtype, cubins)
         hidden_size = shard.local_config.hidden_size
         kernels = gpu if isinstance(gpu, str) else LinearKernels(gpu, hidden_size)
+    is_on_gpu = isinstance(kernels, LinearKernels)
+    default_tokens = _CHUNK_TOKENS_ON_GPU if is_on_gpu else _CHUNK_TOKENS
     return EngineSetup(
         config=config,
         device=device,
@@ -128,7 +134,26 @@ def set_up(
         dtype=dtype,
         available_bytes=available_bytes(device, ranks.placement.num_local_ranks),
         num_threads=torch.get_num_threads(),
+        chunk_tokens=config.chunk_tokens or default_tokens,
     )
+
+
+def with_large_chunks(
+    setup: EngineSetup, weights_bytes: int | None, ranks: Communicator
+) -> EngineSetup:
+    """Return the setup with larger prefill steps by default, if all ranks have the memory for them.
+
+    `weights_bytes` is the size of quantized weights; None for weights that all have `setup.dtype`.
+    """
+    # Stages compute steps at the same time; with larger ones more stages would wait.
+    if setup.config.chunk_tokens is not None or setup.gpu is None or setup.shard.num_stages > 1:
+        return setup
+    large = replace(setup, chunk_tokens=_LARGE_CHUNK_TOKENS)
+    if weights_bytes is None:
+        weights_bytes = plain_weight_bytes(setup.shard, setup.dtype)
+    left_bytes = setup.available_bytes - weights_bytes
+    fits = large.workspace_bytes <= _LARGE_CHUNK_FRACTION * left_bytes
+    return large if ranks.min_across_ranks(int(fits)) else setup
 
 
 def _cpu_kernels(config: EngineConfig) -> NativeKernels | str:

@@ -85,13 +85,13 @@ def plan_shard_cache(
     dtype: torch.dtype,
     workspace_bytes: int,
     available_bytes: int,
-    quantized_bytes: int | None = None,
+    weights_bytes: int | None = None,
     *,
     has_spares: bool = False,
 ) -> CachePlan:
     """`plan_cache` for one rank's shard of a model.
 
-    `quantized_bytes` is the size of all weights if some of them are quantized. With `has_spares`
+    `weights_bytes` is the size of all weights if some of them are quantized. With `has_spares`
     every sequence has two slots for states.
     """
     local = shard.local_config
@@ -99,17 +99,23 @@ def plan_shard_cache(
     num_verified = 0 if has_spares and shard.size > 1 else MAX_VERIFIED
     slots = 1 + has_spares, num_verified
     num_states, state_bytes = _plan_states(config, local, available_bytes, *slots)
-    plain_bytes = sum(math.prod(shape) for shape in shard.shapes().values()) * dtype.itemsize
+    if weights_bytes is None:
+        weights_bytes = plain_weight_bytes(shard, dtype)
     plan = plan_cache(
         config,
         max_context_tokens=local.max_context_tokens,
         # A model without attention needs none: its blocks are only numbers.
         bytes_per_token=max(1, kv_bytes_per_token(local, dtype.itemsize, config.kv_dtype)),
-        weights_bytes=plain_bytes if quantized_bytes is None else quantized_bytes,
+        weights_bytes=weights_bytes,
         workspace_bytes=workspace_bytes + num_states * state_bytes,
         available_bytes=available_bytes,
     )
     return replace(plan, num_states=num_states)
+
+
+def plain_weight_bytes(shard: Shard, dtype: torch.dtype) -> int:
+    """Return the size of all weights of a shard that is not quantized."""
+    return sum(math.prod(shape) for shape in shard.shapes().values()) * dtype.itemsize
 
 
 def _plan_states(
