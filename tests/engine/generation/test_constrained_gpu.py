@@ -13,8 +13,9 @@ from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.errors import UsageError
-from tests.support import tiny
+from tests.support import reference, tiny
 from tests.support.grammars import DIGITS, JSON, LONG, STOP, params, run, text
+from tests.support.mixer_models import GPU_MODELS
 from tests.support.worker_processes import WIDE, collect
 
 pytestmark = pytest.mark.gpu
@@ -71,8 +72,8 @@ def test_ids_equal_the_cpu_when_blocks_run_out(folder: Path, cubins: Path) -> No
     assert run(engine, REQUESTS)[0] == expected
 
 
-def test_forced_tokens_are_computed_in_captured_chunks(folder: Path, cubins: Path) -> None:
-    """Of an answer that runs alone; the ids are those of single steps either way."""
+def check_forced_tokens(folder: Path, cubins: Path) -> None:
+    """Forced tokens of an answer that runs alone are captured chunks, with the same ids."""
     requests = [(tiny.random_ids(5, seed=i), params(i), LONG) for i in range(3)]
     expected = [run(tiny.engine(folder), [request])[0][0] for request in requests]
     engine = gpu_engine(folder, cubins)
@@ -89,6 +90,16 @@ def test_forced_tokens_are_computed_in_captured_chunks(folder: Path, cubins: Pat
         run(tiny.engine(folder), [REQUESTS[1]])[0][0],
         expected[0],
     ]
+
+
+def test_forced_tokens_are_computed_in_captured_chunks(folder: Path, cubins: Path) -> None:
+    check_forced_tokens(folder, cubins)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2", "granitemoehybrid"])
+def test_forced_tokens_of_models_with_states(name: str, tmp_path: Path, cubins: Path) -> None:
+    reference.make_reference(name, tmp_path, vocab_size=WIDE["vocab_size"], **GPU_MODELS[name])
+    check_forced_tokens(tmp_path, cubins)
 
 
 def test_cancel_between_the_parts_of_a_step(folder: Path, cubins: Path) -> None:
