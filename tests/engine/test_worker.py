@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.engine.api import protocol
+from swiftchat.engine.api import local, protocol
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.kv_folder import user_kv_folder
 from swiftchat.engine.api.params import EngineConfig
@@ -149,7 +149,8 @@ def test_openmp_threads_spin_briefly(folder: Path) -> None:
     assert "GOMP_SPINCOUNT = '10000'" in output
 
 
-# A slow machine may need more than the 1.5 s after which a worker exits.
+# A slow machine may need more than the 1.5 s after which a worker exits, and the 2.5 s after which
+# it is killed.
 SAVES_FOR_A_MINUTE = """
 from swiftchat.engine.server.serve import EngineServer
 wait_saved = EngineServer.wait_saved
@@ -161,6 +162,7 @@ def test_a_worker_saves_before_it_exits_and_the_next_restores(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inject_fault(monkeypatch, tmp_path / "site", 0, SAVES_FOR_A_MINUTE)
+    monkeypatch.setattr(local, "_EXIT_S", 60.0)
     prompt = tiny.random_ids(150, seed=2)
     kept = replace(GREEDY, saves_cache=True)
     with EngineClient(CONFIG, folder) as first:
