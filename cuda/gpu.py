@@ -247,6 +247,7 @@ def check(result: Any) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
+@cache
 def cuda_driver() -> Any:  # the bindings have no type stubs
     """Return the CUDA driver's bindings; raise `DeviceError` if they are not installed."""
     try:
@@ -258,6 +259,8 @@ def cuda_driver() -> Any:  # the bindings have no type stubs
     return driver
 
 
+# Launches copy their attributes. To make one takes the host as long as the rest of a launch.
+@cache
 def _dependent_launch() -> Any:
     """Return the launch attribute for programmatic dependent launch."""
     driver = cuda_driver()
@@ -269,6 +272,7 @@ def _dependent_launch() -> Any:
     return attribute
 
 
+@cache
 def _clusters_of(blocks: int) -> Any:
     """Return the launch attribute for clusters of neighboring blocks."""
     driver = cuda_driver()
