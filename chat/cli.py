@@ -22,6 +22,7 @@ from swiftchat.chat.options.chat_options import (
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
 from swiftchat.chat.options.option_types import compared_models
+from swiftchat.chat.options.variables import unread_variables
 from swiftchat.chat.terminal.error_report import print_error, print_lines
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.signals import install_signal_handlers
@@ -152,8 +153,11 @@ def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
         config.check()
         conversation.system = config.system_text()
         is_oneshot = _is_oneshot(config)
-        if ctx.obj is not None and not config.quiet:
-            _print_project(ctx.obj, is_oneshot)
+        if not config.quiet:
+            for sentence in unread_variables(os.environ, CHAT_OPTIONS):
+                print_notice(f"note: {sentence}")
+            if ctx.obj is not None:
+                _print_project(ctx.obj, is_oneshot)
         if is_oneshot:
             return _run_once(config, conversation, autosave)
         with _open_keyboard() as keyboard:

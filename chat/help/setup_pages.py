@@ -21,7 +21,8 @@ Set options in {{config_path}}:
 or in a variable: SWIFTCHAT_TEMPERATURE=0.5 swiftchat. A flag overrides the
 variable, the variable a role, the role overrides the continued conversation,
 the conversation overrides the project file, that overrides this file, and
-this file overrides the model's own generation_config.json.
+this file overrides the model's own generation_config.json. A note at the start
+names SWIFTCHAT_ variables that nothing reads.
 
 A project file is .swiftchat.toml in the working folder, or the nearest one
 above it up to your home folder. It sets only model (a name, or a path inside
