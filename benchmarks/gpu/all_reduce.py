@@ -23,7 +23,7 @@ import torch.multiprocessing as mp
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.comm import all_reduce
-from swiftchat.cuda.ops.norm import norm
+from swiftchat.cuda.ops.layers.norm import norm
 from swiftchat.cuda.peer_memory import PeerBuffer, PeerMemory
 
 REPEATS, ROUNDS = 100, 15

@@ -16,7 +16,10 @@ from timing import bandwidth_ceiling_bytes_per_s, captured, median_us
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
+from swiftchat.cuda.ops.attention.decode_attention import (
+    decode_attention,
+    decode_attention_workspace,
+)
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
 
 BLOCK_SIZE = 64

@@ -16,9 +16,9 @@ from timing import bandwidth_ceiling_bytes_per_s, captured, median_us
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
-from swiftchat.cuda.ops.experts import expert_down, expert_gate_up
-from swiftchat.cuda.ops.route import Routing, route
+from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
+from swiftchat.cuda.ops.moe.experts import expert_down, expert_gate_up
+from swiftchat.cuda.ops.moe.route import Routing, route
 from swiftchat.cuda.packed_layout import tiles_shape
 
 BYTES = 3_000_000_000  # of the matrices of all layers

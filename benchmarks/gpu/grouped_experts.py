@@ -16,8 +16,8 @@ from timing import captured, median_us
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
-from swiftchat.cuda.ops.grouped_experts import (
+from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
+from swiftchat.cuda.ops.moe.grouped_experts import (
     expert_order,
     expert_sum,
     grouped_down,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.packed_gemm import GemmWorkspace, packed_gemm
+from swiftchat.cuda.ops.linear.packed_gemm import GemmWorkspace, packed_gemm
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 
 EVEN = {"even": (66 * 256, 4096)}

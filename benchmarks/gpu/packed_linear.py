@@ -17,14 +17,14 @@ from torch import Tensor
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import (
+from swiftchat.cuda.ops.linear.linear import (
     Norm,
     Workspace,
     linear,
     linear_act_and_mul,
     linear_residual,
 )
-from swiftchat.cuda.ops.quantize import dequantize
+from swiftchat.cuda.ops.linear.quantize import dequantize
 from swiftchat.cuda.packed_matrix import (
     Matrix,
     PackedMatrix,

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.prefill_attention import prefill_attention
+from swiftchat.cuda.ops.attention.prefill_attention import prefill_attention
 
 HEADS, KV_HEADS, BLOCK = 32, 8, 64
 

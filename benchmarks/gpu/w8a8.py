@@ -16,7 +16,7 @@ from torch import Tensor
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.quantize import quantize
+from swiftchat.cuda.ops.linear.quantize import quantize
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight

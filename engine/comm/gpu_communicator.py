@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS
+from swiftchat.cuda.ops.linear.layout import MAX_GEMV_ROWS
 from swiftchat.cuda.peer_memory import MAX_WORLD_SIZE, PeerBuffer, PeerMemory
 from swiftchat.engine.comm.communicator import GlooCommunicator, RankPlacement
 from swiftchat.engine.linear.torch_private import all_gather_into, nccl_group

@@ -1,8 +1,8 @@
 """Which models and layers the fused kernels of a decode step compute."""
 
-from swiftchat.cuda.ops.linear import MAX_ROPE_HEAD_DIM
-from swiftchat.cuda.ops.linear_layout import M_TILE, linear_fits
-from swiftchat.cuda.ops.rotary import head_norm_fits
+from swiftchat.cuda.ops.attention.rotary import head_norm_fits
+from swiftchat.cuda.ops.linear.layout import M_TILE, linear_fits
+from swiftchat.cuda.ops.linear.linear import MAX_ROPE_HEAD_DIM
 from swiftchat.engine.decode.fused_branches import mixer_fits, per_layer_fits
 from swiftchat.engine.model.coverage import head_dims
 from swiftchat.engine.model.cuda_ops import CudaOps

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import Norm, linear, linear_act_and_mul, linear_residual
-from swiftchat.cuda.ops.linear_layout import linear_fits
-from swiftchat.cuda.ops.norm import add_norm
-from swiftchat.cuda.ops.row_changes import RowChanges
+from swiftchat.cuda.ops.layers.norm import add_norm
+from swiftchat.cuda.ops.linear.layout import linear_fits
+from swiftchat.cuda.ops.linear.linear import Norm, linear, linear_act_and_mul, linear_residual
+from swiftchat.cuda.ops.linear.row_changes import RowChanges
 from swiftchat.engine.comm.communicator import SingleRank
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.linear.merged import split_bias

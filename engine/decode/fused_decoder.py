@@ -6,11 +6,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.act_and_mul import act_and_mul
+from swiftchat.cuda.ops.attention.decode_rotary import DecodeRotary
 from swiftchat.cuda.ops.comm import all_gather, all_reduce
-from swiftchat.cuda.ops.decode_rotary import DecodeRotary
-from swiftchat.cuda.ops.embedding import embed
-from swiftchat.cuda.ops.linear import (
+from swiftchat.cuda.ops.layers.act_and_mul import act_and_mul
+from swiftchat.cuda.ops.layers.embedding import embed
+from swiftchat.cuda.ops.layers.norm import add_norm
+from swiftchat.cuda.ops.linear.layout import MAX_GEMV_ROWS, linear_fits
+from swiftchat.cuda.ops.linear.linear import (
     Norm,
     RopeCache,
     linear,
@@ -19,8 +21,6 @@ from swiftchat.cuda.ops.linear import (
     linear_rope_cache,
     linear_send,
 )
-from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
-from swiftchat.cuda.ops.norm import add_norm
 from swiftchat.cuda.peer_memory import PeerBuffer
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator, PeerBuffers
 from swiftchat.engine.decode.coverage import (

@@ -11,16 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import Norm
-from swiftchat.cuda.ops.linear_layout import M_TILE, compiled_rows, linear_fits
-from swiftchat.cuda.ops.low_rank import (
+from swiftchat.cuda.ops.linear.layout import M_TILE, compiled_rows, linear_fits
+from swiftchat.cuda.ops.linear.linear import Norm
+from swiftchat.cuda.ops.linear.low_rank import (
     RANK_STEP,
     Part,
     low_rank_expand,
     low_rank_shrink,
     table_entry,
 )
-from swiftchat.cuda.ops.row_changes import RowChanges, narrow_buffer, narrow_elements
+from swiftchat.cuda.ops.linear.row_changes import RowChanges, narrow_buffer, narrow_elements
 from swiftchat.cuda.packed_matrix import PackedMatrix
 from swiftchat.engine.linear.adapted import AdapterSet, Delta, Site
 from swiftchat.engine.model.weights import DecoderWeights

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS
-from swiftchat.cuda.ops.mixers import StepSlots
-from swiftchat.cuda.ops.sampling import (
+from swiftchat.cuda.ops.linear.layout import MAX_GEMV_ROWS
+from swiftchat.cuda.ops.mixers.steps import StepSlots
+from swiftchat.cuda.ops.sampling.sampling import (
     advance,
     argmax,
     argmax_workspace,

@@ -179,7 +179,7 @@ def _compile(arch: str) -> Facts:
     """Compile one kernel without the cache and measure the time."""
     facts: Facts = {"kernel": "norm", "architecture": arch, "seconds": None, "error": None}
     try:
-        from swiftchat.cuda.ops.norm import VARIANTS
+        from swiftchat.cuda.ops.layers.norm import VARIANTS
 
         started = time.perf_counter()
         nvrtc.compile_cubin("norm", arch, VARIANTS[0].defines)
@@ -251,7 +251,7 @@ def _launch(index: int) -> None:
 
     from swiftchat.cuda.cubin_cache import CubinCache
     from swiftchat.cuda.gpu import Gpu
-    from swiftchat.cuda.ops.norm import norm
+    from swiftchat.cuda.ops.layers.norm import norm
 
     device = torch.device("cuda", index)
     with torch.cuda.device(device):

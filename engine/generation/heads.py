@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.embedding import embed
+from swiftchat.cuda.ops.layers.embedding import embed
 from swiftchat.engine.generation.setup import EngineSetup
 from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.plain_gpu import LinearKernels

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.mixer_scans import ScanRows
+from swiftchat.cuda.ops.mixers.scans import ScanRows
 from swiftchat.engine.model.cuda_attention import DecodeRows, PrefillRows
 from swiftchat.engine.model.cuda_mixers import StatePlan
 from swiftchat.engine.model.cuda_ops import CudaPlan

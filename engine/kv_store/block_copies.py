@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.copy_blocks import copy_blocks
+from swiftchat.cuda.ops.attention.copy_blocks import copy_blocks
 
 Tensors = Sequence[Tensor]
 """Tensors [num_layers, num_blocks, ...] of one cache: values and, if it is quantized, scales."""

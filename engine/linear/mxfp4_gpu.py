@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.cuda.ops.mxfp4 import GROUP, mxfp4_dequantize
+from swiftchat.cuda.ops.moe.mxfp4 import GROUP, mxfp4_dequantize
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import LinearWeight
 

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import Workspace, linear
-from swiftchat.cuda.ops.linear_layout import linear_fits
-from swiftchat.cuda.ops.packed_gemm import GemmWorkspace
+from swiftchat.cuda.ops.linear.layout import linear_fits
+from swiftchat.cuda.ops.linear.linear import Workspace, linear
+from swiftchat.cuda.ops.linear.packed_gemm import GemmWorkspace
 from swiftchat.engine.linear.activations import quantize_rows
 from swiftchat.engine.linear.merged import MergedWeight, split_bias
 from swiftchat.engine.linear.plain import PlainWeight

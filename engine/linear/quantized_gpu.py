@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.linear import linear
-from swiftchat.cuda.ops.linear_layout import linear_fits
-from swiftchat.cuda.ops.packed_gemm import packed_gemm, packed_gemm_fits
-from swiftchat.cuda.ops.quantize import dequantize
+from swiftchat.cuda.ops.linear.layout import linear_fits
+from swiftchat.cuda.ops.linear.linear import linear
+from swiftchat.cuda.ops.linear.packed_gemm import packed_gemm, packed_gemm_fits
+from swiftchat.cuda.ops.linear.quantize import dequantize
 from swiftchat.cuda.packed_layout import packing_fits
 from swiftchat.cuda.packed_matrix import (
     Matrix,

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import linear, linear_residual
-from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
-from swiftchat.cuda.ops.packed_gemm import packed_gemm, packed_gemm_fits
-from swiftchat.cuda.ops.quantize import quantize, scale_gemm_output
+from swiftchat.cuda.ops.linear.layout import MAX_GEMV_ROWS, linear_fits
+from swiftchat.cuda.ops.linear.linear import linear, linear_residual
+from swiftchat.cuda.ops.linear.packed_gemm import packed_gemm, packed_gemm_fits
+from swiftchat.cuda.ops.linear.quantize import quantize, scale_gemm_output
 from swiftchat.cuda.packed_matrix import PackedMatrix
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.torch_private import matmul_fp8_cuda, matmul_int8_cuda

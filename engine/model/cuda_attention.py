@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
-from swiftchat.cuda.ops.decode_rotary import DecodeRotary, decode_rotary_fits
-from swiftchat.cuda.ops.prefill_attention import prefill_attention
-from swiftchat.cuda.ops.rotary import HeadNorm, head_norm_fits, rotary
-from swiftchat.cuda.ops.rotate_heads import rotate_heads
+from swiftchat.cuda.ops.attention.decode_attention import (
+    decode_attention,
+    decode_attention_workspace,
+)
+from swiftchat.cuda.ops.attention.decode_rotary import DecodeRotary, decode_rotary_fits
+from swiftchat.cuda.ops.attention.prefill_attention import prefill_attention
+from swiftchat.cuda.ops.attention.rotary import HeadNorm, head_norm_fits, rotary
+from swiftchat.cuda.ops.attention.rotate_heads import rotate_heads
 from swiftchat.cuda.quantized_kv import KVScales, scheme_of
 from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.kv_cache import LayerKV

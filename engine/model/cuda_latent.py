@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.latent_attention import (
+from swiftchat.cuda.ops.attention.latent_attention import (
     latent_attention,
     latent_attention_fits,
     latent_rotary,

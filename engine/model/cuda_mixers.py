@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.act_and_mul import KINDS
-from swiftchat.cuda.ops.mixer_scans import ScanRows
-from swiftchat.cuda.ops.mixers import StepSlots
+from swiftchat.cuda.ops.layers.act_and_mul import KINDS
+from swiftchat.cuda.ops.mixers.scans import ScanRows
+from swiftchat.cuda.ops.mixers.steps import StepSlots
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.kernels.gated_delta import GatedDeltaKernels
 from swiftchat.engine.mixers.kernels.kimi_delta import KimiDeltaKernels

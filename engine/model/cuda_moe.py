@@ -6,18 +6,18 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.expert_matrices import ACTIVATIONS, ExpertMatrices
-from swiftchat.cuda.ops.experts import expert_down, expert_gate_up, experts_fit
-from swiftchat.cuda.ops.grouped_experts import (
+from swiftchat.cuda.ops.linear.layout import MAX_GEMV_ROWS
+from swiftchat.cuda.ops.linear.linear import Norm
+from swiftchat.cuda.ops.moe.expert_matrices import ACTIVATIONS, ExpertMatrices
+from swiftchat.cuda.ops.moe.experts import expert_down, expert_gate_up, experts_fit
+from swiftchat.cuda.ops.moe.grouped_experts import (
     expert_order,
     expert_sum,
     grouped_down,
     grouped_fits,
     grouped_gate_up,
 )
-from swiftchat.cuda.ops.linear import Norm
-from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS
-from swiftchat.cuda.ops.route import RouterWorkspace, Routing, route, router
+from swiftchat.cuda.ops.moe.route import RouterWorkspace, Routing, route, router
 from swiftchat.cuda.packed_layout import TILE_COLUMNS
 from swiftchat.engine.linear.plain_gpu import GpuPlainWeight, LinearKernels
 from swiftchat.engine.model.expert_matrices import expert_matrices, with_shared

@@ -8,10 +8,10 @@ from itertools import accumulate, takewhile
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.act_and_mul import KINDS, act_and_mul, sigmoid_gate
-from swiftchat.cuda.ops.copy_blocks import copy_blocks
-from swiftchat.cuda.ops.embedding import embed, gather_rows
-from swiftchat.cuda.ops.norm import add_norm, norm
+from swiftchat.cuda.ops.attention.copy_blocks import copy_blocks
+from swiftchat.cuda.ops.layers.act_and_mul import KINDS, act_and_mul, sigmoid_gate
+from swiftchat.cuda.ops.layers.embedding import embed, gather_rows
+from swiftchat.cuda.ops.layers.norm import add_norm, norm
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import LinearWeight

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.act_and_mul import act_and_mul
-from swiftchat.cuda.ops.embedding import embed
-from swiftchat.cuda.ops.norm import add_norm, norm
+from swiftchat.cuda.ops.layers.act_and_mul import act_and_mul
+from swiftchat.cuda.ops.layers.embedding import embed
+from swiftchat.cuda.ops.layers.norm import add_norm, norm
 from swiftchat.engine.linear.plain_gpu import GpuPlainWeight, LinearKernels
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.weights.architectures.config import ModelConfig

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
+from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
 from swiftchat.cuda.packed_layout import TILE_COLUMNS, TILE_ROWS, tile_bytes, tiles_shape
 from swiftchat.engine.linear.mxfp4_gpu import Mxfp4Weight
 from swiftchat.engine.linear.plain_gpu import GpuPlainWeight

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops import top_logprobs as kernels
+from swiftchat.cuda.ops.sampling import top_logprobs as kernels
 from swiftchat.engine.api.protocol import Logprob
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.embedding import gather_rows
-from swiftchat.cuda.ops.sampling import advance
+from swiftchat.cuda.ops.layers.embedding import gather_rows
+from swiftchat.cuda.ops.sampling.sampling import advance
 from swiftchat.engine.device.capture import capture
 from swiftchat.engine.speculation.chain import ChainLayer
 from swiftchat.engine.speculation.head_blocks import BLOCK_TOKENS, PagedHeadCache

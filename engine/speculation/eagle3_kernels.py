@@ -4,19 +4,22 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
-from swiftchat.cuda.ops.embedding import embed
-from swiftchat.cuda.ops.linear import (
+from swiftchat.cuda.ops.attention.decode_attention import (
+    decode_attention,
+    decode_attention_workspace,
+)
+from swiftchat.cuda.ops.attention.rotary import rotary
+from swiftchat.cuda.ops.layers.embedding import embed
+from swiftchat.cuda.ops.layers.norm import norm
+from swiftchat.cuda.ops.linear.layout import linear_fits
+from swiftchat.cuda.ops.linear.linear import (
     Norm,
     Workspace,
     linear,
     linear_act_and_mul,
     linear_residual,
 )
-from swiftchat.cuda.ops.linear_layout import linear_fits
-from swiftchat.cuda.ops.norm import norm
-from swiftchat.cuda.ops.rotary import rotary
-from swiftchat.cuda.ops.sampling import argmax, argmax_workspace
+from swiftchat.cuda.ops.sampling.sampling import argmax, argmax_workspace
 from swiftchat.cuda.packed_matrix import Matrix
 from swiftchat.engine.speculation.captured_chain import CHAIN_ROWS, HeadRows
 from swiftchat.engine.speculation.eagle3 import Eagle3Layer

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.sampling import argmax, argmax_workspace
+from swiftchat.cuda.ops.sampling.sampling import argmax, argmax_workspace
 from swiftchat.engine.model.cuda_attention import DecodeRows
 from swiftchat.engine.model.cuda_ops import CudaPlan
 from swiftchat.engine.model.kv_cache import KVCache

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from swiftchat.cuda.ops.linear_layout import MAX_GEMV_ROWS, linear_fits
+from swiftchat.cuda.ops.linear.layout import MAX_GEMV_ROWS, linear_fits
 
 # Shared memory a block can have on sm_80, sm_86/sm_89/sm_120 and sm_90.
 SHARED_BYTES = {"sm_80": 166_912, "sm_89": 101_376, "sm_90a": 232_448}

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
-from swiftchat.cuda.ops.experts import expert_down, expert_gate_up
+from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
+from swiftchat.cuda.ops.moe.experts import expert_down, expert_gate_up
 from tests.support.kernel_case import ROUNDING, Inputs, assert_close, poisoned
 from tests.support.packed_matrices import PACKINGS, packed
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.expert_matrices import ExpertMatrices
-from swiftchat.cuda.ops.grouped_experts import ExpertOrder, expert_order
+from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
+from swiftchat.cuda.ops.moe.grouped_experts import ExpertOrder, expert_order
 from tests.support.experts import RandomExperts, addresses
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs
 from tests.support.packed_matrices import packed

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.mixers import StepSlots
+from swiftchat.cuda.ops.mixers.steps import StepSlots
 from swiftchat.engine.decode.fused_decoder import FusedDecoder
 from swiftchat.engine.linear.factory import KernelWeights
 from swiftchat.engine.linear.plain_gpu import LinearKernels

@@ -16,8 +16,8 @@ from swiftchat.cuda.gpu import KernelSpec
 def all_variants() -> dict[str, list[KernelSpec]]:
     """The variants of every kernel, from the operations' modules."""
     found: dict[str, list[KernelSpec]] = {}
-    for info in pkgutil.iter_modules(ops.__path__):
-        module = importlib.import_module(f"{ops.__name__}.{info.name}")
+    for info in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
+        module = importlib.import_module(info.name)
         for spec in getattr(module, "VARIANTS", []):
             found.setdefault(spec.name, []).append(spec)
     return found

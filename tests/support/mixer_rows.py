@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.mixer_scans import ScanRows
+from swiftchat.cuda.ops.mixers.scans import ScanRows
 from tests.support.kernel_case import Inputs
 
 NUM_BEFORE = 3  # tokens of the batch before the first row

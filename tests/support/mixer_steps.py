@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.mixers import StepSlots
+from swiftchat.cuda.ops.mixers.steps import StepSlots
 from tests.support.kernel_case import Inputs
 
 # Accuracy in fp32 of exponentials and inverse square roots, which the kernels approximate.

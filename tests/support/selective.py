@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.cuda.ops.selective import SelectiveInputs, SelectiveWeights
+from swiftchat.cuda.ops.mixers.selective import SelectiveInputs, SelectiveWeights
 from tests.support.kernel_case import Inputs
 
 # Channels and elements of a state: Mamba's and Falcon-Mamba's state, and odd sizes.

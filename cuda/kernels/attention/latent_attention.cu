@@ -20,7 +20,7 @@
 // Defines: RANK, ROPE, HEADS, TOKENS, STAGES, NUM_WARPS.
 // Requires: RANK and ROPE multiples of 32; row_size % 8 == 0; q aligned to 16 bytes; block_size a power of two.
 // Launch: grid ceil(num_heads / HEADS) * num_splits * num_seqs, block NUM_WARPS * 32, dynamic shared memory as in
-// ops/latent_attention.py.
+// ops/attention/latent_attention.py.
 // Moves the rows of all tokens once for each HEADS heads.
 // Accuracy: fp32 sums; attention weights are rounded to T. Test: tests/cuda/kernels/test_latent_attention.py
 #include "attention/mma_softmax.cuh"

@@ -44,7 +44,7 @@
 // Launch: grid num_tiles * num_heads, PATH 2 at most one block a multiprocessor: a tile of queries, the last rows
 // of a sequence first (they see the most keys); surplus tiles return at once. `heads_together` heads run at the
 // same time, so that their keys and values stay in L2. Block and shared memory: Shape in
-// ops/prefill_attention.py.
+// ops/attention/prefill_attention.py.
 // Moves at least q, out and the keys and values of the contexts; 4 · head_dim · num_heads operations for each
 // visible pair.
 // Accuracy: fp32 sums; attention weights are rounded to T: relative 2^-8 (bf16), 2^-11 (fp16), of which the

@@ -1,7 +1,7 @@
 // linear: matmul of 1 to 16 activation rows at the speed of the memory, fused with the operations before
 // and after it in a decoder layer. y = x · weightᵀ (+ bias).
 //
-//   map, x_map   tensor maps of plain weights and, with STREAM_X, of x (ops/linear_layout.py)
+//   map, x_map   tensor maps of plain weights and, with STREAM_X, of x (ops/linear/layout.py)
 //   weight       T [m, k], or packed by SCHEME and GROUP_SIZE (packed_layout.cuh)
 //   bias         T [m] or null; with ROW_BIAS one for each activation row, bias_stride elements apart
 //   x            T [n, k], or with NORM fp32 [n, k]
@@ -46,7 +46,7 @@
 // without NORM.
 // Launch: grid num_splits × blocks, at most one block a multiprocessor, clusters of CLUSTER; block 352, with
 // few enough registers that a block of decode_attention fits beside it; dynamic shared memory: the stages and
-// the activations, see ops/linear_layout.py.
+// the activations, see ops/linear/layout.py.
 // Moves the weights, their scales and the outputs once.
 // Accuracy: fp32 sums, int32 within a group: relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32): one rounding
 // of normalized inputs and one of the result; int8 planes 2^-13.

@@ -11,7 +11,7 @@
 // Requires: 16-bit T; PLAIN: hidden_size a multiple of 32; packed: expert_size a multiple of 8, gate_step 1;
 // experts_per_token at most 32.
 // Launch: grid (ceil(expert_size / 8) * experts_per_token, n), block 128, dynamic shared memory: see
-// ops/bulk_gate_up.py.
+// ops/moe/bulk_gate_up.py.
 // Moves n * experts_per_token times the bytes of a matrix, less where tokens share experts that stay in L2.
 // Accuracy: fp32 sums of exact weights, rounded once: relative 2^-8 (bf16), 2^-11 (fp16).
 // Test: tests/cuda/kernels/test_bulk_gate_up.py

@@ -17,7 +17,7 @@ __device__ __forceinline__ u32 choice_key(float value) {
 // The value of a key.
 __device__ __forceinline__ float choice_value(u32 key) { return key ? key_logit((u64)key << 32) : -infinity(); }
 
-// Parts of the dynamic shared memory in which a block chooses experts. ops/route.py has its size.
+// Parts of the dynamic shared memory in which a block chooses experts. ops/moe/route.py has its size.
 struct Choice {
     u64* candidates;
     float *logits, *scores, *found;  // of all experts, of all, of the chosen ones

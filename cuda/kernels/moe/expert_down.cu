@@ -17,7 +17,7 @@
 // weights as they are.
 //
 // Requires: rows of whole 16 bytes; MXFP4: whole groups of 32; experts_per_token at most 32.
-// Launch: grid (any number of blocks of a token, n), block 256, dynamic shared memory: see ops/experts.py.
+// Launch: grid (any number of blocks of a token, n), block 256, dynamic shared memory: see ops/moe/experts.py.
 // Moves n * experts_per_token times the bytes of a matrix.
 // Accuracy: fp32 sums of exact weights: relative 1e-5. Test: tests/cuda/kernels/test_expert_down.py
 #include "moe/expert_stream.cuh"

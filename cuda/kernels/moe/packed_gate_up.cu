@@ -21,7 +21,7 @@
 //
 // Requires: packed layout: expert_size a multiple of 8, gate_step 1; MXFP4: whole groups of 32;
 // experts_per_token at most 32.
-// Launch: grid (any number of blocks of a token, n), block 256, dynamic shared memory: see ops/experts.py.
+// Launch: grid (any number of blocks of a token, n), block 256, dynamic shared memory: see ops/moe/experts.py.
 // Moves n * experts_per_token times the bytes of a matrix, less where tokens share experts that stay in L2.
 // Accuracy: fp32 sums of exact weights, rounded once: relative 2^-8 (bf16), 2^-11 (fp16).
 // Test: tests/cuda/kernels/test_packed_gate_up.py

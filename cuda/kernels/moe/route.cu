@@ -17,7 +17,7 @@
 // the weight NaN. Softmax: Shazeer et al., 2017, arXiv:1701.06538, without its noise; sigmoid, correction and groups: DeepSeek-V3, arXiv:2412.19437.
 //
 // Requires: num_experts a multiple of num_groups; at most 128 groups; best_of_group 1 or 2.
-// Launch: grid n, block 128, dynamic shared memory: see ops/route.py.
+// Launch: grid n, block 128, dynamic shared memory: see ops/moe/route.py.
 // Moves n * num_experts * 4 bytes.
 // Accuracy: equal ids; weights relative 2e-6 (an exponential and an fp32 sum).
 // Test: tests/cuda/kernels/test_route.py

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mixer_scans import ScanRows, causal_conv, gated_delta_scan
+from swiftchat.cuda.ops.mixers.scans import ScanRows, causal_conv, gated_delta_scan
 from swiftchat.engine.mixers.kernels.kind import present
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights

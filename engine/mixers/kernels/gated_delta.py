@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.gated_delta import gated_delta_step, gated_delta_step_fits
-from swiftchat.cuda.ops.mixer_scans import ScanRows, gated_delta_scan_fits
-from swiftchat.cuda.ops.mixers import StepSlots, gated_norm
+from swiftchat.cuda.ops.mixers.gated_delta import gated_delta_step, gated_delta_step_fits
+from swiftchat.cuda.ops.mixers.scans import ScanRows, gated_delta_scan_fits
+from swiftchat.cuda.ops.mixers.steps import StepSlots, gated_norm
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.kernels.delta_scan import scan_deltas
 from swiftchat.engine.mixers.kernels.kind import present

@@ -4,8 +4,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from swiftchat.cuda.ops.mixer_scans import ScanRows
-from swiftchat.cuda.ops.mixers import StepSlots
+from swiftchat.cuda.ops.mixers.scans import ScanRows
+from swiftchat.cuda.ops.mixers.steps import StepSlots
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights

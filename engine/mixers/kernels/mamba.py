@@ -7,15 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mixer_scans import ScanRows, causal_conv
-from swiftchat.cuda.ops.mixers import MAX_TAPS, StepSlots, causal_conv_step
-from swiftchat.cuda.ops.selective import (
+from swiftchat.cuda.ops.mixers.scans import ScanRows, causal_conv
+from swiftchat.cuda.ops.mixers.selective import (
     SelectiveInputs,
     SelectiveWeights,
     selective_fits,
     selective_scan,
     selective_step,
 )
+from swiftchat.cuda.ops.mixers.steps import MAX_TAPS, StepSlots, causal_conv_step
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.kernels.kind import present
 from swiftchat.engine.mixers.mamba import split_projections

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mixer_scans import ScanRows, causal_conv, mamba2_scan, mamba2_scan_fits
-from swiftchat.cuda.ops.mixers import (
+from swiftchat.cuda.ops.mixers.scans import ScanRows, causal_conv, mamba2_scan, mamba2_scan_fits
+from swiftchat.cuda.ops.mixers.steps import (
     StepSlots,
     gated_norm,
     gated_norm_fits,

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mixer_scans import ScanRows, causal_conv
-from swiftchat.cuda.ops.mixers import MAX_TAPS, StepSlots, causal_conv_step
+from swiftchat.cuda.ops.mixers.scans import ScanRows, causal_conv
+from swiftchat.cuda.ops.mixers.steps import MAX_TAPS, StepSlots, causal_conv_step
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.mixers.states import LayerStates
 from swiftchat.engine.mixers.weights import MixerWeights

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.sampling import advance
+from swiftchat.cuda.ops.sampling.sampling import advance
 
 pytestmark = pytest.mark.gpu
 BLOCK_SIZE = 4

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.sampling import argmax, argmax_workspace
+from swiftchat.cuda.ops.sampling.sampling import argmax, argmax_workspace
 from tests.support.kernel_case import Inputs, poisoned
 
 pytestmark = pytest.mark.gpu

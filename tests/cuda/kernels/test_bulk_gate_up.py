@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.bulk_gate_up import bulk_gate_up_fits
+from swiftchat.cuda.ops.moe.bulk_gate_up import bulk_gate_up_fits
 from tests.support.experts import (
     GATE_UP_SIZES,
     PACKED_CASES,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mixer_scans import causal_conv
+from swiftchat.cuda.ops.mixers.scans import causal_conv
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from tests.support.mixer_rows import Prompts, make_prompts
 from tests.support.mixer_steps import FP32_TOLERANCE, convolve

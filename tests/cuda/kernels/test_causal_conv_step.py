@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mixers import causal_conv_step
+from swiftchat.cuda.ops.mixers.steps import causal_conv_step
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from tests.support.mixer_steps import FP32_TOLERANCE, convolve, make_steps
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.combine_splits import combine_splits, new_partials
+from swiftchat.cuda.ops.attention.combine_splits import combine_splits, new_partials
 from tests.support.kernel_case import Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.copy_blocks import copy_blocks
+from swiftchat.cuda.ops.attention.copy_blocks import copy_blocks
 from tests.support.kernel_case import DTYPES, Inputs
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.decode_attention import (
+from swiftchat.cuda.ops.attention.decode_attention import (
     Layout,
     decode_attention,
     decode_attention_workspace,

@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.decode_attention import decode_attention, decode_attention_workspace
-from swiftchat.cuda.ops.decode_rotary import DecodeRotary
-from swiftchat.cuda.ops.rotary import HeadNorm, rotary
+from swiftchat.cuda.ops.attention.decode_attention import (
+    decode_attention,
+    decode_attention_workspace,
+)
+from swiftchat.cuda.ops.attention.decode_rotary import DecodeRotary
+from swiftchat.cuda.ops.attention.rotary import HeadNorm, rotary
 from tests.support.kernel_case import DTYPES, Inputs, poisoned
 
 pytestmark = pytest.mark.gpu

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.quantize import dequantize
+from swiftchat.cuda.ops.linear.quantize import dequantize
 from tests.support.kernel_case import DTYPES, Inputs, poisoned
 from tests.support.packed_matrices import PACKINGS, packed
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.embedding import embed
+from swiftchat.cuda.ops.layers.embedding import embed
 from tests.support.kernel_case import DTYPES, Inputs, assert_close, poisoned
 from tests.support.packed_matrices import PACKINGS, packed
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.experts import expert_down
+from swiftchat.cuda.ops.moe.experts import expert_down
 from tests.support.experts import DOWN_SIZES, PACKED_CASES, PLAIN_CASES, Case, Experts, check_down
 from tests.support.kernel_case import Inputs
 

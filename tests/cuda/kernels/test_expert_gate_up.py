@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.experts import expert_gate_up
+from swiftchat.cuda.ops.moe.experts import expert_gate_up
 from tests.support.experts import (
     GATE_UP_SIZES,
     PLAIN_CASES,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.grouped_experts import expert_order
+from swiftchat.cuda.ops.moe.grouped_experts import expert_order
 from tests.support.grouped_experts import random_choices
 from tests.support.kernel_case import Inputs
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.grouped_experts import expert_sum
+from swiftchat.cuda.ops.moe.grouped_experts import expert_sum
 from tests.support.kernel_case import DTYPES, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu

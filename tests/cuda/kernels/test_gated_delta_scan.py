@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mixer_scans import gated_delta_scan
+from swiftchat.cuda.ops.mixers.scans import gated_delta_scan
 from tests.support.kernel_case import DTYPES, Inputs, assert_close, poisoned
 from tests.support.mixer_rows import make_prompts
 from tests.support.mixer_steps import FP32_TOLERANCE

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mixers import gated_norm
+from swiftchat.cuda.ops.mixers.steps import gated_norm
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from tests.support.mixer_steps import FP32_TOLERANCE
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.embedding import gather_rows
+from swiftchat.cuda.ops.layers.embedding import gather_rows
 from tests.support.kernel_case import Inputs, poisoned
 
 pytestmark = pytest.mark.gpu

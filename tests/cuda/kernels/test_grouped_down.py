@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.grouped_experts import grouped_down
+from swiftchat.cuda.ops.moe.grouped_experts import grouped_down
 from tests.support.grouped_experts import (
     CASES,
     RandomMatrices,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops import grouped_experts
-from swiftchat.cuda.ops.grouped_experts import grouped_gate_up
+from swiftchat.cuda.ops.moe import grouped_experts
+from swiftchat.cuda.ops.moe.grouped_experts import grouped_gate_up
 from swiftchat.cuda.packed_layout import TILE_COLUMNS
 from tests.support.grouped_experts import (
     CASES,

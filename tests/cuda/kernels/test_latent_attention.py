@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.latent_attention import Layout, latent_attention
+from swiftchat.cuda.ops.attention.latent_attention import Layout, latent_attention
 from tests.support.kernel_case import ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.latent_attention import latent_rotary
+from swiftchat.cuda.ops.attention.latent_attention import latent_rotary
 from tests.support.kernel_case import ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops import linear as op
-from swiftchat.cuda.ops.linear import Norm, RopeCache, Workspace
-from swiftchat.cuda.ops.linear_layout import linear_fits
+from swiftchat.cuda.ops.linear import linear as op
+from swiftchat.cuda.ops.linear.layout import linear_fits
+from swiftchat.cuda.ops.linear.linear import Norm, RopeCache, Workspace
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu

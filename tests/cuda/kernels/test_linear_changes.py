@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops import linear as op
-from swiftchat.cuda.ops.linear import Norm, RopeCache, Workspace
-from swiftchat.cuda.ops.linear_layout import linear_fits
-from swiftchat.cuda.ops.low_rank import Part, table_entry
-from swiftchat.cuda.ops.row_changes import RowChanges, narrow_buffer
+from swiftchat.cuda.ops.linear import linear as op
+from swiftchat.cuda.ops.linear.layout import linear_fits
+from swiftchat.cuda.ops.linear.linear import Norm, RopeCache, Workspace
+from swiftchat.cuda.ops.linear.low_rank import Part, table_entry
+from swiftchat.cuda.ops.linear.row_changes import RowChanges, narrow_buffer
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from tests.support.packed_matrices import PACKINGS, packed
 

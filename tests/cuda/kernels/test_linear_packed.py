@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops import linear as op
-from swiftchat.cuda.ops.linear import Norm, RopeCache, Workspace
-from swiftchat.cuda.ops.linear_layout import linear_fits
+from swiftchat.cuda.ops.linear import linear as op
+from swiftchat.cuda.ops.linear.layout import linear_fits
+from swiftchat.cuda.ops.linear.linear import Norm, RopeCache, Workspace
 from swiftchat.cuda.packed_matrix import pack_int4, pack_int8
 from tests.support.gpu_ranks import peer_buffers
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import Norm, Workspace, linear, linear_residual
-from swiftchat.cuda.ops.linear_layout import linear_fits
-from swiftchat.cuda.ops.quantize import dequantize
+from swiftchat.cuda.ops.linear.layout import linear_fits
+from swiftchat.cuda.ops.linear.linear import Norm, Workspace, linear, linear_residual
+from swiftchat.cuda.ops.linear.quantize import dequantize
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from tests.support.packed_matrices import packed
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import Norm
-from swiftchat.cuda.ops.low_rank import Part, low_rank_expand, low_rank_shrink, table_entry
+from swiftchat.cuda.ops.linear.linear import Norm
+from swiftchat.cuda.ops.linear.low_rank import Part, low_rank_expand, low_rank_shrink, table_entry
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu

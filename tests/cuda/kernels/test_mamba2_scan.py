@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mixer_scans import mamba2_scan
+from swiftchat.cuda.ops.mixers.scans import mamba2_scan
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from tests.support.mixer_rows import make_prompts
 from tests.support.mixer_steps import FP32_TOLERANCE

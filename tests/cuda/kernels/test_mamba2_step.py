@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mixers import mamba2_step
+from swiftchat.cuda.ops.mixers.steps import mamba2_step
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from tests.support.mixer_steps import FP32_TOLERANCE, Steps, convolve, make_steps
 

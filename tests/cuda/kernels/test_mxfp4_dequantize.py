@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mxfp4 import mxfp4_dequantize
+from swiftchat.cuda.ops.moe.mxfp4 import mxfp4_dequantize
 from tests.support.experts import RandomExperts
 from tests.support.kernel_case import DTYPES, poisoned
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.norm import norm
+from swiftchat.cuda.ops.layers.norm import norm
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu

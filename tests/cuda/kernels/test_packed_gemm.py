@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.packed_gemm import GemmWorkspace, packed_gemm
+from swiftchat.cuda.ops.linear.packed_gemm import GemmWorkspace, packed_gemm
 from tests.support.kernel_case import ROUNDING, Inputs, assert_close, poisoned
 from tests.support.packed_matrices import PACKINGS, packed
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.sampling import penalties
+from swiftchat.cuda.ops.sampling.sampling import penalties
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.sampling.penalties import apply_penalties
 from swiftchat.engine.sampling.sampler import process_logits

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.combine_splits import MAX_SPLITS
-from swiftchat.cuda.ops.prefill_attention import prefill_attention
-from swiftchat.cuda.ops.prefill_shapes import prefill_shape
+from swiftchat.cuda.ops.attention.combine_splits import MAX_SPLITS
+from swiftchat.cuda.ops.attention.prefill_attention import prefill_attention
+from swiftchat.cuda.ops.attention.prefill_shapes import prefill_shape
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, PACKED_HEAD_DIMS
 from tests.support.kernel_case import Inputs, assert_close, poisoned, quantize_cache
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.quantize import quantize
+from swiftchat.cuda.ops.linear.quantize import quantize
 from swiftchat.engine.linear.activations import LARGEST
 from tests.support.kernel_case import DTYPES, Inputs, poisoned
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.rotary import HeadNorm, rotary
+from swiftchat.cuda.ops.attention.rotary import HeadNorm, rotary
 from swiftchat.cuda.quantized_kv import KVScales
 from swiftchat.engine.model.int5_kv import pack_kv, unpack_kv
 from swiftchat.engine.model.quantized_kv import quantize_kv

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.rotate_heads import rotate_heads
+from swiftchat.cuda.ops.attention.rotate_heads import rotate_heads
 from tests.support.kernel_case import ROUNDING, Inputs, assert_close, hadamard_matrix
 
 pytestmark = pytest.mark.gpu

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.route import Routing, route
+from swiftchat.cuda.ops.moe.route import Routing, route
 from swiftchat.engine.model import routing
 from swiftchat.weights.architectures.parts.router import RouterConfig
 from tests.support.kernel_case import Inputs, assert_close, poisoned

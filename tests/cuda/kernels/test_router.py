@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import Norm
-from swiftchat.cuda.ops.route import RouterWorkspace, Routing, router
+from swiftchat.cuda.ops.linear.linear import Norm
+from swiftchat.cuda.ops.moe.route import RouterWorkspace, Routing, router
 from swiftchat.engine.model import routing
 from swiftchat.weights.architectures.parts.router import RouterConfig
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.sampling import argmax, argmax_workspace, sample, sample_workspace
+from swiftchat.cuda.ops.sampling.sampling import argmax, argmax_workspace, sample, sample_workspace
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.sampling import sampler
 from swiftchat.engine.sampling.philox import uniform

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.selective import selective_scan
+from swiftchat.cuda.ops.mixers.selective import selective_scan
 from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 from tests.support.mixer_rows import make_prompts
 from tests.support.mixer_steps import FP32_TOLERANCE

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.selective import selective_step
+from swiftchat.cuda.ops.mixers.selective import selective_step
 from tests.support.kernel_case import DTYPES, ROUNDING, assert_close, poisoned
 from tests.support.mixer_steps import FP32_TOLERANCE, make_steps
 from tests.support.selective import SHAPES, Selective

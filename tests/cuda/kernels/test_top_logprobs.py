@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.top_logprobs import top_logprobs
+from swiftchat.cuda.ops.sampling.top_logprobs import top_logprobs
 from tests.support.kernel_case import Inputs
 
 pytestmark = pytest.mark.gpu

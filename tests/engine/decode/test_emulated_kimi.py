@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swiftchat.cuda.ops import latent_attention
+from swiftchat.cuda.ops.attention import latent_attention
 from swiftchat.engine.decode.coverage import fused_kernels_cover
 from swiftchat.engine.model.coverage import kernels_cover
 from swiftchat.weights.model.directory import Model

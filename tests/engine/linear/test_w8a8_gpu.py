@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear import Workspace, linear, linear_residual
-from swiftchat.cuda.ops.quantize import quantize
+from swiftchat.cuda.ops.linear.linear import Workspace, linear, linear_residual
+from swiftchat.cuda.ops.linear.quantize import quantize
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.w8a8 import W8A8Weight

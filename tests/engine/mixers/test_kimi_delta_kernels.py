@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.mixer_scans import ScanRows
-from swiftchat.cuda.ops.mixers import StepSlots
+from swiftchat.cuda.ops.mixers.scans import ScanRows
+from swiftchat.cuda.ops.mixers.steps import StepSlots
 from swiftchat.engine.comm.communicator import SingleRank
 from swiftchat.engine.mixers.kernels.kimi_delta import KimiDeltaKernels
 from swiftchat.engine.mixers.kimi_delta import kimi_delta

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.experts import expert_down, expert_gate_up
+from swiftchat.cuda.ops.moe.experts import expert_down, expert_gate_up
 from swiftchat.engine.linear.plain_gpu import GpuPlainWeight, LinearKernels
 from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight
 from swiftchat.engine.linear.weight import LinearWeight

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.act_and_mul import KINDS
-from swiftchat.cuda.ops.gated_delta import check_steps
-from swiftchat.cuda.ops.mixers import MAX_TAPS
+from swiftchat.cuda.ops.layers.act_and_mul import KINDS
+from swiftchat.cuda.ops.mixers.gated_delta import check_steps
+from swiftchat.cuda.ops.mixers.steps import MAX_TAPS
 
 _CONV_THREADS, _CONV_TOKENS = 128, 16  # of a block
 _SCAN_THREADS, _SCAN_ROWS = 128, 32  # threads, and rows or columns of a state, of a block

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.linear import Norm
+from swiftchat.cuda.ops.linear.linear import Norm
 
 MAX_EXPERTS = 4096
 _THREADS = 128

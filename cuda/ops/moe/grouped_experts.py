@@ -11,8 +11,8 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.expert_matrices import ACTIVATIONS, ExpertMatrices
-from swiftchat.cuda.ops.route import MAX_EXPERTS
+from swiftchat.cuda.ops.moe.expert_matrices import ACTIVATIONS, ExpertMatrices
+from swiftchat.cuda.ops.moe.route import MAX_EXPERTS
 from swiftchat.cuda.packed_layout import PACKINGS, TILE_COLUMNS, packing_fits, tile_bytes
 
 _ORDER_THREADS, _THREADS = 1024, 256

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.mixer_scans import ScanRows
-from swiftchat.cuda.ops.mixers import StepSlots
+from swiftchat.cuda.ops.mixers.scans import ScanRows
+from swiftchat.cuda.ops.mixers.steps import StepSlots
 
 _THREADS, _CHANNELS = 128, 32  # of a block
 _VECTOR = 16  # elements of a state for each vector

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.expert_matrices import ACTIVATIONS, ExpertMatrices
+from swiftchat.cuda.ops.moe.expert_matrices import ACTIVATIONS, ExpertMatrices
 from swiftchat.cuda.packed_layout import (
     PACKINGS,
     TILE_COLUMNS,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.rotary import HeadNorm
+from swiftchat.cuda.ops.attention.rotary import HeadNorm
 
 _HEAD_DIMS = (64, 128, 256)
 _WIDTH = 8  # elements of an access

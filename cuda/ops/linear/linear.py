@@ -8,8 +8,8 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu
-from swiftchat.cuda.ops import row_changes
-from swiftchat.cuda.ops.linear_layout import (
+from swiftchat.cuda.ops.linear import row_changes
+from swiftchat.cuda.ops.linear.layout import (
     M_TILE,
     MAX_GEMV_ROWS,
     MAX_SPLITS,
@@ -19,8 +19,8 @@ from swiftchat.cuda.ops.linear_layout import (
     compiled_rows,
     linear_fits,
 )
-from swiftchat.cuda.ops.linear_variants import linear_spec
-from swiftchat.cuda.ops.row_changes import RowChanges, narrow_elements
+from swiftchat.cuda.ops.linear.row_changes import RowChanges, narrow_elements
+from swiftchat.cuda.ops.linear.variants import linear_spec
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 from swiftchat.cuda.peer_memory import PeerBuffer
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.act_and_mul import KINDS
+from swiftchat.cuda.ops.layers.act_and_mul import KINDS
 
 MAX_TAPS = 4  # of a convolution
 _MAMBA_THREADS, _MAMBA_ROWS = 256, 32  # threads and rows of a head's state in a block

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu
-from swiftchat.cuda.ops.combine_splits import MAX_SPLITS, combine_splits, new_partials
-from swiftchat.cuda.ops.prefill_shapes import PrefillShape, prefill_shape
+from swiftchat.cuda.ops.attention.combine_splits import MAX_SPLITS, combine_splits, new_partials
+from swiftchat.cuda.ops.attention.prefill_shapes import PrefillShape, prefill_shape
 from swiftchat.cuda.quantized_kv import KVScales, cache_arguments, scheme_of
 from swiftchat.cuda.tensor_map import empty_map, heads_map, tensor_map
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from swiftchat.cuda.gpu import DTYPE_NAMES, KernelSpec
-from swiftchat.cuda.ops.linear_layout import compiled_rows, streams_x
-from swiftchat.cuda.ops.row_changes import ARGUMENTS
+from swiftchat.cuda.ops.linear.layout import compiled_rows, streams_x
+from swiftchat.cuda.ops.linear.row_changes import ARGUMENTS
 from swiftchat.cuda.packed_layout import GROUP_SIZES
 
 _ARGUMENTS = (

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.row_changes import narrow_elements
+from swiftchat.cuda.ops.linear.row_changes import narrow_elements
 from swiftchat.cuda.packed_layout import TILE_COLUMNS, TILE_ROWS, padded_columns, tile_bytes
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 from swiftchat.cuda.tensor_map import tensor_map

@@ -4,8 +4,8 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.act_and_mul import KINDS
-from swiftchat.cuda.ops.mixers import MAX_TAPS, STATE_ARGUMENTS, StepSlots
+from swiftchat.cuda.ops.layers.act_and_mul import KINDS
+from swiftchat.cuda.ops.mixers.steps import MAX_TAPS, STATE_ARGUMENTS, StepSlots
 
 _THREADS, _ROWS = 512, 8
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.bulk_gate_up import bulk_gate_up, bulk_gate_up_fits
-from swiftchat.cuda.ops.expert_matrices import ACTIVATIONS, ExpertMatrices
+from swiftchat.cuda.ops.moe.bulk_gate_up import bulk_gate_up, bulk_gate_up_fits
+from swiftchat.cuda.ops.moe.expert_matrices import ACTIVATIONS, ExpertMatrices
 from swiftchat.cuda.packed_layout import (
     PACKINGS,
     TILE_COLUMNS,

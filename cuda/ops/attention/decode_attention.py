@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.decode_rotary import (
+from swiftchat.cuda.ops.attention.decode_rotary import (
     ROTARY_DEFINES,
     ROTARY_PARAMETERS,
     DecodeRotary,

@@ -1,0 +1,1 @@
+"""Attention: rotary embedding, KV cache, decode steps and prompts."""

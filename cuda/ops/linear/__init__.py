@@ -1,0 +1,1 @@
+"""Matmuls with plain and packed weights."""
