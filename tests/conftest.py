@@ -131,7 +131,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     if any(own_tests not in item.path.parents for item in session.items):
-        from tests.support.cpu_libraries import compile_kernels
+        from tests.support.native.libraries import compile_kernels
 
         compile_kernels()
 

@@ -13,7 +13,7 @@ from swiftchat.engine.api.score import score
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.quantize import QuantizationSpec
-from tests.support import gguf_directory
+from tests.support.gguf import directory as gguf_directory
 
 DATA = Path(__file__).parent / "data"
 NOVEL, MANUAL = DATA / "pride_and_prejudice.txt", DATA / "program_manual.txt"

@@ -9,7 +9,7 @@ import pytest
 from swiftchat.engine.cpu.build import FAILURE, VARIANTS, host_target, library_path
 from swiftchat.engine.cpu.library import choose_kernels
 from tests.support.clean_venv import CleanVenv, build_wheel
-from tests.support.cpu_libraries import compile_kernels
+from tests.support.native.libraries import compile_kernels
 from tests.support.remote_engine import chat_model_folder
 
 TARGET = host_target()

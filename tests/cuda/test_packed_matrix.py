@@ -12,8 +12,8 @@ from swiftchat.cuda.packed_matrix import (
     pack_int8,
     pack_int8_groups,
 )
-from tests.support.kernel_case import Inputs
-from tests.support.packed_matrices import PACKINGS, packed, parts
+from tests.support.kernels.case import Inputs
+from tests.support.kernels.packed_matrices import PACKINGS, packed, parts
 
 
 def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, PackedMatrix]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.invalid_gguf import INVALID
+from tests.support.gguf.invalid import INVALID
 from tests.support.program import assert_error
 from tests.support.serve_processes import SWIFTCHAT
 from tests.support.tiny_llama import entry_names

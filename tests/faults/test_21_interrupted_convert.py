@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from swiftchat.weights.model.directory import Model
-from tests.support import tiny_gguf
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.program import patched
 from tests.support.tiny_llama import entry_names, tiny_llama
 

@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 
 from swiftchat.weights.model.directory import Model
-from tests.support import tiny_gguf
 from tests.support.fake_hub import WEIGHTS, FakeHub, Fault
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.program import patched
 from tests.support.serve_processes import SWIFTCHAT
 from tests.support.tiny_llama import entry_names, tiny_llama

@@ -13,8 +13,9 @@ from swiftchat.weights.model.directory import Model
 from tests.kills.forked import fork_in_terminal
 from tests.kills.outcome import Outcome
 from tests.kills.processes import changed_settings, files_in, folders, orphans, send
-from tests.support import fake_hub, tiny_gguf
+from tests.support import fake_hub
 from tests.support.fake_hub import FakeHub, Fault
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.terminal import EMULATED, Terminal
 
 _LIMIT_S = 120.0

@@ -7,7 +7,8 @@ from typing import Any
 
 import transformers
 
-from tests.support import llama_layouts, tensorflow_files, tiny_gguf
+from tests.support import llama_layouts, tensorflow_files
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.gpt2_layouts import write_megatron_gpt2
 
 # Writes a model to a new folder and returns the path for `convert`.

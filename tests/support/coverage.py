@@ -10,7 +10,8 @@ from tests.engine.comm import test_communicator
 from tests.engine.generation import test_engine_gpu, test_swept_gpu
 from tests.engine.load import test_gpu_sources
 from tests.engine.model import test_sweep
-from tests.support import gguf_models, tiny
+from tests.support import tiny
+from tests.support.gguf import models as gguf_models
 from tests.support.reference import ONLY_MULTIMODAL, SWEPT_TYPES
 from tests.weights.formats import test_bin_architectures
 from tests.weights.gguf import test_architectures

@@ -10,7 +10,7 @@ import gguf
 import torch
 import transformers
 
-from tests.support.tiny_gguf import rows_for_gguf
+from tests.support.gguf.tiny import rows_for_gguf
 
 Llama = transformers.LlamaForCausalLM
 State = dict[str, torch.Tensor]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.support import tiny_gguf
+from tests.support.gguf import tiny as tiny_gguf
 
 
 def tiny_llama(**changes: Any) -> transformers.LlamaForCausalLM:

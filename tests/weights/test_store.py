@@ -13,7 +13,8 @@ from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.weights.hub import aliases
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.store import Store, default_store
-from tests.support import llama_layouts, tiny_gguf
+from tests.support import llama_layouts
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.tiny_llama import loaded, logits, tiny_llama
 
 

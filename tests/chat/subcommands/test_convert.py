@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from swiftchat.weights.store import default_store
-from tests.support import llama_layouts, tiny_gguf
+from tests.support import llama_layouts
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.tiny_llama import entry_names, tiny_llama
 
 

@@ -11,7 +11,8 @@ from swiftchat.chat import cli
 from swiftchat.chat.options.completion import complete_removable
 from swiftchat.errors import ModelNotFound, SwiftchatError, UsageError
 from swiftchat.weights.store import default_store
-from tests.support import fake_engine, tiny_gguf
+from tests.support import fake_engine
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.tiny_llama import tiny_llama
 
 

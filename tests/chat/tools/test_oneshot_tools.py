@@ -175,7 +175,8 @@ def test_a_role_and_the_environment_cannot_start_servers(
 ) -> None:
     monkeypatch.setenv("SWIFTCHAT_MCP", SERVER)
     done = run_process(program.folder, "")
-    assert "<tool_call>" in done.stdout and not done.stderr
+    assert "<tool_call>" in done.stdout
+    assert done.stderr == "note: nothing reads the variable SWIFTCHAT_MCP\n"
     (config_path().parent / "roles").mkdir()
     (config_path().parent / "roles" / "r.md").write_text(f"---\nmcp: {SERVER}\n---\n")
     done = run_process(program.folder, "", "--role", "r")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.layers.act_and_mul import KINDS, act_and_mul, sigmoid_gate
-from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 

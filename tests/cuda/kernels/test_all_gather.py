@@ -7,7 +7,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.comm import all_gather
 from swiftchat.cuda.ops.linear.linear import Norm, Workspace, linear, linear_send
 from tests.support.gpu_ranks import hold_only_sentinels, peer_buffers, run_on_streams
-from tests.support.kernel_case import DTYPES, Inputs, poisoned
+from tests.support.kernels.case import DTYPES, Inputs, poisoned
 
 pytestmark = pytest.mark.gpu
 

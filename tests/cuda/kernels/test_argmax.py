@@ -6,7 +6,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.sampling.sampling import argmax, argmax_workspace
-from tests.support.kernel_case import Inputs, poisoned
+from tests.support.kernels.case import Inputs, poisoned
 
 pytestmark = pytest.mark.gpu
 VOCABS = [1, 97, 2048, 2049, 50_257, 128_256, 262_144]

@@ -7,7 +7,8 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.bulk_gate_up import bulk_gate_up_fits
-from tests.support.experts import (
+from tests.support.kernels.case import Inputs
+from tests.support.kernels.experts import (
     GATE_UP_SIZES,
     PACKED_CASES,
     PLAIN_CASES,
@@ -17,7 +18,6 @@ from tests.support.experts import (
     check_input_weights,
     check_limit_and_order,
 )
-from tests.support.kernel_case import Inputs
 
 pytestmark = pytest.mark.gpu
 PACKED = [case for case in PACKED_CASES if case[0] != "MXFP4"]

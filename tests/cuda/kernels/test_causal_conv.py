@@ -9,9 +9,9 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.mixers.scans import causal_conv
-from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
-from tests.support.mixer_rows import Prompts, make_prompts
-from tests.support.mixer_steps import FP32_TOLERANCE, convolve
+from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.mixer_rows import Prompts, make_prompts
+from tests.support.kernels.mixer_steps import FP32_TOLERANCE, convolve
 
 pytestmark = pytest.mark.gpu
 LENGTHS = [(16,), (40, 1, 0, 2, 33), (1, 17)]

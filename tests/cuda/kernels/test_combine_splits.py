@@ -5,7 +5,7 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.attention.combine_splits import combine_splits, new_partials
-from tests.support.kernel_case import Inputs, assert_close, poisoned
+from tests.support.kernels.case import Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # one rounding to T

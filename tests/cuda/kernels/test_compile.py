@@ -12,7 +12,7 @@ from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import KernelSpec, parse_arguments
 from swiftchat.cuda.quantized_kv import KV_SCHEMES
 from swiftchat.errors import KernelCompileError
-from tests.support.kernel_variants import all_variants, chosen_variants
+from tests.support.kernels.variants import all_variants, chosen_variants
 
 NAMES = sorted(file.stem for file in nvrtc.KERNELS.glob("*/*.cu"))
 

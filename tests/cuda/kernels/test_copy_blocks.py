@@ -5,7 +5,7 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.attention.copy_blocks import copy_blocks
-from tests.support.kernel_case import DTYPES, Inputs
+from tests.support.kernels.case import DTYPES, Inputs
 
 pytestmark = pytest.mark.gpu
 

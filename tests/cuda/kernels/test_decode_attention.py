@@ -15,7 +15,7 @@ from swiftchat.cuda.ops.attention.decode_attention import (
     decode_attention_workspace,
 )
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, PACKED_HEAD_DIMS, KVScales
-from tests.support.kernel_case import (
+from tests.support.kernels.case import (
     DTYPES,
     ROUNDING,
     Inputs,

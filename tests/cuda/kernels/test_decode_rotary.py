@@ -13,7 +13,7 @@ from swiftchat.cuda.ops.attention.decode_attention import (
 )
 from swiftchat.cuda.ops.attention.decode_rotary import DecodeRotary
 from swiftchat.cuda.ops.attention.rotary import HeadNorm, rotary
-from tests.support.kernel_case import DTYPES, Inputs, poisoned
+from tests.support.kernels.case import DTYPES, Inputs, poisoned
 
 pytestmark = pytest.mark.gpu
 BLOCK_SIZE = 16

@@ -5,8 +5,8 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.quantize import dequantize
-from tests.support.kernel_case import DTYPES, Inputs, poisoned
-from tests.support.packed_matrices import PACKINGS, packed
+from tests.support.kernels.case import DTYPES, Inputs, poisoned
+from tests.support.kernels.packed_matrices import PACKINGS, packed
 
 pytestmark = pytest.mark.gpu
 # Half a unit in the last place; the fp32 product is rounded before.

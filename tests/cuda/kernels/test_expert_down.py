@@ -5,8 +5,15 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.experts import expert_down
-from tests.support.experts import DOWN_SIZES, PACKED_CASES, PLAIN_CASES, Case, Experts, check_down
-from tests.support.kernel_case import Inputs
+from tests.support.kernels.case import Inputs
+from tests.support.kernels.experts import (
+    DOWN_SIZES,
+    PACKED_CASES,
+    PLAIN_CASES,
+    Case,
+    Experts,
+    check_down,
+)
 
 pytestmark = pytest.mark.gpu
 

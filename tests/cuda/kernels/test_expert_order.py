@@ -5,8 +5,8 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.grouped_experts import expert_order
-from tests.support.grouped_experts import random_choices
-from tests.support.kernel_case import Inputs
+from tests.support.kernels.case import Inputs
+from tests.support.kernels.grouped_experts import random_choices
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.grouped_experts import expert_sum
-from tests.support.kernel_case import DTYPES, Inputs, assert_close, poisoned
+from tests.support.kernels.case import DTYPES, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.mixers.scans import gated_delta_scan
-from tests.support.kernel_case import DTYPES, Inputs, assert_close, poisoned
-from tests.support.mixer_rows import make_prompts
-from tests.support.mixer_steps import FP32_TOLERANCE
+from tests.support.kernels.case import DTYPES, Inputs, assert_close, poisoned
+from tests.support.kernels.mixer_rows import make_prompts
+from tests.support.kernels.mixer_steps import FP32_TOLERANCE
 
 pytestmark = pytest.mark.gpu
 EPS = 1e-6

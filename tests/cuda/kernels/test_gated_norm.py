@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.mixers.steps import gated_norm
-from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
-from tests.support.mixer_steps import FP32_TOLERANCE
+from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.mixer_steps import FP32_TOLERANCE
 
 pytestmark = pytest.mark.gpu
 EPS = 1e-5

@@ -5,7 +5,7 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.layers.embedding import gather_rows
-from tests.support.kernel_case import Inputs, poisoned
+from tests.support.kernels.case import Inputs, poisoned
 
 pytestmark = pytest.mark.gpu
 

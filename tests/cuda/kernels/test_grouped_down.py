@@ -7,13 +7,13 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.grouped_experts import grouped_down
-from tests.support.grouped_experts import (
+from tests.support.kernels.case import Inputs, assert_close, poisoned
+from tests.support.kernels.grouped_experts import (
     CASES,
     RandomMatrices,
     random_choices,
     sorted_choices,
 )
-from tests.support.kernel_case import Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 

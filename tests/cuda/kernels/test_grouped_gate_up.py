@@ -9,13 +9,13 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe import grouped_experts
 from swiftchat.cuda.ops.moe.grouped_experts import grouped_gate_up
 from swiftchat.cuda.packed_layout import TILE_COLUMNS
-from tests.support.grouped_experts import (
+from tests.support.kernels.case import Inputs, assert_close, poisoned
+from tests.support.kernels.grouped_experts import (
     CASES,
     RandomMatrices,
     random_choices,
     sorted_choices,
 )
-from tests.support.kernel_case import Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.attention.latent_attention import Layout, latent_attention
-from tests.support.kernel_case import ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.case import ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 DTYPES = (torch.bfloat16, torch.float16)

@@ -5,7 +5,7 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.attention.latent_attention import latent_combine
-from tests.support.kernel_case import ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.case import ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import linear as op
 from swiftchat.cuda.ops.linear.layout import linear_fits
 from swiftchat.cuda.ops.linear.linear import Norm, RopeCache, Workspace
-from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(4096, 4096), (97, 576), (1536, 48), (5000, 2056), (64, 14336), (8, 8)]

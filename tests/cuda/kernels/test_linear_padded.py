@@ -7,8 +7,8 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.layout import linear_fits
 from swiftchat.cuda.ops.linear.linear import Norm, Workspace, linear, linear_residual
 from swiftchat.cuda.ops.linear.quantize import dequantize
-from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
-from tests.support.packed_matrices import packed
+from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.packed_matrices import packed
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ import torch
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.linear import Norm
 from swiftchat.cuda.ops.linear.low_rank import Part, low_rank_expand, low_rank_shrink, table_entry
-from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 MAX_PARTS, EPS = 3, 1e-5

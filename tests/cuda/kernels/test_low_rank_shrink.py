@@ -6,7 +6,7 @@ import torch
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.linear import Norm
 from swiftchat.cuda.ops.linear.low_rank import low_rank_shrink, table_entry
-from tests.support.kernel_case import DTYPES, Inputs, assert_close, poisoned
+from tests.support.kernels.case import DTYPES, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 MAX_PARTS, MAX_RANK, EPS = 1, 48, 1e-5

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.mixers.scans import mamba2_scan
-from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
-from tests.support.mixer_rows import make_prompts
-from tests.support.mixer_steps import FP32_TOLERANCE
+from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.mixer_rows import make_prompts
+from tests.support.kernels.mixer_steps import FP32_TOLERANCE
 
 pytestmark = pytest.mark.gpu
 # heads, head_dim, groups, state_size: as Granite 4's and Falcon-H1's.

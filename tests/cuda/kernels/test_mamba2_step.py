@@ -9,8 +9,8 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.mixers.steps import mamba2_step
-from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
-from tests.support.mixer_steps import FP32_TOLERANCE, Steps, convolve, make_steps
+from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.mixer_steps import FP32_TOLERANCE, Steps, convolve, make_steps
 
 pytestmark = pytest.mark.gpu
 

@@ -5,8 +5,8 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.mxfp4 import mxfp4_dequantize
-from tests.support.experts import RandomExperts
-from tests.support.kernel_case import DTYPES, poisoned
+from tests.support.kernels.case import DTYPES, poisoned
+from tests.support.kernels.experts import RandomExperts
 
 pytestmark = pytest.mark.gpu
 

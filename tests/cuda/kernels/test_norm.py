@@ -6,7 +6,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.layers.norm import norm
-from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 EPS = 1e-5

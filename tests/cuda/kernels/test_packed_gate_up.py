@@ -5,7 +5,8 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.experts import expert_gate_up
-from tests.support.experts import (
+from tests.support.kernels.case import Inputs, assert_close, poisoned
+from tests.support.kernels.experts import (
     GATE_UP_SIZES,
     PACKED_CASES,
     Case,
@@ -14,7 +15,6 @@ from tests.support.experts import (
     check_input_weights,
     check_limit_and_order,
 )
-from tests.support.kernel_case import Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,8 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.packed_gemm import GemmWorkspace, packed_gemm
-from tests.support.kernel_case import ROUNDING, Inputs, assert_close, poisoned
-from tests.support.packed_matrices import PACKINGS, packed
+from tests.support.kernels.case import ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.packed_matrices import PACKINGS, packed
 
 DTYPES = (torch.bfloat16, torch.float16)
 PATHS = ("WGMMA_PATH", "MMA_PATH")

@@ -12,7 +12,7 @@ from swiftchat.cuda.ops.sampling.sampling import penalties
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.sampling.penalties import apply_penalties
 from swiftchat.engine.sampling.sampler import process_logits
-from tests.support.kernel_case import Inputs
+from tests.support.kernels.case import Inputs
 
 pytestmark = pytest.mark.gpu
 # Set in counts for ids of the prompt and the answer, and for ids that end an answer.

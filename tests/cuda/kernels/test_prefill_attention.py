@@ -15,7 +15,7 @@ from swiftchat.cuda.ops.attention.combine_splits import MAX_SPLITS
 from swiftchat.cuda.ops.attention.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.attention.prefill_shapes import prefill_shape
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, PACKED_HEAD_DIMS
-from tests.support.kernel_case import Inputs, assert_close, poisoned, quantize_cache
+from tests.support.kernels.case import Inputs, assert_close, poisoned, quantize_cache
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 5e-6}

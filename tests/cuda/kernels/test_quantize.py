@@ -9,7 +9,7 @@ import torch
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.quantize import quantize
 from swiftchat.engine.linear.activations import LARGEST
-from tests.support.kernel_case import DTYPES, Inputs, poisoned
+from tests.support.kernels.case import DTYPES, Inputs, poisoned
 
 pytestmark = pytest.mark.gpu
 VALUE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}

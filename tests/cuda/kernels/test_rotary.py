@@ -9,7 +9,7 @@ from swiftchat.cuda.ops.attention.rotary import HeadNorm, rotary
 from swiftchat.cuda.quantized_kv import KVScales
 from swiftchat.engine.model.int5_kv import pack_kv, unpack_kv
 from swiftchat.engine.model.quantized_kv import quantize_kv
-from tests.support.kernel_case import (
+from tests.support.kernels.case import (
     DTYPES,
     ROUNDING,
     Inputs,

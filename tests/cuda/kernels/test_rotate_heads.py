@@ -5,7 +5,7 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.attention.rotate_heads import rotate_heads
-from tests.support.kernel_case import ROUNDING, Inputs, assert_close, hadamard_matrix
+from tests.support.kernels.case import ROUNDING, Inputs, assert_close, hadamard_matrix
 
 pytestmark = pytest.mark.gpu
 

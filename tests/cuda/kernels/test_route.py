@@ -8,7 +8,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.route import Routing, route
 from swiftchat.engine.model import routing
 from swiftchat.weights.architectures.parts.router import RouterConfig
-from tests.support.kernel_case import Inputs, assert_close, poisoned
+from tests.support.kernels.case import Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 SIZES = [(1, 128, 8), (16, 8, 2), (5, 60, 4), (3, 7, 7), (2, 1000, 3)]

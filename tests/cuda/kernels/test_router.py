@@ -8,7 +8,7 @@ from swiftchat.cuda.ops.linear.linear import Norm
 from swiftchat.cuda.ops.moe.route import RouterWorkspace, Routing, router
 from swiftchat.engine.model import routing
 from swiftchat.weights.architectures.parts.router import RouterConfig
-from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
 GROUPED = RouterConfig(

@@ -18,7 +18,7 @@ from swiftchat.cuda.ops.sampling.sampling import argmax, argmax_workspace, sampl
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.sampling import sampler
 from swiftchat.engine.sampling.philox import uniform
-from tests.support.kernel_case import Inputs, poisoned
+from tests.support.kernels.case import Inputs, poisoned
 
 pytestmark = pytest.mark.gpu
 VOCABS = [97, 50_257, 128_256, 262_144]

@@ -5,10 +5,10 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.mixers.selective import selective_scan
-from tests.support.kernel_case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
-from tests.support.mixer_rows import make_prompts
-from tests.support.mixer_steps import FP32_TOLERANCE
-from tests.support.selective import SHAPES, Selective
+from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
+from tests.support.kernels.mixer_rows import make_prompts
+from tests.support.kernels.mixer_steps import FP32_TOLERANCE
+from tests.support.kernels.selective import SHAPES, Selective
 
 pytestmark = pytest.mark.gpu
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.mixers.selective import selective_step
-from tests.support.kernel_case import DTYPES, ROUNDING, assert_close, poisoned
-from tests.support.mixer_steps import FP32_TOLERANCE, make_steps
-from tests.support.selective import SHAPES, Selective
+from tests.support.kernels.case import DTYPES, ROUNDING, assert_close, poisoned
+from tests.support.kernels.mixer_steps import FP32_TOLERANCE, make_steps
+from tests.support.kernels.selective import SHAPES, Selective
 
 pytestmark = pytest.mark.gpu
 

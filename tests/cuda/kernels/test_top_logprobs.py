@@ -6,7 +6,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.sampling.top_logprobs import top_logprobs
-from tests.support.kernel_case import Inputs
+from tests.support.kernels.case import Inputs
 
 pytestmark = pytest.mark.gpu
 VOCABS = [1, 97, 4096, 4097, 50_257, 128_256, 262_144]

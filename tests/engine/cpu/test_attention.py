@@ -11,8 +11,8 @@ from torch import Tensor
 from swiftchat.engine.cpu.program import SpanRows
 from swiftchat.engine.cpu.structures import AttentionOp, KVFormat, OpHeader, RowSet
 from swiftchat.engine.model.int5_kv import rotate_heads
-from tests.support.native_kv import NativeKV
-from tests.support.native_ops import each_variant, run_inputs, run_ops
+from tests.support.native.kv import NativeKV
+from tests.support.native.ops import each_variant, run_inputs, run_ops
 
 TOKENS = OpHeader(row_set=RowSet.TOKENS)
 # fp32 scores of a size of about 10 have errors of about 1e-6, and so have their exponentials.

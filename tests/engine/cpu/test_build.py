@@ -16,7 +16,7 @@ from swiftchat.engine.cpu.build import (
     build,
     library_path,
 )
-from tests.support.cpu_libraries import SOURCES
+from tests.support.native.libraries import SOURCES
 
 TARGET = TARGETS["linux-x86_64"]
 # Code depends on the system or on the processor, hardly on both, so the targets of a processor

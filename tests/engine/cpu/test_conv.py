@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.cpu.structures import Activation, ConvOp, OpHeader, RowSet
-from tests.support import native_states
-from tests.support.native_ops import each_variant, run_ops
-from tests.support.native_states import PARTS, Part
+from tests.support.native import states as native_states
+from tests.support.native.ops import each_variant, run_ops
+from tests.support.native.states import PARTS, Part
 
 
 @dataclass(frozen=True)

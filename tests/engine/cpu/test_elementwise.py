@@ -18,7 +18,7 @@ from swiftchat.engine.cpu.structures import (
     SoftcapOp,
 )
 from swiftchat.engine.model.activations import ACTIVATIONS
-from tests.support.native_ops import each_variant, run_inputs, run_ops
+from tests.support.native.ops import each_variant, run_inputs, run_ops
 
 TOKENS = OpHeader(row_set=RowSet.TOKENS)
 SHAPES = [(1, 1), (1, 33), (3, 576), (70, 129), (2, 9001)]

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu.structures import EmbedOp, Matrix, OpHeader, RowSet
-from tests.support.native_ops import FORMATS, each_variant, float_matrix, run_inputs, run_ops
-from tests.support.tiles import LAYOUTS, Layout, random_tiles
+from tests.support.native.ops import FORMATS, each_variant, float_matrix, run_inputs, run_ops
+from tests.support.native.tiles import LAYOUTS, Layout, random_tiles
 
 
 def embed(variant: str, table: Matrix, ids: list[int], **fields: object) -> Tensor:

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swiftchat.engine.cpu.structures import TILE_ROWS, Matrix
-from tests.support.cpu_libraries import load
-from tests.support.native_matmuls import (
+from tests.support.native.libraries import load
+from tests.support.native.matmuls import (
     MAX_GEMV_VECTORS,
     gemm_float,
     gemv_float,
     guarded_float_matrix,
 )
-from tests.support.native_ops import each_variant
-from tests.support.tiles import LAYOUTS, Layout, random_tiles
+from tests.support.native.ops import each_variant
+from tests.support.native.tiles import LAYOUTS, Layout, random_tiles
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)

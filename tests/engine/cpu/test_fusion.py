@@ -15,8 +15,9 @@ from swiftchat.engine.cpu.float_matrix import float_matrix
 from swiftchat.engine.cpu.fusion import fuse
 from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.schedule.batch import Batch
-from tests.support import recorded_ops, tiny
-from tests.support.recorded_ops import Interpreter
+from tests.support import tiny
+from tests.support.native import recorded_ops
+from tests.support.native.recorded_ops import Interpreter
 
 NUM_IDS = 11
 KINDS = ("norm", "linear", "linear", "act", "gate", "cap", "add", "add", "add")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.engine.cpu.structures import DropColumnsOp, GateOp, JoinOp, OpHeader, RowSet
-from tests.support.native_ops import each_variant, run_inputs, run_ops
+from tests.support.native.ops import each_variant, run_inputs, run_ops
 
 HEADER = OpHeader(row_set=RowSet.TOKENS)
 # Rows, columns before, between and after.

@@ -10,7 +10,7 @@ from swiftchat.engine.cpu.build import LIBRARIES, PLAINEST, VARIANTS, host_targe
 from swiftchat.engine.cpu.features import REQUIRED, Feature
 from swiftchat.engine.cpu.library import VARIABLE, choose_kernels
 from swiftchat.errors import DeviceError, UsageError
-from tests.support.cpu_libraries import VARIANT_NAMES, compile_kernels, load
+from tests.support.native.libraries import VARIANT_NAMES, compile_kernels, load
 
 TARGET = host_target()
 pytestmark = pytest.mark.skipif(TARGET is None, reason="no CPU kernels for this kind of machine")

@@ -22,7 +22,7 @@ from swiftchat.engine.cpu.structures import (
     OpHeader,
     RowSet,
 )
-from tests.support.native_ops import (
+from tests.support.native.ops import (
     aligned,
     each_variant,
     float_matrix,
@@ -30,7 +30,7 @@ from tests.support.native_ops import (
     run_inputs,
     run_ops,
 )
-from tests.support.tiles import Layout, random_tiles
+from tests.support.native.tiles import Layout, random_tiles
 
 
 @dataclass(frozen=True)

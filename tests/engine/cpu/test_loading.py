@@ -24,8 +24,9 @@ from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
 from swiftchat.weights.quantization.quantize import QuantizationSpec
-from tests.support import gguf_directory, tiny
-from tests.support.native_ops import pool
+from tests.support import tiny
+from tests.support.gguf import directory as gguf_directory
+from tests.support.native.ops import pool
 from tests.support.quantized_models import FORMATS, quantized_model
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import torch
 from swiftchat.engine.cpu.low_rank import NativeDeltas
 from swiftchat.engine.cpu.structures import LowRankOp, OpHeader, RowSet
 from swiftchat.engine.linear.adapted import Delta, LowRankPart
-from tests.support.native_ops import each_variant, run_inputs, run_ops
+from tests.support.native.ops import each_variant, run_inputs, run_ops
 
 
 @each_variant

@@ -10,8 +10,8 @@ from torch import Tensor
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.weights.architectures.parts.mamba import Mamba
-from tests.support.native_ops import each_variant
-from tests.support.native_scans import (
+from tests.support.native.ops import each_variant
+from tests.support.native.scans import (
     ScanCase,
     assert_close_to_reference,
     assert_same_in_chunks,

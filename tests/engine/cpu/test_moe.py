@@ -18,8 +18,8 @@ from swiftchat.engine.cpu.structures import (
     OpHeader,
     RowSet,
 )
-from tests.support.native_ops import each_variant, float_matrix, run_inputs, run_ops
-from tests.support.tiles import Layout, random_tiles
+from tests.support.native.ops import each_variant, float_matrix, run_inputs, run_ops
+from tests.support.native.tiles import Layout, random_tiles
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
 from swiftchat.weights.quantization.quantize import QuantizationSpec
-from tests.support import gguf_directory, reference, tiny
+from tests.support import reference, tiny
+from tests.support.gguf import directory as gguf_directory
 from tests.support.quantized_models import FORMATS, quantized_model
 from tests.support.tiny_llama import tiny_llama
 from tests.support.tiny_models import FAMILIES

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import layer_norm, rms_norm
 
 from swiftchat.engine.cpu.structures import NormKind, NormOp, OpHeader, RowSet
-from tests.support.native_ops import each_variant, norm, run_inputs, run_ops
+from tests.support.native.ops import each_variant, norm, run_inputs, run_ops
 
 
 @each_variant

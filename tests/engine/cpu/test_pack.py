@@ -22,10 +22,10 @@ from swiftchat.weights.quantization.scheme import (
     slice_blocks,
     slice_matrix,
 )
-from tests.support.cpu_libraries import load
-from tests.support.ggml_blocks import random_blocks, set_scales
-from tests.support.guarded import before_guard_page
-from tests.support.native_ops import each_variant
+from tests.support.gguf.blocks import random_blocks, set_scales
+from tests.support.native.guarded import before_guard_page
+from tests.support.native.libraries import load
+from tests.support.native.ops import each_variant
 
 Doubles = npt.NDArray[np.float64]
 

@@ -20,8 +20,8 @@ from swiftchat.engine.cpu.structures import (
     RowSet,
     SoftcapOp,
 )
-from tests.support.cpu_libraries import SOURCES, load
-from tests.support.native_ops import each_variant, norm, run_inputs, run_ops
+from tests.support.native.libraries import SOURCES, load
+from tests.support.native.ops import each_variant, norm, run_inputs, run_ops
 
 STRESS = Path(__file__).with_name("pool_stress.c")
 POOL_SOURCES = [str(SOURCES / name) for name in ("pool.c", "thread_count.c")]

@@ -4,8 +4,8 @@ import torch
 
 from swiftchat.engine.cpu.program import Program
 from swiftchat.engine.cpu.structures import RowSet
-from tests.support import native_ops
-from tests.support.native_ops import each_variant
+from tests.support.native import ops as native_ops
+from tests.support.native.ops import each_variant
 
 
 @each_variant

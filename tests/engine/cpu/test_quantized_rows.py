@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.support.activations import QuantizedRows
-from tests.support.cpu_libraries import load
-from tests.support.guarded import before_guard_page
-from tests.support.native_ops import aligned, each_variant
+from tests.support.native.activations import QuantizedRows
+from tests.support.native.guarded import before_guard_page
+from tests.support.native.libraries import load
+from tests.support.native.ops import aligned, each_variant
 
 LARGEST = 32512
 

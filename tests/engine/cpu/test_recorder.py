@@ -12,7 +12,8 @@ from swiftchat.engine.cpu.structures import EmbedOp, Epilogue, LinearOp, RotaryO
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.weights.quantization.scheme import ActivationQuantization
-from tests.support import recorded_ops, tiny
+from tests.support import tiny
+from tests.support.native import recorded_ops
 
 # Each has an operation, or an order of operations, that those before it do not have.
 FAMILIES = [

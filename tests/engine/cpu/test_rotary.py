@@ -8,8 +8,8 @@ from torch import Tensor
 
 from swiftchat.engine.cpu.structures import KVFormat, Norm, NormKind, OpHeader, RotaryOp, RowSet
 from swiftchat.engine.model.int5_kv import rotate_heads
-from tests.support.native_kv import NativeKV
-from tests.support.native_ops import each_variant, norm, run_inputs, run_ops
+from tests.support.native.kv import NativeKV
+from tests.support.native.ops import each_variant, norm, run_inputs, run_ops
 
 TOKENS = OpHeader(row_set=RowSet.TOKENS)
 EPS = 1e-5

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from swiftchat.engine.cpu.build import PLAINEST, build, host_target, library_path
-from tests.support.cpu_libraries import SANITIZED, SOURCES, VARIANT_NAMES
+from tests.support.native.libraries import SANITIZED, SOURCES, VARIANT_NAMES
 
 ROOT = SOURCES.parents[2]
 TARGET = host_target()

@@ -8,8 +8,8 @@ import torch
 from swiftchat.engine.cpu import backend, self_test
 from swiftchat.engine.cpu.backend import NativeKernels
 from swiftchat.engine.cpu.library import VARIABLE
-from tests.support.cpu_libraries import VARIANT_NAMES
-from tests.support.native_ops import each_variant, pool
+from tests.support.native.libraries import VARIANT_NAMES
+from tests.support.native.ops import each_variant, pool
 
 
 @each_variant

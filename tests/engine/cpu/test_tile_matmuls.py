@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swiftchat.engine.cpu.structures import TILE_ROWS, Format
-from tests.support.activations import Activations, in_order, random_activations
-from tests.support.native_matmuls import MAX_GEMV_VECTORS, gemm_tiles, gemv_tiles
-from tests.support.native_ops import each_variant
-from tests.support.tiles import LAYOUTS, Layout, Tiles, random_tiles
+from tests.support.native.activations import Activations, in_order, random_activations
+from tests.support.native.matmuls import MAX_GEMV_VECTORS, gemm_tiles, gemv_tiles
+from tests.support.native.ops import each_variant
+from tests.support.native.tiles import LAYOUTS, Layout, Tiles, random_tiles
 
 Kernel = Callable[[str, Tiles, Activations], Tensor]
 each_kernel = pytest.mark.parametrize(

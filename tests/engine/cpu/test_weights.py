@@ -20,8 +20,8 @@ from swiftchat.weights.quantization.scheme import (
     Int4,
     Int8,
 )
-from tests.support.ggml_blocks import random_blocks
-from tests.support.native_ops import each_variant, pool
+from tests.support.gguf.blocks import random_blocks
+from tests.support.native.ops import each_variant, pool
 
 # A 16-bit activation errs by at most 2^-16 of the largest of its 32, fp16 scales by 2^-11 of
 # themselves, bfloat16 results by 2^-9.

@@ -11,7 +11,7 @@ import torch
 from swiftchat.engine.decode.coverage import fused_kernels_cover
 from swiftchat.engine.model.coverage import kernels_cover
 from tests.support import gemma3n
-from tests.support.kernel_bench import KernelBench
+from tests.support.emulated.kernel_bench import KernelBench
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.model.coverage import kernels_cover
 from swiftchat.engine.model.per_layer import PerLayerTable, per_layer_embeddings
 from tests.support import gemma4
-from tests.support.kernel_bench import KernelBench
+from tests.support.emulated.kernel_bench import KernelBench
 
 MODELS = [(name, heads) for name in gemma4.VARIANTS for heads in (False, True)]
 

@@ -10,7 +10,7 @@ from swiftchat.engine.decode.coverage import fused_kernels_cover
 from swiftchat.engine.model.coverage import kernels_cover
 from swiftchat.weights.model.directory import Model
 from tests.support import kimi
-from tests.support.kernel_bench import KernelBench
+from tests.support.emulated.kernel_bench import KernelBench
 
 
 @pytest.fixture

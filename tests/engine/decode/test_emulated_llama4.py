@@ -8,7 +8,7 @@ import torch
 from swiftchat.engine.decode.coverage import fused_kernels_cover
 from swiftchat.engine.model.coverage import kernels_cover
 from tests.support import llama4
-from tests.support.kernel_bench import KernelBench
+from tests.support.emulated.kernel_bench import KernelBench
 
 MODELS = [(name, heads) for name in llama4.VARIANTS for heads in (False, True)]
 

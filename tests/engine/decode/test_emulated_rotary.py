@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.kernel_bench import KernelBench
+from tests.support.emulated.kernel_bench import KernelBench
 from tests.support.reference import make_reference
 
 

@@ -12,7 +12,7 @@ from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_ch
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.model.memory import workspace_bytes
 from tests.support import tiny
-from tests.support.emulated_engine import engine_gpu
+from tests.support.emulated.engine import engine_gpu
 
 LARGE, SMALL = 8192, 4096
 WEIGHTS = 10**9

@@ -25,10 +25,12 @@ from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.gguf_blocks import to_matrix as gguf_matrix
 from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Int8Groups, QuantizedMatrix
-from tests.support import gguf_directory, tiny, tiny_gguf
+from tests.support import tiny
+from tests.support.gguf import directory as gguf_directory
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.gpu_engines import decode_logits, gpu_engine
-from tests.support.kernel_case import Inputs, assert_close
-from tests.support.packed_matrices import PACKINGS, kernels_without_gpu, packed, parts
+from tests.support.kernels.case import Inputs, assert_close
+from tests.support.kernels.packed_matrices import PACKINGS, kernels_without_gpu, packed, parts
 from tests.support.tiny_llama import tiny_llama
 
 CPU = torch.device("cpu")

@@ -16,8 +16,8 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.quantization.scheme import ActivationQuantization
 from tests.support import tiny
-from tests.support.kernel_case import Inputs, assert_close
-from tests.support.packed_matrices import packed
+from tests.support.kernels.case import Inputs, assert_close
+from tests.support.kernels.packed_matrices import packed
 from tests.support.tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.gpu

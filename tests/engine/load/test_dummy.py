@@ -22,7 +22,7 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS, dummy_schemes
 from swiftchat.weights.parallel.tensor_parallel import shard_of
-from tests.support.packed_matrices import kernels_without_gpu
+from tests.support.kernels.packed_matrices import kernels_without_gpu
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 24

@@ -23,8 +23,10 @@ from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.gguf_blocks import PACKABLE_TYPES, to_matrix
 from swiftchat.weights.store import Store
-from tests.support import gguf_directory, tiny, tiny_gguf
-from tests.support.gguf_models import made, write_case
+from tests.support import tiny
+from tests.support.gguf import directory as gguf_directory
+from tests.support.gguf import tiny as tiny_gguf
+from tests.support.gguf.models import made, write_case
 from tests.support.tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.skipif(

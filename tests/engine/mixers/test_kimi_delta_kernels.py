@@ -12,7 +12,7 @@ from swiftchat.engine.mixers.kernels.kimi_delta import KimiDeltaKernels
 from swiftchat.engine.mixers.kimi_delta import kimi_delta
 from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.weights.architectures.parts.mixers import KimiDelta
-from tests.support.emulated_kernels import emulated_gpu
+from tests.support.emulated.kernels import emulated_gpu
 
 MIXER = KimiDelta(num_heads=3, head_dim=8, kernel=4, norm_eps=1e-5)
 NUM_TOKENS = 21

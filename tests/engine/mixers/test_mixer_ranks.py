@@ -22,7 +22,9 @@ from swiftchat.engine.mixers.states import bytes_per_sequence
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
-from tests.support import gguf_directory, gguf_models, reference, tiny
+from tests.support import reference, tiny
+from tests.support.gguf import directory as gguf_directory
+from tests.support.gguf import models as gguf_models
 from tests.support.thread_communicator import ThreadCommunicator, run_ranks
 from tests.support.worker_processes import assert_equals_single_rank
 

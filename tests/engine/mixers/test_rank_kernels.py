@@ -13,7 +13,7 @@ from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from tests.support import reference
-from tests.support.emulated_kernels import emulated_gpu
+from tests.support.emulated.kernels import emulated_gpu
 from tests.support.mixer_models import NOT_CAPTURED
 from tests.support.rank_models import RANK_MODELS
 

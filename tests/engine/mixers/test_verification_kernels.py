@@ -18,7 +18,7 @@ from swiftchat.engine.speculation.captured_chain import CapturedChain
 from swiftchat.engine.speculation.chain import ChainHead
 from tests.engine.speculation.test_mtp import BesideReference
 from tests.support import heads, mtp_models, reference, tiny
-from tests.support.emulated_engine import emulated_engine, use_emulated_gpu
+from tests.support.emulated.engine import emulated_engine, use_emulated_gpu
 from tests.support.mixer_models import GPU_MODELS, NOT_CAPTURED
 from tests.support.speculation import use_oracle
 

@@ -14,8 +14,8 @@ from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.expert_matrices import expert_matrices, with_shared
 from swiftchat.engine.model.moe import Expert
-from tests.support.kernel_case import Inputs, assert_close, poisoned
-from tests.support.packed_matrices import PACKINGS, packed
+from tests.support.kernels.case import Inputs, assert_close, poisoned
+from tests.support.kernels.packed_matrices import PACKINGS, packed
 
 pytestmark = pytest.mark.gpu
 HIDDEN, SIZE, PARTS = 256, 128, 2

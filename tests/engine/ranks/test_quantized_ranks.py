@@ -35,7 +35,9 @@ from tests.engine.comm import test_pipeline as stages
 from tests.engine.comm.test_communicator import assert_ranks_equal_one
 from tests.engine.linear.test_quantized import matrices, quantized_weight, random_quantized
 from tests.engine.ranks.test_spmd import mock_gpus
-from tests.support import gguf_directory, tiny, tiny_gguf
+from tests.support import tiny
+from tests.support.gguf import directory as gguf_directory
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.quantized_models import FORMATS as SOURCES
 from tests.support.quantized_models import GPTQ, gptq, quantized_model
 from tests.support.thread_communicator import frequent_thread_switches

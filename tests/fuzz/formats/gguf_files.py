@@ -18,7 +18,7 @@ from swiftchat.weights.model.directory import Model
 from tests.fuzz.formats.arrays import equal
 from tests.fuzz.mutations import change_number, odd_value
 from tests.fuzz.target import Difference, Mutate, NoReferenceError, Target
-from tests.support.tiny_gguf import KINDS, MERGES, TOKENS
+from tests.support.gguf.tiny import KINDS, MERGES, TOKENS
 
 Pair = list[Any]  # key, type, value
 Tree = dict[str, Any]

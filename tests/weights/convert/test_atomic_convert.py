@@ -13,7 +13,7 @@ from swiftchat.errors import FileSystemError
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats import safetensors
 from swiftchat.weights.model.directory import Model
-from tests.support import tiny_gguf
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.tiny_llama import entry_names, tiny_llama
 
 

@@ -17,7 +17,8 @@ from swiftchat.weights.convert.convert import convert, estimate_conversion
 from swiftchat.weights.formats.safetensors import read_header
 from swiftchat.weights.gguf.model_files import write_model_files
 from swiftchat.weights.model.directory import Model
-from tests.support import llama_layouts, tiny_gguf
+from tests.support import llama_layouts
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.tiny_llama import entry_names, loaded, logits, tiny_llama
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
-from tests.support import tiny_gguf
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.tiny_llama import entry_names, loaded, logits, tiny_llama
 
 LLAMA3_ROPE = {

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.weights.formats.gguf import GgufFile
-from tests.support.invalid_gguf import (
+from tests.support.gguf.invalid import (
     ARRAY,
     BOOL,
     F32,

@@ -21,14 +21,10 @@ from swiftchat.weights.formats.gguf import open_gguf
 from swiftchat.weights.gguf.architectures import GGUF_ARCHITECTURES
 from swiftchat.weights.gguf.config import model_config_json
 from swiftchat.weights.model.directory import Model
-from tests.support import (
-    gguf_converter,
-    gguf_models,
-    sentencepiece_models,
-    tiny,
-    tiny_gguf,
-)
-from tests.support.gguf_models import CASES, loaded, made, write_case
+from tests.support import sentencepiece_models, tiny
+from tests.support.gguf import converter, models
+from tests.support.gguf import tiny as tiny_gguf
+from tests.support.gguf.models import CASES, loaded, made, write_case
 
 # These become models of another, equivalent class.
 _BECOMES = {
@@ -68,15 +64,13 @@ def test_config_tensors_and_logits_survive_conversion(name: str, tmp_path: Path)
     converted = loaded(tmp_path / "ours")
     # Adding 1 to the norms and subtracting it again rounds the last bits.
     torch.testing.assert_close(
-        gguf_models.logits(converted), gguf_models.logits(reference), rtol=1e-5, atol=1e-5
+        models.logits(converted), models.logits(reference), rtol=1e-5, atol=1e-5
     )
 
 
 def test_every_architecture_is_tested() -> None:
     assert (
-        {arch for _, arch, _ in CASES.values()}
-        == set(GGUF_ARCHITECTURES)
-        == set(gguf_models.CONVERTERS)
+        {arch for _, arch, _ in CASES.values()} == set(GGUF_ARCHITECTURES) == set(models.CONVERTERS)
     )
 
 
@@ -150,7 +144,7 @@ def projections(folder: Path, i: int) -> tuple[list[str], dict[str, np.ndarray]]
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     names = [f"model.layers.{i}.self_attn.{name}_proj.weight" for name in "qkv"]
-    own = gguf_converter.ARCHS["llama"][1](config, {name: tensors[name].numpy() for name in names})
+    own = converter.ARCHS["llama"][1](config, {name: tensors[name].numpy() for name in names})
     fused = np.concatenate([array for _, array in own])
     return [f"blk.{i}.attn_{name}.weight" for name in "qkv"], {f"blk.{i}.attn_qkv.weight": fused}
 
@@ -208,7 +202,7 @@ def test_sentencepiece_vocabulary(arch: str, vocabulary: str, prefix: bool, tmp_
     if arch == "llama":
         embeddings["output.weight"] = embeddings["token_embd.weight"]
     path = tmp_path / "model.gguf"
-    gguf_models.write(path, tmp_path / "theirs", arch, metadata=keys, tensors=embeddings)
+    models.write(path, tmp_path / "theirs", arch, metadata=keys, tensors=embeddings)
     convert(path, tmp_path / "ours")
     own = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_models.trained(vocabulary))
     ours = Tokenizer.load(tmp_path / "ours")

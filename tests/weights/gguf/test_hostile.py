@@ -15,7 +15,7 @@ from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
 from swiftchat.weights.gguf.architectures import GGUF_ARCHITECTURES, gguf_architecture
 from swiftchat.weights.gguf.config import model_config_json
 from swiftchat.weights.gguf.tensors import tensor_sources
-from tests.support.gguf_models import made, write_case
+from tests.support.gguf.models import made, write_case
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.gguf import open_gguf
 from swiftchat.weights.gguf.config import model_config_json
 from swiftchat.weights.model.directory import Model
-from tests.support import gguf_directory, gguf_models, tiny
-from tests.support.gguf_models import CASES, made, write_case
+from tests.support import tiny
+from tests.support.gguf import directory as gguf_directory
+from tests.support.gguf import models as gguf_models
+from tests.support.gguf.models import CASES, made, write_case
 from tests.support.reference import make_reference
 
 

@@ -11,7 +11,7 @@ import transformers
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.tokenizer import tokenizer_json
-from tests.support import tiny_gguf
+from tests.support.gguf import tiny as tiny_gguf
 
 TEXTS = [
     "Hello  world 123\n\tfoo",

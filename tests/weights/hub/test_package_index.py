@@ -26,8 +26,8 @@ from swiftchat.weights.hub import package_index
 from swiftchat.weights.hub.package_index import CATALOG, DEFAULT_MODEL
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.store import Store
-from tests.support import tiny_gguf
 from tests.support.fake_hub import FakeHub, Fault, serving
+from tests.support.gguf import tiny as tiny_gguf
 
 
 @pytest.fixture

@@ -18,8 +18,10 @@ from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.gguf_checkpoint import GgufCheckpoint
 from swiftchat.weights.quantization.stored_tensor import as_float32
-from tests.support import gguf_directory, llama_layouts, tiny, tiny_gguf
-from tests.support.gguf_models import CASES, made, write_case
+from tests.support import llama_layouts, tiny
+from tests.support.gguf import directory as gguf_directory
+from tests.support.gguf import tiny as tiny_gguf
+from tests.support.gguf.models import CASES, made, write_case
 from tests.support.tiny_llama import tiny_llama
 
 KINDS = gguf.GGMLQuantizationType

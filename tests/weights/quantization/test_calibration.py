@@ -22,7 +22,8 @@ from swiftchat.weights.files.disk import disk_full
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.quantization.gptq_rounding import GptqRounding, scale_update
 from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec
-from tests.support import tiny, tiny_gguf
+from tests.support import tiny
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.tiny_llama import tiny_llama
 
 

@@ -9,7 +9,7 @@ import torch
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.rounding import to_bfloat16
-from tests.support import tiny_gguf
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.tiny_llama import entry_names, tiny_llama
 
 

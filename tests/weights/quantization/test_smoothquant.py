@@ -24,7 +24,8 @@ from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.quantize import W8A8, QuantizationSpec
 from swiftchat.weights.quantization.scheme import ActivationQuantization
 from swiftchat.weights.quantization.smoothquant import apply_smoothquant
-from tests.support import tiny, tiny_gguf
+from tests.support import tiny
+from tests.support.gguf import tiny as tiny_gguf
 from tests.support.tiny_llama import tiny_llama
 
 

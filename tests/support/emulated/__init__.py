@@ -1,0 +1,1 @@
+"""The CUDA kernels computed by torch on the CPU, and engines that use them."""

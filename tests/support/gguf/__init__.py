@@ -1,0 +1,1 @@
+"""GGUF files: tiny, of every architecture, and invalid."""

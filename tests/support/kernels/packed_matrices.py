@@ -1,0 +1,122 @@
+"""Random packed matrices, with their exact weights in fp64."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.packed_matrix import (
+    PackedMatrix,
+    pack_fp8,
+    pack_int4,
+    pack_int8,
+    pack_int8_groups,
+)
+from swiftchat.engine.linear.plain_gpu import LinearKernels
+from tests.support.kernels.case import Inputs
+
+PACKINGS = [("INT8", 0), ("FP8", 0), ("INT4", 32), ("INT4", 64), ("INT4", 128), ("INT8", 32)]
+
+
+def kernels_without_gpu() -> LinearKernels:
+    """Kernels for tests of packed layouts on the CPU, which multiply nothing."""
+    kernels: Any = SimpleNamespace(gpu=SimpleNamespace(device=torch.device("cpu")))
+    return kernels
+
+
+def packed(
+    make: Inputs,
+    scheme: str,
+    group: int,
+    rows: int,
+    k: int,
+    *,
+    magnitude: float = 1.0,
+    uneven: float = 1.0,
+) -> tuple[PackedMatrix, Tensor]:
+    """Return a packed matrix for activations of `make.dtype`, and its exact weights [rows, k].
+
+    Weights are about `magnitude`; one row is `uneven` times as large. All values occur.
+    """
+    scale = make.normal(rows, dtype=torch.float32).abs() + 0.1
+    scale[rows // 2] *= uneven
+    if scheme == "INT8" and not group:
+        values = make.integers(-128, 128, rows, k, dtype=torch.int8)
+        scale *= magnitude / 74
+        matrix = pack_int8(values, scale, make.dtype)
+        return matrix, values.double() * scale.double().unsqueeze(1)
+    if scheme == "FP8":
+        bits = make.integers(0, 256, rows, k, dtype=torch.uint8)
+        bits[(bits & 0x7F) == 0x7F] = 0  # NaN
+        scale *= magnitude / 130
+        matrix = pack_fp8(bits, scale, make.dtype)
+        return matrix, bits.view(torch.float8_e4m3fn).double() * scale.double().unsqueeze(1)
+    bits = 8 if scheme == "INT8" else 4
+    quantized = make.integers(0, 2**bits, rows, k, dtype=torch.uint8)
+    groups = k // group
+    magnitude /= 2 ** (bits - 4)
+    # Scales of 8 bits, like bfloat16's, that are not so small that packing rounds them; one
+    # group has the scale 0.
+    scales = make.normal(rows, groups, dtype=torch.bfloat16).float()
+    scales = torch.where(scales < 0, -1, 1) * scales.abs().clamp_(2.0**-9) * magnitude / 4
+    scales = (scales * scale.bfloat16().float().unsqueeze(1)).bfloat16().float()
+    scales[0, groups // 2] = 0
+    zeros = make.integers(0, 2**bits, rows, groups).float()
+    wide = [t.repeat_interleave(group, 1).double() for t in (scales, zeros)]
+    weights = (quantized.double() - wide[1]) * wide[0]
+    if scheme == "INT8":
+        return pack_int8_groups(quantized, scales, zeros, make.dtype), weights
+    values = (quantized[:, 0::2] | quantized[:, 1::2] << 4).contiguous()
+    return pack_int4(values, scales, zeros, make.dtype), weights
+
+
+def parts(matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
+    """Return values [rows, columns] and scales with negated zero points fp16 [rows, groups, 2].
+
+    Includes the padding. Decodes tiles as documented: 64 bytes of values of each of eight rows,
+    then for each group a scale and a negated zero point of each row.
+    """
+    columns_each = 128 if matrix.scheme == "INT4" else 64
+    num_tiles, groups = -(-matrix.shape[1] // columns_each), columns_each // matrix.group_size
+    quantized = torch.full((len(matrix), num_tiles * columns_each), -1000)
+    table = torch.full((len(matrix), num_tiles * groups, 2), float("nan"), dtype=torch.float16)
+    to_column_order = nibbles_to_column_order if matrix.scheme == "INT4" else bytes_to_column_order
+    for row in range(len(matrix)):
+        block = matrix.tiles[row // 8].view(num_tiles, 8 * (64 + 4 * groups))
+        for index in range(num_tiles):
+            tile = block[index]
+            own = to_column_order(tile[row % 8 * 64 :][:64])
+            quantized[row, index * columns_each :][:columns_each] = own
+            for group in range(groups):
+                at = 512 + 32 * group + 4 * (row % 8)
+                entry = tile[at : at + 4].clone().view(torch.float16)
+                table[row, index * groups + group] = entry
+    return quantized, table
+
+
+def nibbles_to_column_order(values: Tensor) -> Tensor:
+    """Return 128 int4 values in column order.
+
+    Word p of thread t has the columns 32p + 8t …: column i in the low half of byte i, column i + 4
+    in its high half.
+    """
+    found = torch.full((128,), -1)
+    for t in range(4):
+        for p in range(4):
+            for i in range(8):
+                byte = int(values[16 * t + 4 * p + i % 4])
+                found[32 * p + 8 * t + i] = byte >> i // 4 * 4 & 15
+    return found
+
+
+def bytes_to_column_order(values: Tensor) -> Tensor:
+    """Return 64 grouped int8 values in column order.
+
+    The p-th eight bytes of thread t are the columns 32p + 8t …
+    """
+    found = torch.full((64,), -1000)
+    for t in range(4):
+        for p in range(2):
+            found[32 * p + 8 * t :][:8] = values.view(torch.int8)[16 * t + 8 * p :][:8]
+    return found

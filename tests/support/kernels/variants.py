@@ -1,0 +1,68 @@
+"""The variants of all kernels, and a choice of them that tests compile.
+
+`python -m tests.support.kernels.variants` compiles every variant for every architecture, which
+takes five minutes of processor time for each architecture.
+"""
+
+import importlib
+import itertools
+import pkgutil
+from collections.abc import Sequence
+
+from swiftchat.cuda import nvrtc, ops
+from swiftchat.cuda.gpu import KernelSpec
+
+
+def all_variants() -> dict[str, list[KernelSpec]]:
+    """The variants of every kernel, from the operations' modules."""
+    found: dict[str, list[KernelSpec]] = {}
+    for info in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
+        module = importlib.import_module(info.name)
+        for spec in getattr(module, "VARIANTS", []):
+            found.setdefault(spec.name, []).append(spec)
+    return found
+
+
+def chosen_variants(specs: Sequence[KernelSpec]) -> dict[str, list[KernelSpec]]:
+    """Return which variants of a kernel to compile for each architecture.
+
+    Every value of every macro occurs for sm_90a, every pair of values of two macros for some
+    architecture, and every architecture has a variant.
+    """
+    covering = _cover(specs, 1)
+    others = [arch for arch in nvrtc.ARCHITECTURES if arch != "sm_90a"]
+    chosen: dict[str, list[KernelSpec]] = {arch: [] for arch in others}
+    for spec, arch in zip(_cover(specs, 2, covering), itertools.cycle(others), strict=False):
+        chosen[arch].append(spec)
+    for number, arch in enumerate(others):
+        chosen[arch] = chosen[arch] or [specs[number % len(specs)]]
+    return {"sm_90a": covering, **chosen}
+
+
+def _cover(
+    specs: Sequence[KernelSpec], size: int, known: Sequence[KernelSpec] = ()
+) -> list[KernelSpec]:
+    """Choose variants, greedily, so that with the known ones all tuples of `size` values occur."""
+    missing = set().union(*(_tuples(spec, size) for spec in specs))
+    missing -= set().union(*(_tuples(spec, size) for spec in known))
+    chosen = []
+    while missing:
+        chosen.append(max(specs, key=lambda spec: len(_tuples(spec, size) & missing)))
+        missing -= _tuples(chosen[-1], size)
+    return chosen or ([] if known else [specs[0]])
+
+
+def _tuples(spec: KernelSpec, size: int) -> set[tuple[tuple[str, str], ...]]:
+    return set(itertools.combinations(sorted(spec.defines.items()), size))
+
+
+def main() -> None:
+    for name, specs in all_variants().items():
+        for arch in nvrtc.ARCHITECTURES:
+            for spec in specs:
+                nvrtc.compile_cubin(name, arch, spec.defines)
+            print(f"{name} for {arch}: {len(specs)} variants", flush=True)
+
+
+if __name__ == "__main__":
+    main()
