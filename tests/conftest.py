@@ -98,9 +98,9 @@ def _leave_out(config: pytest.Config, unmet: list[pytest.Item], items: list[pyte
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Start more processes than there are cores: many tests wait for other programs."""
+    """Start half a process more than there are cores: many tests wait for other programs."""
     num_cores = os.cpu_count() or 1
-    return num_cores + max(2, num_cores // 2)
+    return num_cores + num_cores // 2
 
 
 @pytest.hookimpl(optionalhook=True)
