@@ -5,21 +5,20 @@ from collections.abc import Iterable
 import click
 
 _PREFIX = "SWIFTCHAT_"
-# Read by subcommands or by the engine. Those of the project's tests begin with the last one.
+# Read by subcommands or by the engine, not by an option of the chat.
 _OTHERS = (
     "SWIFTCHAT_API_TOKEN",
     "SWIFTCHAT_CPU_KERNELS",
     "SWIFTCHAT_KEEP_ALIVE",
     "SWIFTCHAT_OFFLINE",
 )
-_TESTS = "SWIFTCHAT_TEST_"
 
 
 def unread_variables(names: Iterable[str], options: Iterable[click.Parameter]) -> list[str]:
     """Return a sentence on each name with the prefix that neither the options nor others read."""
     known = {*_OTHERS, *(name for option in options for name in _variables(option))}
     found = sorted(name for name in names if name.startswith(_PREFIX) and name not in known)
-    return [_sentence(name, known) for name in found if not name.startswith(_TESTS)]
+    return [_sentence(name, known) for name in found]
 
 
 def _variables(option: click.Parameter) -> tuple[str, ...]:

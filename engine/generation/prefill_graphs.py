@@ -90,8 +90,7 @@ class PrefillGraphs:
 
     def is_captured(self, num_tokens: int) -> bool:
         """Return whether a chunk of so many tokens has a graph."""
-        size = next((size for size in self._max_contexts if size >= num_tokens), None)
-        return size in self._graphs
+        return self._padded(num_tokens) in self._graphs
 
     def capture_next(self) -> None:
         """Capture the smallest size without a graph, on all ranks; no sequence may be running.
@@ -142,10 +141,14 @@ class PrefillGraphs:
         is_chunk = len(batch.spans) == 1 and batch.logits_indices in ([], [num_tokens - 1])
         if not is_chunk or num_tokens == 1:
             return None
-        size = next((size for size in self._max_contexts if size >= num_tokens), None)
+        size = self._padded(num_tokens)
         if size is None or batch.spans[0].context_len > self._max_contexts[size]:
             return None
         return size
+
+    def _padded(self, num_tokens: int) -> int | None:
+        """Return the smallest size for so many tokens; None if they are too many."""
+        return next((size for size in self._max_contexts if size >= num_tokens), None)
 
     def _plan(self, size: int) -> CudaPlan:
         return self._inputs.plan(size, self._max_contexts[size])

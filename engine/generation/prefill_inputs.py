@@ -43,7 +43,7 @@ class PrefillInputs:
         }
         self._on_device = torch.zeros(sum(lengths.values()), dtype=torch.int32, device=device)
         self._on_host = self._on_device.cpu().pin_memory()
-        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stubs
         self._inputs = _parts(self._on_device, lengths)
         self._host_inputs = _parts(self._on_host, lengths)
 

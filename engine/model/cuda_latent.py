@@ -1,4 +1,4 @@
-"""Multi-head latent attention: decode steps by kernels, prompts by torch's operators."""
+"""Multi-head latent attention: decode steps and short chunks by kernels, others by torch."""
 
 import torch
 from torch import Tensor

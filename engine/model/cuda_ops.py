@@ -39,8 +39,8 @@ class CudaPlan:
 
     `ids`, `positions` and `slot_mapping` have an element for each token; a token with a slot below
     0 is not stored. The tokens of the `decode` rows come first, then those of the `prefill` rows.
-    `logits_indices` None means all tokens. `states` are those of a model with mixers, `latents` is
-    for latent attention of prompts.
+    `logits_indices` None means all tokens. `states` are those of a model with mixers. Latent
+    attention has `latents` if torch computes it, else every token is a `decode` row.
     """
 
     ids: Tensor
@@ -68,7 +68,7 @@ class CudaOps(Elementwise):
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.gpu = gpu
-        self.heads_first = config.latent is None  # torch computes latent attention of prompts
+        self.heads_first = config.latent is None  # torch computes latent attention of long prompts
         self.attention = AttentionKernels(gpu, shard, ctx_size_tokens, max_num_seqs)
         self.linear_workspace = kernels.workspace
         self._latent: LatentKernels | None = None

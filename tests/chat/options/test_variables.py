@@ -31,7 +31,7 @@ def test_variables_of_all_commands_are_known() -> None:
 
 
 def test_sentences() -> None:
-    names = ("PATH", "SWIFTCHAT_TEST_KILLS", "SWIFTCHAT_XYZ", "SWIFTCHAT_TEMPERATUR")
+    names = ("PATH", "_SWIFTCHAT_COMPLETE", "SWIFTCHAT_XYZ", "SWIFTCHAT_TEMPERATUR")
     assert unread_variables(names, CHAT_OPTIONS) == [
         "nothing reads the variable SWIFTCHAT_TEMPERATUR; did you mean SWIFTCHAT_TEMPERATURE?",
         "nothing reads the variable SWIFTCHAT_XYZ",

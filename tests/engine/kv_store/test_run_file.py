@@ -86,7 +86,7 @@ def _write_forever(folder: Path, first: int) -> None:
 
 
 def test_a_writer_killed_at_any_moment_leaves_only_whole_files(tmp_path: Path) -> None:
-    num_kills = int(os.environ.get("SWIFTCHAT_TEST_KILLS", "30"))
+    num_kills = int(os.environ.get("TEST_SWIFTCHAT_KILLS", "30"))
     folder, chance, num_partial = KVFolder(tmp_path), random.Random(5), 0
     inner = folder.create("model")
     for kill in range(num_kills):
