@@ -1,4 +1,4 @@
-"""The engine's process: `python -m swiftchat.engine.worker`.
+"""The engine's process: `swiftchat-engine`.
 
 With `--fd FD`, an inherited socket, it serves the terminal that started it (`engine.api.local`)
 and exits with it. The main thread runs the engine. A second thread receives commands, so that a

@@ -76,8 +76,8 @@ all GPUs of several hosts. It keeps running while terminals connect and leave.
 
 On the machine with the GPUs:
 
-  python -m swiftchat.engine.worker NAME --listen 127.0.0.1:4000
-  torchrun ... -m swiftchat.engine.worker NAME     (docs/several-gpus.md)
+  swiftchat-engine NAME --listen 127.0.0.1:4000
+  torchrun ... --no-python swiftchat-engine NAME     (docs/several-gpus.md)
 
 It prints its address and the path of its token file. On the same machine:
 

@@ -9,7 +9,6 @@ prose alone, GPTQ was no better on other text than rounding to nearest.
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiftchat.errors import DeviceError, UsageError
+from swiftchat.errors.interpreter import python_module
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -93,7 +93,7 @@ def input_statistics(
 
 def _run_model(request: dict[str, Any], progress: "Progress") -> None:
     """Run `swiftchat.engine.calibrate` in a process that may import torch."""
-    command = [sys.executable, "-m", "swiftchat.engine.calibrate"]
+    command = python_module("swiftchat.engine.calibrate")
     with (
         tempfile.TemporaryFile() as stderr,
         subprocess.Popen(

@@ -4,7 +4,6 @@ import json as json_module
 import shlex
 import signal
 import subprocess
-import sys
 from typing import Any
 
 import click
@@ -12,6 +11,7 @@ import click
 from swiftchat.chat.options.completion import complete_models
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import DeviceError, UsageError
+from swiftchat.errors.interpreter import python_module
 
 _MARKS = {"ok": "ok", "note": "--", "problem": "!!"}
 _TIMEOUT_S = 120  # the driver may hang
@@ -78,7 +78,7 @@ def _run(what: str, timeout_s: float | None, *arguments: str) -> dict[str, Any]:
 
     It has a process of its own, which imports torch and may crash with the driver.
     """
-    command = [sys.executable, "-m", "swiftchat.engine.doctor", *arguments]
+    command = python_module("swiftchat.engine.doctor", *arguments)
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.chat.tools.servers import ServerSpec
 from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.errors.interpreter import python_file
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -227,7 +228,7 @@ class Connection:
         command = [program, *spec.command[1:]]
         if sys.platform == "linux":
             guard = str(Path(__file__).with_name("guard.py"))
-            command = [sys.executable, "-I", "-S", guard, str(os.getpid()), *command]
+            command = python_file(guard, str(os.getpid()), *command)
         parameters = StdioServerParameters(
             command=command[0],
             args=command[1:],

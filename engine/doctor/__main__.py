@@ -1,4 +1,4 @@
-"""`python -m swiftchat.engine.doctor [--model PATH] [--device DEVICE]`: print the report as JSON.
+"""`swiftchat.engine.doctor [--model PATH] [--device DEVICE]`: print the report as JSON.
 
 With `--model` the checks of that model, or the error why it cannot run.
 """
@@ -26,7 +26,7 @@ def _model_report(path: Path, device: str) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m swiftchat.engine.doctor")
+    parser = argparse.ArgumentParser(prog="python -P -m swiftchat.engine.doctor")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()

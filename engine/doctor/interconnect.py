@@ -1,6 +1,6 @@
 """The interconnect of this machine's GPUs: link types and the time of an all-reduce.
 
-`python -m swiftchat.engine.doctor.interconnect FD RANK SIZE PARENT` is one of the measuring
+`swiftchat.engine.doctor.interconnect FD RANK SIZE PARENT` is one of the measuring
 processes, each on a GPU, so that a GPU or driver that hangs does not block the report.
 """
 
@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 from swiftchat.engine.api.child_process import exit_with_parent
+from swiftchat.errors.interpreter import python_module
 
 NUM_BYTES = 8192  # bf16: the all-reduce of a decode step with the hidden size of Llama 3 8B
 MAX_GPUS = 8  # supported by the peer-to-peer all-reduce
@@ -88,7 +89,7 @@ def measure(size: int, limit_s: float = _LIMIT_S) -> dict[str, Any]:
 def _start_rank(rendezvous_fd: int, rank: int, size: int) -> "subprocess.Popen[bytes]":
     numbers = map(str, (rendezvous_fd, rank, size, os.getpid()))
     return subprocess.Popen(
-        [sys.executable, "-m", "swiftchat.engine.doctor.interconnect", *numbers],
+        python_module("swiftchat.engine.doctor.interconnect", *numbers),
         pass_fds=[rendezvous_fd],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

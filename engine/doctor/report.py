@@ -1,6 +1,6 @@
 """The facts about this machine: torch, driver, compiler, GPUs and their interconnect.
 
-`swiftchat doctor` runs `python -m swiftchat.engine.doctor`, which prints the facts and their
+`swiftchat doctor` runs `swiftchat.engine.doctor`, which prints the facts and their
 diagnosis as one JSON object. Anything may be missing or broken, torch included: each part is
 examined separately, and errors are facts as well.
 """

