@@ -16,6 +16,7 @@ from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.convert.convert import convert, estimate_conversion
 from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec, _to_e4m3
 from tests.support import tiny
+from tests.support.same_logits import assert_same_logits
 from tests.support.tiny_llama import entry_names, tiny_llama
 
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4}
@@ -57,7 +58,7 @@ def test_transformers_dequantizes_the_same_weights(
         assert torch.equal(weight, expected[name]), name
     ids = torch.tensor([tiny.random_ids(30)]) % ours.config.vocab_size
     with torch.inference_mode():
-        assert torch.equal(ours(ids).logits, theirs(ids).logits)
+        assert_same_logits(ours(ids).logits, theirs(ids).logits)
 
 
 @pytest.mark.parametrize("scheme", WEIGHT_ONLY)
