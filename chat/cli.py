@@ -6,10 +6,10 @@ Only click is imported at the top, so that `swiftchat --help` and completion are
 import contextlib
 import gc
 import importlib
-import io
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,6 +26,7 @@ from swiftchat.chat.options.variables import unread_variables
 from swiftchat.chat.terminal.error_report import print_error, print_lines
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.signals import install_signal_handlers
+from swiftchat.chat.terminal.streams import open_streams
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
@@ -267,36 +268,39 @@ def main() -> None:
     """Run the console script: every error becomes a message, a hint and an exit code."""
     if sys.stdout is None:  # a closed descriptor 1: nothing can be printed
         sys.exit(141)
-    _prepare_streams()
-    debug = "--debug" in sys.argv
+    open_streams()
     install_signal_handlers()
-    code = 1
-    try:
-        code = _run()
-        sys.stdout.flush()
-    except click.exceptions.Exit as done:
-        code = done.exit_code
-    except SwiftchatError as error:
-        code = print_error(error, debug=debug)
-    except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "swiftchat"
-        print_lines(error.format_message(), f"{command} --help")
-        code = UsageError.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        code = 130
-    except BrokenPipeError:
-        code = 141
-    except Exception as error:  # noqa: BLE001  (the last resort: a message, not a traceback)
-        code = print_error(error, debug=debug)
-    if code == 141:
-        # At exit Python flushes stdout again and would complain about the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    code = _exit_code(_run)
+    # Not left to Python, which ends with its own message and status if that fails.
+    code = code or _exit_code(sys.stdout.flush)
     gc.freeze()  # skips a final garbage collection of 20 ms
     sys.exit(code)
 
 
-def _run() -> int:
+def _exit_code(run: Callable[[], object]) -> int:
+    """Call a function, print its error and return the exit code."""
+    debug = "--debug" in sys.argv
+    try:
+        run()
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except SwiftchatError as error:
+        return print_error(error, debug=debug)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "swiftchat"
+        print_lines(error.format_message(), f"{command} --help")
+        return UsageError.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        return 130
+    except BrokenPipeError:
+        return 141
+    except Exception as error:  # noqa: BLE001  (the last resort: a message, not a traceback)
+        return print_error(error, debug=debug)
+    return 0
+
+
+def _run() -> None:
     from swiftchat.chat.options.config import load_config_file
     from swiftchat.chat.options.project import current_project
 
@@ -306,7 +310,8 @@ def _run() -> int:
         from swiftchat.chat.options.shells import register_shells
 
         register_shells()
-        return shell_complete(swiftchat, {}, "swiftchat", COMPLETE_VARIABLE, instruction)
+        completed = shell_complete(swiftchat, {}, "swiftchat", COMPLETE_VARIABLE, instruction)
+        raise click.exceptions.Exit(completed)
     is_help = {"--help", "-h", "--version"} & set(sys.argv)
     values, project = {}, None
     if not is_help:
@@ -322,20 +327,6 @@ def _run() -> int:
         "swiftchat", sys.argv[1:], default_map=default_map, obj=project
     ) as ctx:
         swiftchat.invoke(ctx)
-    return 0
-
-
-def _prepare_streams() -> None:
-    """Replace characters that stdout cannot encode, and open closed standard streams.
-
-    A closed descriptor 0 or 2 would otherwise be reused by the next file that is opened.
-    """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123  (open until the process ends)
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123  (open until the process ends)
 
 
 if __name__ == "__main__":

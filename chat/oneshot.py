@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from swiftchat.chat.attachments.files import read_attachments
+from swiftchat.chat.attachments.user_text import read_stdin_text
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.answer import Answer
@@ -63,7 +64,7 @@ def prompt_text(config: ChatConfig) -> str:
     parts = [attachment.fenced for attachment in attachments]
     reads_stdin = config.prompt == "-" or (config.prompt is None and not config.opening)
     if reads_stdin or not sys.stdin.isatty():
-        piped = sys.stdin.buffer.read().decode("utf-8", "replace")
+        piped = read_stdin_text(may_be_missing=not reads_stdin).told()
         parts.append(piped.rstrip("\n") if piped.strip() else "")
     parts.append(config.opening)
     if config.prompt not in (None, "-"):

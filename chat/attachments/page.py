@@ -8,7 +8,7 @@ from bs4 import BeautifulSoup
 from markdownify import MarkdownConverter
 
 from swiftchat.chat.attachments.attachment import Attachment
-from swiftchat.chat.attachments.files import TEXT_ONLY, decode_text
+from swiftchat.chat.attachments.user_text import TEXT_ONLY, decode_text
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import DownloadError, UsageError
 

@@ -90,16 +90,19 @@ BY_NAME = {name: command for command in COMMANDS for name in (command.name, *com
 
 
 def is_command(text: str) -> bool:
-    """Return whether a line is a command: `//` is a literal slash, an existing path is text."""
-    if text.startswith("!") and "\n" not in text.strip():
-        return True
-    if not text.startswith("/") or text.startswith("//"):
+    """Return whether a line is a command: `//` is a literal slash, an existing path is text.
+
+    Several lines are a message: pasted text may begin with the name of a command.
+    """
+    line = text.strip()
+    if "\n" in line or line.startswith("//"):
         return False
-    word = text.split(maxsplit=1)[0]
-    if word in BY_NAME:
+    if text.startswith("!"):
         return True
-    # Several lines that begin with a slash are pasted text, such as a comment in C.
-    return "\n" not in text.strip() and not (_exists(text.strip()) or _exists(word))
+    if not text.startswith("/"):
+        return False
+    word = line.split(maxsplit=1)[0]
+    return word in BY_NAME or not (_exists(line) or _exists(word))
 
 
 def _exists(path: str) -> bool:
@@ -117,6 +120,8 @@ def run(state: ChatState, text: str) -> Next:
     command = BY_NAME.get(name)
     if command is None:
         raise _unknown(name)
+    if argument and not command.arguments:
+        raise UsageError(f"{name} takes no argument", f"to send the line as a message: /{text}")
     try:
         return command.run(state, argument) or Next.PROMPT
     except UsageError as error:

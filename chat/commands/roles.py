@@ -3,10 +3,11 @@
 import shlex
 from collections.abc import Mapping
 
+from swiftchat.chat.attachments.user_text import read_text
 from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.options.chat_options import CONFIG_NAMES, typed
-from swiftchat.chat.options.config import SAMPLING_OPTIONS, read_text, sampling_changes
+from swiftchat.chat.options.config import SAMPLING_OPTIONS, sampling_changes
 from swiftchat.chat.options.roles import (
     Role,
     load_role,
@@ -30,7 +31,7 @@ def role(state: ChatState, argument: str) -> None:
         case []:
             _list_roles()
         case ["show", name]:
-            print(sanitize(read_text(str(role_file(name)))).rstrip())
+            print(sanitize(read_text(str(role_file(name))).told()).rstrip())
         case [name, *values]:
             found = load_role(name, CONFIG_NAMES).filled(parse_values(values), usage="")
             _use(state, found)

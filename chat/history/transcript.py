@@ -6,6 +6,7 @@ from typing import Any
 
 from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation, Message
 from swiftchat.errors import FileSystemError
+from swiftchat.weights.files.output import is_stream, open_output
 from swiftchat.weights.files.paths import user_path
 
 FORMAT = 1  # version of the exported JSON
@@ -73,14 +74,12 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def write_file(file: str, text: str, *, force: bool = False) -> None:
-    """Write a file. Raises `FileSystemError` if that fails or, without `force`, if it exists."""
+    """Write a file, or to a device or FIFO.
+
+    Raises `FileSystemError` if that fails or, without `force`, if the file exists.
+    """
     path = user_path(file)
-    try:
-        with path.open("w" if force else "x", encoding="utf-8", errors="replace") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise FileSystemError(
-            f"{file} exists already", "choose another name, or add --force"
-        ) from None
-    except OSError as error:
-        raise FileSystemError(f"cannot write {file}: {error.strerror}") from error
+    if path.exists() and not force and not is_stream(path):
+        raise FileSystemError(f"{file} exists already", "choose another name, or add --force")
+    with open_output(path) as stream:
+        stream.write(text.encode("utf-8", "replace"))

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from swiftchat.chat.attachments.user_text import read_text
 from swiftchat.chat.model.reasoning import ReasoningFormat
-from swiftchat.chat.options.config import ChatConfig, read_text
+from swiftchat.chat.options.config import ChatConfig
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def chosen_format(config: ChatConfig) -> OutputFormat | None:
     if config.regex is not None:
         return _checked("--regex", {"lark_grammar": f"start: /{_escaped(config.regex)}/"})
     if config.grammar is not None:
-        return _checked("--grammar", {"lark_grammar": _lark(read_text(config.grammar))})
+        return _checked("--grammar", {"lark_grammar": _lark(read_text(config.grammar).told())})
     return None
 
 
@@ -111,7 +112,7 @@ def schema_format(text: str, *, has_instruction: bool = True) -> OutputFormat:
     Raises as `chosen_format` does.
     """
     is_text = text.lstrip().startswith("{")
-    schema = _parse(text if is_text else read_text(text), "the schema" if is_text else text)
+    schema = _parse(text if is_text else read_text(text).told(), "the schema" if is_text else text)
     name = "JSON schema" if is_text else Path(text).name
     return json_schema_format(schema, name, has_instruction=has_instruction)
 

@@ -1,11 +1,11 @@
 """The options of a chat, from flags, environment and configuration file, in one frozen value."""
 
-import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swiftchat.chat.attachments.user_text import read_text
 from swiftchat.chat.options.model_defaults import model_defaults
 from swiftchat.chat.options.parameters import (
     BEAM_PARAMETERS,
@@ -16,7 +16,7 @@ from swiftchat.chat.options.parameters import (
 )
 from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.engine.api.params import EngineConfig, NumRanks, SamplingParams
-from swiftchat.errors import FileSystemError, UsageError
+from swiftchat.errors import UsageError
 
 _LOGPROBS = ("logprobs", "prompt_logprobs")  # parameters of each answer that are not saved
 _NUMBERS = tuple(
@@ -281,7 +281,7 @@ class ChatConfig:
             return self.system
         if self.system is not None:
             raise UsageError("--system and --system-file were both given", "choose one")
-        return read_text(self.system_file)
+        return read_text(self.system_file).told()
 
 
 def sampling_changes(settings: dict[str, Any]) -> dict[str, Any]:
@@ -292,19 +292,6 @@ def sampling_changes(settings: dict[str, Any]) -> dict[str, Any]:
         for name, value in found.items()
         if name in SAMPLING_OPTIONS
     }
-
-
-def read_text(name: str) -> str:
-    """Read a text file, replacing invalid UTF-8; raises `FileSystemError` if that fails."""
-    try:
-        return Path(name).read_bytes().decode("utf-8", "replace")
-    except OSError as error:
-        raise FileSystemError.reading(name, error) from error
-
-
-def read_text_or_stdin(name: str) -> str:
-    """Read a text file as `read_text`, or stdin if `name` is `-`."""
-    return sys.stdin.buffer.read().decode("utf-8", "replace") if name == "-" else read_text(name)
 
 
 def config_path() -> Path:
@@ -324,8 +311,8 @@ def load_config_file(known: set[str]) -> dict[str, Any]:
     import tomllib
 
     try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        values = tomllib.loads(read_text(str(path)).told())
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{path}: {error}", "swiftchat config path prints the path of the file"
         ) from error

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from swiftchat.chat.options.config import config_path, read_text, unknown_option
+from swiftchat.chat.attachments.user_text import read_text
+from swiftchat.chat.options.config import config_path, unknown_option
 from swiftchat.chat.options.parameters import TEXTS_PARAMETERS, named_options, option_name
 from swiftchat.errors import UsageError
 
@@ -86,10 +87,10 @@ def role_names() -> list[str]:
 def load_role(name: str, known: Collection[str]) -> Role:
     """Load a role; `known` are the options it may set. Raises `UsageError` if it is invalid."""
     file = role_file(name)
-    text = read_text(str(file))
+    text = read_text(str(file)).told()
     if len(text) > _MAX_CHARACTERS:
         raise UsageError(f"{file} has more than {_MAX_CHARACTERS} characters")
-    return parse_role(text.removeprefix("\ufeff"), known, str(file))
+    return parse_role(text, known, str(file))
 
 
 def role_file(name: str) -> Path:

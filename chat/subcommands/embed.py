@@ -1,8 +1,9 @@
 """`swiftchat embed`: embeddings of texts, pooled from the model's last hidden states."""
 
+import io
 import json as json_module
-import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from swiftchat.chat.options.completion import complete_files
 from swiftchat.chat.subcommands.score import ENGINE_OPTIONS, MODEL
 from swiftchat.engine.api.params import POOLINGS
 from swiftchat.errors import FileSystemError, UsageError
+from swiftchat.weights.files.output import is_stdout, is_stream, open_output
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.chat_model import ChatModel
@@ -57,7 +59,7 @@ class Input:
     "--output",
     metavar="FILE.npy",
     type=click.Path(path_type=Path),
-    help="Write a float32 array [texts, width] to this file.",
+    help="Write a float32 array [texts, width] to this file; - is stdout.",
 )
 def embed(
     inputs: tuple[str, ...],
@@ -88,10 +90,11 @@ def embed(
         raise UsageError("--json and -o were both given", "choose one")
     if is_text and lines:
         raise UsageError("--text and --lines were both given", "--lines is for files and stdin")
-    if output is not None and output.suffix != ".npy":
+    is_file = output is not None and not (is_stdout(output) or is_stream(output))
+    if output is not None and is_file and output.suffix != ".npy":
         raise UsageError(f"{output} does not end with .npy", "-o writes a NumPy array")
     texts = list(_texts(inputs, is_text, lines))
-    if output is not None:
+    if output is not None and is_file:
         _make_folder(output)  # an error here costs less than after the computation
     config = ChatConfig(**options)
     config.check()
@@ -125,7 +128,7 @@ def embed(
 
 def _texts(inputs: tuple[str, ...], is_text: bool, lines: bool) -> Iterator[Input]:
     """Yield the texts of the arguments; raises `UsageError` and `FileSystemError`."""
-    from swiftchat.chat.options.config import read_text_or_stdin
+    from swiftchat.chat.attachments.user_text import read_text
 
     if inputs.count("-") > 1 and not is_text:
         raise UsageError("- was given twice", "stdin can be read once")
@@ -133,7 +136,7 @@ def _texts(inputs: tuple[str, ...], is_text: bool, lines: bool) -> Iterator[Inpu
         if is_text or not (one == "-" or _is_file(one)):
             found = [Input(one)]
         else:
-            text = read_text_or_stdin(one)
+            text = read_text(one).told()
             name = "stdin" if one == "-" else one
             found = [Input(text, name)]
             if lines:
@@ -186,15 +189,13 @@ def _make_folder(output: Path) -> None:
 
 
 def _write(output: Path, vectors: list[list[float]]) -> None:
-    """Write the array; the file appears complete or not at all."""
+    """Write the array; a file appears complete or not at all."""
     import numpy as np
 
-    partial = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        with partial.open("xb") as file:
-            np.save(file, np.array(vectors, dtype=np.float32))
-        partial.replace(output)
-    except OSError as error:
-        raise FileSystemError(f"cannot write {output}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    content = io.BytesIO()  # numpy writes to files only
+    np.save(content, np.array(vectors, dtype=np.float32))
+    if is_stdout(output):
+        sys.stdout.buffer.write(content.getbuffer())
+        return
+    with open_output(output) as file:
+        file.write(content.getbuffer())

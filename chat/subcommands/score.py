@@ -67,15 +67,16 @@ def score(
     A text longer than the context is read in overlapping parts: each scores the next --stride
     tokens, with the tokens before them as context.
     """
+    from swiftchat.chat.attachments.user_text import read_text
     from swiftchat.chat.model.chat_model import chat_model_for
-    from swiftchat.chat.options.config import ChatConfig, read_text_or_stdin
+    from swiftchat.chat.options.config import ChatConfig
     from swiftchat.chat.terminal.status_line import StatusLine
     from swiftchat.engine.api.score import score as score_ids
     from swiftchat.errors import UsageError
 
     if logprobs is not None and not as_json:
         raise UsageError("--logprobs needs JSON", "add --json")
-    text = read_text_or_stdin(file)
+    text = read_text(file).told()
     config = ChatConfig(**options)
     config.check()
     status = StatusLine(may_erase=True, is_quiet=config.quiet)

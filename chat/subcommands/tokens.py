@@ -42,9 +42,9 @@ def tokens(
 
     The text is encoded like a user's input: without a chat template and without control tokens.
     """
-    from swiftchat.chat.options.config import read_text_or_stdin
+    from swiftchat.chat.attachments.user_text import read_text
 
-    text = read_text_or_stdin(file)
+    text = read_text(file).told()
     tokenizer = _tokenizer(model, offline)
     ids = tokenizer.encode(text)
     pieces = [piece.decode("utf-8", "backslashreplace") for piece in tokenizer.pieces(ids)]

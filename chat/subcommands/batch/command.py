@@ -15,6 +15,7 @@ from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
+    from swiftchat.chat.attachments.user_text import read_text
     from swiftchat.chat.options.config import ChatConfig
     from swiftchat.chat.subcommands.batch.lines import Line
     from swiftchat.chat.subcommands.batch.output import Output
@@ -29,7 +30,10 @@ _OPTIONS = {
 @click.command(params=[MODEL, *(one for one in CHAT_OPTIONS if one.name in _OPTIONS)])
 @click.argument("file", metavar="IN.jsonl", type=click.Path())
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write the answers to this file."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write the answers to this file; - is stdout.",
 )
 @click.option("--as-finished", is_flag=True, help="Leave the answers in the order of their ends.")
 @click.option("--overwrite", is_flag=True, help="Answer all lines again, also those in -o.")
@@ -64,24 +68,26 @@ def batch(
     After an interrupt, the same command with -o answers the lines that are missing or had an
     error. The exit code is 0 if all lines have an answer, otherwise that of the first error.
     """
-    from swiftchat.chat.options.config import ChatConfig, read_text_or_stdin
+    from swiftchat.chat.options.config import ChatConfig
     from swiftchat.chat.subcommands.batch.lines import split_lines
     from swiftchat.chat.subcommands.batch.output import open_output
+    from swiftchat.weights.files.output import is_stdout
 
     if overwrite and output is None:
         raise UsageError("--overwrite belongs to -o", "add -o OUT.jsonl")
     config = ChatConfig(**options, parallel=parallel)
     config.check()
-    lines = split_lines(read_text_or_stdin(file))
+    lines = split_lines(read_text(file).told())
     with open_output(output, lines, as_finished=as_finished, overwrite=overwrite) as out:
         waiting = [line for line in lines if line.number not in out.kept]
         # A status line would mix with answers on the same terminal.
-        is_quiet = config.quiet or (output is None and sys.stdout.isatty())
+        on_stdout = output is None or is_stdout(output)
+        is_quiet = config.quiet or (on_stdout and sys.stdout.isatty())
         run = _Run(config, Totals(len(lines), len(out.kept)), StatusLine(True, is_quiet))
         try:
             run.answer(waiting, out)
         finally:
-            run.print_totals(is_resumable=output is not None)
+            run.print_totals(is_resumable=out.is_resumable)
         out.finish()
     click.get_current_context().exit(run.exit_code)
 

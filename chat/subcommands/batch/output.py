@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,17 +10,23 @@ from typing import Any, Protocol
 from swiftchat.chat.subcommands.batch.answers import Record
 from swiftchat.chat.subcommands.batch.lines import Line
 from swiftchat.chat.terminal.output import write
-from swiftchat.errors import FileSystemError, UsageError
+from swiftchat.errors import UsageError
+from swiftchat.weights.files import output as files
 from swiftchat.weights.files.lock import exclusive_lock
+from swiftchat.weights.files.output import write_error
 
 # Half of a surrogate pair, which JSON can hold and UTF-8 cannot, stays an escape of JSON.
 _ENCODING: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
 
 
 class Output(Protocol):
-    """Receives the record of each line once. `kept` are the numbers of lines that it has."""
+    """Receives the record of each line once. `kept` are the numbers of lines that it has.
+
+    `is_resumable`: another run can find what this one has written.
+    """
 
     kept: set[int]
+    is_resumable: bool
 
     def add(self, record: Record) -> None:
         """Write a record, or keep it until the records before it are written."""
@@ -33,12 +39,18 @@ class AnswerFile:
     """A file with one record on each line.
 
     Records are appended as they arrive, so that a killed program loses none, and `finish` sorts
-    them by line unless `as_finished`. Records from before stay, without those of errors.
+    them by line unless `as_finished`. Records from before stay, without those of errors, unless
+    `overwrite`.
     """
 
-    def __init__(self, path: Path, lines: Sequence[Line], as_finished: bool) -> None:
+    is_resumable = True
+
+    def __init__(
+        self, path: Path, lines: Sequence[Line], as_finished: bool, overwrite: bool = False
+    ) -> None:
         self._path, self._as_finished = path, as_finished
-        kept = _kept_records(path, {line.number: line.key for line in lines})
+        keys = {} if overwrite else {line.number: line.key for line in lines}
+        kept = {} if overwrite else _kept_records(path, keys)
         self.kept = set(kept)
         self._replace(kept.values())
         self._file = path.open("a", **_ENCODING)
@@ -48,7 +60,7 @@ class AnswerFile:
             self._file.write(_text(record))
             self._file.flush()
         except OSError as error:
-            raise _write_error(self._path, error) from error
+            raise write_error(self._path, error) from error
 
     def finish(self) -> None:
         self._file.close()
@@ -59,33 +71,31 @@ class AnswerFile:
             self._replace(_text(one) for one in sorted(records, key=lambda one: one["line"]))
 
     def _replace(self, texts: Iterable[str]) -> None:
-        """Replace the file by a complete one."""
-        new = self._path.with_name(f".{self._path.name}.new")
-        try:
-            with new.open("w", **_ENCODING) as file:
-                file.writelines(texts)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._path)
-        except OSError as error:
-            raise _write_error(self._path, error) from error
+        """Replace the content by a complete one."""
+        with files.open_output(self._path) as file:
+            file.writelines(text.encode(**_ENCODING) for text in texts)
 
 
-class Stdout:
-    """Prints records in the order of the lines, or as they arrive."""
+class Stream:
+    """Writes records in the order of the lines, or as they arrive: to stdout, a pipe, a device."""
 
-    def __init__(self, lines: Sequence[Line], as_finished: bool) -> None:
+    is_resumable = False
+
+    def __init__(
+        self, write_text: Callable[[str], object], lines: Sequence[Line], as_finished: bool
+    ) -> None:
         self.kept: set[int] = set()
+        self._write = write_text
         self._missing = [] if as_finished else [line.number for line in reversed(lines)]
         self._waiting: dict[int, Record] = {}
 
     def add(self, record: Record) -> None:
         if not self._missing:
-            write(_text(record))
+            self._write(_text(record))
             return
         self._waiting[record["line"]] = record
         while self._missing and self._missing[-1] in self._waiting:
-            write(_text(self._waiting.pop(self._missing.pop())))
+            self._write(_text(self._waiting.pop(self._missing.pop())))
 
     def finish(self) -> None:
         return
@@ -96,20 +106,23 @@ def open_output(
     path: Path | None, lines: Sequence[Line], *, as_finished: bool, overwrite: bool
 ) -> Iterator[Output]:
     """Yield the output at a path, or stdout; raises `UsageError` if it has other answers."""
-    if path is None:
-        yield Stdout(lines, as_finished)
+    if path is None or files.is_stdout(path):
+        yield Stream(write, lines, as_finished)
         return
 
     def is_locked() -> None:
         raise UsageError(f"another swiftchat batch writes {path}", "choose another file with -o")
 
     try:
-        with exclusive_lock(path, is_locked):
-            if overwrite:
-                path.unlink(missing_ok=True)
-            yield AnswerFile(path, lines, as_finished)
+        if files.is_stream(path):
+            with path.open("w", buffering=1, **_ENCODING) as stream:
+                yield Stream(stream.write, lines, as_finished)
+            return
+        target = Path(os.path.realpath(path))
+        with exclusive_lock(target, is_locked):
+            yield AnswerFile(target, lines, as_finished, overwrite)
     except OSError as error:
-        raise _write_error(path, error) from error
+        raise write_error(path, error) from error
 
 
 def _kept_records(path: Path, keys: dict[int, str]) -> dict[int, str]:
@@ -126,7 +139,7 @@ def _kept_records(path: Path, keys: dict[int, str]) -> dict[int, str]:
         try:
             record = json.loads(text)
             line, is_answer = record["line"], "error" not in record
-            is_same = keys.get(line) == record["key"]
+            is_same = type(line) is int and line in keys and keys[line] == record["key"]
         except (ValueError, TypeError, KeyError, RecursionError):
             is_same = False
         if not is_same:
@@ -141,7 +154,3 @@ def _kept_records(path: Path, keys: dict[int, str]) -> dict[int, str]:
 
 def _text(record: Record) -> str:
     return json.dumps(record, ensure_ascii=False) + "\n"
-
-
-def _write_error(path: Path, error: OSError) -> FileSystemError:
-    return FileSystemError(f"cannot write {path}: {error.strerror}")

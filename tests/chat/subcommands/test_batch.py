@@ -14,7 +14,8 @@ from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.subcommands.batch.answers import answer_lines
 from swiftchat.chat.subcommands.batch.lines import Line, parse_request, split_lines
-from swiftchat.chat.subcommands.batch.output import AnswerFile, Stdout
+from swiftchat.chat.subcommands.batch.output import AnswerFile, Stream
+from swiftchat.chat.terminal.output import write
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sampling_error
 from swiftchat.errors import DeviceError, UsageError
 from tests.support.fake_engine import FakeEngine, make_folder
@@ -183,7 +184,7 @@ def test_a_file_keeps_any_text(tmp_path: Path) -> None:
 
 def test_stdout_waits_for_earlier_lines(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [Line(1, "a"), Line(3, "b"), Line(4, "c")]
-    out = Stdout(lines, as_finished=False)
+    out = Stream(write, lines, as_finished=False)
     out.add({"line": 3})
     assert capsys.readouterr().out == ""
     out.add({"line": 1})

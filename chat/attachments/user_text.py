@@ -1,0 +1,103 @@
+"""Texts that a user gives as a file or on stdin, whatever their encoding."""
+
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swiftchat.chat.terminal.output import print_notice
+from swiftchat.chat.terminal.streams import read_stdin
+from swiftchat.errors import FileSystemError, UsageError
+from swiftchat.weights.files.paths import user_path
+
+TEXT_ONLY = "only text is read: UTF-8, or UTF-16 with a byte order mark"
+_MAX_BYTES = 32 * 1024 * 1024
+_BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+# Formats without zero bytes at their beginning.
+_OTHER_FORMATS = (b"%PDF-", b"%!PS", b"{\\rtf")
+_SAMPLE_CHARACTERS = 8192
+
+
+class NotText(UsageError):
+    """The content of a file is not a text."""
+
+
+@dataclass(frozen=True)
+class UserText:
+    """A decoded text; `notes` is what the user should know about it."""
+
+    text: str
+    notes: Sequence[str] = ()
+
+    def told(self) -> str:
+        """Print the notes on stderr and return the text."""
+        for note in self.notes:
+            print_notice(f"warning: {note}")
+        return self.text
+
+
+def read_text(source: str) -> UserText:
+    """Read the text file that a user has named, or stdin for `-`.
+
+    Raises `NotText`; `UsageError` for more than 32 MiB, a folder and a terminal; `FileSystemError`
+    if the file cannot be read.
+    """
+    if source == "-":
+        return read_stdin_text()
+    path = user_path(source)
+    try:
+        if path.is_dir():
+            raise UsageError(f"{source} is a folder", "name a file")
+        with path.open("rb") as file:
+            if stat.S_ISCHR(path.stat().st_mode) and file.isatty():
+                raise UsageError(f"{source} is a terminal", "type the text, or name a file")
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise FileSystemError.reading(source, error) from error
+    return _decoded(source, content)
+
+
+def read_stdin_text(*, may_be_missing: bool = False) -> UserText:
+    """Read stdin to its end; raises as `read_text` does.
+
+    With `may_be_missing` a stdin that cannot be read, as under `nohup`, has an empty text.
+    """
+    try:
+        content = read_stdin(_MAX_BYTES, _tell_silence)
+    except OSError as error:
+        if may_be_missing:
+            return UserText("")
+        raise FileSystemError.reading("stdin", error) from error
+    return _decoded("stdin", content)
+
+
+def decode_text(content: bytes) -> tuple[str, int] | None:
+    """Decode a text, with \\n as line ends; None if it is not a text.
+
+    Also returns the number of bytes that are not valid in the encoding (UTF-8, or UTF-16 with a
+    byte order mark); they are replaced by U+FFFD.
+    """
+    mark = next((mark for mark in _BYTE_ORDER_MARKS if content.startswith(mark)), b"")
+    encoding = _BYTE_ORDER_MARKS.get(mark, "utf-8")
+    text = content.removeprefix(mark).decode(encoding, "replace")
+    num_invalid = text.count("\ufffd") - content.count("\ufffd".encode(encoding))
+    sample = text[:_SAMPLE_CHARACTERS]
+    is_control = [character < " " and character not in "\t\n\r\f\x1b" for character in sample]
+    is_replaced = sample.count("\ufffd") if num_invalid else 0
+    if "\0" in text or 10 * (sum(is_control) + is_replaced) > 3 * len(sample):
+        return None
+    return text.replace("\r\n", "\n"), num_invalid
+
+
+def _decoded(name: str, content: bytes) -> UserText:
+    if len(content) > _MAX_BYTES:
+        raise UsageError(f"{name} is larger than {_MAX_BYTES >> 20} MiB", "give a part of it")
+    decoded = None if content.startswith(_OTHER_FORMATS) else decode_text(content)
+    if decoded is None:
+        raise NotText(f"{name} is not a text", TEXT_ONLY)
+    text, num_invalid = decoded
+    notes = [f"{name} is not valid UTF-8; bytes replaced: {num_invalid}"] if num_invalid else []
+    return UserText(text, notes)
+
+
+def _tell_silence() -> None:
+    print_notice("reading stdin, which has sent nothing yet; < /dev/null if nothing comes there")

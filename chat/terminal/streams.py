@@ -1,0 +1,118 @@
+"""The standard streams as a program gets them: closed, non-blocking, full, or not readable."""
+
+import errno
+import io
+import os
+import select
+import sys
+from collections.abc import Callable
+
+from swiftchat.errors import FileSystemError
+
+_CHUNK_BYTES = 1 << 16
+_SILENT_S = 3.0
+
+
+def open_streams() -> None:
+    """Replace the standard streams by those that lose nothing; call it before anything is printed.
+
+    A closed descriptor 0 or 2 becomes the null device: the next file that is opened would get its
+    number. Characters that stdout cannot encode become question marks. What stdout does not take
+    raises `FileSystemError`, once; what stderr does not take is dropped: an answer does not fail
+    because a notice cannot be shown.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123  (open until the process ends)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123  (open until the process ends)
+    sys.stdout = _text_stream(sys.stdout, _Output(sys.stdout.fileno(), must_arrive=True), "replace")
+    sys.stderr = _text_stream(
+        sys.stderr, _Output(sys.stderr.fileno(), must_arrive=False), "backslashreplace"
+    )
+
+
+def _text_stream(before: io.TextIOBase, output: "_Output", errors: str) -> io.TextIOWrapper:
+    """Return a stream with the encoding of the one before, buffered also if Python's is not."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(output),
+        before.encoding,
+        errors,
+        line_buffering=not output.must_arrive or output.isatty(),
+    )
+
+
+class _Output(io.RawIOBase):
+    """A descriptor that is written completely, also if it does not block."""
+
+    def __init__(self, descriptor: int, must_arrive: bool) -> None:
+        self.must_arrive = must_arrive
+        self._descriptor = descriptor
+        self._has_failed = False
+        self.mode = "wb"  # as a `FileIO` has, for libraries that ask
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: "bytes | memoryview", /) -> int:  # type: ignore[override]
+        """Write all of `data`; raises `BrokenPipeError`, and `FileSystemError` for other errors."""
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < len(view) and not self._has_failed:
+            try:
+                done += os.write(self._descriptor, view[done:])
+            except BlockingIOError:
+                select.select([], [self._descriptor], [])
+            except OSError as error:
+                # Python writes the rest of a buffer again at its end.
+                self._has_failed = True
+                if not self.must_arrive:
+                    break
+                if error.errno == errno.EPIPE:
+                    raise
+                raise FileSystemError(
+                    f"cannot write the output: {error.strerror}",
+                    "the output is incomplete: free some space, or write it elsewhere",
+                ) from error
+        return len(view)
+
+
+def read_stdin(limit_bytes: int, on_silence: Callable[[], None]) -> bytes:
+    """Return what stdin has until its end, at most one byte more than the limit.
+
+    `on_silence` is called once if nothing arrives for some seconds. Raises OSError if stdin cannot
+    be read, as one that `nohup` has replaced.
+    """
+    raw = getattr(sys.stdin.buffer, "raw", None)
+    if raw is None:  # not of a descriptor
+        return sys.stdin.buffer.read(limit_bytes + 1)
+    descriptor = raw.fileno()
+    content = bytearray()
+    timeout_s: float | None = _SILENT_S
+    while len(content) <= limit_bytes:
+        if not select.select([descriptor], [], [], timeout_s)[0]:
+            on_silence()
+            timeout_s = None
+            continue
+        try:
+            chunk = os.read(descriptor, min(_CHUNK_BYTES, limit_bytes + 1 - len(content)))
+        except BlockingIOError:  # another reader was faster
+            continue
+        if not chunk:
+            break
+        content += chunk
+        timeout_s = None
+    return bytes(content)
+
+
+def is_in_foreground(descriptor: int) -> bool:
+    """Return whether this process may change the terminal without being stopped."""
+    try:
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:  # not the controlling terminal, or it has been closed
+        return True
