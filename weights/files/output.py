@@ -46,7 +46,7 @@ def open_output(path: Path) -> Iterator[BinaryIO]:
     """
     try:
         if is_stream(path):
-            with path.open("wb") as stream:
+            with path.open("ab") as stream:  # a descriptor may be of a file that has a beginning
                 yield stream
             return
         with _replacing(Path(os.path.realpath(path))) as file:

@@ -115,7 +115,7 @@ def open_output(
 
     try:
         if files.is_stream(path):
-            with path.open("w", buffering=1, **_ENCODING) as stream:
+            with path.open("a", buffering=1, **_ENCODING) as stream:
                 yield Stream(stream.write, lines, as_finished)
             return
         target = Path(os.path.realpath(path))
