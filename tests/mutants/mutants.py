@@ -60,7 +60,7 @@ MUTANTS = (
         "flags | os.O_CREAT, 0o600)\n    try:\n"
         "        if stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o600:\n",
         "flags | os.O_CREAT, 0o644)\n    try:\n        if False:\n",
-        ("tests/faults/test_28_permissions.py::test_only_the_user_can_read",),
+        ("tests/chat/test_private_files.py::test_only_the_user_can_read",),
     ),
     Mutant(
         "a damaged store is not set aside",
@@ -114,10 +114,7 @@ MUTANTS = (
         "chat/terminal/signals.py",
         "_EXIT_SIGNALS = (signal.SIGTERM, signal.SIGHUP)\n",
         "_EXIT_SIGNALS = (signal.SIGTERM,)\n",
-        (
-            "tests/faults/test_36_hangup_and_termination.py"
-            "::test_the_terminal_is_restored_and_the_answer_saved",
-        ),
+        ("tests/chat/test_hangups.py::test_the_terminal_is_restored_and_the_answer_saved",),
     ),
     Mutant(
         "a tool is called without consent",
@@ -131,7 +128,7 @@ MUTANTS = (
         "errors/__init__.py",
         "    exit_code = 5\n",
         "    exit_code = 1\n",
-        ("tests/chat/model/test_overflow.py", "tests/faults/test_18_context_full.py"),
+        ("tests/chat/model/test_overflow.py", "tests/chat/test_oneshot.py"),
     ),
     # Templates and tokenizers.
     Mutant(
@@ -280,7 +277,7 @@ MUTANTS = (
         "engine/worker.py",
         '        self._exit(EngineStopped("the engine was ended by its terminal", RESTART_HINT))\n',
         "        threading.Event().wait()\n",
-        ("tests/faults/test_05_killed_terminal.py",),
+        ("tests/chat/test_lost_processes.py::test_the_ranks_end_with_the_terminal",),
     ),
     Mutant(
         "an engine listens on all interfaces",

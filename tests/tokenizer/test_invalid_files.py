@@ -223,6 +223,7 @@ def test_truncated_and_changed_bytes(data: st.DataObject) -> None:
     _assert_rejected_or_valid(lambda: Tokenizer.from_files({name: whole[:at] + middle + rest}))
 
 
+@pytest.mark.fault(34)
 def test_cyclic_merges_terminate() -> None:
     """Each merge makes a longer token, so merging ends."""
     merges = ["a b", "b a", "ab a", "a ba", "aba b", "ab ab", "a bab"]
@@ -233,6 +234,7 @@ def test_cyclic_merges_terminate() -> None:
     assert tokenizer.decode(tokenizer.encode("ab" * 5000)) == "ab" * 5000
 
 
+@pytest.mark.fault(34)
 @pytest.mark.parametrize("pattern", ["(a|aa)+$", "(?:a+)+c", "(?=(a+)+c)a"])
 def test_exponential_patterns_are_stopped(pattern: str) -> None:
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
@@ -243,6 +245,7 @@ def test_exponential_patterns_are_stopped(pattern: str) -> None:
     assert time.process_time() - start < _MAX_CPU_S
 
 
+@pytest.mark.fault(34)
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -260,6 +263,7 @@ def test_patterns_that_need_too_much_memory_are_rejected(pattern: str) -> None:
         Tokenizer.from_json(JSON_BPE | {"pre_tokenizer": split})
 
 
+@pytest.mark.fault(34)
 def test_large_ids_allocate_no_table() -> None:
     spec = JSON_BPE | {"model": JSON_BPE["model"] | {"vocab": {**VOCAB, "zz": (1 << 24) - 1}}}
     spec["added_tokens"] = JSON_BPE["added_tokens"][:1]

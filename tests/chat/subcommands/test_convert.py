@@ -1,6 +1,7 @@
 """`swiftchat convert` as a process: output and exit codes."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from swiftchat.weights.store import default_store
 from tests.support import llama_layouts
 from tests.support.gguf import tiny as tiny_gguf
+from tests.support.program import patched
 from tests.support.tiny_llama import entry_names, tiny_llama
 
 
@@ -82,3 +84,29 @@ def test_quantize(tmp_path: Path) -> None:
     assert run(tmp_path / "in", tmp_path / "no", "--keep", "*").returncode == 2
     assert run(tmp_path / "in", tmp_path / "no", "--quantize", "int3").returncode == 2
     assert entry_names(tmp_path) == ["in", "out"]
+
+
+# The converter sends itself a signal before it writes the tensor number 9.
+_INTERRUPTED = """
+import os
+from swiftchat.weights.formats.safetensors import SafetensorsWriter
+write, calls = SafetensorsWriter.write, iter(range(1000))
+def writing(*args):
+    if next(calls) == 9:
+        os.kill(os.getpid(), SIGNAL)
+    write(*args)
+SafetensorsWriter.write = writing
+"""
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
+    tiny_gguf.write(tmp_path / "tiny.gguf", tiny_llama())
+    target = tmp_path / "target"
+    program = f"SIGNAL = {int(number)}{_INTERRUPTED}"
+    command = patched(program, "convert", tmp_path / "tiny.gguf", target / "out")
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+    assert done.returncode == code, done.stderr
+    assert b"Traceback" not in done.stderr and b"error" not in done.stderr
+    assert entry_names(target) == []

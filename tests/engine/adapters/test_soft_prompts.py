@@ -127,6 +127,7 @@ def test_only_the_last_soft_prompts_stay_in_memory(
     assert "".join(opened) == "abcb"
 
 
+@pytest.mark.fault(48)
 def test_wrong_soft_prompts_are_named(tmp_path: Path) -> None:
     reference = tiny.make("llama", tmp_path / "model")
     config = peft.PromptTuningConfig(num_virtual_tokens=NUM_VIRTUAL, task_type="CAUSAL_LM")

@@ -22,6 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.fault(49)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_answers_match_alone_and_together(folder: Path, tp: int) -> None:
     """Beside an answer without a grammar, whose ids stay those it has alone."""

@@ -320,6 +320,7 @@ def test_older_keys_are_equivalent() -> None:
     assert rope.magnitude == pytest.approx(math.sqrt(1 + math.log(4) / math.log(64)))
 
 
+@pytest.mark.fault(32)
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -359,6 +360,24 @@ def test_invalid_field_raises_an_error_with_its_name(field: str, value: object) 
     with pytest.raises(BadModelFile, match=field) as caught:
         ModelConfig.from_hf({**LLAMA, field: value})
     assert len(caught.value.message) < 300
+
+
+@pytest.mark.fault(32)
+@pytest.mark.parametrize(
+    ("field", "value", "shown"),
+    [
+        ("num_hidden_layers", 10**9, "1000000000"),
+        ("num_attention_heads", 0, "0"),
+        ("rms_norm_eps", math.nan, "nan"),
+        ("hidden_size", "many", "many"),
+        ("vocab_size", [258], "list"),
+        pytest.param("intermediate_size", 10**3999, "huge", id="huge"),
+    ],
+)
+def test_the_invalid_value_is_shown(field: str, value: object, shown: str) -> None:
+    with pytest.raises(BadModelFile, match=field) as caught:
+        ModelConfig.from_hf({**LLAMA, field: value})
+    assert shown in caught.value.message.casefold() and caught.value.exit_code == 7
 
 
 @pytest.mark.parametrize("field", ["factor", "low_freq_factor", "high_freq_factor"])

@@ -120,6 +120,7 @@ def assert_rejected(file: Path, complaint: str) -> None:
     assert str(file) in caught.value.message
 
 
+@pytest.mark.fault(1)
 @pytest.mark.parametrize("protocol", [0, 1, 2, 4])
 @pytest.mark.parametrize(
     "function",
@@ -163,6 +164,7 @@ def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     return torch.as_strided(torch.ones(64), shape, strides)
 
 
+@pytest.mark.fault(31)
 @pytest.mark.filterwarnings("ignore:.*(Sparse CSR|quantize_per_tensor):UserWarning")
 @pytest.mark.parametrize(
     ("make", "complaint"),
@@ -211,6 +213,7 @@ def rewritten(file: Path, compression: int = zipfile.ZIP_STORED, **changes: byte
                 archive.writestr(name, content)
 
 
+@pytest.mark.fault(31)
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -415,6 +418,7 @@ _BOMBS = {
 }
 
 
+@pytest.mark.fault(31)
 @pytest.mark.parametrize("name", _BOMBS)
 def test_pickle_bombs_stay_within_time_and_memory(tmp_path: Path, name: str) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "a.bin")

@@ -99,6 +99,7 @@ def test_writer_rejects_tensors_without_a_spec(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.fault(15)
 @pytest.mark.parametrize(
     ("header", "message"),
     [
@@ -133,6 +134,7 @@ def test_an_invalid_header_raises_an_error_that_names_the_file(
     assert "model.safetensors" in caught.value.message
 
 
+@pytest.mark.fault(15)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -188,6 +190,7 @@ def test_shards_are_read_as_one_table(tmp_path: Path) -> None:
     assert checkpoint.read("b").shape == (3,)
 
 
+@pytest.mark.fault(30, 33)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -231,6 +234,7 @@ def test_an_index_without_weight_map_raises_an_error(tmp_path: Path, index: obje
         Checkpoint.open(tmp_path)
 
 
+@pytest.mark.fault(30)
 def test_links_of_the_hub_cache_are_followed(tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
     blobs.mkdir()
@@ -247,6 +251,7 @@ def test_links_of_the_hub_cache_are_followed(tmp_path: Path) -> None:
         Checkpoint.open(snapshot)
 
 
+@pytest.mark.fault(1)
 def test_code_in_a_torch_file_never_runs(tmp_path: Path) -> None:
     class Payload:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -305,6 +310,7 @@ def test_check_accepts_the_model_and_lists_unused_tensors(tmp_path: Path) -> Non
     assert checkpoint.unused == ["model.layers.0.self_attn.rotary_emb.inv_freq"]
 
 
+@pytest.mark.fault(33)
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
