@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.options.config import config_path
 from swiftchat.chat.options.roles import roles_folder
 from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
@@ -14,23 +13,6 @@ from tests.support import fake_engine
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     return Program(fake_engine.make_folder(tmp_path / "model"), monkeypatch)
-
-
-@pytest.mark.fault(45)
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        (b"temperature = = 1\n", "config.toml"),
-        (b"temperature = 'hot'\n", "temperature"),
-        (b"\xff\xfe\n", "config.toml"),
-    ],
-)
-def test_a_damaged_configuration_file(program: Program, text: bytes, named: str) -> None:
-    config_path().parent.mkdir(parents=True)
-    config_path().write_bytes(text)
-    error = failure(program, "-p", "x")
-    assert error.exit_code == 2 and named in error.message
-    assert str(config_path()) in error.message + error.hint
 
 
 @pytest.mark.fault(45)

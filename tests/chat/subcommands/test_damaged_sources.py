@@ -48,8 +48,7 @@ def link_out_of_the_folder(folder: Path) -> None:
 def web_page_for_a_shard(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     tiny_llama().save_pretrained(folder, max_shard_size="60KB")
-    shard = folder / "model-00002-of-00004.safetensors"
-    shard.write_bytes(b"<!DOCTYPE html><html>Not found</html>")
+    sorted(folder.glob("*.safetensors"))[1].write_bytes(b"<!DOCTYPE html><html>Not found</html>")
 
 
 def narrower_tensor(folder: Path) -> None:
@@ -65,7 +64,7 @@ def narrower_tensor(folder: Path) -> None:
         (hostile_pickle, ("consolidated.00.pth", "pickle")),
         (index_out_of_the_folder, ("../elsewhere.safetensors", "is not a weight file")),
         (link_out_of_the_folder, ("model.safetensors", "outside the model")),
-        (web_page_for_a_shard, ("model-00002-of-00004.safetensors", "web page")),
+        (web_page_for_a_shard, ("model-00002-of-", "web page")),
         (narrower_tensor, (Q, "expected [48, 48]", "found [24, 48]")),
     ],
 )
