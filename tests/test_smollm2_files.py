@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from filelock import Timeout
 
 from swiftchat.weights.convert import convert
 from swiftchat.weights.hub import package_index
@@ -24,11 +25,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         all_ask.wait(60)
         return file_lock(path)
 
+    def assert_locked(folder: Path) -> None:
+        with pytest.raises(Timeout):
+            file_lock(folder / "lock").acquire(timeout=0)
+
     def download(file: Path) -> None:
+        assert_locked(file.parent)
         names.append(file.name)
         file.touch()
 
     def make_directory(source: Path, directory: Path, *, dtype: str) -> None:
+        assert_locked(directory.parent)
         names.append(dtype)
         directory.mkdir()
 
