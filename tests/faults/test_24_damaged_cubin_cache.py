@@ -86,5 +86,8 @@ def test_a_chat_with_a_damaged_cache(tmp_path: Path) -> None:
     for file, entry in entries.items():
         file.write_bytes(flipped(len(entry) // 2)(entry))
     again = swiftchat(*command)
-    assert (again.returncode, again.stdout, again.stderr) == (0, first.stdout, b"")
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+    # Whether the answer of random weights ends before its limit depends on the GPU.
+    lines = again.stderr.splitlines()
+    assert [line for line in lines if not line.startswith(b"warning: answer ended at its")] == []
     assert {file: file.read_bytes() for file in files} == entries
