@@ -138,9 +138,8 @@ class Engine:
         """End every generation with an error; the engine stays usable."""
         if self.graph_decode is not None:
             self.graph_decode.drop()
-        failed = [self._fail(generation, error) for generation in list(self._generations.values())]
-        self.scheduler.states.clear()  # a part of the layers may have advanced
-        return failed
+        self.scheduler.step_failed()
+        return [self._fail(generation, error) for generation in list(self._generations.values())]
 
     def step(self) -> list[Outcome]:
         """Compute one batch; return its events in order, each with its generation's id."""
