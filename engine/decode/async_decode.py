@@ -91,7 +91,7 @@ class AsyncDecode:
         sequences = [row.sequence for row in step.rows]
         if _use_adapters(sequences) and not self.runner.can_adapt(sequences):
             return False
-        if not (self._reserve(sequences, num_ahead=1) and self._has_graphs(sequences)):
+        if not self._prepare(sequences, num_ahead=1):
             return False
         self.runner.batch.load(sequences, seeds)
         self._start(sequences)
@@ -129,9 +129,8 @@ class AsyncDecode:
             self.runner.batch.load_masks(step.sequences)
             step = replace(self._replay(step.sequences, "sampling"), hidden=step.hidden)
         self._in_flight = None
-        # An adapter that was loaded meanwhile may have discarded the graphs.
         sequences = step.sequences
-        if continues and self._can_continue(sequences) and self._has_graphs(sequences):
+        if continues and self._can_continue(sequences) and self._prepare(sequences, num_ahead=2):
             self.runner.batch.update_block_tables(sequences)
             self._start(sequences)
         step.done.synchronize()
@@ -150,11 +149,14 @@ class AsyncDecode:
             self._in_flight.done.synchronize()
             self._in_flight = None
 
-    def _has_graphs(self, sequences: list[Sequence]) -> bool:
-        """Capture the graphs of a step unless they exist; return False without memory for them.
+    def _prepare(self, sequences: list[Sequence], num_ahead: int) -> bool:
+        """Reserve the blocks of a step and capture its graphs; return False without room for them.
 
-        The step needs less memory without a graph.
+        The step needs less memory without a graph. An adapter that was loaded during an answer may
+        have discarded the graphs.
         """
+        if not self._reserve(sequences, num_ahead):
+            return False
         adapted = _use_adapters(sequences)
         try:
             for part in _parts(sequences):
@@ -194,7 +196,7 @@ class AsyncDecode:
                 return False
             if num_tokens - sequence.num_prompt == sequence.params.max_tokens:
                 return False
-        return self._reserve(sequences, num_ahead=2)
+        return True
 
     def _reserve(self, sequences: list[Sequence], num_ahead: int) -> bool:
         """Reserve blocks for `num_ahead` tokens after the one that the step computes.
