@@ -28,6 +28,11 @@ _STORE = "tests/chat/history/test_store.py"
 _KILLED = "tests/chat/history/test_killed_chats.py"
 _SAMPLER = "tests/engine/sampling/test_sampler.py"
 _ENGINE = "tests/engine/generation/test_engine.py"
+_ADAPTED = "tests/engine/decode/test_emulated_adapters.py"
+_FAILED_STEP = (
+    "tests/engine/schedule/test_blocks.py"
+    "::test_a_failed_step_leaves_nothing_unwritten_in_the_prefix_cache"
+)
 _DOWNLOAD = "tests/weights/hub/test_download.py"
 _LISTENER = "tests/engine/server/test_listener.py"
 
@@ -350,5 +355,48 @@ MUTANTS = (
         (
             "tests/weights/model/test_checkpoint.py::test_an_invalid_header_raises_an_error_that_names_the_file",
         ),
+    ),
+    # Adapters, blocks of failed steps, coverage.
+    Mutant(
+        "virtual tokens are published before they are stored",
+        "engine/schedule/scheduler.py",
+        "            sequence.num_computed += sequence.num_to_store\n",
+        "            self.advance(Row(sequence, sequence.num_to_store))\n",
+        (_FAILED_STEP,),
+    ),
+    Mutant(
+        "the blocks of a failed step stay in the prefix cache",
+        "engine/schedule/scheduler.py",
+        "            sequence.num_computed = 0\n",
+        "            pass\n",
+        (_FAILED_STEP,),
+    ),
+    Mutant(
+        "captured steps do not know the adapters of their rows",
+        "engine/decode/decode_batch.py",
+        'ints[index["adapter_sets"], rows] = sequence.tuning.set_index',
+        "pass",
+        (f"{_ADAPTED}::test_captured_steps_use_adapters",),
+    ),
+    Mutant(
+        "a capture without memory ends all answers",
+        "engine/decode/async_decode.py",
+        "(OutOfMemory, torch.OutOfMemoryError):\n            return False\n",
+        "OutOfMemory:\n            return False\n",
+        (f"{_ADAPTED}::test_without_memory_for_a_new_graph_answers_go_on",),
+    ),
+    Mutant(
+        "the fused decode kernels ignore a new field of the configuration",
+        "engine/decode/coverage.py",
+        "default is not MISSING and bool(value == default)",
+        "True",
+        ("tests/engine/decode/test_coverage.py",),
+    ),
+    Mutant(
+        "a rank goes on without an adapter that another one cannot load",
+        "engine/comm/agreement.py",
+        "    if not is_everywhere:\n",
+        "    if False:\n",
+        ("tests/engine/comm/test_agreement.py",),
     ),
 )

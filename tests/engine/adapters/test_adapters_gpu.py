@@ -7,6 +7,7 @@ import peft
 import pytest
 import torch
 
+from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.decode.fused_deltas import FusedDeltas
 from tests.support import adapters, tiny
@@ -45,6 +46,32 @@ def test_captured_steps_equal_the_cpu(
     if family != "gpt2":  # LayerNorm is not in the fused kernels
         assert engine.stats()["graph_steps"] > replayed
     assert adapters.greedy(engine, [(ids, None) for ids in PROMPTS]) == expected[::3]
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2])
+@pytest.mark.parametrize("in_linear", [True, False])
+def test_running_answers_keep_their_adapters(
+    in_linear: bool, max_num_seqs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter of a larger rank, for more kinds of matrices, is loaded during an answer.
+
+    The request that names it waits for a row, or starts at once.
+    """
+    monkeypatch.setattr(FusedDeltas, "in_linear", in_linear)
+    low, high = made(tmp_path, "llama", [{"r": 3, "target_modules": ["q_proj"]}, {"r": 17}])
+    requests = [(PROMPTS[0], low), (PROMPTS[2], high)]
+    cpu = tiny.engine(tmp_path)
+    expected = [adapters.greedy(cpu, [request])[0] for request in requests]
+    engine = tiny.engine(tmp_path, device="cuda", max_num_seqs=max_num_seqs)
+    params = tiny.SamplingParams(temperature=0, max_tokens=8)
+    found: list[list[int]] = [[], []]
+    engine.add(0, list(PROMPTS[0]), params, tuning=low)
+    while engine.has_work:
+        for i, event in engine.step():
+            found[i] += event.ids if isinstance(event, Tokens) else []
+            if len(found[0]) == 3 and isinstance(event, Tokens) and i == 0:
+                engine.add(1, list(PROMPTS[2]), params, tuning=high)
+    assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 Tolerance 1e-4 relative to the largest logit, as in test_architectures.
 """
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from swiftchat.engine.adapters.tunings import MAX_SETS, Tunings
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence
-from swiftchat.errors import BadModelFile, UsageError
+from swiftchat.errors import BadModelFile, ContextOverflow, UsageError
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from tests.support import adapters, tiny
@@ -149,6 +151,30 @@ def test_sets_are_kept_evicted_and_reloaded(tmp_path: Path) -> None:
     adapters.change_settings(path, lora_alpha=7)  # a changed file is another adapter
     changed = engine.tune(adapters.tuning_of(path))
     assert changed is not None and changed.identity != first.identity
+
+
+def test_a_check_loads_nothing(tmp_path: Path) -> None:
+    """Nor does a request that is refused, even if all places for sets are taken."""
+    reference, targets = tiny.make("llama", tmp_path), ["q_proj"]
+    path, _ = adapters.make_adapter(tmp_path / "adapter", reference, 0, target_modules=targets)
+    engine, params = tiny.engine(tmp_path), tiny.SamplingParams(temperature=0, max_tokens=2)
+    first, *others, last = (adapters.tuning_of(path, scales=[i]) for i in range(1, MAX_SETS + 3))
+    too_long = [5] * engine.ctx_size_tokens
+    engine.check([5], params, tuning=first)
+    for call in (engine.check, partial(engine.add, 1)):
+        with pytest.raises(ContextOverflow):
+            call(too_long, params, tuning=first)
+        with pytest.raises(UsageError, match="embeddings are those of the base model"):
+            call([5], replace(params, pooling="mean"), tuning=first)
+    assert engine.tunings.nbytes == 0
+    for tuning in others:
+        engine.tune(tuning)
+    sets = list(engine.tunings.selection.sets)
+    engine.check([5], params, tuning=last)
+    with pytest.raises(ContextOverflow):
+        engine.add(1, too_long, params, tuning=last)
+    kept = engine.tunings.selection.sets
+    assert all(one is other for one, other in zip(kept, sets, strict=True))
 
 
 def test_adapters_of_other_models_end_only_their_request(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from swiftchat.engine.adapters import tunings
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.generation.engine import Engine, Outcome
-from swiftchat.errors import BadModelFile, ContextOverflow, UsageError
+from swiftchat.errors import BadModelFile, ContextOverflow, OutOfMemory, UsageError
 from swiftchat.weights.adapters.soft_prompt import SoftPrompt
 from swiftchat.weights.architectures.config import ModelConfig
 from tests.support import adapters, tiny
@@ -79,6 +79,39 @@ def test_answers_share_the_blocks_of_a_soft_prompt(
     params = tiny.SamplingParams()
     with pytest.raises(ContextOverflow, match="the soft prompt 6"):
         engine.add(1, [5] * (engine.ctx_size_tokens - NUM_VIRTUAL), params, tuning=tuning)
+
+
+@pytest.mark.parametrize("failing", ["copy_blocks", "store_virtual"])
+def test_a_failed_step_leaves_no_block_that_it_did_not_write(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next answers compute again what the failed step should have stored or copied."""
+    reference = tiny.make("llama", tmp_path)
+    config = peft.PrefixTuningConfig(num_virtual_tokens=2 * tiny.BLOCK_SIZE, task_type="CAUSAL_LM")
+    folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
+    tuning = Tuning(soft_prompt=str(folder))
+    first, ids = tiny.random_ids(14), [*tiny.random_ids(10), 3, 4, 5]
+    requests = [(ids, tuning), (ids, None)]
+    expected = adapters.greedy(tiny.engine(tmp_path), requests)
+    engine = tiny.engine(tmp_path)
+    for tensor in engine.cache.tensors:  # unwritten slots must never be read
+        tensor.fill_(float("nan"))
+    adapters.greedy(engine, [(first, None)])
+
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    engine.add(1, ids, tiny.SamplingParams(), tuning=tuning)
+    engine.add(2, ids, tiny.SamplingParams())
+    owner = engine.decoder.ops if failing == "copy_blocks" else tunings
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(owner, failing, fails)
+        engine.step()
+    engine.abort_all(OutOfMemory("no memory"))
+    engine.scheduler.check_integrity()
+    allocator, num_sources = engine.allocator, 4  # blocks of the first prompt, used least recently
+    allocator.release([allocator.allocate() for _ in range(allocator.num_free + num_sources)])
+    assert adapters.greedy(engine, requests) == expected
 
 
 def test_answers_in_a_small_cache_are_those_of_a_large_one(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.generation.speculation import draft_proposer, speculation_of
 from swiftchat.engine.schedule.states import StateSlots
 from swiftchat.engine.speculation.acceptance import AcceptanceRate
-from swiftchat.errors import UsageError
+from swiftchat.errors import OutOfMemory, UsageError
 from tests.support import tiny
 from tests.support.reference import make_reference
 
@@ -94,6 +94,29 @@ def test_canceled_answers_leave_the_draft_model(folder: Path, other: Path) -> No
     engine.cancel(1)
     engine.step()
     assert draft.allocator.num_used == engine.allocator.num_used == 0
+
+
+def test_a_failed_draft_step_publishes_no_block(
+    folder: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of a block with a common beginning fails."""
+    draft = tiny.engine(other)
+    engine, params = with_draft(folder, draft), replace(PARAMS, speculate="draft")
+    tiny.run(engine, {1: PROMPT}, params)
+    num_cached = draft.allocator.num_cached
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    engine.add(2, [*PROMPT[:10], 3, 4, 5], params)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(draft.decoder.ops, "copy_blocks", fails)
+        while engine.has_work:
+            engine.step()
+    engine.abort_all(OutOfMemory("no memory"))
+    draft.allocator.check_integrity([])
+    assert draft.allocator.num_cached == num_cached
+    assert tiny.run(engine, {3: PROMPT}, params)[0] == tiny.run(engine, {3: PROMPT}, PARAMS)[0]
 
 
 def test_the_engine_loads_a_draft_model(folder: Path, other: Path, tmp_path: Path) -> None:
