@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from swiftchat.cuda.gpu import Gpu
 
 _LONGEST = (
-    "tests/engine/cpu/test_sanitizers.py",
-    "tests/engine/cpu/test_build.py",
     "tests/test_setup.py",
     "tests/fuzz/test_fuzz.py",
 )

@@ -48,12 +48,12 @@ def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, folder, reference.reference_logits(model, reference.prompt_ids())
 
 
-def test_logits_equal_those_of_transformers(swept) -> None:
-    """Prefill in chunks, with a cached prefix, and token by token; by torch and by the kernels."""
-    model_type, folder, expected = swept
-    assert reference.outcome(folder, expected) == "equal"
-    native = reference.outcome(folder, expected, native=True)
-    assert native == "equal" or native.startswith("torch: no kernel"), (model_type, native)
+@tiny.each_backend
+def test_logits_equal_those_of_transformers(swept, native: bool) -> None:
+    """Prefill in chunks, with a cached prefix, and token by token."""
+    _, folder, expected = swept
+    outcome = reference.outcome(folder, expected, native=native)
+    assert outcome == "equal" or (native and outcome.startswith("torch: no kernel")), outcome
 
 
 def test_ranks_equal_transformers(swept) -> None:
