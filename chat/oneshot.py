@@ -129,7 +129,7 @@ class OneShot:
             self._warn(warning)
         self._end(answer, info, load_s, reason)
         if self.config.stats:
-            print(stats_line(answer, info, load_s, self._age_s), file=sys.stderr)
+            print_notice(stats_line(answer, info, load_s, self._age_s))
         if self.config.debug:
             began = time.perf_counter() - process_age_s()
             phases = [*self.chat_model.engine.phases, *answer.phases]
@@ -243,7 +243,7 @@ class OneShot:
             code = [block.code for block in code_blocks(answer.text)]
             write("".join(code))
             if not code:
-                print("warning: the answer has no code block", file=sys.stderr)
+                print_notice("warning: the answer has no code block")
         elif self._is_json:
             if reason == "stop":
                 is_exact = self._style.mode == "exact"
@@ -275,7 +275,7 @@ class OneShot:
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
         self._status.clear()
-        print(f"warning: {text}", file=sys.stderr)
+        print_notice(f"warning: {text}")
 
     def _print_event(self, event: dict[str, Any]) -> None:
         if self.config.stream_json:

@@ -1,7 +1,6 @@
 """`swiftchat convert`: convert and quantize a model."""
 
 import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import click
 
 from swiftchat.chat.model.adapters import Weighted
 from swiftchat.chat.model.description import format_bytes
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
@@ -174,7 +174,7 @@ def _print_estimate(planned: "ConversionEstimate") -> None:
 def _print_summary(destination: Path, seconds: float) -> None:
     num_bytes = sum(file.stat().st_size for file in destination.rglob("*"))
     size, speed = format_bytes(num_bytes), format_bytes(num_bytes / seconds)
-    print(f"wrote and verified {size} in {seconds:.1f} s ({speed}/s)", file=sys.stderr)
+    print_notice(f"wrote and verified {size} in {seconds:.1f} s ({speed}/s)")
 
 
 def parse_size(text: str) -> float:

@@ -9,16 +9,24 @@ from typing import Any
 import click
 
 from swiftchat.chat.history.conversation import SHORT_ID
-from swiftchat.chat.history.listing import format_time, print_found, print_table
+from swiftchat.chat.history.listing import Column, format_time, print_found, print_table
 from swiftchat.chat.history.store import open_store
 from swiftchat.chat.history.transcript import as_json as as_json_text
 from swiftchat.chat.history.transcript import as_markdown, write_file
 from swiftchat.chat.options.completion import complete_sessions
 from swiftchat.chat.options.duration import Duration
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
 from swiftchat.errors import FileSystemError, UsageError
 
+_COLUMNS = (
+    Column("ID"),
+    Column("USED", left_out=3),
+    Column("MESSAGES", left_out=1),
+    Column("MODEL", left_out=2, is_shortened=True),
+    Column("TITLE", is_shortened=True),
+)
 _NO_SESSIONS = "no saved conversations; chats are saved automatically"
 
 
@@ -44,14 +52,14 @@ def list_sessions(most: int, as_json: bool) -> None:
     if as_json:
         _print_json(rows)
     elif not rows:
-        print(_NO_SESSIONS, file=sys.stderr)
+        print_notice(_NO_SESSIONS)
     else:
         _print_rows(rows)
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     print_table(
-        ("ID", "USED", "MESSAGES", "MODEL", "TITLE"),
+        _COLUMNS,
         (
             (
                 row["id"][:SHORT_ID],
@@ -88,7 +96,7 @@ def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
     if as_json:
         _print_json([vars(one) for one in found])
     elif not found:
-        print("no matches", file=sys.stderr)
+        print_notice("no matches")
     for one in () if as_json else found:
         print_found(one)
 
@@ -147,7 +155,7 @@ def rm(id_or_name: tuple[str, ...], yes: bool) -> None:
         _confirm("rm", f"remove {', '.join(repr(titles[one]) for one in ids)}?", yes)
         store.remove(*ids)
     for one in ids:
-        print(f"removed {one[:SHORT_ID]} {sanitize(titles[one])}", file=sys.stderr)
+        print_notice(f"removed {one[:SHORT_ID]} {titles[one]}")
     _mention_cache()
 
 
@@ -176,7 +184,7 @@ def prune(older_than: float | None, one_shots: bool, dry_run: bool, yes: bool) -
             and (not one_shots or (row["num_questions"] <= 1 and not row["name"]))
         ]
         if not rows:
-            print("no conversation matches", file=sys.stderr)
+            print_notice("no conversation matches")
             return
         if dry_run or not yes:
             _print_rows(rows)
@@ -185,7 +193,7 @@ def prune(older_than: float | None, one_shots: bool, dry_run: bool, yes: bool) -
         count = f"{len(rows)} conversation{'' if len(rows) == 1 else 's'}"
         _confirm("prune", f"remove {'these ' if len(rows) > 1 else 'this '}{count}?", yes)
         store.remove(*(row["id"] for row in rows))
-    print(f"removed {count}", file=sys.stderr)
+    print_notice(f"removed {count}")
     _mention_cache()
 
 
@@ -193,7 +201,7 @@ def _mention_cache() -> None:
     """Say that keys and values of removed conversations may be on the disk."""
     if KVFolder(user_kv_folder()).files():
         hint = "swiftchat cache clear removes their keys and values, too"
-        print(hint, file=sys.stderr)
+        print_notice(hint)
 
 
 def _confirm(command: str, question: str, yes: bool) -> None:

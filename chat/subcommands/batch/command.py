@@ -11,6 +11,7 @@ import click
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS
 from swiftchat.chat.options.parameters import ALL_PARAMETERS
 from swiftchat.chat.subcommands.score import ENGINE_OPTIONS, MODEL
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.errors import UsageError
 
@@ -145,9 +146,9 @@ class _Run:
         if self._config.quiet:
             return
         seconds = time.monotonic() - self._started if self._started else 0.0
-        print(self._totals.text(seconds), file=sys.stderr)
+        print_notice(self._totals.text(seconds))
         if self._totals.missing and is_resumable:
-            print("the same command answers the missing lines", file=sys.stderr)
+            print_notice("the same command answers the missing lines")
 
     def _count(self, record: dict[str, Any]) -> None:
         totals = self._totals
