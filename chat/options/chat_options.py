@@ -16,6 +16,7 @@ from swiftchat.chat.options.completion import (
     complete_variables,
 )
 from swiftchat.chat.options.option_types import (
+    MAX_RANKS,
     Colors,
     ModelOption,
     RankCount,
@@ -197,7 +198,7 @@ _MACHINE = (
     ),
     option(
         "--pp",
-        type=click.IntRange(1),
+        type=click.IntRange(1, MAX_RANKS),
         default=1,
         metavar="N",
         help="Pipeline parallelism: N stages of --tp GPUs each, for GPUs with slow links.",

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 from typing import Any, Self
 
 import click
@@ -14,9 +15,12 @@ from swiftchat.chat.options.parameters import (
     Parameter,
 )
 
+MAX_RANKS = 1024
+MAX_AT_A_TIME = 4096  # answers
+
 
 class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    """A number of ranks, 1 or more, or `auto`."""
+    """A number of ranks or `auto`."""
 
     name = "number or auto"
 
@@ -24,11 +28,12 @@ class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic befor
         return "N|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "auto" or isinstance(value, int):
+        if value == "auto":
             return value
-        if not str(value).isdecimal() or int(value) < 1:
-            self.fail(f"{value!r} is neither a positive number nor auto", param, ctx)
-        return int(value)
+        text = str(value)
+        if not re.fullmatch("[0-9]{1,4}", text) or not 1 <= int(text) <= MAX_RANKS:
+            self.fail(f"{value!r} is neither auto nor a number from 1 to {MAX_RANKS}", param, ctx)
+        return int(text)
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2

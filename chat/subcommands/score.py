@@ -8,7 +8,7 @@ import click
 
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS
 from swiftchat.chat.options.completion import complete_models
-from swiftchat.engine.api.params import MAX_LOGPROBS
+from swiftchat.engine.api.params import MAX_COUNT, MAX_LOGPROBS
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.chat_model import ChatModel
@@ -31,13 +31,13 @@ SCHEMA = 1
 @click.argument("file", type=click.Path())
 @click.option(
     "--context",
-    type=int,
+    type=click.IntRange(2, MAX_COUNT),
     metavar="N",
     help="Tokens that the model reads at a time; default: its context.",
 )
 @click.option(
     "--stride",
-    type=int,
+    type=click.IntRange(1, MAX_COUNT),
     metavar="N",
     help="New tokens of each further context; default: half of it.",
 )

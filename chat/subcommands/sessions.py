@@ -27,6 +27,7 @@ _COLUMNS = (
     Column("MODEL", left_out=2, is_shortened=True),
     Column("TITLE", is_shortened=True),
 )
+_MOST = click.IntRange(1, 10**6)
 _NO_SESSIONS = "no saved conversations; chats are saved automatically"
 
 
@@ -43,12 +44,12 @@ def sessions(ctx: click.Context) -> None:
 
 
 @sessions.command(name="list")
-@click.option("-n", "--most", type=int, default=-1, help="Show at most this many.")
+@click.option("-n", "--most", type=_MOST, help="Show at most this many.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_sessions(most: int, as_json: bool) -> None:
+def list_sessions(most: int | None, as_json: bool) -> None:
     """List conversations, most recently used first."""
     with open_store() as store:
-        rows = store.recent(most)
+        rows = store.recent(-1 if most is None else most)
     if as_json:
         _print_json(rows)
     elif not rows:
@@ -86,7 +87,7 @@ def show(id_or_name: str, as_json: bool) -> None:
 @sessions.command()
 @click.argument("words", nargs=-1, required=True)
 @click.option(
-    "-n", "--most", type=int, default=50, show_default=True, help="Show at most this many."
+    "-n", "--most", type=_MOST, default=50, show_default=True, help="Show at most this many."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
