@@ -7,7 +7,6 @@ import click
 
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.options.parameters import option_name
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import UsageError
 
@@ -84,16 +83,12 @@ def conversation_for(
 def _continued(ctx: click.Context, options: dict[str, Any], given: set[str]) -> Conversation:
     """Return the conversation to continue; set the options that are saved with it."""
     from swiftchat.chat.history.store import load_session
-    from swiftchat.chat.options.config import SESSION_OPTIONS
+    from swiftchat.chat.options.chat_options import saved_settings
 
     conversation = load_session(options["session"])
-    # An imported conversation may come from another person: no other option may be in it.
-    # Conversations of older versions have other names.
-    settings = {
-        option_name(name): value
-        for name, value in conversation.settings.items()
-        if option_name(name) in SESSION_OPTIONS
-    }
+    settings, problems = saved_settings(conversation.settings)
+    for problem in problems:
+        print_notice(f"warning: a setting of this conversation is left out: {problem}")
     _apply(ctx, options, given, {**settings, "system": conversation.system})
     return conversation
 

@@ -190,7 +190,11 @@ class ChatModel:
 
     def set_parameter(self, name: str, value: Any) -> None:
         """Change a sampling parameter of future answers. Raises `UsageError` for a bad value."""
-        changes = {**self.changes, name: value}
+        self.set_parameters({name: value})
+
+    def set_parameters(self, values: Mapping[str, Any]) -> None:
+        """Change sampling parameters, all of them or, with a `UsageError`, none."""
+        changes = {**self.changes, **values}
         self.params_with(changes)
         self.changes = changes
 

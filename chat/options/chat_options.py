@@ -15,6 +15,7 @@ from swiftchat.chat.options.completion import (
     complete_templates,
     complete_variables,
 )
+from swiftchat.chat.options.config import SESSION_OPTIONS
 from swiftchat.chat.options.option_types import (
     MAX_RANKS,
     Colors,
@@ -25,6 +26,7 @@ from swiftchat.chat.options.option_types import (
     option,
     parameter,
 )
+from swiftchat.chat.options.parameters import option_name
 from swiftchat.chat.options.size import Size
 from swiftchat.errors import UsageError
 
@@ -262,15 +264,39 @@ FILE_NAMES = CONFIG_NAMES | {"mcp", "allow_tool"}
 
 def typed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of options in their types. Raises `UsageError` for an invalid value."""
-    options = {option.name: option for option in CHAT_OPTIONS if option.name in settings}
-    context = click.Context(click.Command("swiftchat"))
-    found = {}
-    for name, value in settings.items():
+    return {name: _typed(name, value) for name, value in settings.items()}
+
+
+def saved_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options that a conversation sets, in their types, and what is wrong with others.
+
+    An imported conversation may come from another person: it sets only options that are saved with
+    a conversation. Conversations of older versions have other names.
+    """
+    found, problems = {}, []
+    for old_name, value in settings.items():
+        name = option_name(old_name)
+        if name not in SESSION_OPTIONS:
+            continue
         try:
-            found[name] = options[name].type_cast_value(context, value)
-        except click.BadParameter as error:
-            raise UsageError(f"{name}: {error.message}") from None
-    return found
+            found[name] = _typed(name, value)
+        except UsageError as error:
+            problems.append(error.message)
+    return found, problems
+
+
+_BY_NAME = {option.name: option for option in CHAT_OPTIONS}
+
+
+def _typed(name: str, value: object) -> Any:
+    option = _BY_NAME[name]
+    try:
+        is_text = option.type is click.STRING and not option.multiple
+        if is_text and not isinstance(value, str | None):
+            raise click.BadParameter(f"must be a text, not {value!r}")
+        return option.type_cast_value(click.Context(click.Command("swiftchat")), value)
+    except click.BadParameter as error:
+        raise UsageError(f"{name}: {error.message}") from None
 
 
 EVERYDAY = (

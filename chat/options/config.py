@@ -285,13 +285,8 @@ class ChatConfig:
 
 
 def sampling_changes(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters in the settings of a conversation."""
-    found = {option_name(name): value for name, value in settings.items()}
-    return {
-        name: tuple(value) if name in TEXTS_PARAMETERS else value
-        for name, value in found.items()
-        if name in SAMPLING_OPTIONS
-    }
+    """Return the sampling parameters in the settings of a conversation or role."""
+    return {name: value for name, value in settings.items() if name in SAMPLING_OPTIONS}
 
 
 def read_text(name: str) -> str:

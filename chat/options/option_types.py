@@ -102,11 +102,18 @@ class TextsOption(ChatOption):
     """An option with any number of texts; a variable has one on each line."""
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        return super().type_cast_value(ctx, [value] if isinstance(value, str) else value)
+        texts = [value] if isinstance(value, str) else value
+        if texts is not None and not _are_texts(texts):
+            raise click.BadParameter(f"must be a text or a list of texts, not {value!r}", ctx, self)
+        return super().type_cast_value(ctx, texts)
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
         text = self.resolve_envvar_value(ctx)
         return None if text is None else text.split("\n")
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 
 class ModelOption(ChatOption):

@@ -129,6 +129,7 @@ def export(id_or_name: str, file: str, file_format: str | None, force: bool) -> 
 def import_sessions(files: tuple[str, ...]) -> None:
     """Import conversations: exported JSON, ChatGPT's conversations.json, lists of messages."""
     from swiftchat.chat.history.importer import import_conversations
+    from swiftchat.chat.options.chat_options import saved_settings
 
     found = []
     for file in files:
@@ -136,7 +137,11 @@ def import_sessions(files: tuple[str, ...]) -> None:
             data = Path(file).read_bytes()
         except OSError as error:
             raise FileSystemError.reading(file, error) from error
-        found += import_conversations(data, file)
+        for conversation in import_conversations(data, file):
+            _, problems = saved_settings(conversation.settings)
+            if problems:
+                raise UsageError(f"{file}: settings of a conversation: {problems[0]}")
+            found.append(conversation)
     with open_store() as store:
         for conversation in found:
             store.save(conversation)
