@@ -18,7 +18,7 @@ from swiftchat.chat.model.answer_saver import AnswerSaver
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.model.tools import max_result_characters
-from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.options.config import ChatConfig, without_lengths
 from swiftchat.chat.render.logprobs import (
     as_json,
     as_terminal_text,
@@ -111,7 +111,7 @@ class OneShot:
         """Answer the last message, add the answer to the conversation, return the exit code."""
         started = time.perf_counter()
         self.chat_model.prepare()
-        conversation.settings = self.chat_model.settings
+        conversation.settings = without_lengths(self.chat_model.settings, conversation.settings)
         self.autosave.open()  # while the engine loads
         self._style = choose_style(self.config, os.environ, sys.stdout.isatty())
         preload(self._style)  # while the engine loads
