@@ -28,7 +28,7 @@ def check_connect(ctx: click.Context, options: dict[str, Any]) -> None:
             is_given = context.get_parameter_source(param.name or "") is _COMMAND_LINE
             if is_given and param.name in determined:
                 raise UsageError(
-                    f"{param.opts[-1]} has no effect with --connect",
+                    f"--{param.name.replace('_', '-')} has no effect with --connect",
                     "choose it where the engine is started",
                 )
 
