@@ -274,9 +274,9 @@ def main() -> None:
         sys.exit(141)
     _prepare_streams()
     debug = "--debug" in sys.argv
-    install_signal_handlers()
     code = 1
     try:
+        install_signal_handlers()
         code = _run()
         sys.stdout.flush()
     except click.exceptions.Exit as done:
