@@ -53,8 +53,8 @@ def find_messages(db: sqlite3.Connection, text: str, limit: int) -> list[Found]:
     long = [word for word in words if len(word) >= _TRIGRAM]
     short = [word for word in words if len(word) < _TRIGRAM]
     contains = "instr(lower(content), lower(?))"
-    indexed = ["number IN (SELECT rowid FROM search WHERE search MATCH ?)"] if long else []
-    indexed = " AND ".join([*indexed, *[contains] * len(short)]) or "0"
+    matches = ["number IN (SELECT rowid FROM search WHERE search MATCH ?)"] if long else []
+    indexed = " AND ".join([*matches, *[contains] * len(short)]) or "0"
     unfinished = " AND ".join([UNFINISHED, *[contains] * len(words)]) if words else "0"
     quoted = " ".join('"' + word.replace('"', '""') + '"' for word in long)
     rows = db.execute(

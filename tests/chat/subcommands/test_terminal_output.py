@@ -230,6 +230,8 @@ def run(arguments: list[str], columns: int, is_filled: bool) -> tuple[int, str]:
     """Run the program in a terminal of this width; return its exit code and its output."""
 
     def main() -> None:
+        for name in ("COLUMNS", "LINES"):  # set by xdist; they would precede the terminal's
+            os.environ.pop(name, None)
         fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         replace_engines(is_filled)
         cli.main()
