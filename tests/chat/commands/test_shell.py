@@ -32,7 +32,9 @@ def test_a_command_that_closes_its_output_runs_to_its_end(
     assert limits[0] is None and (tmp_path / "done").read_text() == "go\n"
 
 
-@pytest.mark.parametrize("place", [(attach, "_decoded"), (subprocess.Popen, "wait")], ids=str)
+@pytest.mark.parametrize(
+    "place", [(attach, "_decoded"), (subprocess.Popen, "wait")], ids=["output", "no output"]
+)
 def test_an_interrupted_command_that_goes_on_is_killed(
     chat: Chat, place: tuple[object, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
