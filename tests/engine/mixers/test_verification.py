@@ -50,7 +50,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory):
     def make(model_type: str) -> Path:
         if model_type not in _FOLDERS:
             _FOLDERS[model_type] = tmp_path_factory.mktemp(model_type)
-            reference.make_reference(model_type, _FOLDERS[model_type])
+            reference.copy_reference(model_type, _FOLDERS[model_type])
         return _FOLDERS[model_type]
 
     return make

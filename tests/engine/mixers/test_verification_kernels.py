@@ -67,7 +67,7 @@ MODELS = [
 @pytest.fixture(scope="module", params=MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
-    reference.make_reference(request.param, path, **GPU_MODELS[request.param])
+    reference.copy_reference(request.param, path, **GPU_MODELS[request.param])
     return path
 
 
