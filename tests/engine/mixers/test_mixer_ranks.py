@@ -53,6 +53,11 @@ DIVIDED = {
     "Mamba alone": ("falcon_mamba", {}, 4),
     "RG-LRU": ("recurrent_gemma", {}, 2),
 }
+# For what does not depend on the layout of the tensors: one of each mixer.
+_MIXERS = ("short convolution", "gated DeltaNet", "Kimi Delta Attention", "Mamba-2", "RG-LRU")
+each_mixer = pytest.mark.parametrize(
+    "divided", [DIVIDED[name] for name in _MIXERS], ids=_MIXERS, indirect=True
+)
 
 
 @pytest.fixture(scope="module", params=DIVIDED.values(), ids=DIVIDED)
@@ -104,6 +109,7 @@ def turns(engine, prompts: Sequence[list[int]], *params: SamplingParams) -> list
     return found
 
 
+@each_mixer
 def test_turns_regeneration_and_undo_equal_one_rank(divided) -> None:
     """With greedy and sampled answers in turn."""
     folder, size, _ = divided
@@ -139,6 +145,7 @@ def test_rank_files_equal_whole_files(model_type: str, tmp_path: Path) -> None:
     assert all(close(logits, expected[-1]) for logits in run_ranks(2, run))
 
 
+@each_mixer
 def test_dummy_weights_of_ranks_are_those_of_one_model(divided) -> None:
     folder, size, _ = divided
     settings = EngineConfig(

@@ -105,8 +105,8 @@ def test_the_engine_loads_a_draft_model(folder: Path, other: Path, tmp_path: Pat
         assert ids == plain
 
 
-# One of each kind of mixer.
-STATES = ("lfm2", "qwen3_next", "kimi_linear", "recurrent_gemma", "mamba2", "jamba")
+# With native kernels and without.
+STATES = ("qwen3_next", "recurrent_gemma", "mamba2")
 
 
 @pytest.mark.parametrize("model_type", STATES)
