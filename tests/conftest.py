@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tests.support import model_store
 from tests.support import smollm2 as smollm2_files
 from tests.support.processor_times import function_of, slow_tests
 
@@ -177,12 +178,13 @@ def gpu() -> "Gpu":
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let the C compiler compile its own libraries once for all tests and processes of `-n`."""
+def _shared_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Make tiny models, and compile the C compiler's own libraries, once for all processes."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(folder / "compiler-cache"))
+    model_store.session_folder = folder / "tiny-models"
 
 
 @pytest.fixture(autouse=True)

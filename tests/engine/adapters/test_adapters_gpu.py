@@ -17,7 +17,7 @@ PROMPTS = [tiny.random_ids(length, seed=length) for length in (13, 1, 70)]
 
 
 def made(folder: Path, family: str, settings: list[dict[str, Any]]) -> list[Tuning]:
-    reference, found = tiny.make(family, folder), []
+    reference, found = tiny.make_with_reference(family, folder), []
     for seed, changes in enumerate(settings):
         changes = {"target_modules": adapters.targets(family), **changes}
         path, model = adapters.make_adapter(folder / str(seed), reference, seed, **changes)
@@ -92,7 +92,7 @@ def test_adapters_without_kernels_equal_the_cpu(settings: dict[str, Any], tmp_pa
 @pytest.mark.parametrize("kind", [peft.PromptTuningConfig, peft.PrefixTuningConfig])
 def test_soft_prompts_equal_the_cpu(kind: type[Any], tmp_path: Path) -> None:
     config = kind(num_virtual_tokens=6, task_type="CAUSAL_LM")
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
     tuning = Tuning(soft_prompt=str(folder))
     requests = [(ids, each) for ids in PROMPTS for each in (None, tuning)]

@@ -52,7 +52,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_peft(case: str, tmp_path: Path) -> None:
     family, settings = CASES[case]
-    reference = tiny.make(family, tmp_path)
+    reference = tiny.make_with_reference(family, tmp_path)
     settings = {"target_modules": adapters.targets(family), **settings}
     folder, model = adapters.make_adapter(tmp_path / "adapter", reference, **settings)
     ids = tiny.random_ids(NUM_TOKENS)
@@ -67,7 +67,7 @@ def test_logits_equal_peft(case: str, tmp_path: Path) -> None:
 
 
 def test_weighted_sets_add_changes_and_zero_is_the_base(tmp_path: Path) -> None:
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     one, model = adapters.make_adapter(tmp_path / "a", reference, target_modules="all-linear")
     model.unload()
     two, model = adapters.make_adapter(
@@ -92,7 +92,7 @@ def test_weighted_sets_add_changes_and_zero_is_the_base(tmp_path: Path) -> None:
 @tiny.each_backend
 def test_sequences_of_a_batch_have_their_own_adapters(native: bool, tmp_path: Path) -> None:
     """Also with a common prefix, whose blocks are not shared by different adapters."""
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     paths = []
     for seed in range(3):
         path, model = adapters.make_adapter(
@@ -118,7 +118,7 @@ def test_sequences_of_a_batch_have_their_own_adapters(native: bool, tmp_path: Pa
 
 
 def test_greedy_ids_do_not_depend_on_the_batch_or_the_prefix_cache(tmp_path: Path) -> None:
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     tunings: list[Tuning | None] = [None]
     for seed in range(2):
         path, model = adapters.make_adapter(
@@ -136,7 +136,7 @@ def test_greedy_ids_do_not_depend_on_the_batch_or_the_prefix_cache(tmp_path: Pat
 
 
 def test_sets_are_kept_evicted_and_reloaded(tmp_path: Path) -> None:
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     path, _ = adapters.make_adapter(tmp_path / "a", reference, target_modules=["q_proj"])
     engine = tiny.engine(tmp_path)
     first = engine.tune(adapters.tuning_of(path))
@@ -197,7 +197,7 @@ def test_ranks_have_their_parts_of_an_adapter(
     family: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """Two tensor-parallel ranks as threads: logits as of one rank."""
-    reference = tiny.make(family, tmp_path)
+    reference = tiny.make_with_reference(family, tmp_path)
     settings = {"target_modules": adapters.targets(family), **settings}
     path, _ = adapters.make_adapter(tmp_path / "adapter", reference, **settings)
     tuning, ids = adapters.tuning_of(path), tiny.random_ids(NUM_TOKENS)
@@ -221,7 +221,7 @@ def test_ranks_have_their_parts_of_an_adapter(
 
 
 def test_what_only_merging_supports_is_named(tmp_path: Path) -> None:
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     path, _ = adapters.make_adapter(
         tmp_path / "a", reference, target_modules=["q_proj"], modules_to_save=["norm"]
     )

@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, peft.PeftConfig]] = {
 def test_logits_equal_peft(case: str, tmp_path: Path) -> None:
     family, config = CASES[case]
     config.task_type = "CAUSAL_LM"
-    reference = tiny.make(family, tmp_path)
+    reference = tiny.make_with_reference(family, tmp_path)
     folder, model = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
     ids = tiny.random_ids(NUM_TOKENS)
     with torch.inference_mode():
@@ -62,7 +62,7 @@ def test_logits_equal_peft(case: str, tmp_path: Path) -> None:
 def test_answers_share_the_blocks_of_a_soft_prompt(
     kind: type[peft.PromptTuningConfig], native: bool, tmp_path: Path
 ) -> None:
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     config = kind(num_virtual_tokens=NUM_VIRTUAL, task_type="CAUSAL_LM")
     folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
     tuning = Tuning(soft_prompt=str(folder))
@@ -141,7 +141,7 @@ def test_answers_in_a_small_cache_are_those_of_a_large_one(tmp_path: Path) -> No
 def test_only_the_last_soft_prompts_stay_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = tiny.make("llama", tmp_path / "model")
+    reference = tiny.make_with_reference("llama", tmp_path / "model")
     engine = tiny.engine(tmp_path / "model")
     opened, open_soft_prompt = list[str](), tunings.open_soft_prompt
 
@@ -162,7 +162,7 @@ def test_only_the_last_soft_prompts_stay_in_memory(
 
 @pytest.mark.fault(48)
 def test_wrong_soft_prompts_are_named(tmp_path: Path) -> None:
-    reference = tiny.make("llama", tmp_path / "model")
+    reference = tiny.make_with_reference("llama", tmp_path / "model")
     config = peft.PromptTuningConfig(num_virtual_tokens=NUM_VIRTUAL, task_type="CAUSAL_LM")
     folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
     tuning = Tuning(soft_prompt=str(folder))
@@ -188,7 +188,7 @@ def test_wrong_soft_prompts_are_named(tmp_path: Path) -> None:
 def test_a_sliding_context_keeps_the_soft_prompt(
     kind: type[peft.PromptTuningConfig], native: bool, tmp_path: Path
 ) -> None:
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     config = kind(num_virtual_tokens=NUM_VIRTUAL, task_type="CAUSAL_LM")
     folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
     tuning, context, prompt = Tuning(soft_prompt=str(folder)), 48, tiny.random_ids(20)

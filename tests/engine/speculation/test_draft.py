@@ -13,7 +13,7 @@ from swiftchat.engine.schedule.states import StateSlots
 from swiftchat.engine.speculation.acceptance import AcceptanceRate
 from swiftchat.errors import OutOfMemory, UsageError
 from tests.support import tiny
-from tests.support.reference import make_reference
+from tests.support.reference import copy_reference
 
 PARAMS = SamplingParams(temperature=0, max_tokens=40, speculate="off")
 PROMPT = tiny.random_ids(30, seed=4)
@@ -120,7 +120,7 @@ def test_a_failed_draft_step_publishes_no_block(
 
 
 def test_the_engine_loads_a_draft_model(folder: Path, other: Path, tmp_path: Path) -> None:
-    make_reference("mamba2", tmp_path)
+    copy_reference("mamba2", tmp_path)
     plain, _ = tiny.run(tiny.engine(folder), {1: PROMPT}, PARAMS)
     for path in (other, tmp_path):
         engine = tiny.engine(folder, draft=str(path))
@@ -128,14 +128,14 @@ def test_the_engine_loads_a_draft_model(folder: Path, other: Path, tmp_path: Pat
         assert ids == plain
 
 
-# One of each kind of mixer.
-STATES = ("lfm2", "qwen3_next", "kimi_linear", "recurrent_gemma", "mamba2", "jamba")
+# With native kernels and without.
+STATES = ("qwen3_next", "recurrent_gemma", "mamba2")
 
 
 @pytest.mark.parametrize("model_type", STATES)
 def test_a_draft_model_with_states(model_type: str, tmp_path: Path) -> None:
     """It is always right, so what it computes after known tokens must not stay in its states."""
-    make_reference(model_type, tmp_path)
+    copy_reference(model_type, tmp_path)
     prompts = {1: PROMPT, 2: tiny.random_ids(9, seed=5)}
     plain, _ = tiny.run(tiny.engine(tmp_path), prompts, PARAMS)
     draft = tiny.engine(tmp_path, chunk_tokens=16)
@@ -158,7 +158,7 @@ def test_a_draft_model_with_states_that_is_mostly_wrong(
     folder: Path, tmp_path: Path, native: bool
 ) -> None:
     """More answers at a time than it has slots for, and some are canceled."""
-    make_reference("qwen3_next", tmp_path)
+    copy_reference("qwen3_next", tmp_path)
     plain = tiny.engine(folder, kernels=native)
     draft = tiny.engine(tmp_path, chunk_tokens=16, kernels=native, max_num_seqs=2)
     draft.scheduler.use_states(StateSlots(4, tiny.BLOCK_SIZE, num_verified=1))
