@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tests.support.forks.install import install
 from tests.support.processor_times import function_of, slow_tests
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
+install()
 
 # Examples may take long on a busy machine.
 hypothesis.settings.register_profile("any speed", deadline=None)
