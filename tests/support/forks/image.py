@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from tests.support.forks.start import WORKER_VARIABLES
+
 # Libraries that the program imports when it needs them; those that are missing are left out.
 _TERMINAL = (
     "multiprocessing.connection",
@@ -36,44 +38,47 @@ _WITHOUT_EFFECT = frozenset(
 )
 _NUM_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-Modules = dict[str, ModuleType]
-
 
 class HiddenModules(MetaPathFinder, Loader):
-    """Groups of imported modules; a group appears when one of its modules is imported."""
+    """Imported modules that all appear when one of them is imported."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, Modules] = {}
+        self._modules: dict[str, ModuleType] = {}
+        self._spec: ModuleSpec | None = None
 
     @contextmanager
-    def hide(self) -> Iterator[None]:
-        """Hide what is imported within the context, as one group."""
+    def hide(self, *packages: str) -> Iterator[None]:
+        """Hide the modules of these packages that are imported within the context."""
         before = set(sys.modules)
         yield
-        names = [name for name in sys.modules if name not in before]
-        group = {name: sys.modules.pop(name) for name in names}
-        self._groups |= dict.fromkeys(names, group)
+        for name in sys.modules.keys() - before:
+            if f"{name}.".startswith(tuple(f"{package}." for package in packages)):
+                self._modules[name] = sys.modules.pop(name)
 
     def forget(self, name: str) -> None:
         """Let a module be imported anew: it is to run as `__main__`."""
-        group = self._groups.pop(name, {})
-        group.pop(name, None)
+        self._modules.pop(name, None)
         sys.modules.pop(name, None)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in self._groups else None
+        if fullname not in self._modules:
+            return None
+        spec = self._spec = self._modules[fullname].__spec__
+        assert spec is not None
+        is_package = spec.submodule_search_locations is not None
+        return ModuleSpec(fullname, self, origin=spec.origin, is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        group = self._groups[spec.name]
-        for name, module in group.items():
-            sys.modules.setdefault(name, module)
-            self._groups.pop(name)
-        return group[spec.name]
+        module = self._modules[spec.name]
+        sys.modules.update(self._modules)
+        self._modules.clear()
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """The module has been executed."""
+        """Keep what the module was when it was executed."""
+        module.__spec__ = self._spec
 
 
 def load_image() -> tuple[HiddenModules, frozenset[str]]:
@@ -82,17 +87,17 @@ def load_image() -> tuple[HiddenModules, frozenset[str]]:
     Return the hidden modules and the names of the environment variables that modules have read.
     """
     # Threads would not exist in the forked processes, and the libraries would wait for them.
-    added = [name for name in _NUM_THREADS if name not in os.environ]
-    os.environ.update(dict.fromkeys(added, "1"))
+    wanted = WORKER_VARIABLES | dict.fromkeys(_NUM_THREADS, "1")
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
     hidden = HiddenModules()
     with _recorded_variables() as names:
         _import_program("chat", "errors", "tokenizer", "weights", "engine.api")
         for name in _TERMINAL:
             importlib.import_module(name)
-        with hidden.hide():
-            for name in _TOOLS:
-                _import_if_installed(name)
-        with hidden.hide():
+        for name in _TOOLS:
+            _import_if_installed(name)
+        with hidden.hide("torch", "swiftchat.engine", "swiftchat.cuda"):
             importlib.import_module("swiftchat.engine.device.lazy_torch").import_torch()
             _import_program("engine")
     sys.meta_path.insert(0, hidden)
@@ -103,7 +108,7 @@ def load_image() -> tuple[HiddenModules, frozenset[str]]:
     assert threading.active_count() == len(list(Path("/proc/self/task").iterdir())) == 1
     gc.collect()
     gc.freeze()  # so that the garbage collection of a forked process copies no page
-    return hidden, frozenset(names) - _WITHOUT_EFFECT - set(added)
+    return hidden, frozenset(names) - _WITHOUT_EFFECT - added.keys()
 
 
 def _import_program(*packages: str) -> None:

@@ -1,11 +1,13 @@
 """Forks of the process that has the image, and of the programs that are forked from it."""
 
 import fcntl
+import gc
 import os
 import struct
 import sys
 import termios
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from tests.support.forks.fork_exec import replace_fork_exec
 from tests.support.forks.image import load_image
@@ -30,13 +32,22 @@ class OwnForks:
 
     def fork_main(self, start: Start, fds: Sequence[int], main: Callable[[], object] | None) -> int:
         """Fork a process that runs `main` instead of the command; return its id."""
+        collects = gc.isenabled()
+        gc.disable()
         pid = os.fork()
         if pid == 0:
+            # Objects of the parent that are found to be garbage would close their files, whose
+            # numbers are those of other files here.
+            gc.freeze()
+            gc.enable()
             self.image.become(start, fds, main)
+        if collects:
+            gc.enable()
         return pid
 
 
-def load_own_image() -> OwnForks:
+@cache
+def own_forks() -> OwnForks:
     """Import the program in this process, which forks from then on what can be forked."""
     forks = OwnForks(Image(*load_image()))
     replace_fork_exec(forks)

@@ -82,6 +82,7 @@ class Image:
     def _run(self, start: Start) -> None:
         isolated, runs, rest = split(start.command)
         paths = [*added_paths(start.environment, self.environment), *self.path]
+        _kept.append(sys.modules["__main__"])
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__dict__["__builtins__"] = builtins
         sys.orig_argv = list(start.command)

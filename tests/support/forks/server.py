@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.support.forks.fork_exec import MAX_FDS
-from tests.support.forks.own import load_own_image
+from tests.support.forks.own import own_forks
 from tests.support.forks.process import Image, set_command_line
 from tests.support.forks.start import ROOT, Start, can_be_forked, is_program
 
@@ -80,7 +80,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client and the programs
     sys.path.remove(str(ROOT))
     set_command_line(sys.orig_argv, dict(os.environ))  # fails here if it is not possible
-    image = load_own_image().image
+    image = own_forks().image
     with socket.socket(fileno=descriptor) as client:
         _send(client, (image.environment, image.variables))
         while True:

@@ -20,6 +20,8 @@ _READ_WHEN_LOADED = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "ONEDNN_", "DNNL_"),
     *("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_"),
 )
+# The worker sets it before it imports torch, unless its user has; so does the image.
+WORKER_VARIABLES = {"GOMP_SPINCOUNT": "10000"}
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,17 @@ def split(command: Sequence[str]) -> tuple[bool, str, tuple[str, ...]]:
 
 def can_be_forked(
     command: Sequence[str],
-    environment: Mapping[str, str],
-    image_environment: Mapping[str, str],
+    environment: dict[str, str],
+    image_environment: dict[str, str],
     image_variables: Collection[str],
 ) -> bool:
     """Return whether a fork of the image does what the command would do."""
     if not is_program(command):
         return False
-    for name in environment.keys() | image_environment.keys():
+    wanted, has = WORKER_VARIABLES | environment, WORKER_VARIABLES | image_environment
+    for name in wanted.keys() | has.keys():
         is_read = name.startswith(_READ_WHEN_LOADED) or name in image_variables
-        if is_read and environment.get(name) != image_environment.get(name):
+        if is_read and wanted.get(name) != has.get(name):
             added = added_paths(environment, image_environment)
             if name != "PYTHONPATH" or not all(map(_adds_no_module, added)):
                 return False
