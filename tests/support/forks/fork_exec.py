@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.support.forks.start import Start, current_umask, ignored_signals
+from tests.support.forks.start import SCRIPTS, Start, current_umask, ignored_signals
 
 MAX_FDS = 250  # that a message can have
 
@@ -42,8 +42,10 @@ def _start_of(arguments: Sequence[Any]) -> tuple[Start, list[int]] | None:
     error_pipe, _, new_session, group, *ids, umask, preexec = arguments[13:22]
     plain = close_fds and group == -1 and not any(n is not None for n in ids) and preexec is None
     texts = [os.fsdecode(part) for part in command]
-    if not plain or texts[:1] != [sys.executable] or executables != (os.fsencode(texts[0]),):
+    if not plain or executables != (os.fsencode(texts[0]),):
         return None
+    if texts[0] in SCRIPTS:  # as Linux does it: its first line names Python
+        texts = [sys.executable, *texts]
     pairs = [*os.environb.items()]
     if environment is not None:
         pairs = [tuple(pair.split(b"=", 1)) for pair in environment]

@@ -13,6 +13,7 @@ MAIN = "from swiftchat.chat.cli import main\nmain()\n"
 _OPTION = "-P"
 # Limits its address space, which a process that has imported torch exceeds already.
 _STARTED = ("swiftchat.tokenizer.template.worker",)
+SCRIPTS = tuple(str(Path(sys.executable).parent / n) for n in ("swiftchat", "swiftchat-engine"))
 _FOLDERS = (ROOT / "tests/chat", ROOT / "tests/engine", ROOT / "tests/support")
 # Variables that Python and libraries written in C read when they are loaded, by their beginning.
 _READ_WHEN_LOADED = (
@@ -109,4 +110,6 @@ def is_program(command: Sequence[str]) -> bool:
     if runs == "-c":
         return rest[0].endswith(MAIN)
     file = Path(runs)
-    return file.suffix == ".py" and any(folder in file.parents for folder in _FOLDERS)
+    return runs in SCRIPTS or (
+        file.suffix == ".py" and any(folder in file.parents for folder in _FOLDERS)
+    )
