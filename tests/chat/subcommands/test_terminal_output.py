@@ -1,20 +1,17 @@
 """Every subcommand writes to a terminal: two widths, with nothing to show and with one entry.
 
-Each case runs in a process that is forked from this one and has a terminal of its own.
+Each case runs in a process of its own, which has a terminal.
 """
 
-import errno
-import fcntl
 import os
 import re
 import shlex
-import struct
-import termios
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import pexpect
 import pytest
 from rich.cells import cell_len
 
@@ -33,10 +30,11 @@ from swiftchat.engine.api.protocol import EngineStatus, Logprob
 from swiftchat.weights import download
 from swiftchat.weights.formats.safetensors import header_bytes
 from swiftchat.weights.store import default_store
-from tests.kills.forked import fork_in_terminal
 from tests.support import fake_engine
+from tests.support.program import patched
 from tests.support.zero_model import make_zero_model
 
+_ROOT = Path(__file__).parents[3]
 MEASURED = {
     "model": "tiny",
     "device": "cpu",
@@ -228,23 +226,12 @@ def test_output_on_a_terminal(name: str, is_filled: bool, columns: int, tmp_path
 
 def run(arguments: list[str], columns: int, is_filled: bool) -> tuple[int, str]:
     """Run the program in a terminal of this width; return its exit code and its output."""
-
-    def main() -> None:
-        for name in ("COLUMNS", "LINES"):  # set by xdist; they would precede the terminal's
-            os.environ.pop(name, None)
-        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        replace_engines(is_filled)
-        cli.main()
-
-    pid, terminal = fork_in_terminal(main, arguments, {"TERM": "xterm-256color"})
-    output = b""
-    try:
-        while piece := os.read(terminal, 1 << 16):
-            output += piece
-    except OSError as error:  # all others have closed the terminal
-        if error.errno != errno.EIO:
-            raise
-    finally:
-        os.close(terminal)
-        status = os.waitpid(pid, 0)[1]
-    return os.waitstatus_to_exitcode(status), output.decode()
+    code = f"from {__name__} import replace_engines\nreplace_engines({is_filled})"
+    command, *rest = patched(code, *arguments)
+    environ = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}  # of xdist
+    environ |= {"TERM": "xterm-256color", "PYTHONPATH": str(_ROOT)}
+    process = pexpect.spawn(command, rest, dimensions=(24, columns), env=environ, timeout=120)
+    output: bytes = process.read()
+    process.wait()
+    assert process.exitstatus is not None, process.signalstatus
+    return process.exitstatus, output.decode()
