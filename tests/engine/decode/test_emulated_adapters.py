@@ -4,7 +4,6 @@ Adapters are loaded while answers run: these go on with theirs.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from swiftchat.engine.decode import graph_runner
 from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.decode.fused_deltas import FusedDeltas
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.errors import ContextOverflow, SwiftchatError
 from tests.support import adapters, tiny
 from tests.support.emulated.engine import emulated_engine, use_emulated_gpu
 
@@ -124,8 +123,8 @@ def test_a_running_answer_keeps_its_adapter_when_a_request_is_refused(
 
     def refuse() -> None:
         running.tune(high)
-        with pytest.raises(UsageError):
-            running.add(1, PROMPTS[1], replace(PARAMS, pooling="mean"), tuning=high)
+        with pytest.raises(ContextOverflow):
+            running.add(1, [5] * running.ctx_size_tokens, PARAMS, tuning=high)
 
     assert answers(running, {0: (PROMPTS[0], low)}, refuse)[0] == expected[0]
 

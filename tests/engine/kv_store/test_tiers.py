@@ -286,7 +286,7 @@ def test_blocks_that_were_not_copied_are_not_stored() -> None:
 def test_a_restore_without_memory_leaks_no_block(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiers = Tiers(model, tmp_path, num_blocks=10, host_blocks=8)
+    tiers = Tiers(model, tmp_path, num_blocks=10, host_blocks=24)
     params = SamplingParams(temperature=0, max_tokens=1)
     prompts = [random_ids(30, seed=seed) for seed in range(2)]
     for prompt in prompts:
