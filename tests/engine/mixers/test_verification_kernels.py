@@ -232,7 +232,10 @@ def test_a_draft_model_with_states(make: MakeEngine, folder: Path, plain: Engine
         assert run(engine, turn, drafted) == run(plain, turn, OFF)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
+@pytest.mark.parametrize(
+    "model_type",
+    ["qwen3_next", "qwen3_5_text", pytest.param("qwen3_5_moe_text", marks=pytest.mark.gpu)],
+)
 def test_the_models_own_prediction_layer(
     make_any: MakeEngine, model_type: str, tmp_path: Path
 ) -> None:
