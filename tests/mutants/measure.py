@@ -14,7 +14,7 @@ from tests.mutants.schemata import Sampled
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(sys.prefix) / "mutants"  # where the switch looks
-_CAP_S = 300.0  # of processor time that a mutant's tests took without it
+_CAP_S = 150.0  # of processor time that a mutant's tests took without it
 _LIMIT_S = 1800  # tests that hang have noticed a mutant
 
 
@@ -87,17 +87,22 @@ class Measurement:
         self.outcomes: dict[str, Outcome] = {}
 
     def record(self, tests: list[str], processes: str) -> None:
-        """Run tests without a mutant, the whole suite if none is named; note what they reach."""
+        """Run tests without a mutant and note what they reach, beside what is noted already.
+
+        `tests` are arguments of pytest, none for the whole suite.
+        """
+        if self._record.exists():
+            self._read()
         (FOLDER / "reached").write_text("")
         (FOLDER / "active").unlink(missing_ok=True)
-        _, outcomes = run_tests(tests, processes)
-        reached: dict[str, list[str]] = defaultdict(list)
-        for line in sorted(set((FOLDER / "reached").read_text("utf-8", "replace").splitlines())):
+        self.outcomes |= run_tests(tests, processes)[1]
+        for line in set((FOLDER / "reached").read_text("utf-8", "replace").splitlines()):
             number, _, test = line.partition("\t")
-            reached[number].append(test.rpartition(" (")[0] or test)
+            self.reached[int(number)].add(test.rpartition(" (")[0] or test)
         (FOLDER / "reached").unlink()
-        found = {name: [each.seconds, each.result] for name, each in outcomes.items()}
-        self._record.write_text(json.dumps({"reached": reached, "tests": found}, indent=0))
+        reached = {number: sorted(found) for number, found in sorted(self.reached.items())}
+        outcomes = {test: [each.seconds, each.result] for test, each in self.outcomes.items()}
+        self._record.write_text(json.dumps({"reached": reached, "tests": outcomes}, indent=0))
 
     def _read(self) -> None:
         notes = json.loads(self._record.read_text())

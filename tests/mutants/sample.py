@@ -50,10 +50,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("action", choices=("choose", "apply", "record", "run", "remove"))
     parser.add_argument("file", type=Path, help="the chosen mutants; notes and results beside it")
+    parser.add_argument("tests", nargs="*", help="arguments of pytest after --, while recording")
     parser.add_argument("--seed", type=int, default=38)
     parser.add_argument("--number", type=int, default=60)
     parser.add_argument("--processes", default="2", help="of pytest, while recording")
-    parser.add_argument("--tests", nargs="*", default=[], help="to record, instead of all")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the mutants to run")
     arguments = parser.parse_args()
     if arguments.action == "choose":
