@@ -190,6 +190,16 @@ def test_clear_and_resume_change_the_conversation(chat: Chat) -> None:
         chat.send("/resume nowhere")
 
 
+def test_clear_offers_to_go_back_only_to_what_was_saved(chat: Chat) -> None:
+    assert chat.send("/clear") == "a new conversation\n"
+    chat.send("one", "A")
+    assert "/resume goes back" in chat.send("/clear")
+    chat.state.autosave.close()
+    chat.state.autosave = Autosave(None, print)
+    chat.send("two", "B")
+    assert chat.send("/clear") == "a new conversation\n"
+
+
 def test_resume_makes_an_unanswered_question_the_draft(chat: Chat) -> None:
     chat.send("one", "A")
     chat.state.conversation.add("user", "killed here")

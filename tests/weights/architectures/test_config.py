@@ -156,6 +156,11 @@ def test_defaults_equal_those_of_transformers(architecture: str) -> None:
     if architecture != "BioGptForCausalLM":  # ignores its field
         # It is that of a stream divided by the scale of the residual branches.
         assert [ours.norm_eps * ours.residual_scale**2] == pytest.approx(eps or [1e-5])
+    if rope:
+        given = ModelConfig.from_hf(
+            {**sizes, "architectures": [architecture], "rope_parameters": rope}
+        )
+        assert (given.rope, given.local_rope) == (ours.rope, ours.local_rope)
     if ours.rope is not None:
         assert ours.rope.theta == nested.get("rope_theta", 10_000.0)
         whole = ours.rope.rotary_dim or ours.head_dim
@@ -184,6 +189,14 @@ def test_defaults_equal_those_of_transformers(architecture: str) -> None:
         tuple(ends if isinstance(ends, list) else [ends] if ends is not None else []),
     )
     assert ours.tied_embeddings == theirs.tie_word_embeddings
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_full_attention_ends_each_group_of_layers(size: int) -> None:
+    sizes = {"vocab_size": 300_000, "num_hidden_layers": 6, "layer_group_size": size}
+    kinds = transformers.BailingHybridConfig(**sizes).layer_types
+    ours = ModelConfig.from_hf({**sizes, "architectures": ["BailingHybridForCausalLM"]})
+    assert ours.attention_layers == [i for i, k in enumerate(kinds) if k == "full_attention"]
 
 
 def absent_keys(architecture: str, **changes: Any) -> dict[str, Any]:
