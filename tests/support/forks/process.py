@@ -186,10 +186,12 @@ def _open_streams() -> None:
 
 def _stream(fd: int, name: str, mode: str, encoding: str, errors: str | None) -> TextIO:
     """Open a standard stream as the interpreter does."""
-    binary = open(fd, f"{mode}b", closefd=False)  # noqa: SIM115  (open to the end)
+    unbuffered = mode == "w" and "PYTHONUNBUFFERED" in os.environ
+    buffering = 0 if unbuffered else -1
+    binary = open(fd, f"{mode}b", buffering, closefd=False)  # noqa: SIM115  (open to the end)
+    getattr(binary, "raw", binary).name = name
     lines = fd == 2 or binary.isatty()
-    stream = io.TextIOWrapper(binary, encoding, errors, newline="\n", line_buffering=lines)
-    binary.raw.name = name  # type: ignore[attr-defined]
+    stream = io.TextIOWrapper(binary, encoding, errors, "\n", lines, unbuffered)
     stream.mode = mode  # type: ignore[misc]
     return stream
 
@@ -205,7 +207,7 @@ def _exit_code(main: Callable[[], object]) -> int:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
-        sys.excepthook(type(error), error, trace)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
