@@ -21,6 +21,7 @@ _COMPUTED = frozenset(
         # They change no operation of a layer.
         *("family", "architecture", "max_context_tokens", "bos_id", "eos_ids", "dtype"),
         *("tied_embeddings", "extra_embeddings", "file_layers", "ignored_keys"),
+        "identity_scale",  # which `identity_experts` alone have: of a rank, it is a part
         # Sizes; `fused_layer_fits` checks those of matrices.
         *("vocab_size", "hidden_size", "intermediate_size", "num_layers"),
         *("num_heads", "num_kv_heads", "head_dim", "expert_size", "shared_expert_size"),

@@ -83,8 +83,8 @@ MUTANTS = (
     ),
     Mutant(
         "an imported conversation may set any option",
-        "chat/start.py",
-        "        if option_name(name) in SESSION_OPTIONS\n",
+        "chat/options/chat_options.py",
+        "        if name not in SESSION_OPTIONS:\n            continue\n",
         "",
         (
             "tests/chat/subcommands/test_sessions.py"

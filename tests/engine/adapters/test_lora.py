@@ -154,7 +154,7 @@ def test_sets_are_kept_evicted_and_reloaded(tmp_path: Path) -> None:
 
 def test_a_check_loads_nothing(tmp_path: Path) -> None:
     """Nor does a request that is refused, even if all places for sets are taken."""
-    reference, targets = tiny.make("llama", tmp_path), ["q_proj"]
+    reference, targets = tiny.make_with_reference("llama", tmp_path), ["q_proj"]
     path, _ = adapters.make_adapter(tmp_path / "adapter", reference, 0, target_modules=targets)
     engine, params = tiny.engine(tmp_path), tiny.SamplingParams(temperature=0, max_tokens=2)
     first, *others, last = (adapters.tuning_of(path, scales=[i]) for i in range(1, MAX_SETS + 3))
@@ -177,8 +177,9 @@ def test_a_check_loads_nothing(tmp_path: Path) -> None:
 
 
 def test_adapters_of_other_models_end_only_their_request(tmp_path: Path) -> None:
-    make = tiny.make("llama", tmp_path / "a"), tiny.make("qwen3", tmp_path / "b")
-    path, _ = adapters.make_adapter(tmp_path / "c", make[1], target_modules=["q_proj"])
+    tiny.make("llama", tmp_path / "a")
+    other = tiny.make_with_reference("qwen3", tmp_path / "b")
+    path, _ = adapters.make_adapter(tmp_path / "c", other, target_modules=["q_proj"])
     engine = tiny.engine(tmp_path / "a")
     with pytest.raises(BadModelFile, match=r"q_proj.lora_B.weight: expected \[48, 4\], found \[96"):
         engine.add(1, [5, 6], tiny.SamplingParams(), tuning=adapters.tuning_of(path))

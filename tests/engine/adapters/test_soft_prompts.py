@@ -86,7 +86,7 @@ def test_a_failed_step_leaves_no_block_that_it_did_not_write(
     failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next answers compute again what the failed step should have stored or copied."""
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     config = peft.PrefixTuningConfig(num_virtual_tokens=2 * tiny.BLOCK_SIZE, task_type="CAUSAL_LM")
     folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
     tuning = Tuning(soft_prompt=str(folder))

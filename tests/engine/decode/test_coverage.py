@@ -13,6 +13,7 @@ from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.layers import LayerSizes, SharedBlocks
 from swiftchat.weights.model.directory import Model
+from swiftchat.weights.parallel.tensor_parallel import Shard
 from tests.support import tiny
 
 SIZES = LayerSizes(head_dim=16, num_kv_heads=1, intermediate_size=64, num_heads=3)
@@ -46,6 +47,12 @@ def test_a_new_field_refuses_the_model_until_it_is_listed(llama: ModelConfig) ->
     values = {field.name: getattr(llama, field.name) for field in fields(llama)}
     assert fused_kernels_cover(Extended(**values))
     assert not fused_kernels_cover(Extended(**values, new_scale=2.0))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_computes_what_the_whole_model_does(llama: ModelConfig, rank: int) -> None:
+    """The config of a part differs from that of the model."""
+    assert fused_kernels_cover(Shard(llama, 2, rank).local_config)
 
 
 def test_the_lists_name_fields() -> None:

@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Tuning]]:
         {"r": 3, "target_modules": ["q_proj", "down_proj"]},
         {"r": 17, "target_modules": adapters.targets("llama")},
     ]
-    reference, tunings = tiny.make("llama", folder), []
+    reference, tunings = tiny.make_with_reference("llama", folder), []
     for seed, changes in enumerate(settings):
         path, model = adapters.make_adapter(folder / str(seed), reference, seed, **changes)
         model.unload()
