@@ -125,37 +125,33 @@ class Measurement:
             print(f"| {each.number} | {each.file}:{each.line} | {change} | {result} |")
 
     def _run_one(self, mutant: Sampled) -> str:
-        reaching = self._cheapest(self.reached[mutant.number] & {*self.outcomes})
-        noticed = self._noticed(mutant.number, reaching)
-        if noticed:
-            return noticed
-        # Others may see what was computed when a module or a fixture was first used.
-        spent = sum(self.outcomes[test].seconds for test in reaching)
-        related = self._cheapest(self._related(mutant) - {*reaching}, spent)
-        noticed = self._noticed(mutant.number, related)
-        if noticed:
-            return f"{noticed} (does not reach it itself)"
-        num_left_out = len(self.reached[mutant.number] & {*self.outcomes} - {*reaching, *related})
-        seen = f"{len(reaching)} tests that reach it and {len(related)} others"
-        return f"NOT noticed by {seen}" + (f"; {num_left_out} did not run" if num_left_out else "")
+        """Run the tests that reach a mutant, and those that may use what it has computed before.
 
-    def _cheapest(self, tests: set[str], spent: float = 0) -> list[str]:
-        chosen = []
-        for test in sorted(tests, key=lambda each: (self.outcomes[each].seconds, each)):
-            spent += self.outcomes[test].seconds
-            if self.outcomes[test].result == "passed" and spent <= _CAP_S:
-                chosen.append(test)
-        return chosen
+        A module and a fixture compute some things when they are first used, for all later tests;
+        the related tests come first where a module does that when it is imported.
+        """
+        reached = self.reached[mutant.number]
+        groups = [reached & {*self.outcomes}, self._related(mutant)]
+        num_run, spent, left = 0, 0.0, dict(self.outcomes)
+        for tests in groups if "" not in reached else reversed(groups):
+            chosen = _cheapest({test: left[test] for test in tests if test in left}, spent)
+            spent += sum(left.pop(test).seconds for test in chosen)
+            if noticed := self._noticed(mutant.number, chosen):
+                return noticed
+            num_run += len(chosen)
+        num_left = len(reached & {*left})
+        return f"NOT noticed by {num_run} tests; {num_left} that reach it did not run"
 
     def _related(self, mutant: Sampled) -> set[str]:
         """Return the tests of the mirrored folder and of files that name the module."""
         module = mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        folder = f"tests/{mutant.file.rpartition('/')[0]}"
+        folder = Path("tests", mutant.file).parent
+        while not any((ROOT / folder).glob("test_*.py")):
+            folder = folder.parent
         files = {
             file
             for file in {test.partition("::")[0] for test in self.outcomes}
-            if file.rpartition("/")[0] == folder
-            or f"swiftchat.{module} " in (ROOT / file).read_text()
+            if Path(file).parent == folder or f"swiftchat.{module} " in (ROOT / file).read_text()
         }
         return {test for test in self.outcomes if test.partition("::")[0] in files}
 
@@ -176,3 +172,13 @@ class Measurement:
                 return failed[0]
             tests = [test for test in tests if test not in failed]
         return ""
+
+
+def _cheapest(tests: dict[str, Outcome], spent: float) -> list[str]:
+    """Return the cheapest tests that pass, until all have taken the most that is allowed."""
+    chosen = []
+    for name, outcome in sorted(tests.items(), key=lambda each: (each[1].seconds, each[0])):
+        spent += outcome.seconds
+        if outcome.result == "passed" and spent <= _CAP_S:
+            chosen.append(name)
+    return chosen
