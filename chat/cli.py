@@ -21,7 +21,7 @@ from swiftchat.chat.options.chat_options import (
 )
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
-from swiftchat.chat.options.option_types import compared_models
+from swiftchat.chat.options.option_types import OnceOption, compared_models, given_twice
 from swiftchat.chat.options.variables import unread_variables
 from swiftchat.chat.terminal.error_report import print_error, print_lines
 from swiftchat.chat.terminal.output import print_notice
@@ -128,9 +128,14 @@ def swiftchat(ctx: click.Context, /, **options: Any) -> None:
 def chat(ctx: click.Context, /, **options: Any) -> None:
     """Chat with a model: interactively, or once with -p."""
     root = ctx.find_root()
-    for name in options:  # `swiftchat -m X chat` means `swiftchat chat -m X`
-        if _is_given(root, name) and not _is_given(ctx, name):
+    for param in ctx.command.params:  # `swiftchat -m X chat` means `swiftchat chat -m X`
+        name = param.name or ""
+        if not _is_given(root, name):
+            continue
+        if not _is_given(ctx, name):
             options[name] = root.params[name]
+        elif type(param) is OnceOption:
+            raise given_twice(param)
     ctx.exit(run_chat(ctx, options))
 
 
@@ -269,7 +274,6 @@ def main() -> None:
     if sys.stdout is None:  # a closed descriptor 1: nothing can be printed
         sys.exit(141)
     open_streams()
-    install_signal_handlers()
     code = _exit_code(_run)
     # Not left to Python, which ends with its own message and status if that fails.
     code = code or _exit_code(sys.stdout.flush)
@@ -301,6 +305,7 @@ def _exit_code(run: Callable[[], object]) -> int:
 
 
 def _run() -> None:
+    install_signal_handlers()
     from swiftchat.chat.options.config import load_config_file
     from swiftchat.chat.options.project import current_project
 

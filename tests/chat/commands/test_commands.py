@@ -125,11 +125,14 @@ def test_edit_of_a_question_makes_it_the_draft(chat: Chat) -> None:
     chat.send("one", "A")
     chat.send("two", "B")
     assert "/switch 1 goes back" in chat.send("/edit")
-    assert chat.state.draft == "two" and chat.path() == ["one", "A"]
+    assert chat.state.draft == "two" and chat.path() == ["one", "A", "two", "B"]
     chat.send("two!", "B!")
+    assert chat.path() == ["one", "A", "two!", "B!"]
     chat.send("/edit 1")
-    assert chat.state.draft == "one" and chat.path() == []
-    assert len(chat.stored().tree) == 6
+    assert chat.state.draft == "one"
+    chat.send("one!", "A!")
+    assert chat.path() == ["one!", "A!"]
+    assert len(chat.stored().tree) == 8
 
 
 def test_edit_of_an_answer_opens_the_editor(
@@ -185,6 +188,16 @@ def test_clear_and_resume_change_the_conversation(chat: Chat) -> None:
     assert chat.state.conversation.id == first
     with pytest.raises(UsageError):
         chat.send("/resume nowhere")
+
+
+def test_clear_offers_to_go_back_only_to_what_was_saved(chat: Chat) -> None:
+    assert chat.send("/clear") == "a new conversation\n"
+    chat.send("one", "A")
+    assert "/resume goes back" in chat.send("/clear")
+    chat.state.autosave.close()
+    chat.state.autosave = Autosave(None, print)
+    chat.send("two", "B")
+    assert chat.send("/clear") == "a new conversation\n"
 
 
 def test_resume_makes_an_unanswered_question_the_draft(chat: Chat) -> None:

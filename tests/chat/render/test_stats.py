@@ -4,6 +4,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from swiftchat.chat.render.stats import (
     answer_rows,
     host_sampling,
@@ -31,6 +33,26 @@ def test_statistics_name_the_controls_that_stop_captured_steps() -> None:
     )
     assert host_sampling(answer, gpu) == ""
     assert host_sampling(answer, replace(gpu, pp=2)).endswith("because of a grammar")
+
+
+@pytest.mark.parametrize(("ttft_s", "from_start"), [(0.25, "1.75"), (None, "1.50")])
+def test_the_first_token_counts_from_the_prompt_or_the_command(
+    ttft_s: float | None, from_start: str
+) -> None:
+    answer: Any = SimpleNamespace(
+        params=SamplingParams(speculate="off"),
+        result=None,
+        ttft_s=ttft_s,
+        tokens_per_s=8.0,
+        num_prompt_tokens=10,
+        num_tokens=4,
+        finish_reason="length",
+        is_constrained=False,
+    )
+    line = stats_line(answer, INFO, load_s=0.5)
+    assert line.startswith(f"first token {ttft_s or 0:.2f} s · load 0.50 s · ")
+    line = stats_line(answer, INFO, load_s=0.5, age_at_start_s=1.5)
+    assert line.startswith(f"first token {from_start} s after the start of the command · ")
 
 
 def test_statistics_say_what_speculation_brought() -> None:

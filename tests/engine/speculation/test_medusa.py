@@ -1,5 +1,6 @@
 """Medusa heads: their proposals against a reference, and the ids of plain decoding."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from swiftchat.errors import BadModelFile
 from tests.support import heads, tiny
-from tests.support.reference import make_reference
+from tests.support.reference import copy_reference
 
 PROMPTS = {1: tiny.random_ids(30, seed=4), 2: tiny.random_ids(11, seed=5)}
 
@@ -23,19 +24,30 @@ def medusa(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @torch.inference_mode()
 def reference(
-    model: transformers.PreTrainedModel, tensors: dict[str, Tensor], ids: list[int]
+    model: transformers.PreTrainedModel, tensors: dict[str, Tensor], ids: list[int], num_blocks: int
 ) -> list[Tensor]:
     """Return the fp64 logits of each head, given the tokens whose last one is not computed yet."""
     hidden = model.base_model(torch.tensor([ids[:-1]])).last_hidden_state[0, -1].double()
     found = []
     for head in range(3):
         x = hidden
-        for block in range(2):
+        for block in range(num_blocks):
             name = f"{head}.{block}.linear."
             weight, bias = tensors[f"{name}weight"].double(), tensors[f"{name}bias"].double()
             x = x + F.silu(weight @ x + bias)
-        found.append(tensors[f"{head}.2.weight"].double() @ x)
+        found.append(tensors[f"{head}.{num_blocks}.weight"].double() @ x)
     return found
+
+
+def assert_of_reference(
+    proposals: Sequence[heads.Proposal], llama: Path, tensors: dict[str, Tensor], num_blocks: int
+) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float64)
+    for tokens, proposed in proposals:
+        logits = reference(model, tensors, tokens, num_blocks)[: len(proposed)]
+        assert proposed
+        for token, expected in zip(proposed, logits, strict=True):
+            assert expected[token] > expected.max() - 1e-3
 
 
 @tiny.each_backend
@@ -45,14 +57,18 @@ def test_proposals_are_those_of_the_reference(llama: Path, medusa: Path, native:
     proposals = heads.propose_always(engine)
     _, ends = tiny.run(engine, PROMPTS, heads.DRAFT)
     assert ends[1].speculated.proposer == "medusa"
-    model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float64)
     assert len(proposals) > 30
-    tensors = heads.medusa_tensors()
-    for tokens, proposed in proposals[::5]:
-        logits = reference(model, tensors, tokens)[: len(proposed)]
-        assert proposed
-        for token, expected in zip(proposed, logits, strict=True):
-            assert expected[token] > expected.max() - 1e-3
+    assert_of_reference(proposals[::5], llama, heads.medusa_tensors(), 2)
+
+
+def test_heads_without_blocks(llama: Path, tmp_path: Path) -> None:
+    tensors = heads.medusa_tensors(num_blocks=0)
+    folder = heads.write_medusa(tmp_path, tensors, medusa_num_layers=0)
+    engine = tiny.engine(llama, draft=str(folder))
+    proposals = heads.propose_always(engine)
+    tiny.run(engine, {2: PROMPTS[2]}, heads.DRAFT)
+    assert len(proposals) > 10
+    assert_of_reference(proposals[::5], llama, tensors, 0)
 
 
 @heads.on_some_models
@@ -162,12 +178,12 @@ def test_ids_on_a_gpu(name: str, medusa: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "nemotron_h", "recurrent_gemma"])
 def test_ids_of_models_with_states(model_type: str, medusa: Path, tmp_path: Path) -> None:
-    make_reference(model_type, tmp_path)
+    copy_reference(model_type, tmp_path)
     heads.assert_plain_ids_of(tmp_path, medusa, PROMPTS)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("model_type", ["lfm2", "qwen3_next", "granitemoehybrid"])
 def test_ids_of_models_with_states_on_a_gpu(model_type: str, medusa: Path, tmp_path: Path) -> None:
-    make_reference(model_type, tmp_path)
+    copy_reference(model_type, tmp_path)
     heads.assert_plain_ids_of(tmp_path, medusa, PROMPTS, device="cuda")
