@@ -6,6 +6,7 @@ import os
 import select
 import sys
 from collections.abc import Callable
+from typing import TextIO
 
 from swiftchat.errors import FileSystemError
 
@@ -31,10 +32,10 @@ def open_streams() -> None:
     )
 
 
-def _text_stream(before: io.TextIOBase, output: "_Output", errors: str) -> io.TextIOWrapper:
+def _text_stream(before: TextIO, output: "_Output", errors: str) -> io.TextIOWrapper:
     """Return a stream with the encoding of the one before, buffered also if Python's is not."""
     return io.TextIOWrapper(
-        io.BufferedWriter(output),
+        io.BufferedWriter(output),  # type: ignore[type-var]  # its `write` is not that of a file
         before.encoding,
         errors,
         line_buffering=not output.must_arrive or output.isatty(),
