@@ -93,7 +93,7 @@ def _decoded(name: str, content: bytes) -> UserText:
         raise UsageError(f"{name} is larger than {_MAX_BYTES >> 20} MiB", "give a part of it")
     decoded = None if content.startswith(_OTHER_FORMATS) else decode_text(content)
     if decoded is None:
-        raise NotText(f"{name} is not a text", TEXT_ONLY)
+        raise NotText(f"{name} is not a text file", TEXT_ONLY)
     text, num_invalid = decoded
     notes = [f"{name} is not valid UTF-8; bytes replaced: {num_invalid}"] if num_invalid else []
     return UserText(text, notes)

@@ -31,7 +31,9 @@ class Pastes:
     def unfold(self, line: str) -> str:
         """Replace the placeholders by their texts."""
         # In one pass: a paste may contain what looks like another's placeholder.
-        return re.sub(rf"\[{_MARK}[^]]*\]", lambda found: self._texts.get(found[0], found[0]), line)
+        pattern = rf"\[{_MARK}[^]]*\]"
+        unfolded = re.sub(pattern, lambda found: self._texts.get(found[0], found[0]), line)
+        return unfolded.replace(f"[{_MARK}", "[")  # what is left of an edited placeholder
 
     def fold(self, text: str) -> str:
         """Replace the pasted texts by their placeholders."""

@@ -11,7 +11,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from swiftchat.chat.attachments.attachment import Attachment
-from swiftchat.chat.commands.registry import BY_NAME, COMMANDS
+from swiftchat.chat.commands.registry import BY_NAME, COMMANDS, is_command
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import SHORT_ID, Conversation, title_of
 from swiftchat.chat.history.store import SessionStore, sessions_path
@@ -483,3 +483,26 @@ def test_printed_commands_can_be_copied(chat: Chat, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught_usage:
         chat.send(f"/read '{tmp_path}/a folder'")
     assert shlex.split(caught_usage.value.hint)[0] == f"{tmp_path}/a folder/*"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/clear cache before deploy\nthen run make\nand tell me why it fails",
+        "/exit\ncode 127",
+        "!rm -rf build\nis what I ran",
+        "  /bye\n  and more",
+        "//bye",
+    ],
+)
+def test_several_lines_are_a_message(text: str) -> None:
+    assert not is_command(text)
+    assert is_command("/clear") and is_command("/bye\n") and is_command("!ls")
+
+
+def test_a_command_without_arguments_does_not_run_with_one(chat: Chat) -> None:
+    with pytest.raises(UsageError, match="/exit takes no argument") as raised:
+        chat.send("/exit code 127 means what?")
+    chat.send(raised.value.hint.partition(": ")[2], "That it was not found.")
+    assert chat.path() == ["/exit code 127 means what?", "That it was not found."]
+    assert chat.repl.handle("/exit") is False
