@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftchat.chat.attachments.attachment import Attachment, message_with
-from swiftchat.chat.attachments.files import decode_text, read_attachments
+from swiftchat.chat.attachments.files import read_attachments
+from swiftchat.chat.attachments.user_text import decode_text
 from swiftchat.errors import FileSystemError, UsageError
 
 
