@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.support.forks.install import real_starts
-from tests.support.forks.start import can_be_forked
+from tests.support.forks.start import ROOT, can_be_forked
 from tests.support.program import patched
 from tests.support.worker_processes import wait_until
 
@@ -132,6 +132,7 @@ def test_a_forked_process_gets_the_umask_and_ignored_signals() -> None:
         ({"PYTHONUNBUFFERED": "1"}, False),
         ({"READ_BY_A_MODULE": "1"}, False),
         ({"PYTHONPATH": "/usr"}, False),
+        ({"PYTHONPATH": str(ROOT)}, True),
     ],
 )
 def test_variables_that_are_read_at_the_start_need_a_start(

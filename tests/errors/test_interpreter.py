@@ -16,6 +16,7 @@ import pytest
 from swiftchat.chat.tools import guard
 from swiftchat.errors.interpreter import python_file, python_module
 from tests.support.fake_engine import make_folder
+from tests.support.forks.install import real_starts
 from tests.test_structure import MAY_IMPORT, sources
 
 _LIMIT_S = 120.0
@@ -36,7 +37,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _stays_clean(hostile: Path) -> Iterator[None]:
-    yield
+    with real_starts():
+        yield
     assert not (hostile / "PWNED").exists(), (hostile / "PWNED").read_text()
 
 
