@@ -33,6 +33,23 @@ def test_a_program_is_forked_unless_it_must_be_started() -> None:
         assert run(command)[1].startswith("False")
 
 
+def test_a_changed_environment_of_the_first_test_is_not_that_of_the_image(tmp_path: Path) -> None:
+    """Modules that are injected into one program would be in all."""
+    (tmp_path / "sitecustomize.py").touch()
+    code = (
+        "import os, subprocess, sys\n"
+        "from tests.support.forks.install import install\n"
+        f"install()\nos.environ['PYTHONPATH'] += os.pathsep + {str(tmp_path)!r}\n"
+        f"command = {patched(IS_FORKED, '--version')!r}\n"
+        "subprocess.run(command)\n"
+        f"os.environ['PYTHONPATH'] = {str(ROOT)!r}\n"
+        "subprocess.run(command)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    lines = run([sys.executable, "-c", code], env=environment)[1].splitlines()
+    assert [line for line in lines if line in ("True", "False")] == ["False", "True"]
+
+
 @pytest.mark.parametrize(
     "command",
     [

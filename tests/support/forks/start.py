@@ -19,7 +19,7 @@ _FOLDERS = (ROOT / "tests/chat", ROOT / "tests/engine", ROOT / "tests/support")
 _READ_WHEN_LOADED = (
     *("PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "GLIBC_", "TZ"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "ONEDNN_", "DNNL_"),
-    *("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_"),
+    *("CUDA_", "NVIDIA_", "TORCH_", "PYTORCH_"),
 )
 # The worker sets it before it imports torch, unless its user has; so does the image.
 WORKER_VARIABLES = {"GOMP_SPINCOUNT": "10000"}
