@@ -40,24 +40,22 @@ build = _load_build()
 
 
 class BuildWithKernels(build_py):
-    """Put the libraries into the wheel, or for an editable install into the checkout."""
+    """Compile the libraries in the checkout, and put them into the wheel."""
 
     def run(self) -> None:
         super().run()
+        made = _compile()
         if self.editable_mode:
-            _compile(build.LIBRARIES)
             return
-        # Not compiled in place: locks and digests do not belong into the wheel.
-        compiled = Path(self.get_finalized_command("build").build_base) / "cpu-kernels"
         folder = Path(self.build_lib, "swiftchat", "engine", "cpu", "lib")
         shutil.rmtree(folder, ignore_errors=True)
-        for file in _compile(compiled):
+        for file in made:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, folder)
 
 
-def _compile(folder: Path) -> list[Path]:
-    """Compile all variants for this machine; return the files that belong into the package.
+def _compile() -> list[Path]:
+    """Compile variants that are not current; return the files that belong into the package.
 
     If that fails print a warning, and write the reason to a file, which is the only one: pip hides
     the warning unless it fails itself, `swiftchat doctor` shows the reason.
@@ -65,19 +63,19 @@ def _compile(folder: Path) -> list[Path]:
     target = build.host_target()
     if target is None:
         return []
-    failure: Path = folder / build.FAILURE
+    failure: Path = build.LIBRARIES / build.FAILURE
     failure.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as cache:
         os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", cache)  # not 100 MB in the home folder
         try:
-            libraries: list[Path] = build.build(target, folder)
+            libraries: list[Path] = build.build(target)
         except (build.BuildError, OSError) as error:
             print(
                 f"warning: the CPU kernels are not compiled ({error}). swiftchat works without "
                 "them, but answers several times more slowly on a CPU.",
                 file=sys.stderr,
             )
-            folder.mkdir(parents=True, exist_ok=True)
+            failure.parent.mkdir(parents=True, exist_ok=True)
             failure.write_text(f"{error}\n", encoding="utf-8")
             return [failure]
         finally:

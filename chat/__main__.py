@@ -1,3 +1,3 @@
-from swiftchat.chat.cli import main
+from swiftchat.chat.launch import main
 
 main()

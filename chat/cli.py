@@ -21,7 +21,7 @@ from swiftchat.chat.options.chat_options import (
 )
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
-from swiftchat.chat.options.option_types import compared_models
+from swiftchat.chat.options.option_types import OnceOption, compared_models, given_twice
 from swiftchat.chat.options.variables import unread_variables
 from swiftchat.chat.terminal.error_report import print_error, print_lines
 from swiftchat.chat.terminal.output import print_notice
@@ -127,9 +127,14 @@ def swiftchat(ctx: click.Context, /, **options: Any) -> None:
 def chat(ctx: click.Context, /, **options: Any) -> None:
     """Chat with a model: interactively, or once with -p."""
     root = ctx.find_root()
-    for name in options:  # `swiftchat -m X chat` means `swiftchat chat -m X`
-        if _is_given(root, name) and not _is_given(ctx, name):
+    for param in ctx.command.params:  # `swiftchat -m X chat` means `swiftchat chat -m X`
+        name = param.name or ""
+        if not _is_given(root, name):
+            continue
+        if not _is_given(ctx, name):
             options[name] = root.params[name]
+        elif type(param) is OnceOption:
+            raise given_twice(param)
     ctx.exit(run_chat(ctx, options))
 
 
@@ -269,9 +274,9 @@ def main() -> None:
         sys.exit(141)
     _prepare_streams()
     debug = "--debug" in sys.argv
-    install_signal_handlers()
     code = 1
     try:
+        install_signal_handlers()
         code = _run()
         sys.stdout.flush()
     except click.exceptions.Exit as done:

@@ -18,7 +18,7 @@ from swiftchat.chat.model.answer_saver import AnswerSaver
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.model.tools import max_result_characters
-from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.options.config import ChatConfig, without_lengths
 from swiftchat.chat.render.logprobs import (
     as_json,
     as_terminal_text,
@@ -111,7 +111,7 @@ class OneShot:
         """Answer the last message, add the answer to the conversation, return the exit code."""
         started = time.perf_counter()
         self.chat_model.prepare()
-        conversation.settings = self.chat_model.settings
+        conversation.settings = without_lengths(self.chat_model.settings, conversation.settings)
         self.autosave.open()  # while the engine loads
         self._style = choose_style(self.config, os.environ, sys.stdout.isatty())
         preload(self._style)  # while the engine loads
@@ -129,7 +129,7 @@ class OneShot:
             self._warn(warning)
         self._end(answer, info, load_s, reason)
         if self.config.stats:
-            print(stats_line(answer, info, load_s, self._age_s), file=sys.stderr)
+            print_notice(stats_line(answer, info, load_s, self._age_s))
         if self.config.debug:
             began = time.perf_counter() - process_age_s()
             phases = [*self.chat_model.engine.phases, *answer.phases]
@@ -243,7 +243,7 @@ class OneShot:
             code = [block.code for block in code_blocks(answer.text)]
             write("".join(code))
             if not code:
-                print("warning: the answer has no code block", file=sys.stderr)
+                print_notice("warning: the answer has no code block")
         elif self._is_json:
             if reason == "stop":
                 is_exact = self._style.mode == "exact"
@@ -275,7 +275,7 @@ class OneShot:
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
         self._status.clear()
-        print(f"warning: {text}", file=sys.stderr)
+        print_notice(f"warning: {text}")
 
     def _print_event(self, event: dict[str, Any]) -> None:
         if self.config.stream_json:

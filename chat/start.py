@@ -7,29 +7,28 @@ import click
 
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.options.parameters import option_name
+from swiftchat.chat.options.chat_options import ENGINE_NAMES, saved_settings
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
     from swiftchat.chat.history.store import SessionStore
 
-# Options that a running engine has fixed already.
-_ENGINE_OPTIONS = ("model", "ctx_size", "device", "tp", "dtype", "threads", "dummy")
 _COMMAND_LINE = click.core.ParameterSource.COMMANDLINE
 _ENVIRONMENT = click.core.ParameterSource.ENVIRONMENT
 
 
 def check_connect(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Raise `UsageError` if the command line has both --connect and an engine option."""
+    """Raise `UsageError` if the command line has both --connect and what that engine determines."""
     if options["connect"] is None:
         return
+    determined = ("model", *ENGINE_NAMES, "no_attach")
     for context in (ctx, ctx.find_root()):
         for param in context.command.params:
             is_given = context.get_parameter_source(param.name or "") is _COMMAND_LINE
-            if is_given and param.name in _ENGINE_OPTIONS:
+            if is_given and param.name in determined:
                 raise UsageError(
-                    f"{param.opts[-1]} has no effect with --connect",
+                    f"--{param.name.replace('_', '-')} has no effect with --connect",
                     "choose it where the engine is started",
                 )
 
@@ -84,16 +83,11 @@ def conversation_for(
 def _continued(ctx: click.Context, options: dict[str, Any], given: set[str]) -> Conversation:
     """Return the conversation to continue; set the options that are saved with it."""
     from swiftchat.chat.history.store import load_session
-    from swiftchat.chat.options.config import SESSION_OPTIONS
 
     conversation = load_session(options["session"])
-    # An imported conversation may come from another person: no other option may be in it.
-    # Conversations of older versions have other names.
-    settings = {
-        option_name(name): value
-        for name, value in conversation.settings.items()
-        if option_name(name) in SESSION_OPTIONS
-    }
+    settings, problems = saved_settings(conversation.settings)
+    for problem in problems:
+        print_notice(f"warning: a setting of this conversation is left out: {problem}")
     _apply(ctx, options, given, {**settings, "system": conversation.system})
     return conversation
 

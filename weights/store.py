@@ -85,7 +85,7 @@ class Store:
             return path
         if path.is_absolute() or name_or_path.startswith((".", "~")):
             raise _no_model_at(path)
-        for models in (self._local(), _hub_models(self.hub_cache)):
+        for models in (self._local(), self._hub_candidates(name_or_path)):
             found = _find_named(name_or_path, list(models))
             if found:
                 return found.path
@@ -93,9 +93,7 @@ class Store:
 
     def list(self) -> list[StoredModel]:
         """Return all stored models, sorted by name."""
-        return sorted(
-            [*self._local(), *_hub_models(self.hub_cache)], key=lambda model: model.name.lower()
-        )
+        return sorted([*self._local(), *self._hub_models()], key=lambda model: model.name.lower())
 
     def names(self) -> builtins.list[str]:
         """Return the names of `list` from folder names alone, fast enough for completion.
@@ -103,9 +101,9 @@ class Store:
         May include a model of the hub cache that has no weights yet.
         """
         hub = [
-            folder.name.removeprefix("models--").replace("--", "/")
-            for folder in _folders(self.hub_folder())
-            if folder.name.startswith("models--") and any(folder.glob("snapshots/*/config.json"))
+            name
+            for name, folder in self._hub_folders()
+            if any(folder.glob("snapshots/*/config.json"))
         ]
         return sorted({*(name for name, _ in self._local_folders()), *hub}, key=str.lower)
 
@@ -156,7 +154,8 @@ class Store:
 
     def has(self, name: str) -> bool:
         """Return whether the model of this full name or alias is stored."""
-        return _find_exact(name, self.list()) is not None
+        models = [*self._local(), *self._hub_candidates(name)]
+        return _find_exact(name, models) is not None
 
     def hub_folder(self) -> Path:
         """Return the folder of huggingface_hub's cache."""
@@ -193,6 +192,26 @@ class Store:
             raise ModelNotFound(f"{name!r} is ambiguous: {places}", "use the path of the file")
         return found[0] if found else None
 
+    def _hub_folders(self) -> Iterator[tuple[str, Path]]:
+        """Yield the names and folders of the models in the hub cache, complete or not."""
+        for folder in _folders(self.hub_folder()):
+            if folder.name.startswith("models--"):
+                yield folder.name.removeprefix("models--").replace("--", "/"), folder
+
+    def _hub_models(self) -> Iterator[StoredModel]:
+        for name, folder in self._hub_folders():
+            if model := _hub_model(name, folder):
+                yield model
+
+    def _hub_candidates(self, wanted: str) -> Iterator[StoredModel]:
+        """Yield the models in the hub cache that `wanted` may name, without opening the others."""
+        repo = (repository_of(wanted) or wanted).lower()
+        exact = (repo, repo.rpartition("/")[2])
+        for name, folder in self._hub_folders():
+            is_prefix = name.lower().rpartition("/")[2].startswith(wanted.lower())
+            if (is_prefix or name.lower() in exact) and (model := _hub_model(name, folder)):
+                yield model
+
     def _local(self) -> Iterator[StoredModel]:
         for name, path in self._local_folders():
             yield _stored(name, path, "local")
@@ -209,7 +228,7 @@ class Store:
         hint = f"swiftchat download {name if known else 'OWNER/NAME'}"
         if offline:
             hint += " (needs network access)"
-        stored = nearest(name, [model.name for model in self.list()])
+        stored = [near for near in nearest(name, self.names()) if self.has(near)]
         if stored:
             hint += f"; nearest installed: {', '.join(stored)}"
         aliases = [] if known else nearest(name, known_names())
@@ -296,26 +315,23 @@ def _find_by_prefix(name: str, models: list[StoredModel]) -> StoredModel | None:
     return None
 
 
-def _hub_models(hub_cache: Path | None) -> Iterator[StoredModel]:
-    """Yield the models in the hub cache with config and weights, at huggingface_hub's revision."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
+def _hub_model(name: str, folder: Path) -> StoredModel | None:
+    """Return a model in the hub cache at huggingface_hub's revision, else the newest complete one.
 
-    try:
-        repos = scan_cache_dir(hub_cache).repos
-    except CacheNotFound:
-        return
-    for repo in repos:
-        revisions = [
-            revision.snapshot_path
-            for revision in sorted(repo.revisions, key=lambda revision: -revision.last_modified)
-            if (revision.snapshot_path / "config.json").is_file()
-            and any(map(any, map(revision.snapshot_path.glob, ("*.safetensors", TORCH_FILES))))
-        ]
-        if repo.repo_type == "model" and revisions:
-            main = _main_snapshot(repo.repo_id, hub_cache)
-            path = main if main in revisions else revisions[0]
-            yield _stored(repo.repo_id, path, "hub")
+    None without a revision that has config and weights.
+    """
+    revisions = [
+        revision
+        for revision in _folders(folder / "snapshots")
+        if (revision / "config.json").is_file()
+        and any(map(any, map(revision.glob, ("*.safetensors", TORCH_FILES))))
+    ]
+    if not revisions:
+        return None
+    models = [_stored(name, revision, "hub") for revision in revisions]
+    main = _main_snapshot(name, folder.parent)
+    newest = max(models, key=lambda model: model.modified)
+    return next((model for model in models if model.path == main), newest)
 
 
 def _main_snapshot(repo_id: str, hub_cache: Path | None) -> Path | None:

@@ -20,8 +20,6 @@ from swiftchat.engine.decode.fused_deltas import FusedDeltas
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.linear.adapted import AdapterSet, Delta, LowRankPart
-from swiftchat.engine.schedule.scheduler import Sequence
-from swiftchat.engine.schedule.tuning import SequenceTuning
 
 
 def random_set(engine: Engine, rank: int) -> AdapterSet:
@@ -79,9 +77,7 @@ def measure(engine: Engine, num_rows: int, context: int, *, adapted: bool) -> fl
     runner.discard_adapted_graphs()
     runner.graph(num_rows, adapted=adapted)
     load_rows(engine, num_rows, context, SamplingParams(temperature=0))
-    tunings = [SequenceTuning(b"", number) for number in range(num_rows)]
-    rows = [Sequence(0, [5], SamplingParams(), tuning=each) for each in tunings]
-    runner.load_adapters(rows)
+    runner.batch.adapter_sets[:num_rows] = torch.arange(num_rows, dtype=torch.int32)
     return median_us(lambda: runner.replay(num_rows, adapted=adapted))
 
 

@@ -17,6 +17,7 @@ from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
 _MAX_OUTPUT = 1 << 20  # characters
+_END_LIMIT_S = 2  # of a command that was interrupted
 
 
 def read(state: ChatState, argument: str) -> None:
@@ -95,6 +96,7 @@ def _run(command: str) -> tuple[str, int]:
             print(sanitize(text), end="", flush=True)
             output += text[: max(0, _MAX_OUTPUT - size)]
             size += len(text)
+        process.wait()  # however long: the command may close its output and go on
     except KeyboardInterrupt:
         # The terminal has sent SIGINT to the process group; this reaches a process outside of it.
         process.send_signal(signal.SIGINT)
@@ -123,9 +125,9 @@ def _decoded(stream: IO[bytes]) -> Iterator[str]:
 
 
 def _wait(process: "subprocess.Popen[bytes]") -> int:
-    """Return the exit status; kill the process if it does not end within two seconds."""
+    """Return the exit status; kill the process if it does not end within the limit."""
     try:
-        return process.wait(2)
+        return process.wait(_END_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()

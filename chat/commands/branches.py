@@ -47,8 +47,7 @@ def edit(state: ChatState, argument: str) -> None:
     if message.role == "tool":
         raise UsageError("the result of a tool cannot be edited", "edit your message, or an answer")
     if message.role == "user":
-        state.conversation.tip = message.parent
-        state.draft = message.content
+        state.edited, state.draft = message, message.content
         print(_branch_notice(state.conversation, path[-1]))
         return
     with state.keyboard.lent():

@@ -65,13 +65,7 @@ def _use(state: ChatState, role: Role) -> None:
     """Set the system prompt and the parameters of a role; its prompt becomes the draft."""
     settings = typed(role.settings)
     model, think = settings.pop("model", None), settings.pop("think", None)
-    before = state.chat_model.changes
-    try:
-        for name, value in sampling_changes(settings).items():
-            state.chat_model.set_parameter(name, value)
-    except UsageError:
-        state.chat_model.changes = before
-        raise
+    state.chat_model.set_parameters(sampling_changes(settings))
     state.chat_model.think = think or state.chat_model.think
     state.conversation.system = role.system or state.conversation.system
     state.draft = role.prompt

@@ -5,13 +5,21 @@ import shlex
 from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import SHORT_ID, Conversation
-from swiftchat.chat.history.listing import format_time, print_found, print_table
+from swiftchat.chat.history.listing import Column, format_time, print_found, print_table
 from swiftchat.chat.history.transcript import as_json, as_markdown, write_file
+from swiftchat.chat.options.chat_options import saved_settings
 from swiftchat.chat.options.config import sampling_changes
-from swiftchat.chat.terminal.output import write
+from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError, UsageError
 
+_COLUMNS = (
+    Column(""),
+    Column("ID"),
+    Column("USED", left_out=2),
+    Column("MESSAGES", left_out=1),
+    Column("TITLE", is_shortened=True),
+)
 _NUM_LISTED = 20
 _NUM_COMPLETED = 200
 _MIN_END_ROWS = 12
@@ -34,7 +42,7 @@ def list_sessions(state: ChatState, argument: str) -> None:
             print("no conversation contains these words; /sessions lists all")
         return
     print_table(
-        ("", "ID", "USED", "MESSAGES", "TITLE"),
+        _COLUMNS,
         (
             (
                 "*" if row["id"] == state.conversation.id else "",
@@ -65,10 +73,12 @@ def resume(state: ChatState, argument: str) -> None:
         if not session_id:
             raise UsageError("there is no other conversation", "/sessions lists them")
     conversation = store.load(session_id)
+    settings, problems = saved_settings(conversation.settings)
+    state.chat_model.set_parameters(sampling_changes(settings))
     state.open(conversation)
-    for name, value in sampling_changes(conversation.settings).items():
-        state.chat_model.set_parameter(name, value)
-    model = conversation.settings.get("model")
+    for problem in problems:
+        print_notice(f"warning: a setting of this conversation is left out: {problem}")
+    model = settings.get("model")
     if model not in (None, state.chat_model.settings["model"]):
         print(sanitize(f"this conversation used {model}; /model {model} switches to it"))
     show_end(state)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from swiftchat.chat.attachments.attachment import Attachment
 from swiftchat.chat.history.autosave import Autosave
-from swiftchat.chat.history.conversation import Conversation
+from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
@@ -21,9 +21,10 @@ from swiftchat.chat.tools.toolbox import Toolbox
 class ChatState:
     """An interactive chat: its model, conversation and pending input.
 
-    `attachments` precede the next message. `draft` is the initial text of the next
-    input line. `shell_output` is the output of the last `!CMD`, for `/attach`. `keyboard` is lent
-    to programs that use the terminal. `compared` is the other model of `/compare`.
+    `attachments` precede the next message. `draft` is the initial text of the next input line, in
+    which `edited` is changed, a message of the path. `shell_output` is the output of the last
+    `!CMD`, for `/attach`. `keyboard` is lent to programs that use the terminal. `compared` is the
+    other model of `/compare`.
     """
 
     chat_model: ChatModel
@@ -34,6 +35,7 @@ class ChatState:
     status: StatusLine
     attachments: list[Attachment] = field(default_factory=list)
     draft: str = ""
+    edited: Message | None = None
     shell_output: Attachment | None = None
     last_answer: Answer | None = None
     keyboard: Keyboard = field(default_factory=Keyboard)

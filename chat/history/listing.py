@@ -1,9 +1,10 @@
-"""Lists of conversations and search results on stdout."""
+"""Tables and search results on stdout."""
 
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swiftchat.chat.history.conversation import SHORT_ID
@@ -12,57 +13,94 @@ from swiftchat.chat.terminal.sanitize import sanitize
 if TYPE_CHECKING:  # SQLite is not needed before the first list
     from swiftchat.chat.history.search import Found
 
-_WIDTHS = {"": 1, "ID": SHORT_ID, "USED": 16, "MESSAGES": 8, "MODEL": 6, "TITLE": 6}
 _GAP = 2
-_SHORTENED = ("MODEL", "TITLE")
-_OPTIONAL = ("MESSAGES", "MODEL", "USED")  # left out in this order
+_MIN_SHORTENED = 6  # cells
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, and what becomes of it on a terminal that is too narrow.
+
+    The cells of a shortened column lose their ends. If that is not enough, columns are left out in
+    the order of `left_out`; 0 means never.
+    """
+
+    title: str
+    left_out: int = 0
+    is_shortened: bool = False
 
 
 def format_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def print_table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+def print_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], *, is_aligned_in_pipes: bool = False
+) -> None:
     """Print a table that fits the terminal; in a pipe, full values separated by tabs, no titles.
 
-    On a narrow terminal the number of messages, the model and the time are left out, and the rest
-    of a model's name and of a title. Ids stay complete, because the user types them.
+    With `is_aligned_in_pipes` a pipe gets what a very wide terminal would show.
     """
-    cells = [tuple(" ".join(sanitize(cell).split()) for cell in row) for row in rows]
-    if not sys.stdout.isatty():
-        for row in cells:
-            print("\t".join(row))
-        return
-    # Imported here: a pipe does not need it, and it takes 50 ms.
-    from rich.cells import cell_len
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    cells = [[" ".join(sanitize(cell).split()) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        # Imported here: a pipe does not need it, and it takes 50 ms.
+        from rich.console import Console
+        from rich.text import Text
 
-    width = shutil.get_terminal_size().columns
-    shown = fitting_titles(titles, width)
-    free = width - sum(_WIDTHS[title] + _GAP for title in shown if title not in _SHORTENED)
-    table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
-    for title in shown:
-        size = _WIDTHS[title]
-        if title in _SHORTENED:
-            longest = max((cell_len(row[titles.index(title)]) for row in cells), default=0)
-            size = max(size, min(longest, free // (1 + (title == "MODEL")) - _GAP))
-            free -= size + _GAP
-        table.add_column(title, no_wrap=True, overflow="ellipsis", width=size)
-    for row in cells:
-        pairs = zip(titles, row, strict=True)
-        table.add_row(*(Text(cell) for title, cell in pairs if title in shown))
-    Console(highlight=False).print(table)
+        head, *lines = table_lines(columns, cells, shutil.get_terminal_size().columns)
+        Console(highlight=False, soft_wrap=True).print(Text(head, "bold"))
+    elif is_aligned_in_pipes:
+        lines = table_lines(columns, cells, None)
+    else:
+        lines = ["\t".join(row) for row in cells]
+    for line in lines:
+        print(line)
 
 
-def fitting_titles(titles: tuple[str, ...], width: int) -> list[str]:
-    """Return the titles of the columns that fit `width` cells; optional ones are left out first."""
-    shown = list(titles)
-    for title in _OPTIONAL:
-        if title in shown and sum(_WIDTHS[one] + _GAP for one in shown) > width:
-            shown.remove(title)
-    return shown
+def table_lines(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None
+) -> list[str]:
+    """Return the titles and the rows of a table, each at most `width` cells wide if possible."""
+    from rich.cells import cell_len, set_cell_size
+
+    table = [[column.title for column in columns], *rows]
+    widths = [max(map(cell_len, cells)) for cells in zip(*table, strict=True)]
+    if width is not None:
+        widths = _fitting_widths(columns, widths, width)
+    lines = []
+    for row in table:
+        shown = [
+            set_cell_size(
+                f"{set_cell_size(cell, size - 1)}…" if cell_len(cell) > size else cell, size
+            )
+            for cell, size in zip(row, widths, strict=True)
+            if size
+        ]
+        lines.append((" " * _GAP).join(shown).rstrip())
+    return lines
+
+
+def _fitting_widths(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:
+    """Return the widths of the columns for a line of `width` cells, 0 for one that is left out."""
+    least = [
+        min(size, _MIN_SHORTENED) if column.is_shortened else size
+        for column, size in zip(columns, widths, strict=True)
+    ]
+    for i in sorted(range(len(columns)), key=lambda i: columns[i].left_out):
+        if columns[i].left_out and _total(least) > width:
+            least[i] = 0
+    fitting = list(least)
+    # The later ones of two shortened columns get what the earlier ones leave of their halves.
+    growing = [i for i, column in enumerate(columns) if column.is_shortened and least[i]]
+    for number, i in enumerate(growing):
+        free = max(0, width - _total(fitting))
+        fitting[i] = min(widths[i], least[i] + free // (len(growing) - number))
+    return fitting
+
+
+def _total(widths: Iterable[int]) -> int:
+    shown = [size for size in widths if size]
+    return sum(shown) + _GAP * (len(shown) - 1)
 
 
 def print_found(found: "Found") -> None:

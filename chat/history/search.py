@@ -7,6 +7,8 @@ from typing import Any
 
 from swiftchat.chat.history.fields import text_of, time_of
 
+# Messages that the index lacks: a user's message has no finish reason either.
+UNFINISHED = "role IS 'assistant' AND finish_reason IS NULL"
 _TRIGRAM = 3
 _CONTEXT = 40  # characters of an excerpt before and after the match
 
@@ -44,19 +46,24 @@ def find_names(db: sqlite3.Connection, text: str, limit: int) -> list[Found]:
 def find_messages(db: sqlite3.Connection, text: str, limit: int) -> list[Found]:
     """Return the messages that contain every word of `text`, in any case, also inside of words.
 
-    Words that are too short for the trigram index are searched with `instr`.
+    Words that are too short for the trigram index, and all words in messages that are not in it,
+    are searched with `instr`.
     """
     words = text.split()
     long = [word for word in words if len(word) >= _TRIGRAM]
     short = [word for word in words if len(word) < _TRIGRAM]
-    where = ["search MATCH ?"] if long else []
-    where += ["instr(lower(m.content), lower(?))"] * len(short)
+    contains = "instr(lower(content), lower(?))"
+    matches = ["number IN (SELECT rowid FROM search WHERE search MATCH ?)"] if long else []
+    indexed = " AND ".join([*matches, *[contains] * len(short)]) or "0"
+    unfinished = " AND ".join([UNFINISHED, *[contains] * len(words)]) if words else "0"
     quoted = " ".join('"' + word.replace('"', '""') + '"' for word in long)
     rows = db.execute(
         f"""SELECT m.content, m.role, m.created, s.id AS session_id, s.name, s.title
-        FROM search JOIN messages m ON m.number = search.rowid JOIN sessions s ON s.id = m.session
-        WHERE {" AND ".join(where) or "0"} ORDER BY s.updated DESC, m.number DESC LIMIT ?""",
-        [*([quoted] if long else []), *short, limit],
+        FROM (SELECT * FROM messages WHERE {indexed}
+            UNION SELECT * FROM messages WHERE {unfinished}) m
+        JOIN sessions s ON s.id = m.session
+        ORDER BY s.updated DESC, m.number DESC LIMIT ?""",
+        [*([quoted] if long else []), *short, *words, limit],
     ).fetchall()
     return [_found(row, words) for row in rows]
 

@@ -5,7 +5,7 @@ JSON, `tip` is the id of the message at the end of the current path. `messages` 
 trees, `parent` is NULL at a root; `params` are sampling parameters as JSON, `finish_reason` is NULL
 while an answer is generated, `tool_calls` is a JSON list or NULL. Times are seconds since 1970.
 `search` indexes the contents by trigrams, to find parts of words and words of languages without
-spaces.
+spaces; answers that grow, or whose program was killed, are not in it and are searched as they are.
 
 Every save is one transaction in a write-ahead log: a killed program loses only
 uncommitted changes, and readers never wait. Only the process that created a message writes it, so
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation, Message
 from swiftchat.chat.history.fields import json_of, settings_of, text_of, time_of
 from swiftchat.chat.history.rows import conversation_of
-from swiftchat.chat.history.search import Found, find_messages, find_names
+from swiftchat.chat.history.search import UNFINISHED, Found, find_messages, find_names
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import FileSystemError, UsageError
 from swiftchat.weights.files.private import create_private_folder, open_private
@@ -36,6 +36,14 @@ _BUSY_S = 5.0
 _LISTED_HINT = "swiftchat sessions lists them; at the prompt: /sessions"
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 _DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _index(row: str, command: str = "NULL") -> str:
+    """Return a statement that adds a row to the index, or removes it, if it is finished."""
+    is_finished = UNFINISHED.replace("role", f"{row}.role").replace("finish", f"{row}.finish")
+    return f"""INSERT INTO search (search, rowid, content)
+        SELECT {command}, {row}.number, {row}.content WHERE NOT ({is_finished});"""
+
 
 # One entry for each version of the schema; `user_version` is the number of those applied.
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -63,6 +71,22 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             INSERT INTO search (rowid, content) VALUES (new.number, new.content); END""",
     ),
     ("ALTER TABLE messages ADD COLUMN tool_calls TEXT",),
+    (
+        # A growing answer would be indexed again at every save: it is indexed when it ends.
+        f"""INSERT INTO search (search, rowid, content)
+            SELECT 'delete', number, content FROM messages WHERE {UNFINISHED}""",
+        f"CREATE INDEX messages_unfinished ON messages (number) WHERE {UNFINISHED}",
+        "DROP TRIGGER messages_insert",
+        "DROP TRIGGER messages_delete",
+        "DROP TRIGGER messages_update",
+        f"""CREATE TRIGGER messages_insert AFTER INSERT ON messages BEGIN
+            {_index("new")} END""",
+        f"""CREATE TRIGGER messages_delete AFTER DELETE ON messages BEGIN
+            {_index("old", "'delete'")} END""",
+        f"""CREATE TRIGGER messages_update
+            AFTER UPDATE OF content, role, finish_reason ON messages BEGIN
+            {_index("old", "'delete'")} {_index("new")} END""",
+    ),
 )
 
 # An interrupted save can be repeated: a message with a known id is updated, not doubled.

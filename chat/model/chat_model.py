@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 # Template variables that switch thinking: `enable_thinking` in Qwen3, SmolLM3 and GLM-4.5,
 # `thinking` in DeepSeek-V3.1 and Granite.
 _THINKING_VARIABLES = ("enable_thinking", "thinking")
+_RESTORED_HINT = "the engine's options are those before /set again; send the message again"
 # A variable, not the attribute or key of a message.
 _THINKING_PATTERN = re.compile(r"(?<![.\w'\"])(?:enable_)?thinking\b")
 
@@ -93,6 +94,7 @@ class ChatModel:
         is_remote = config.connect is not None
         self.adapters = adapters or Adapters(lambda: self.model.config, is_remote=is_remote)
         self._engine_failed = self._has_told_engine_note = False
+        self._ready_config: ChatConfig | None = None  # of the last engine that was ready
         self.is_closed = False
         self.engine = start(config.engine(), path)
 
@@ -190,7 +192,11 @@ class ChatModel:
 
     def set_parameter(self, name: str, value: Any) -> None:
         """Change a sampling parameter of future answers. Raises `UsageError` for a bad value."""
-        changes = {**self.changes, name: value}
+        self.set_parameters({name: value})
+
+    def set_parameters(self, values: Mapping[str, Any]) -> None:
+        """Change sampling parameters, all of them or, with a `UsageError`, none."""
+        changes = {**self.changes, **values}
         self.params_with(changes)
         self.changes = changes
 
@@ -204,26 +210,41 @@ class ChatModel:
         change: dict[str, Any] = {name: value}
         config = replace(self.config, **change)
         config.engine()  # checks the value
+        if name == "ctx_size" and value is not None and config.dummy is None:
+            self._check_context(int(value))
         if config != self.config:
             self.config = config
             self.restart()
 
+    def _check_context(self, num_tokens: int) -> None:
+        longest = self.model.config.max_context_tokens
+        if num_tokens > longest:
+            raise UsageError(
+                f"ctx_size must be at most {longest}, the model's context, not {num_tokens}",
+                f"/set ctx_size {longest}",
+            )
+
     def wait_ready(self, on_progress: Callable[[Progress], None] | None = None) -> EngineInfo:
         """Wait for the engine; restart it if its process has ended.
 
-        Raises an error of loading; the next call tries again.
+        Raises an error of loading; the next call tries again, without the options that were changed
+        since an engine was ready.
         """
         self._files.wait()
         if self._engine_failed:
             self.restart()
         try:
-            return self.engine.wait_ready(on_progress)
-        except SwiftchatError:
+            info = self.engine.wait_ready(on_progress)
+        except SwiftchatError as error:
             if self.engine.info is None:
                 self._engine_failed = True
+                if self._ready_config not in (None, self.config):
+                    self.config, error.hint = self._ready_config, _RESTORED_HINT
                 raise
-        self.restart()
-        return self.engine.wait_ready(on_progress)
+            self.restart()
+            info = self.engine.wait_ready(on_progress)
+        self._ready_config = self.config
+        return info
 
     @property
     def engine_has_failed(self) -> bool:

@@ -1,9 +1,9 @@
 """Find the model to run on this machine, or download the default model."""
 
 import os
-import sys
 from pathlib import Path
 
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.errors import ModelNotFound
 
@@ -21,7 +21,7 @@ def find_model(name: str | None, *, offline: bool, quiet: bool) -> Path:
             if name is not None or offline:
                 raise
         if not quiet:
-            print(f"{DEFAULT_MODEL} is not installed: downloading it", file=sys.stderr)
+            print_notice(f"{DEFAULT_MODEL} is not installed: downloading it")
         # Imported here: an installed model needs no HTTP library.
         from swiftchat.weights.download import download
 

@@ -15,15 +15,19 @@ from swiftchat.chat.options.completion import (
     complete_templates,
     complete_variables,
 )
+from swiftchat.chat.options.config import SESSION_OPTIONS
 from swiftchat.chat.options.option_types import (
+    MAX_RANKS,
     Colors,
     ModelOption,
     RankCount,
     TextsOption,
     flag,
+    once,
     option,
     parameter,
 )
+from swiftchat.chat.options.parameters import option_name
 from swiftchat.chat.options.size import Size
 from swiftchat.errors import UsageError
 
@@ -42,13 +46,13 @@ _INPUT = (
         shell_complete=complete_files,
         help="Use a LoRA adapter (repeatable); see swiftchat help adapters.",
     ),
-    option(
+    once(
         "--soft-prompt",
         metavar="DIR",
         shell_complete=complete_files,
         help="Put a soft prompt before the prompt: prefix, prompt or p-tuning.",
     ),
-    option("-p", "--prompt", env=False, help="Answer this prompt and exit; - reads stdin."),
+    once("-p", "--prompt", env=False, help="Answer this prompt and exit; - reads stdin."),
     flag("-i", "--interactive", env=False, help="Continue interactively after -p."),
     option(
         "-f",
@@ -59,9 +63,9 @@ _INPUT = (
         shell_complete=complete_files,
         help="Put a file or page before the prompt (repeatable).",
     ),
-    option("-s", "--system", help="System prompt."),
-    option("--system-file", type=click.Path(), help="Read the system prompt from a file."),
-    option(
+    once("-s", "--system", help="System prompt."),
+    once("--system-file", type=click.Path(), help="Read the system prompt from a file."),
+    once(
         "--role",
         env=False,
         metavar="NAME",
@@ -79,7 +83,7 @@ _INPUT = (
         help="Value of a variable of the role (repeatable).",
     ),
     flag("--no-template", env=False, help="Complete the prompt as plain text."),
-    option(
+    once(
         "--template",
         metavar="NAME|FILE",
         shell_complete=complete_templates,
@@ -94,7 +98,7 @@ _INPUT = (
 )
 _CONVERSATIONS = (
     flag("-c", "--continue", "continue_", env=False, help="Continue the last conversation."),
-    option(
+    once(
         "--session",
         env=False,
         metavar="ID|NAME",
@@ -129,7 +133,7 @@ _TOOLS = (
     ),
 )
 _FORMAT = (
-    option(
+    once(
         "--schema",
         env=False,
         metavar="FILE|JSON",
@@ -137,8 +141,8 @@ _FORMAT = (
         help="Answer with JSON that matches this JSON schema.",
     ),
     flag("--json-object", env=False, help="Answer with a JSON object."),
-    option("--regex", env=False, metavar="REGEX", help="Answer with text that matches this."),
-    option(
+    once("--regex", env=False, metavar="REGEX", help="Answer with text that matches this."),
+    once(
         "--grammar",
         env=False,
         metavar="FILE",
@@ -180,7 +184,8 @@ _OUTPUT = (
     flag("-q", "--quiet", help="No banner, no progress."),
     flag("--debug", help="Print tracebacks; with -p also the time of each phase of the start."),
 )
-_MACHINE = (
+# What the engine's process gets, see `ChatConfig.engine`; a running engine has its own.
+_ENGINE = (
     option(
         "--draft",
         metavar="MODEL",
@@ -197,7 +202,7 @@ _MACHINE = (
     ),
     option(
         "--pp",
-        type=click.IntRange(1),
+        type=click.IntRange(1, MAX_RANKS),
         default=1,
         metavar="N",
         help="Pipeline parallelism: N stages of --tp GPUs each, for GPUs with slow links.",
@@ -227,6 +232,15 @@ _MACHINE = (
     ),
     parameter("threads"),
     option(
+        "--dummy",
+        env=False,
+        metavar="NAME|CONFIG.JSON",
+        shell_complete=complete_shapes,
+        help="Random weights in this shape; only the tokenizer of the model is used.",
+    ),
+)
+_CONNECTION = (
+    option(
         "--connect",
         metavar="HOST:PORT|PATH",
         help="Use a running engine; see swiftchat help hosts.",
@@ -234,13 +248,6 @@ _MACHINE = (
     option("--token-file", type=click.Path(), help="File with the token of that engine."),
     flag("--no-attach", help="Load the model even if swiftchat serve has it."),
     flag("--offline", help="Never use the network."),
-    option(
-        "--dummy",
-        env=False,
-        metavar="NAME|CONFIG.JSON",
-        shell_complete=complete_shapes,
-        help="Random weights in this shape; only the tokenizer of the model is used.",
-    ),
 )
 
 SECTIONS: dict[str, tuple[click.Option, ...]] = {
@@ -250,8 +257,9 @@ SECTIONS: dict[str, tuple[click.Option, ...]] = {
     "Tools": _TOOLS,
     "Format": _FORMAT,
     "Output": _OUTPUT,
-    "Machine": _MACHINE,
+    "Machine": (*_ENGINE, *_CONNECTION),
 }
+ENGINE_NAMES = tuple(option.name for option in _ENGINE if option.name)
 CHAT_OPTIONS = [option for options in SECTIONS.values() for option in options]
 # The options that have a variable; roles may set them too.
 CONFIG_NAMES = {option.name for option in CHAT_OPTIONS if option.name and option.envvar}
@@ -261,15 +269,39 @@ FILE_NAMES = CONFIG_NAMES | {"mcp", "allow_tool"}
 
 def typed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of options in their types. Raises `UsageError` for an invalid value."""
-    options = {option.name: option for option in CHAT_OPTIONS if option.name in settings}
-    context = click.Context(click.Command("swiftchat"))
-    found = {}
-    for name, value in settings.items():
+    return {name: _typed(name, value) for name, value in settings.items()}
+
+
+def saved_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options that a conversation sets, in their types, and what is wrong with others.
+
+    An imported conversation may come from another person: it sets only options that are saved with
+    a conversation. Conversations of older versions have other names.
+    """
+    found, problems = {}, []
+    for old_name, value in settings.items():
+        name = option_name(old_name)
+        if name not in SESSION_OPTIONS:
+            continue
         try:
-            found[name] = options[name].type_cast_value(context, value)
-        except click.BadParameter as error:
-            raise UsageError(f"{name}: {error.message}") from None
-    return found
+            found[name] = _typed(name, value)
+        except UsageError as error:
+            problems.append(error.message)
+    return found, problems
+
+
+_BY_NAME = {option.name: option for option in CHAT_OPTIONS}
+
+
+def _typed(name: str, value: object) -> Any:
+    option = _BY_NAME[name]
+    try:
+        is_text = option.type is click.STRING and not option.multiple
+        if is_text and not isinstance(value, str | None):
+            raise click.BadParameter(f"must be a text, not {value!r}")
+        return option.type_cast_value(click.Context(click.Command("swiftchat")), value)
+    except click.BadParameter as error:
+        raise UsageError(f"{name}: {error.message}") from None
 
 
 EVERYDAY = (

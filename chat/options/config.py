@@ -24,6 +24,7 @@ _NUMBERS = tuple(
 )
 # Parameters of each answer.
 SAMPLING_OPTIONS = (*_NUMBERS, *TEXTS_PARAMETERS)
+_LENGTHS = ("max_tokens", "min_tokens")
 _LIST_OPTIONS = ("mcp", "allow_tool")
 # Options that are saved with a conversation.
 SESSION_OPTIONS = ("model", "template", *SAMPLING_OPTIONS)
@@ -284,14 +285,18 @@ class ChatConfig:
         return read_text(self.system_file)
 
 
+def without_lengths(settings: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with the lengths of an answer from `before`, or without them.
+
+    The length of the answer to one prompt is not that of the conversation.
+    """
+    kept = {name: value for name, value in before.items() if name in _LENGTHS}
+    return {name: value for name, value in settings.items() if name not in _LENGTHS} | kept
+
+
 def sampling_changes(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters in the settings of a conversation."""
-    found = {option_name(name): value for name, value in settings.items()}
-    return {
-        name: tuple(value) if name in TEXTS_PARAMETERS else value
-        for name, value in found.items()
-        if name in SAMPLING_OPTIONS
-    }
+    """Return the sampling parameters in the settings of a conversation or role."""
+    return {name: value for name, value in settings.items() if name in SAMPLING_OPTIONS}
 
 
 def read_text(name: str) -> str:

@@ -5,11 +5,15 @@ from typing import Any
 
 import click
 
+_MAX_S = 100 * 366 * 86400
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    """A length of time in seconds, above 0, written as a number with its unit s, m, h or d."""
+    """A length of time in seconds, written as a number with its unit s, m, h or d.
+
+    It is above 0 and below a hundred years.
+    """
 
     name = "TIME"
 
@@ -17,9 +21,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic before
         if isinstance(value, float):
             return value
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value).strip())
-        if found is None or float(found[1]) == 0:
+        seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+        if not 0 < seconds < _MAX_S:
             self.fail(f"{value!r} is not a time such as 90s, 10m, 2h or 7d", param, ctx)
-        return float(found[1]) * _SECONDS[found[2]]
+        return seconds
 
 
 def format_duration(seconds: float) -> str:

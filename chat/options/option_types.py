@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 from typing import Any, Self
 
 import click
@@ -13,10 +14,14 @@ from swiftchat.chat.options.parameters import (
     ChoiceParameter,
     Parameter,
 )
+from swiftchat.errors import UsageError
+
+MAX_RANKS = 1024
+MAX_AT_A_TIME = 4096  # answers
 
 
 class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    """A number of ranks, 1 or more, or `auto`."""
+    """A number of ranks or `auto`."""
 
     name = "number or auto"
 
@@ -24,11 +29,12 @@ class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic befor
         return "N|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "auto" or isinstance(value, int):
+        if value == "auto":
             return value
-        if not str(value).isdecimal() or int(value) < 1:
-            self.fail(f"{value!r} is neither a positive number nor auto", param, ctx)
-        return int(value)
+        text = str(value)
+        if not re.fullmatch("[0-9]{1,4}", text) or not 1 <= int(text) <= MAX_RANKS:
+            self.fail(f"{value!r} is neither auto nor a number from 1 to {MAX_RANKS}", param, ctx)
+        return int(text)
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
@@ -97,15 +103,25 @@ class TextsOption(ChatOption):
     """An option with any number of texts; a variable has one on each line."""
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        return super().type_cast_value(ctx, [value] if isinstance(value, str) else value)
+        texts = [value] if isinstance(value, str) else value
+        if texts is not None and not _are_texts(texts):
+            raise click.BadParameter(f"must be a text or a list of texts, not {value!r}", ctx, self)
+        return super().type_cast_value(ctx, texts)
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
         text = self.resolve_envvar_value(ctx)
         return None if text is None else text.split("\n")
 
 
-class ModelOption(ChatOption):
-    """A model; given several times, the first value, and `compared_models` returns the others."""
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+
+
+class OnceOption(ChatOption):
+    """An option of which a second value is refused: it would be dropped without a word.
+
+    Most options take the last of their values, so that they can be added to an alias of the shell.
+    """
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append")
@@ -114,10 +130,28 @@ class ModelOption(ChatOption):
         self, ctx: click.Context, opts: Any, args: list[str]
     ) -> tuple[Any, list[str]]:
         if given := opts.get(self.name):
-            first, *others = given
-            opts = {**opts, self.name: first}
-            ctx.meta[_COMPARED] = tuple(others)
+            opts = {**opts, self.name: self.chosen(ctx, given)}
         return super().handle_parse_result(ctx, opts, args)
+
+    def chosen(self, ctx: click.Context, given: list[str]) -> str:
+        """Return the value. Raises `UsageError` if there are several."""
+        if len(given) > 1:
+            raise given_twice(self)
+        return given[0]
+
+
+def given_twice(option: click.Option) -> UsageError:
+    flag = option.opts[0]
+    return UsageError(f"{flag} was given twice", f"give one {flag}")
+
+
+class ModelOption(OnceOption):
+    """A model; given several times, the first value, and `compared_models` returns the others."""
+
+    def chosen(self, ctx: click.Context, given: list[str]) -> str:
+        first, *others = given
+        ctx.meta[_COMPARED] = tuple(others)
+        return first
 
 
 _COMPARED = "swiftchat.compared"
@@ -129,11 +163,18 @@ def compared_models(ctx: click.Context) -> tuple[str, ...]:
     return found
 
 
-def option(*names: str, env: bool = True, **settings: Any) -> click.Option:
+def option(
+    *names: str, env: bool = True, kind: type[ChatOption] = ChatOption, **settings: Any
+) -> click.Option:
     """An option, with SWIFTCHAT_* variables and a place in the configuration file if `env`."""
     flags = [name.removeprefix("--") for name in names if name.startswith("--")]
     variables = ["SWIFTCHAT_" + flag.replace("-", "_").upper() for flag in flags]
-    return ChatOption(names, envvar=variables if env else None, **settings)
+    return kind(names, envvar=variables if env else None, **settings)
+
+
+def once(*names: str, env: bool = True, **settings: Any) -> click.Option:
+    """An option that may be given once."""
+    return option(*names, env=env, kind=OnceOption, **settings)
 
 
 def parameter(name: str, *short: str, env: bool = True, **settings: Any) -> click.Option:

@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swiftchat.engine.api.params import EARLY_STOPPING, OVERFLOWS, SAMPLING_RANGES, SPECULATE, Range
+from swiftchat.engine.api.params import (
+    EARLY_STOPPING,
+    MAX_COUNT,
+    OVERFLOWS,
+    SAMPLING_RANGES,
+    SPECULATE,
+    Range,
+)
 from swiftchat.errors import UsageError
 
 UNSET = ("off", "default")  # values that unset a parameter
@@ -87,7 +94,8 @@ def _sampled(
     return Parameter(name, kind, SAMPLING_RANGES[name], help, aliases)
 
 
-_AT_LEAST_1 = Range("of at least 1", 1)
+_AT_LEAST_1 = Range("between 1 and 2^31 - 1", 1, MAX_COUNT)
+_MAX_THREADS = 4096
 # Aliases are the names in ollama, llama.cpp and Hugging Face's generation_config.json.
 PARAMETERS: dict[str, Parameter | ChoiceParameter] = {
     parameter.name: parameter
@@ -172,7 +180,14 @@ PARAMETERS: dict[str, Parameter | ChoiceParameter] = {
             ("num_ctx",),
             is_sampled=False,
         ),
-        Parameter("threads", int, _AT_LEAST_1, "CPU threads.", ("num_thread",), is_sampled=False),
+        Parameter(
+            "threads",
+            int,
+            Range(f"between 1 and {_MAX_THREADS}", 1, _MAX_THREADS),
+            "CPU threads.",
+            ("num_thread",),
+            is_sampled=False,
+        ),
     )
 }
 

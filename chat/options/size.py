@@ -5,20 +5,29 @@ from typing import Any
 
 import click
 
+_MAX_BYTES = 1 << 62
 _UNITS = ("", "K", "M", "G", "T")
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    """A number of bytes: units K, M, G and T are powers of 1000, with iB (8GiB) of 1024."""
+    """A number of bytes: units K, M, G and T are powers of 1000, with iB (8GiB) of 1024.
+
+    `is_positive` refuses 0.
+    """
 
     name = "SIZE"
 
+    def __init__(self, *, is_positive: bool = False) -> None:
+        self._least = int(is_positive)
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
         text = str(value).strip()
         found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(iB|B)?", text, re.IGNORECASE)
-        if found is None:
-            self.fail(f"{value!r} is not a size such as 0, 500M, 8G or 8GiB", param, ctx)
-        base = 1024 if (found[3] or "").lower() == "ib" else 1000
-        return int(float(found[1]) * base ** _UNITS.index(found[2].upper()))
+        num_bytes = -1.0
+        if found is not None:
+            base = 1024 if (found[3] or "").lower() == "ib" else 1000
+            num_bytes = float(found[1]) * base ** _UNITS.index(found[2].upper())
+        if not self._least <= num_bytes <= _MAX_BYTES:
+            examples = "500M, 8G or 8GiB" if self._least else "0, 500M, 8G or 8GiB"
+            self.fail(f"{value!r} is not a size such as {examples}", param, ctx)
+        return int(num_bytes)

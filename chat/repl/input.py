@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from swiftchat.chat.repl.pastes import Pastes
 from swiftchat.chat.repl.shell_paths import ShellPathCompleter
 from swiftchat.chat.repl.word_wrap import WordWrap
 from swiftchat.chat.terminal.keyboard import Keyboard
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.signals import delayed_exit
 from swiftchat.weights.files.private import create_private_folder, open_private
@@ -136,7 +136,7 @@ def open_history(file: Path | None, pastes: Pastes) -> History:
         # Created here, because prompt_toolkit would use the umask.
         os.close(open_private(file, os.O_APPEND | os.O_WRONLY))
     except OSError as error:
-        print(f"warning: the input history is not saved: {error.strerror}", file=sys.stderr)
+        print_notice(f"warning: the input history is not saved: {error.strerror}")
         return InMemoryHistory()
     return _History(str(file), pastes)
 

@@ -182,11 +182,16 @@ class Repl:
 
     def _read(self) -> str:
         draft, self.state.draft = self.state.draft, ""
-        return self._prompt.prompt(default=draft, pre_run=self.state.chat_model.prepare)
+        try:
+            return self._prompt.prompt(default=draft, pre_run=self.state.chat_model.prepare)
+        except KeyboardInterrupt:
+            self.state.edited = None
+            raise
 
     def handle(self, text: str) -> bool:
         """Run a command or answer a message; return False to leave."""
         self._adapt_theme()
+        edited, self.state.edited = self.state.edited, None
         if is_command(text):
             return self._run_command(text)
         message = message_of(text)
@@ -194,7 +199,7 @@ class Repl:
             message = message[1:]
         elif text.startswith("/") and "\n" not in text.strip():  # a path: no command begins so
             self._hints.show("path")
-        self._turns.send(message_with(self.state.attachments, message), text)
+        self._turns.send(message_with(self.state.attachments, message), text, edited)
         self.state.attachments = []
         return True
 

@@ -43,13 +43,25 @@ class TurnRunner:
         self._interrupts = interrupts
         self._view: AnswerView | None = None  # of the last answer
 
-    def send(self, message: str, typed: str) -> None:
-        """Add a message and answer it; without an answer `typed` becomes the draft."""
+    def send(self, message: str, typed: str, edited: Message | None = None) -> None:
+        """Add a message and answer it, in place of `edited` if given.
+
+        Without an answer `typed` becomes the draft, and the next message does the same.
+        """
         conversation = self._state.conversation
         old_tip = conversation.tip
-        conversation.title = conversation.title or title_of(message_of(typed))
+        if edited is not None:
+            conversation.tip = edited.parent
+        if conversation.tip is None or not conversation.title:
+            # An earlier first message had no answer, or is not on this path.
+            conversation.title = title_of(message_of(typed))
         conversation.add("user", message)
-        self._answer_or_restore(old_tip, typed)
+        try:
+            self._answer_or_restore(old_tip, typed)
+        except (Exception, KeyboardInterrupt):
+            if conversation.tip is old_tip:
+                self._state.edited = edited
+            raise
 
     def regenerate(self, new_seed: bool = True) -> None:
         """Answer again; the old answer stays in a branch."""

@@ -1,16 +1,23 @@
 """`swiftchat cache`: the KV caches of conversations on the disk."""
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from swiftchat.chat.history.listing import format_time, print_table
+from swiftchat.chat.history.listing import Column, format_time, print_table
 from swiftchat.chat.model.description import format_bytes
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
+
+_COLUMNS = (
+    Column("MODEL", is_shortened=True),
+    Column("TYPE", left_out=1),
+    Column("USED", left_out=2),
+    Column("TOKENS", left_out=3),
+    Column("SIZE"),
+)
 
 
 @click.group(invoke_without_command=True)
@@ -34,12 +41,10 @@ def list_caches(as_json: bool) -> None:
         print(json.dumps([asdict(one) for one in entries], indent=2))
         return
     if not entries:
-        print(
-            "no KV cache is on the disk; chats write one while the engine is idle", file=sys.stderr
-        )
+        print_notice("no KV cache is on the disk; chats write one while the engine is idle")
         return
     print_table(
-        ("MODEL", "TYPE", "USED", "TOKENS", "SIZE"),
+        _COLUMNS,
         (
             (
                 Path(one.model).name,
@@ -59,4 +64,4 @@ def list_caches(as_json: bool) -> None:
 def clear() -> None:
     """Remove all caches; conversations stay, and are computed again when they continue."""
     num_files, num_bytes = KVFolder(user_kv_folder()).clear()
-    print(f"removed {num_files} files, {format_bytes(num_bytes)}", file=sys.stderr)
+    print_notice(f"removed {num_files} files, {format_bytes(num_bytes)}")

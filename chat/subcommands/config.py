@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.terminal.output import print_notice
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.output import print_line, print_notice
 
 if TYPE_CHECKING:
     from swiftchat.chat.options.project import Project
+
+_NAME_WIDTH = 19
 
 
 @click.group(invoke_without_command=True)
@@ -56,9 +57,9 @@ def config_show(ctx: click.Context) -> None:
             value, origin = from_role[name], f"role {root.params['role']}"
         if value is None:
             value, origin = default_values.get(name, (None, "default"))
-        print(f"{name:18} {sanitize(_value_text(value)):24} {sanitize(origin)}")
+        print_line(f"{name:{_NAME_WIDTH - 1}} {_value_text(value):24} {origin}", indent=_NAME_WIDTH)
     if project is not None:
-        print(sanitize(f"project file: {project.path}"))
+        print_line(f"project file: {project.path}")
         for notice in project.notices:
             print_notice(f"warning: {notice}")
 

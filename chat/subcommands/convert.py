@@ -1,7 +1,5 @@
 """`swiftchat convert`: convert and quantize a model."""
 
-import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +11,9 @@ import click
 
 from swiftchat.chat.model.adapters import Weighted
 from swiftchat.chat.model.description import format_bytes
+from swiftchat.chat.options.option_types import MAX_RANKS
+from swiftchat.chat.options.size import Size
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--shard-size",
+    type=Size(is_positive=True),
     default="5GB",
     show_default=True,
     help="Largest size of a weight file, such as 500MB or 5GB.",
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 @click.option("--skip", multiple=True, help="Exclude tensors whose names match this pattern.")
 @click.option(
     "--tp",
-    type=int,
+    type=click.IntRange(1, MAX_RANKS),
     default=1,
     metavar="N",
     help="Shard for N GPUs, one file each; the result runs with this --tp only.",
@@ -87,7 +89,7 @@ def convert(
     source: str,
     destination: str,
     dtype: str | None,
-    shard_size: str,
+    shard_size: int,
     only: tuple[str, ...],
     skip: tuple[str, ...],
     tp: int,
@@ -123,7 +125,7 @@ def convert(
     spec = QuantizationSpec(quantize, int(group_size), keep, int8=int8) if quantize else None
     options: dict[str, Any] = {
         "dtype": dtype,
-        "shard_size_bytes": parse_size(shard_size),
+        "shard_size_bytes": shard_size,
         "only": only,
         "skip": skip,
         "tp": tp,
@@ -174,13 +176,4 @@ def _print_estimate(planned: "ConversionEstimate") -> None:
 def _print_summary(destination: Path, seconds: float) -> None:
     num_bytes = sum(file.stat().st_size for file in destination.rglob("*"))
     size, speed = format_bytes(num_bytes), format_bytes(num_bytes / seconds)
-    print(f"wrote and verified {size} in {seconds:.1f} s ({speed}/s)", file=sys.stderr)
-
-
-def parse_size(text: str) -> float:
-    """Return the bytes of a size such as "500MB" or "5GB"; raise `UsageError` if it is none."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?) ?([kMGT]?)B?", text)
-    num_bytes = float(found[1]) * 1000.0 ** " kMGT".index(found[2] or " ") if found else 0.0
-    if not num_bytes:
-        raise UsageError(f"{text!r} is not a size", "write 500MB or 5GB")
-    return num_bytes
+    print_notice(f"wrote and verified {size} in {seconds:.1f} s ({speed}/s)")

@@ -12,6 +12,7 @@ import click
 
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS
 from swiftchat.chat.options.completion import complete_files
+from swiftchat.chat.options.option_types import OnceOption
 from swiftchat.chat.subcommands.score import ENGINE_OPTIONS, MODEL
 from swiftchat.engine.api.params import POOLINGS
 from swiftchat.errors import FileSystemError, UsageError
@@ -55,6 +56,7 @@ class Input:
 @click.option(
     "-o",
     "--output",
+    cls=OnceOption,
     metavar="FILE.npy",
     type=click.Path(path_type=Path),
     help="Write a float32 array [texts, width] to this file.",
@@ -80,10 +82,12 @@ def embed(
     """
     from swiftchat.chat.model.chat_model import chat_model_for
     from swiftchat.chat.options.config import ChatConfig
+    from swiftchat.chat.start import check_connect
     from swiftchat.chat.terminal.status_line import StatusLine
     from swiftchat.engine.api.embed import check_prompts, normalized
     from swiftchat.engine.api.embed import embed as embed_ids
 
+    check_connect(click.get_current_context(), options)
     if as_json and output is not None:
         raise UsageError("--json and -o were both given", "choose one")
     if is_text and lines:

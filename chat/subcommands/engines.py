@@ -6,14 +6,21 @@ from dataclasses import asdict
 
 import click
 
+from swiftchat.chat.history.listing import Column, print_table
 from swiftchat.chat.options.duration import format_duration
 from swiftchat.chat.terminal.output import print_notice
-from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.attach import RunningEngine, connect, running_engines
 from swiftchat.engine.api.runtime_folder import RuntimeFolder
 from swiftchat.errors import UsageError
 
-_HEADINGS = ("NAME", "PID", "MEMORY", "IDLE", "TERMINALS", "ADDRESS")
+_COLUMNS = (
+    Column("NAME", is_shortened=True),
+    Column("PID"),
+    Column("MEMORY", left_out=3),
+    Column("IDLE", left_out=4),
+    Column("TERMINALS", left_out=1),
+    Column("ADDRESS", left_out=2),
+)
 
 
 @click.command()
@@ -31,12 +38,7 @@ def ps(as_json: bool) -> None:
     if not engines:
         print_notice("no engine is running; swiftchat serve starts one")
         return
-    table = [_HEADINGS, *map(_row, engines)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        print(
-            "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
+    print_table(_COLUMNS, map(_row, engines), is_aligned_in_pipes=True)
 
 
 @click.command()
@@ -94,4 +96,4 @@ def _row(engine: RunningEngine) -> tuple[str, ...]:
     idle = format_duration(status.idle_s) if status.idle_s else "computing"
     address = status.endpoint or str(engine.socket)
     cells = (status.name, str(status.pid), memory, idle if status.device else "loading")
-    return tuple(map(sanitize, (*cells, str(status.num_terminals), address)))
+    return (*cells, str(status.num_terminals), address)

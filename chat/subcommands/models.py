@@ -2,12 +2,12 @@
 
 import json as json_module
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from swiftchat.chat.history.listing import Column, format_time, print_table
 from swiftchat.chat.model.description import describe, format_bytes, property_label, property_text
 from swiftchat.chat.model.find import hub_token
 from swiftchat.chat.options.completion import (
@@ -15,6 +15,8 @@ from swiftchat.chat.options.completion import (
     complete_models,
     complete_removable,
 )
+from swiftchat.chat.options.option_types import MAX_RANKS
+from swiftchat.chat.terminal.output import print_line, print_notice
 from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
@@ -24,6 +26,14 @@ if TYPE_CHECKING:
 
     from swiftchat.weights.download import DownloadPlan
     from swiftchat.weights.store import StoredModel
+
+_COLUMNS = (
+    Column("NAME"),
+    Column("SIZE", left_out=4),
+    Column("MODIFIED", left_out=2),
+    Column("SOURCE", left_out=1),
+    Column("SHORT", left_out=3, is_shortened=True),
+)
 
 
 @click.command()
@@ -59,7 +69,7 @@ def download(
         token=hub_token(),
     )
     if not quiet:
-        print(sanitize(_offered(name, found)), file=sys.stderr)
+        print_notice(_offered(name, found))
     if found.missing_bytes and not yes and sys.stdin.isatty() and sys.stderr.isatty():
         click.confirm(f"download {sanitize(found.repo)}?", default=True, abort=True, err=True)
     with progress_display(quiet) as progress:
@@ -97,11 +107,11 @@ def list_models(with_cache: bool, as_json: bool) -> None:
         print(json_module.dumps(list(map(_as_json, shown)), indent=2))
         return
     if not models:
-        print("no models are installed; try: swiftchat download", file=sys.stderr)
+        print_notice("no models are installed; try: swiftchat download")
     if shown:
-        _print_table(shown)
+        print_table(_COLUMNS, map(_row, shown), is_aligned_in_pipes=True)
     if models or derived:
-        print(_disk_use(models, derived, store.free_bytes()))
+        print_line(_disk_use(models, derived, store.free_bytes()))
 
 
 def _as_json(model: "StoredModel") -> dict[str, object]:
@@ -118,21 +128,15 @@ def _as_json(model: "StoredModel") -> dict[str, object]:
     }
 
 
-def _print_table(models: "Sequence[StoredModel]") -> None:
+def _row(model: "StoredModel") -> tuple[str, ...]:
     from swiftchat.weights.hub.aliases import alias_of
 
-    width = max(len(model.name) for model in models)
-    print(f"{'NAME':{width}}  {'SIZE':>9}  {'MODIFIED':16}  SOURCE  SHORT")
-    for model in models:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.modified))
-        about = alias_of(model.name) or "–"
-        if model.source == "cache":
-            about = "converted" if model.origin is None else f"of {model.origin}"
-            about += "" if model.origin is None or model.origin.exists() else " (missing)"
-        print(
-            f"{sanitize(model.name):{width}}  {format_bytes(model.size_bytes):>9}  {when:16}  "
-            f"{model.source:6}  {sanitize(about)}"
-        )
+    about = alias_of(model.name) or "–"
+    if model.source == "cache":
+        about = "converted" if model.origin is None else f"of {model.origin}"
+        about += "" if model.origin is None or model.origin.exists() else " (missing)"
+    size, modified = format_bytes(model.size_bytes), format_time(model.modified)
+    return model.name, size, modified, model.source, about
 
 
 def _disk_use(
@@ -148,13 +152,13 @@ def _disk_use(
 @click.argument("name", default="", shell_complete=complete_models)
 @click.option(
     "--tp",
-    type=int,
+    type=click.IntRange(1, MAX_RANKS),
     metavar="N",
     help="Show memory per GPU for tensor parallel on N GPUs; default: all sizes.",
 )
 @click.option(
     "--pp",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MAX_RANKS),
     default=1,
     metavar="N",
     help="Show memory per GPU for N pipeline stages.",
@@ -219,6 +223,6 @@ def rm(name: str, yes: bool) -> None:
         question = f"remove {what} ({format_bytes(found.size_bytes)})?"
         click.confirm(sanitize(question), abort=True, err=True)
     removed = store.remove(name)
-    print(f"removed {sanitize(what)} ({format_bytes(removed.size_bytes)})", file=sys.stderr)
+    print_notice(f"removed {what} ({format_bytes(removed.size_bytes)})")
     if found.origin is not None and found.origin.exists():
-        print(sanitize(f"{found.origin} itself stays"), file=sys.stderr)
+        print_notice(f"{found.origin} itself stays")

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS
+from swiftchat.chat.options.chat_options import CHAT_OPTIONS, ENGINE_NAMES
 from swiftchat.chat.options.completion import complete_models
-from swiftchat.engine.api.params import MAX_LOGPROBS
+from swiftchat.engine.api.params import MAX_COUNT, MAX_LOGPROBS
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.chat_model import ChatModel
     from swiftchat.engine.api.score import Score
 
 ENGINE_OPTIONS = (
-    *("ctx_size", "device", "tp", "pp", "dtype", "kv_dtype", "threads", "dummy"),
+    *(name for name in ENGINE_NAMES if name not in ("draft", "cache_max_bytes", "swap_size")),
     *("connect", "token_file", "no_attach", "offline", "quiet"),
 )
 MODEL = click.Option(
@@ -31,13 +31,13 @@ SCHEMA = 1
 @click.argument("file", type=click.Path())
 @click.option(
     "--context",
-    type=int,
+    type=click.IntRange(2, MAX_COUNT),
     metavar="N",
     help="Tokens that the model reads at a time; default: its context.",
 )
 @click.option(
     "--stride",
-    type=int,
+    type=click.IntRange(1, MAX_COUNT),
     metavar="N",
     help="New tokens of each further context; default: half of it.",
 )
@@ -69,10 +69,12 @@ def score(
     """
     from swiftchat.chat.model.chat_model import chat_model_for
     from swiftchat.chat.options.config import ChatConfig, read_text_or_stdin
+    from swiftchat.chat.start import check_connect
     from swiftchat.chat.terminal.status_line import StatusLine
     from swiftchat.engine.api.score import score as score_ids
     from swiftchat.errors import UsageError
 
+    check_connect(click.get_current_context(), options)
     if logprobs is not None and not as_json:
         raise UsageError("--logprobs needs JSON", "add --json")
     text = read_text_or_stdin(file)

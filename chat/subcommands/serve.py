@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS
+from swiftchat.chat.options.chat_options import CHAT_OPTIONS, ENGINE_NAMES
 from swiftchat.chat.options.completion import complete_models
 from swiftchat.chat.options.duration import Duration, format_duration
 from swiftchat.chat.terminal.output import print_notice
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from swiftchat.engine.api.params import ServeConfig
 
 _ENGINE_OPTIONS = (
-    *("ctx_size", "device", "tp", "pp", "dtype", "kv_dtype", "threads", "dummy", "draft"),
-    *("cache_max_bytes", "swap_size"),
+    *ENGINE_NAMES,
     *("template", "think", "offline", "quiet"),
 )
 _MODEL = click.Argument(

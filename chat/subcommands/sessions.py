@@ -9,16 +9,25 @@ from typing import Any
 import click
 
 from swiftchat.chat.history.conversation import SHORT_ID
-from swiftchat.chat.history.listing import format_time, print_found, print_table
+from swiftchat.chat.history.listing import Column, format_time, print_found, print_table
 from swiftchat.chat.history.store import open_store
 from swiftchat.chat.history.transcript import as_json as as_json_text
 from swiftchat.chat.history.transcript import as_markdown, write_file
 from swiftchat.chat.options.completion import complete_sessions
 from swiftchat.chat.options.duration import Duration
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
 from swiftchat.errors import FileSystemError, UsageError
 
+_COLUMNS = (
+    Column("ID"),
+    Column("USED", left_out=3),
+    Column("MESSAGES", left_out=1),
+    Column("MODEL", left_out=2, is_shortened=True),
+    Column("TITLE", is_shortened=True),
+)
+_MOST = click.IntRange(1, 10**6)
 _NO_SESSIONS = "no saved conversations; chats are saved automatically"
 
 
@@ -35,23 +44,23 @@ def sessions(ctx: click.Context) -> None:
 
 
 @sessions.command(name="list")
-@click.option("-n", "--most", type=int, default=-1, help="Show at most this many.")
+@click.option("-n", "--most", type=_MOST, help="Show at most this many.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_sessions(most: int, as_json: bool) -> None:
+def list_sessions(most: int | None, as_json: bool) -> None:
     """List conversations, most recently used first."""
     with open_store() as store:
-        rows = store.recent(most)
+        rows = store.recent(-1 if most is None else most)
     if as_json:
         _print_json(rows)
     elif not rows:
-        print(_NO_SESSIONS, file=sys.stderr)
+        print_notice(_NO_SESSIONS)
     else:
         _print_rows(rows)
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     print_table(
-        ("ID", "USED", "MESSAGES", "MODEL", "TITLE"),
+        _COLUMNS,
         (
             (
                 row["id"][:SHORT_ID],
@@ -78,7 +87,7 @@ def show(id_or_name: str, as_json: bool) -> None:
 @sessions.command()
 @click.argument("words", nargs=-1, required=True)
 @click.option(
-    "-n", "--most", type=int, default=50, show_default=True, help="Show at most this many."
+    "-n", "--most", type=_MOST, default=50, show_default=True, help="Show at most this many."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
@@ -88,7 +97,7 @@ def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
     if as_json:
         _print_json([vars(one) for one in found])
     elif not found:
-        print("no matches", file=sys.stderr)
+        print_notice("no matches")
     for one in () if as_json else found:
         print_found(one)
 
@@ -120,6 +129,7 @@ def export(id_or_name: str, file: str, file_format: str | None, force: bool) -> 
 def import_sessions(files: tuple[str, ...]) -> None:
     """Import conversations: exported JSON, ChatGPT's conversations.json, lists of messages."""
     from swiftchat.chat.history.importer import import_conversations
+    from swiftchat.chat.options.chat_options import saved_settings
 
     found = []
     for file in files:
@@ -127,7 +137,11 @@ def import_sessions(files: tuple[str, ...]) -> None:
             data = Path(file).read_bytes()
         except OSError as error:
             raise FileSystemError.reading(file, error) from error
-        found += import_conversations(data, file)
+        for conversation in import_conversations(data, file):
+            _, problems = saved_settings(conversation.settings)
+            if problems:
+                raise UsageError(f"{file}: settings of a conversation: {problems[0]}")
+            found.append(conversation)
     with open_store() as store:
         for conversation in found:
             store.save(conversation)
@@ -147,7 +161,7 @@ def rm(id_or_name: tuple[str, ...], yes: bool) -> None:
         _confirm("rm", f"remove {', '.join(repr(titles[one]) for one in ids)}?", yes)
         store.remove(*ids)
     for one in ids:
-        print(f"removed {one[:SHORT_ID]} {sanitize(titles[one])}", file=sys.stderr)
+        print_notice(f"removed {one[:SHORT_ID]} {titles[one]}")
     _mention_cache()
 
 
@@ -176,7 +190,7 @@ def prune(older_than: float | None, one_shots: bool, dry_run: bool, yes: bool) -
             and (not one_shots or (row["num_questions"] <= 1 and not row["name"]))
         ]
         if not rows:
-            print("no conversation matches", file=sys.stderr)
+            print_notice("no conversation matches")
             return
         if dry_run or not yes:
             _print_rows(rows)
@@ -185,7 +199,7 @@ def prune(older_than: float | None, one_shots: bool, dry_run: bool, yes: bool) -
         count = f"{len(rows)} conversation{'' if len(rows) == 1 else 's'}"
         _confirm("prune", f"remove {'these ' if len(rows) > 1 else 'this '}{count}?", yes)
         store.remove(*(row["id"] for row in rows))
-    print(f"removed {count}", file=sys.stderr)
+    print_notice(f"removed {count}")
     _mention_cache()
 
 
@@ -193,7 +207,7 @@ def _mention_cache() -> None:
     """Say that keys and values of removed conversations may be on the disk."""
     if KVFolder(user_kv_folder()).files():
         hint = "swiftchat cache clear removes their keys and values, too"
-        print(hint, file=sys.stderr)
+        print_notice(hint)
 
 
 def _confirm(command: str, question: str, yes: bool) -> None:

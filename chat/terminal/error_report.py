@@ -64,11 +64,15 @@ def write_report(error: BaseException, folder: Path) -> Path:
     from importlib.metadata import version
 
     create_private_folder(folder)
-    path = folder / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}-{time.time_ns() % 10**6}.txt"
+    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+    moment = time.strftime("%Y-%m-%d-%H%M%S", time.localtime(seconds))
+    path = folder / f"{moment}-{nanoseconds:09}-{os.getpid()}.txt"
     head = f"swiftchat {version('swiftchat')}, Python {platform.python_version()}"
     text = "".join(traceback.format_exception(error))
     with os.fdopen(open_private(path, os.O_EXCL | os.O_WRONLY), "wb") as file:
         file.write(f"{head}, {platform.platform()}\n\n{text}".encode("utf-8", "replace"))
-    for old in sorted(folder.glob("*.txt"))[:-_MAX_REPORTS]:
+    # In the order of time, unless the clock was set back.
+    others = sorted(other for other in folder.glob("*.txt") if other != path)
+    for old in others[: 1 - _MAX_REPORTS]:
         old.unlink(missing_ok=True)
     return path

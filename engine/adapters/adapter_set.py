@@ -78,18 +78,39 @@ class SetBuilder:
         self._tables: list[tuple[Tensor, Tensor | None]] = []
         self._table_gain: Tensor | None = None
 
-    def build(self, adapters: Sequence[tuple[Adapter, float]]) -> AdapterSet:
-        """Return the sum of the adapters' changes, each times its scale.
+    def check(self, adapter: Adapter) -> None:
+        """Raise `UsageError` for an adapter of matrices that are only supported merged.
 
-        Raises `UsageError` for adapters of matrices that are only supported merged, `BadModelFile`
-        for damaged values.
+        Or for one that needs a base matrix where there is none. Reads no values.
+        """
+        for key in (*(change.key for change in adapter.low_rank), *adapter.replaced):
+            name, table = tensor_name(self._config, *key), key[0] == "embed"
+            if not table and key[0].removesuffix("_bias") not in _FIELD_OF:
+                raise UsageError(
+                    f"{adapter.path} changes {name}: the engine supports adapters of attention, "
+                    "MLP and embedding matrices and of projections of mixers",
+                    f"merge it into the model: swiftchat convert MODEL --merge-lora {adapter.path}",
+                )
+        bases = [change.tensor for change in adapter.low_rank if change.magnitude is not None]
+        bases += [tensor_name(self._config, *k) for k in adapter.replaced if k[0].endswith("_bias")]
+        if bases and (self._checkpoint is None or self._checkpoint.shard is not None):
+            kind = "random weights" if self._checkpoint is None else "files per rank"
+            raise UsageError(
+                f"the adapter needs the base model's {bases[0]}, which {kind} do not have",
+                "use the model's own files",
+            )
+
+    def build(self, adapters: Sequence[tuple[Adapter, float]]) -> AdapterSet:
+        """Return the sum of the checked adapters' changes, each times its scale.
+
+        Raises `BadModelFile` for damaged values.
         """
         self._changes, self._tables, self._table_gain = {}, [], None
         for adapter, scale in adapters:
             for change in adapter.low_rank:
-                self._add_low_rank(adapter, change, scale)
+                self._add_low_rank(change, scale)
             for key, read in adapter.replaced.items():
-                self._add_replaced(adapter, key, read, scale)
+                self._add_replaced(key, read, scale)
         deltas = {site: self._delta(site, found) for site, found in self._changes.items()}
         embed = None
         if self._tables or self._table_gain is not None:
@@ -97,11 +118,11 @@ class SetBuilder:
             embed = TableDelta(tables, self._on_device(self._table_gain))
         return AdapterSet(deltas, embed)
 
-    def _add_low_rank(self, adapter: Adapter, change: LowRank, scale: float) -> None:
+    def _add_low_rank(self, change: LowRank, scale: float) -> None:
         if change.key[0] == "embed":
             self._add_embedding(change, scale)
             return
-        found = self._place(adapter, change.key)
+        found = self._place(change.key)
         if found is None:
             return
         changes, first, rows = found
@@ -121,7 +142,7 @@ class SetBuilder:
         a = a[:, rows.of_inputs(a.shape[1])]
         changes.parts.append(LowRankPart(first, a, b))
 
-    def _add_replaced(self, adapter: Adapter, key: TensorKey, read: Read, scale: float) -> None:
+    def _add_replaced(self, key: TensorKey, read: Read, scale: float) -> None:
         """Add scale · (R - W) for a tensor R that replaces W."""
         canonical = key[0]
         new = _tensor(read)
@@ -130,7 +151,7 @@ class SetBuilder:
                 self._add_table_gain(-scale, new.shape[1])
                 self._tables.append((new * scale, None))
             return
-        found = self._place(adapter, key)
+        found = self._place(key)
         if found is None:
             return
         changes, first, rows = found
@@ -144,20 +165,14 @@ class SetBuilder:
         changes.add_gain(first, -scale, len(matrix))
         changes.parts.append(LowRankPart(first, None, matrix))
 
-    def _place(self, adapter: Adapter, key: TensorKey) -> "tuple[_Changes, int, _LocalRows] | None":
+    def _place(self, key: TensorKey) -> "tuple[_Changes, int, _LocalRows] | None":
         """Return the changes of a tensor's matrix, its first row there, and this rank's part.
 
         None if another stage has it.
         """
         canonical, layer, _ = key
         matrix = canonical.removesuffix("_bias")
-        name = _FIELD_OF.get(matrix)
-        if name is None:
-            raise UsageError(
-                f"{adapter.path} changes {tensor_name(self._config, *key)}: the engine supports "
-                "adapters of attention, MLP and embedding matrices and of projections of mixers",
-                f"merge it into the model: swiftchat convert MODEL --merge-lora {adapter.path}",
-            )
+        name = _FIELD_OF[matrix]
         if layer is None:
             if self._shard.stage != self._shard.num_stages - 1:
                 return None
@@ -214,12 +229,7 @@ class SetBuilder:
 
     def _base(self, name: str) -> Tensor:
         """Return a whole tensor of the base model in fp32."""
-        if self._checkpoint is None or self._checkpoint.shard is not None:
-            kind = "random weights" if self._checkpoint is None else "files per rank"
-            raise UsageError(
-                f"the adapter needs the base model's {name}, which {kind} do not have",
-                "use the model's own files",
-            )
+        assert self._checkpoint is not None
         if name not in self._checkpoint.tensors and name not in self._checkpoint.quantized:
             name = tensor_name(self._config, "embed")  # the head is tied to it
         whole = TensorSlice(0, ((0, self._num_rows(name)),))

@@ -3,7 +3,8 @@
 import hashlib
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -45,6 +46,26 @@ _States = tuple[tuple[int, int], ...]
 Record = Callable[[DecoderWeights], NativeDecoder]
 
 
+@dataclass(frozen=True)
+class OpenTuning:
+    """What a request names, read as far as checks need it: headers, and no values.
+
+    `loaded` is what is in memory already, else None.
+    """
+
+    tuning: Tuning
+    adapters: Sequence[tuple[Adapter, float]] = ()
+    prompt: SoftPrompt | None = None
+    loaded: SequenceTuning | None = None
+
+    @property
+    def num_virtual(self) -> int:
+        """The number of the soft prompt's virtual tokens."""
+        if self.loaded is not None:
+            return 0 if self.loaded.virtual is None else self.loaded.virtual.count
+        return 0 if self.prompt is None else self.prompt.count
+
+
 class Tunings:
     """Loads what requests name, and computes the batches whose sequences use it.
 
@@ -77,12 +98,11 @@ class Tunings:
         """The memory of the loaded adapters."""
         return sum(each.nbytes for each in self.selection.sets if each is not None)
 
-    def load(self, tuning: Tuning | None, in_use: Collection[int]) -> SequenceTuning | None:
-        """Return what a sequence with this tuning needs, loaded; None if it is empty.
+    def open(self, tuning: Tuning | None, in_use: Collection[int]) -> OpenTuning | None:
+        """Check what a request names without changing anything; None if it is empty.
 
-        The sets `in_use` stay. Raises as `open_adapter` and `SetBuilder.build` do, and `UsageError`
-        for a model that cannot have it or if there is no place, `OutOfMemory` if there is no
-        memory.
+        Raises as `open_adapter` does, and `UsageError` for what only a merged model can have, for a
+        model that cannot have it, or if the sets `in_use` leave no place.
         """
         if not tuning:
             return None
@@ -98,29 +118,51 @@ class Tunings:
                 "leave out the soft prompt",
             )
         if tuning in self._files:
-            key = (tuning, _states(self._files[tuning]))
-            if key in self._loaded:
-                self._loaded.move_to_end(key)
-                return self._loaded[key]
+            loaded = self._loaded.get((tuning, _states(self._files[tuning])))
+            if loaded is not None:
+                return OpenTuning(tuning, loaded=loaded)
         prompt = self._open_prompt(tuning.soft_prompt)
         adapters = [(self._open(path), scale) for path, scale in tuning.adapters]
-        number = self._place_for(in_use) if adapters else -1
-        virtual = None
-        if prompt is not None:
-            kv = self._base.weights.dtype
-            virtual = virtual_tokens(prompt, self._shard, kv, self._device)
-        loaded = SequenceTuning(_identity(adapters, prompt), number, virtual)
+        for adapter, _ in adapters:
+            self._builder.check(adapter)
         if adapters:
-            try:
+            self._place(in_use)
+        return OpenTuning(tuning, adapters, prompt)
+
+    def load(self, tuning: Tuning | None, in_use: Collection[int]) -> SequenceTuning | None:
+        """Return what a sequence with this tuning needs, loaded; None if it is empty.
+
+        Raises as `open` and `load_opened` do.
+        """
+        opened = self.open(tuning, in_use)
+        return None if opened is None else self.load_opened(opened, in_use)
+
+    def load_opened(self, opened: OpenTuning, in_use: Collection[int]) -> SequenceTuning:
+        """Return what a sequence with this tuning needs, loaded; the sets `in_use` stay.
+
+        Raises `BadModelFile` for damaged values, `OutOfMemory` if there is no memory.
+        """
+        if opened.loaded is not None:
+            key = next(key for key, loaded in self._loaded.items() if loaded is opened.loaded)
+            self._loaded.move_to_end(key)
+            return opened.loaded
+        adapters, prompt, number, virtual = opened.adapters, opened.prompt, -1, None
+        try:
+            if prompt is not None:
+                kv = self._base.weights.dtype
+                virtual = virtual_tokens(prompt, self._shard, kv, self._device)
+            if adapters:
+                number = self._emptied(self._place(in_use))
                 self._put(number, self._builder.build(adapters))
-            except (MemoryError, torch.OutOfMemoryError) as error:
-                self.selection.sets[number] = None
-                raise OutOfMemory(
-                    "there is no memory for the adapters", "use a smaller --ctx-size"
-                ) from error
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise OutOfMemory(
+                "there is no memory for the adapters", "use a smaller --ctx-size"
+            ) from error
+        loaded = SequenceTuning(_identity(adapters, prompt), number, virtual)
         files = [file for adapter, _ in adapters for file in adapter.files]
-        self._files[tuning] = (*files, *(prompt.files if prompt is not None else ()))
-        self._loaded[tuning, _states(self._files[tuning])] = loaded
+        files += [] if prompt is None else prompt.files
+        self._files[opened.tuning] = tuple(files)
+        self._loaded[opened.tuning, _states(self._files[opened.tuning])] = loaded
         self._forget_prompts()
         return loaded
 
@@ -169,29 +211,36 @@ class Tunings:
         for key in prompts[:-MAX_PROMPTS]:
             del self._loaded[key]
 
-    def _place_for(self, in_use: Collection[int]) -> int:
-        """Return the number of an empty set, or of the least recently used one, emptied."""
+    def _place(self, in_use: Collection[int]) -> int:
+        """Return the number of an empty set, or of the least recently used one."""
         sets = self.selection.sets
         if None in sets:
             return sets.index(None)
-        for key, loaded in self._loaded.items():
+        for loaded in self._loaded.values():
             if loaded.set_index >= 0 and loaded.set_index not in in_use:
-                del self._loaded[key]
-                self._put(loaded.set_index, None)
                 return loaded.set_index
         raise UsageError(
             f"{MAX_SETS} different sets of adapters are in use", "wait for an answer to end"
         )
 
+    def _emptied(self, number: int) -> int:
+        """Return the number of a set, whose adapters are forgotten."""
+        if self.selection.sets[number] is not None:
+            for key in [key for key, each in self._loaded.items() if each.set_index == number]:
+                del self._loaded[key]
+            self._put(number, None)
+        return number
+
     def _put(self, number: int, adapters: AdapterSet | None) -> None:
         decoder = self._adapted_decoder()
-        self.selection.sets[number] = adapters
+        self.selection.sets[number] = None  # until all of it is there
         if self._runner is not None:
             self._runner.put_adapters(number, adapters, MAX_SETS)
         if isinstance(decoder, NativeDecoder):
             for site, deltas in decoder.deltas.items():
                 deltas.set(number, None if adapters is None else adapters.deltas.get(site))
             decoder.grow()
+        self.selection.sets[number] = adapters
 
     def _adapted_decoder(self) -> Decoder:
         if self._adapted is None:
@@ -203,7 +252,7 @@ class Tunings:
         return self._adapted
 
 
-def _identity(adapters: list[tuple[Adapter, float]], prompt: SoftPrompt | None) -> Digest:
+def _identity(adapters: Sequence[tuple[Adapter, float]], prompt: SoftPrompt | None) -> Digest:
     """Return the digest of the adapters' content and scales, and of the soft prompt."""
     digest = hashlib.sha256()
     for adapter, scale in adapters:

@@ -1,7 +1,7 @@
 """Parameters of an engine and of one generation."""
 
 from dataclasses import asdict, dataclass
-from math import inf, isfinite
+from sys import float_info
 from typing import Any, Literal, Self
 
 from swiftchat.errors import UsageError
@@ -127,22 +127,24 @@ class Range:
 
     text: str
     low: float
-    high: float = inf
+    high: float = float_info.max
     excludes_low: bool = False
 
     def __contains__(self, value: float) -> bool:
         is_above = value > self.low if self.excludes_low else value >= self.low
-        return isfinite(value) and is_above and value <= self.high
+        return is_above and value <= self.high  # excludes NaN
 
     def __str__(self) -> str:
         return self.text
 
 
 _PENALTY = Range("between -100 and 100", -100, 100)
-_COUNT = Range("of at least 0", 0)
+# Kernels take counts as 32-bit integers.
+MAX_COUNT = 2**31 - 1
+_COUNT = Range("between 0 and 2^31 - 1", 0, MAX_COUNT)
 _FRACTION = Range("above 0 and at most 1", 0, 1, excludes_low=True)
 SAMPLING_RANGES = {
-    "temperature": _COUNT,
+    "temperature": Range("of at least 0", 0),
     "top_k": _COUNT,
     "top_p": _FRACTION,
     "top_p_decay": _FRACTION,
@@ -152,10 +154,10 @@ SAMPLING_RANGES = {
     "repeat_penalty": Range("between 0.01 and 100", 0.01, 100),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
-    "repeat_last_n": Range("of at least -1", -1),
+    "repeat_last_n": Range("between -1 and 2^31 - 1", -1, MAX_COUNT),
     "dry_multiplier": Range("between 0 and 100", 0, 100),
     "dry_base": Range("between 1 and 10", 1, 10),
-    "dry_allowed_length": Range("of at least 1", 1),
+    "dry_allowed_length": Range("between 1 and 2^31 - 1", 1, MAX_COUNT),
     "no_repeat_ngram": _COUNT,
     "seed": Range("between 0 and 2^64 - 1", 0, 2**64 - 1),
     "min_tokens": _COUNT,

@@ -93,7 +93,7 @@ class AttentionOps:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             window=whole.window(layer) or 0,
-            scale=whole.attention_scale,
+            scale=config.attention_scale,
             softcap=config.attention_softcap or 0.0,
             slopes=None if self._slopes is None else self._slopes.data_ptr(),
             sinks=self._references.floats(sinks),

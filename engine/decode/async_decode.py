@@ -89,19 +89,11 @@ class AsyncDecode:
         if not can_replay(step, self.runner.batch.max_rows):
             return False
         sequences = [row.sequence for row in step.rows]
-        adapted = _use_adapters(sequences)
-        if adapted and not self.runner.can_adapt(sequences):
+        if _use_adapters(sequences) and not self.runner.can_adapt(sequences):
             return False
-        if not self._reserve(sequences, num_ahead=1):
+        if not self._prepare(sequences, num_ahead=1):
             return False
-        try:
-            for part in _parts(sequences):
-                self.runner.graph(len(sequences), part, adapted=adapted)
-        except (OutOfMemory, torch.OutOfMemoryError):
-            return False  # the step needs less memory without a graph
         self.runner.batch.load(sequences, seeds)
-        if adapted:
-            self.runner.load_adapters(sequences)
         self._start(sequences)
         return True
 
@@ -137,24 +129,41 @@ class AsyncDecode:
             self.runner.batch.load_masks(step.sequences)
             step = replace(self._replay(step.sequences, "sampling"), hidden=step.hidden)
         self._in_flight = None
-        if continues and self._can_continue(step.sequences):
-            self.runner.batch.update_block_tables(step.sequences)
-            self._start(step.sequences)
+        sequences = step.sequences
+        if continues and self._can_continue(sequences) and self._prepare(sequences, num_ahead=2):
+            self.runner.batch.update_block_tables(sequences)
+            self._start(sequences)
         step.done.synchronize()
         ring = self.runner.batch.ring
         assert step.number is not None
-        tokens = ring[step.number % len(ring), : len(step.sequences)].tolist()
-        rows = [row for row, sequence in enumerate(step.sequences) if self._is_current(sequence)]
+        tokens = ring[step.number % len(ring), : len(sequences)].tolist()
+        rows = [row for row, sequence in enumerate(sequences) if self._is_current(sequence)]
         self.collected_hidden = step.hidden
-        if step.hidden is not None and len(rows) < len(step.sequences):
+        if step.hidden is not None and len(rows) < len(sequences):
             self.collected_hidden = step.hidden.selected(rows)
-        return [(step.sequences[row], tokens[row]) for row in rows]
+        return [(sequences[row], tokens[row]) for row in rows]
 
     def drop(self) -> None:
         """Wait for the step in flight and discard its tokens."""
         if self._in_flight is not None:
             self._in_flight.done.synchronize()
             self._in_flight = None
+
+    def _prepare(self, sequences: list[Sequence], num_ahead: int) -> bool:
+        """Reserve the blocks of a step and capture its graphs; return False without room for them.
+
+        The step needs less memory without a graph. An adapter that was loaded during an answer may
+        have discarded the graphs.
+        """
+        if not self._reserve(sequences, num_ahead):
+            return False
+        adapted = _use_adapters(sequences)
+        try:
+            for part in _parts(sequences):
+                self.runner.graph(len(sequences), part, adapted=adapted)
+        except (OutOfMemory, torch.OutOfMemoryError):
+            return False
+        return True
 
     def _start(self, sequences: list[Sequence]) -> None:
         """Launch a step, or its forward pass if its masks are not known yet."""
@@ -187,7 +196,7 @@ class AsyncDecode:
                 return False
             if num_tokens - sequence.num_prompt == sequence.params.max_tokens:
                 return False
-        return self._reserve(sequences, num_ahead=2)
+        return True
 
     def _reserve(self, sequences: list[Sequence], num_ahead: int) -> bool:
         """Reserve blocks for `num_ahead` tokens after the one that the step computes.

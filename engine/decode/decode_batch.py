@@ -24,6 +24,7 @@ _INT_FIELDS = (
     "has_bias",
     "min_context_lens",
     "has_mask",
+    "adapter_sets",
     "state_slots_even",
     "state_slots_odd",
 )
@@ -35,6 +36,7 @@ _FLOAT_FIELDS = (
     "presence_penalty",
     "frequency_penalty",
 )
+_MISSING = ("slot_mapping", "adapter_sets", "state_slots_even", "state_slots_odd")  # -1 for none
 _PENALTIES_OFF = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 # Bits in the count of an id: it occurs, or it ends an answer. See `kernels/sampling/penalties.cu`.
 _SEEN, _ENDS = 1 << 30, 1 << 29
@@ -48,6 +50,7 @@ class DecodeBatch:
     `seeds`; int32 `block_tables` [max_rows, max_blocks] and `counts` [max_rows, vocab_size]; fp32
     `bias` [max_rows, vocab_size], for rows with `has_bias`; int32 `masks`
     [max_rows, ceil(vocab_size / 32)] of the ids that grammars allow, for rows with `has_mask`.
+    `adapter_sets` int32 [max_rows] are the numbers of the rows' sets of adapters, -1 for none.
     `state_slots` int32 [2, max_rows] are the slots of states that steps with an even number read,
     and write, and the others the other way round; -1 for an unused row. A row of a proposed token
     reads what the row before it writes.
@@ -84,6 +87,7 @@ class DecodeBatch:
             self.has_bias,
             self.min_context_lens,
             self.has_mask,
+            self.adapter_sets,
             _,
             _,
         ) = ints
@@ -111,8 +115,8 @@ class DecodeBatch:
         self.step = torch.zeros(1, dtype=torch.int64, device=gpu.device)
         self.num_steps = 0  # the value of `step` after all launched steps
         self._num_blocks = [0] * max_rows  # blocks of each row that are on the device
-        self.slot_mapping.fill_(-1)
-        self.state_slots.fill_(-1)
+        for name in _MISSING:
+            fields[self._index[name]].fill_(-1)
 
     def load(self, sequences: Seq[Sequence], seeds: Seq[int]) -> None:
         """Assign a row to each sequence; all its tokens but the last must be computed.
@@ -127,7 +131,7 @@ class DecodeBatch:
         A sequence with proposed tokens must not have penalties or a number of `min_tokens`.
         """
         self._host_ints.fill(0)
-        for name in ("slot_mapping", "state_slots_even", "state_slots_odd"):
+        for name in _MISSING:
             self._host_ints[self._index[name]] = -1
         n = 0
         for row, seed in zip(rows, seeds, strict=True):
@@ -167,6 +171,8 @@ class DecodeBatch:
         for name, value in settings.items():
             if value:  # the others are 0 already
                 ints[index[name], rows] = value
+        if sequence.tuning is not None:
+            ints[index["adapter_sets"], rows] = sequence.tuning.set_index
         self._load_state_slots(first, sequence, count)
         off = {} if params.has_penalties else _PENALTIES_OFF
         for name in _FLOAT_FIELDS:

@@ -26,6 +26,7 @@ from swiftchat.engine.comm.gpu_communicator import GpuCommunicator, PeerBuffers
 from swiftchat.engine.decode.coverage import (
     fused_kernels_cover,
     fused_layer_fits,
+    fused_weights_fit,
     has_plain_heads,
 )
 from swiftchat.engine.decode.decode_batch import DecodeBatch
@@ -107,6 +108,7 @@ class FusedDecoder:
         weights, head = decoder.weights, decoder.weights.lm_head.kernel_matrices
         return (
             fused_kernels_cover(decoder.config)
+            and fused_weights_fit(weights)
             and self._ops.computes_experts(weights.layers)
             and (decoder.ranks.size == 1 or self._peer_buffers is not None)
             and (decoder.ranks.size == 1 or not self._is_for_one_gpu)

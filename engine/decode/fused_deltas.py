@@ -32,9 +32,9 @@ _MAX_PARTS = 12  # of a matrix: q, k and v of four adapters
 class FusedDeltas:
     """The sets of adapters of decode rows on one GPU.
 
-    `sets` int32 [max_rows] are the numbers of the rows' sets, -1 for none. `ranks` has, for each
-    kind of matrix, the largest sum of ranks that one may have. The tables of `older` are taken
-    over.
+    `sets` int32 [max_rows] are the numbers of the rows' sets, -1 for none: those of the decode
+    batch. `ranks` has, for each kind of matrix, the largest sum of ranks that one may have. The
+    tables of `older` are taken over.
 
     The changes of a matrix are part of its matmul, `RowChanges`, if they fit its shared memory and
     the matrix is a single one, for several rows a plain one. Else two small kernels before the
@@ -49,13 +49,13 @@ class FusedDeltas:
         weights: DecoderWeights,
         head_dim: int,
         num_sets: int,
-        max_rows: int,
+        sets: Tensor,
         ranks: Mapping[str, int],
         *,
         older: "FusedDeltas | None" = None,
     ) -> None:
         self._gpu, self._weights, self.ranks = gpu, weights, dict(ranks)
-        self._head_dim = head_dim
+        self._head_dim, self._sets, max_rows = head_dim, sets, len(sets)
         self._sites: list[Site] = [
             (name, i) for i in range(len(weights.layers)) for name in _FIELDS
         ]  # in the order of a step
@@ -68,8 +68,6 @@ class FusedDeltas:
         self._references: list[list[Tensor]] = [[] for _ in range(num_sets)]
         if older is not None:
             self._references = older._references
-        self.sets = torch.full((max_rows,), -1, dtype=torch.int32, device=gpu.device)
-        self._host_sets = self.sets.cpu().pin_memory()
         max_rank = max(RANK_STEP, *self.ranks.values())
         self._narrow = torch.zeros(max_rows, max_rank, device=gpu.device)
         widest = max(getattr(layer, name).shape[0] for layer in weights.layers for name in _FIELDS)
@@ -122,12 +120,6 @@ class FusedDeltas:
         self._tables[:, number] = torch.tensor(rows).to(self._gpu.device)
         self._references[number] = references
 
-    def load_rows(self, numbers: list[int]) -> None:
-        """Set the sets of the first rows; the device must be idle."""
-        self._host_sets.fill_(-1)
-        self._host_sets[: len(numbers)] = torch.tensor(numbers, dtype=torch.int32)
-        self.sets.copy_(self._host_sets, non_blocking=True)
-
     def changes(self, site: Site, n: int) -> RowChanges | None:
         """Return what the matmul of a site with n rows adds; None: `bias` returns it."""
         turn = self._turns.get(site)
@@ -135,7 +127,7 @@ class FusedDeltas:
             return None
         return RowChanges(
             self._tables[self._index[site]],
-            self.sets[:n],
+            self._sets[:n],
             self._buffers[turn],
             self._buffers[1 - turn],
             self.ranks[site[0]],
@@ -151,7 +143,7 @@ class FusedDeltas:
         if self.ranks[site[0]] == 0:
             return bias
         n, gpu, table = len(x), self._gpu, self._tables[self._index[site]]
-        narrow, sets = self._narrow[:n], self.sets[:n]
+        narrow, sets = self._narrow[:n], self._sets[:n]
         out = self._biases.view(-1)[: n * num_outputs].view(n, num_outputs)
         low_rank_shrink(gpu, x, table, sets, narrow, norm=norm)
         low_rank_expand(gpu, table, sets, bias, narrow, out)

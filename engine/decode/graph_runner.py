@@ -162,10 +162,9 @@ class GraphRunner:
         """Return deltas for these ranks and those of the older ones."""
         if older is not None:
             ranks = {name: max(rank, older.ranks[name]) for name, rank in ranks.items()}
-        weights, max_rows = self._decoder.weights, min(self.batch.max_rows, MAX_GEMV_ROWS)
-        head_dim = self._decoder.config.head_dim
-        gpu = self._ops.gpu
-        deltas = FusedDeltas(gpu, weights, head_dim, num_sets, max_rows, ranks, older=older)
+        weights, head_dim = self._decoder.weights, self._decoder.config.head_dim
+        gpu, sets = self._ops.gpu, self.batch.adapter_sets[:MAX_GEMV_ROWS]
+        deltas = FusedDeltas(gpu, weights, head_dim, num_sets, sets, ranks, older=older)
         deltas.in_linear &= self._decoder.ranks.size == 1  # not measured on several GPUs
         return deltas
 
@@ -174,11 +173,6 @@ class GraphRunner:
         sets = {s.tuning.set_index for s in sequences if s.tuning is not None and s.has_adapters}
         size = next(size for size in self.sizes if size >= len(sequences))
         return sets <= self._computable and self._fused.adapts(min(size, self.batch.max_rows))
-
-    def load_adapters(self, sequences: Seq[Sequence]) -> None:
-        """Assign the sets of adapters of the first rows; the device must be idle."""
-        assert self._deltas is not None
-        self._deltas.load_rows([-1 if s.tuning is None else s.tuning.set_index for s in sequences])
 
     def graph(
         self, num_rows: int, part: Part = "step", *, adapted: bool = False
@@ -227,9 +221,11 @@ class GraphRunner:
             launch(n)
             self._advance(n)
         self._ops.gpu.compile(specs)
-        launch(n)
-        for tensor, before in zip(state, saved, strict=True):
-            tensor.copy_(before)
+        try:
+            launch(n)
+        finally:  # also without memory for it: a step may go on with the rows
+            for tensor, before in zip(state, saved, strict=True):
+                tensor.copy_(before)
         torch.cuda.synchronize(self._ops.gpu.device)
         return capture(lambda: launch(n))[0]
 

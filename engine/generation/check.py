@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import chain
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.errors import ContextOverflow, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 
@@ -38,15 +37,16 @@ def check_request(
 
 
 def check_tuned(
-    prompt: Sequence[int], params: SamplingParams, tuned: SequenceTuning, ctx_size_tokens: int
+    prompt: Sequence[int], params: SamplingParams, num_virtual: int, ctx_size_tokens: int
 ) -> SamplingParams:
-    """Return the parameters for a prompt behind virtual tokens, which a sliding context keeps.
+    """Return the parameters for a prompt with adapters, behind `num_virtual` virtual tokens.
+
+    A sliding context keeps these.
 
     Raises as `check_request` does.
     """
     if params.pooling is not None:
         raise UsageError("embeddings are those of the base model", "leave out the adapters")
-    num_virtual = 0 if tuned.virtual is None else tuned.virtual.count
     if num_virtual + len(prompt) >= ctx_size_tokens:
         raise ContextOverflow(
             f"the prompt has {len(prompt)} tokens, the soft prompt {num_virtual}, the context "

@@ -96,7 +96,10 @@ class Engine:
         spec: ConstraintSpec | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        """Queue a prompt whose answer matches `spec`; raise as `check` does."""
+        """Queue a prompt whose answer matches `spec`, with its tuning loaded.
+
+        Raises as `check` and `Tunings.load_opened` do, on all ranks if on one.
+        """
         self.speculation.check(params)
         sequence = self._admission.sequence(generation_id, prompt, params, spec, tuning)
         params = sequence.params
@@ -118,7 +121,7 @@ class Engine:
     ) -> None:
         """Raise `UsageError` or `ContextOverflow` for a prompt that cannot be answered.
 
-        Also raises `UsageError` for an invalid grammar, and as `tune` does.
+        Also raises `UsageError` for an invalid grammar, and as `Tunings.open` does. Loads nothing.
         """
         self.speculation.check(params)
         self._admission.check(prompt, params, spec, tuning)
@@ -138,9 +141,8 @@ class Engine:
         """End every generation with an error; the engine stays usable."""
         if self.graph_decode is not None:
             self.graph_decode.drop()
-        failed = [self._fail(generation, error) for generation in list(self._generations.values())]
-        self.scheduler.states.clear()  # a part of the layers may have advanced
-        return failed
+        self.scheduler.step_failed()
+        return [self._fail(generation, error) for generation in list(self._generations.values())]
 
     def step(self) -> list[Outcome]:
         """Compute one batch; return its events in order, each with its generation's id."""

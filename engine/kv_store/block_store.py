@@ -187,11 +187,13 @@ class BlockStore:
             if again is None or again.place != one.place or again.tokens != one.tokens:
                 break
             present += 1
-        started = time.perf_counter()
-        num_read = tier.read(stored[:present], blocks[:present]) if present else 0
+        started, num_read = time.perf_counter(), 0
+        try:
+            num_read = tier.read(stored[:present], blocks[:present]) if present else 0
+        finally:  # also without memory to read into
+            self._allocator.release(blocks[num_read:])
         seconds = time.perf_counter() - started
         self.speeds.measured_read(tier.name, num_read * self._block_bytes, seconds)
-        self._allocator.release(blocks[num_read:])
         return blocks[:num_read]
 
     def _count(self, sequence: TokenSequence, tier: Tier, num_tokens: int) -> None:

@@ -41,16 +41,23 @@ class HostMemory:
     def store(self, evicted: Sequence[tuple[int, Content]]) -> None:
         """Copy blocks of the device, with their contents, before they are used again."""
         copies: dict[int, int] = {}  # by slot, which a later block may take over
-        for block, content in evicted:
-            known = self._index.get(content.parent, content.tokens)
-            if known is not None:
-                self._contents.move_to_end(known)
-            elif (slot := self._allocate()) is not None:
-                self._index.add(content.parent, content.tokens, slot)
-                self._contents[slot] = content
-                copies[slot] = block
-        for chunk, pairs in self._by_chunk(list(copies.items())):
-            self._copy(self._device, chunk, [(block, inner) for inner, block in pairs])
+        try:
+            for block, content in evicted:
+                known = self._index.get(content.parent, content.tokens)
+                if known is not None:
+                    self._contents.move_to_end(known)
+                elif (slot := self._allocate()) is not None:
+                    self._index.add(content.parent, content.tokens, slot)
+                    self._contents[slot] = content
+                    copies[slot] = block
+            for chunk, pairs in self._by_chunk(list(copies.items())):
+                self._copy(self._device, chunk, [(block, inner) for inner, block in pairs])
+        except Exception:  # no memory: the slots may not hold what they should
+            for slot in copies:
+                content = self._contents.pop(slot)
+                self._index.remove(content.parent, content.tokens)
+                self._free.append(slot)
+            raise
 
     def find(self, parent: Digest, tokens: Sequence[int]) -> StoredBlock | None:
         found = self._index.longest(parent, tokens)

@@ -109,7 +109,11 @@ class SpmdRank:
         self.digest = 0
 
     def execute(self, call: Message) -> list[Outcome]:
-        """Execute a call of rank 0; raises `DeviceError` if the ranks have diverged."""
+        """Execute a call of rank 0; raises `DeviceError` if the ranks have diverged.
+
+        A request that all ranks refuse, because one of them could not load its adapters, has its
+        error as outcome.
+        """
         match call["type"]:
             case "add":
                 params = SamplingParams.from_wire(call["params"])
@@ -117,7 +121,12 @@ class SpmdRank:
                 constraint = None if wire is None else ConstraintSpec.from_wire(wire)
                 tuned = call["tuning"]
                 tuning = None if tuned is None else Tuning.from_wire(tuned)
-                self.engine.add(call["id"], call["prompt"], params, constraint, tuning)
+                try:
+                    self.engine.add(call["id"], call["prompt"], params, constraint, tuning)
+                except SwiftchatError as error:
+                    if type(error) is DeviceError:  # a lost connection, not a refusal
+                        raise
+                    return [(call["id"], error)]
             case "cancel":
                 self.engine.cancel(call["id"])
             case "step":
@@ -201,7 +210,7 @@ class SpmdEngine:
         self._rank.engine.check(prompt, params, constraint, tuning)
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(32))
-        self._execute(
+        outcomes = self._execute(
             {
                 "type": "add",
                 "id": generation_id,
@@ -211,6 +220,9 @@ class SpmdEngine:
                 "tuning": None if tuning is None else tuning.to_wire(),
             }
         )
+        for _, error in outcomes:
+            assert isinstance(error, SwiftchatError)
+            raise error
 
     def cancel(self, generation_id: int) -> None:
         self._execute({"type": "cancel", "id": generation_id})

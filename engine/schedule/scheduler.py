@@ -134,6 +134,16 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
+    def step_failed(self) -> None:
+        """Count nothing as computed that a failed step may have left unwritten; remove all then.
+
+        Some copies and given values of the step may be missing, and some layers may have advanced:
+        `remove` publishes no further block of the running sequences, and no state is kept.
+        """
+        for sequence in self.running:
+            sequence.num_computed = 0
+        self.states.clear()
+
     def restart(self, sequence: Sequence) -> None:
         """Queue a running sequence anew, before all others, to compute its tokens again."""
         sequence.proposed = ()
@@ -209,7 +219,8 @@ class Scheduler:
             self.preempt(victim)
         if sequence.num_to_store:
             step.stored.append(Stored(sequence, len(step.copies)))
-            self.advance(Row(sequence, sequence.num_to_store))
+            # `advance` publishes their blocks after the step, when they are written.
+            sequence.num_computed += sequence.num_to_store
         proposed = self._room_for_proposed(sequence, num_tokens, budget)
         step.rows.append(Row(sequence, num_tokens, proposed))
         return num_tokens + len(proposed)

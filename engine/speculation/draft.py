@@ -70,9 +70,17 @@ class DraftModel:
         followed = self._follow(sequence)
         if followed is None:
             return []
-        copy, scheduler = followed.sequence, followed.scheduler
-        if copy.num_computed == len(copy.tokens):
+        if followed.sequence.num_computed == len(followed.sequence.tokens):
             return []  # the sequence got no token since the last call
+        try:
+            return self._propose(followed, num_tokens)
+        except Exception:
+            followed.scheduler.step_failed()
+            self.forget(sequence)
+            raise
+
+    def _propose(self, followed: _Followed, num_tokens: int) -> list[int]:
+        copy, scheduler = followed.sequence, followed.scheduler
         step = scheduler.schedule()
         logits = self._compute(step)
         if not step.rows:  # no free blocks

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from swiftchat.chat import cli
 from swiftchat.chat.commands.models import change_model
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
+from swiftchat.chat.options.chat_options import ENGINE_NAMES
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.repl.loop import Repl
+from swiftchat.chat.subcommands.score import ENGINE_OPTIONS as SCORE_OPTIONS
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.errors import DeviceError, UsageError
 from tests.support.remote_engine import chat_model_folder, serving
@@ -66,23 +69,47 @@ def test_the_token_file_is_found_by_the_port(
             run(*options, "--token-file", str(copied))
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["-m", "x"],
-        ["--ctx-size", "9"],
-        ["--device", "cpu"],
-        ["--tp", "2"],
-        ["--threads", "1"],
-        ["--dtype", "float32"],
-        ["--dummy", "x"],
-    ],
-    ids=" ".join,
-)
-def test_engine_options_are_rejected_with_connect(args: list[str], socket: str) -> None:
-    for line in (["--connect", socket, *args], [*args, "chat", "--connect", socket]):
-        with pytest.raises(UsageError, match=r"--[a-z-]+ has no effect with --connect"):
-            run(*line, "-p", "hello")
+VALUES = {
+    "model": "x",
+    "draft": "x",
+    "ctx_size": "9",
+    "device": "cpu",
+    "tp": "2",
+    "pp": "2",
+    "dtype": "float32",
+    "kv_dtype": "int8",
+    "cache_max_bytes": "1G",
+    "swap_size": "1G",
+    "threads": "1",
+    "dummy": "x",
+}
+
+
+@pytest.mark.parametrize("name", ["model", *ENGINE_NAMES, "no_attach"])
+def test_what_the_engine_determines_is_rejected_with_connect(name: str) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    args = [flag, VALUES[name]] if name in VALUES else [flag]
+    lines = [["--connect", "x", *args], [*args, "chat", "--connect", "x"]]
+    if name in SCORE_OPTIONS:
+        lines += [
+            [command, "-", "--connect", "x", *args] for command in ("score", "embed", "batch")
+        ]
+    for line in lines:
+        with pytest.raises(UsageError, match=f"{flag} has no effect with --connect"):
+            run(*line)
+
+
+def test_the_engine_gets_what_it_determines() -> None:
+    """No other option changes what a started engine gets, but the answers at a time of `batch`."""
+    plain, other = ChatConfig(), {"tp": 2, "pp": 2, "device": "cpu", "dtype": "float32"}
+    changed = []
+    for field in fields(ChatConfig):
+        value = other.get(field.name, 1 if isinstance(field.default, int) else "int8")
+        if field.name in ("ctx_size", "cache_max_bytes", "swap_size", "threads", "parallel"):
+            value = 7
+        if replace(plain, **{field.name: value}).engine() != plain.engine():
+            changed.append(field.name)
+    assert set(changed) == {*ENGINE_NAMES, "parallel"}
 
 
 def answer_text(chat_model: ChatModel) -> str:

@@ -344,9 +344,21 @@ def test_an_empty_prompt_is_a_usage_error(program: Program) -> None:
         assert failure(program, *args, stdin=stdin).exit_code == 2
 
 
-def test_a_prompt_longer_than_the_context_is_counted_before_prefill(program: Program) -> None:
-    error = failure(program, "-p", "x" * 300)
-    assert error.exit_code == 5 and "256" in error.message and program.engine.prompts == []
+@pytest.mark.fault(18)
+@pytest.mark.parametrize("num_tokens", [255, 256, 257])
+def test_a_prompt_is_used_whole_or_refused(program: Program, num_tokens: int) -> None:
+    """Of 256 tokens: 19 are those of the template, and every byte of the question is one."""
+    question = "x" * (num_tokens - 19)
+    if num_tokens < 256:
+        assert program.run("-p", question).exit_code == 0
+        assert len(program.engine.prompts[0]) == num_tokens
+        assert question in program.engine.prompt_text()
+    else:
+        error = failure(program, "-p", question)
+        assert error.exit_code == 5
+        assert f"has {num_tokens} tokens, the context 256" in error.message
+        assert "--ctx-size" in error.hint and "--overflow drop-oldest" in error.hint
+        assert program.engine.prompts == []
 
 
 def test_a_failed_answer_prints_its_beginning(program: Program) -> None:

@@ -5,7 +5,7 @@ import re
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pexpect
@@ -18,23 +18,12 @@ from swiftchat.chat.options.config import ChatConfig
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.errors import DeviceError
 from tests.support import fake_engine
-from tests.support.open_terminals import chats, terminals
+from tests.support.open_terminals import terminals
 from tests.support.program import Program
 from tests.support.terminal import Terminal
 
 # It lasts longer than a busy machine needs to read the keys that stop it.
 SLOW = {"text": "A slow answer that goes on. " * 400, "delay_s": 0.01}
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Program:
-    return Program(fake_engine.make_folder(tmp_path / "model"))
-
-
-@pytest.fixture
-def chat(program: Program) -> Iterator[Callable[..., Terminal]]:
-    with chats(program) as open_chat:
-        yield open_chat
 
 
 def test_tokens_are_flushed_one_by_one_without_escapes(program: Program) -> None:

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import fake_engine
+from tests.support.program import Program, assert_error
+from tests.support.worker_processes import running_programs
+
 SWIFTCHAT = [sys.executable, "-m", "swiftchat.chat"]
 
 
@@ -65,6 +69,7 @@ def test_errors_are_one_line_and_a_hint(args: tuple[str, ...], code: int, tmp_pa
     assert len(lines) <= 2 and (len(lines) == 1 or lines[1].startswith("hint: "))
 
 
+@pytest.mark.fault(8)
 def test_an_invalid_gguf_is_an_error_and_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "fake.gguf").write_bytes(b"GGUF" + b"\xff" * 45)
     result = run("-m", str(tmp_path / "fake.gguf"), "-p", "x")
@@ -74,9 +79,23 @@ def test_an_invalid_gguf_is_an_error_and_leaves_no_files(tmp_path: Path) -> None
     assert not [p for p in cache.rglob("*") if p.is_file() and not p.name.endswith(".lock")]
 
 
+@pytest.mark.fault(3)
 def test_escape_sequences_in_a_name_are_sanitized() -> None:
     result = run("-m", "evil\x1b]52;c;eA==\x07", "-p", "x", "--offline")
     assert result.returncode == 3 and b"\x1b" not in result.stderr
+
+
+@pytest.mark.fault(9, 10)
+@pytest.mark.parametrize(
+    "source", ["{{ 10**(10**8) }}", "{{ cycler.__init__.__globals__.os.system('touch ran') }}"]
+)
+def test_a_hostile_template_is_refused_and_its_process_ends(
+    program: Program, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine.make_folder(program.folder, template=source)
+    monkeypatch.chdir(tmp_path)
+    assert_error(program.run("-p", "x"), 7, "the chat template cannot be used")
+    assert not (tmp_path / "ran").exists() and running_programs() == []
 
 
 def test_config_show_prints_the_origin(tmp_path: Path) -> None:
@@ -95,6 +114,7 @@ def test_completion_scripts() -> None:
         assert b"_SWIFTCHAT_COMPLETE" in run("completion", shell).stdout
 
 
+@pytest.mark.fault(37)
 def test_errors_in_the_c_locale() -> None:
     env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     result = run("-m", "größe–名", "-p", "x", "--offline", env=env)
@@ -127,10 +147,12 @@ class TestRealModel:
         result = run("-m", self.model, "--ctx-size", "64", "-p", "word " * 200)
         assert result.returncode == 5 and b"64" in result.stderr
 
+    @pytest.mark.fault(22)
     def test_a_missing_gpu(self) -> None:
         result = run("-m", self.model, "--device", "cuda:77", "-p", "x")
         assert result.returncode == 4 and result.stderr.startswith(b"error: ")
 
+    @pytest.mark.fault(35)
     def test_a_closed_pipe_exits_silently_with_141(self) -> None:
         shell = f"{sys.executable} -m swiftchat.chat -m {self.model} -p 'Count to 50' | head -c 5"
         result = subprocess.run(
@@ -151,6 +173,7 @@ class TestRealModel:
         rest, stderr = process.communicate(timeout=60)
         assert process.returncode == 130 and first and rest.endswith(b"\n") and stderr == b""
 
+    @pytest.mark.fault(36)
     def test_sigterm_is_143(self) -> None:
         process = subprocess.Popen(
             [*SWIFTCHAT, "-m", self.model, "-p", "Write a very long story"],

@@ -1,11 +1,13 @@
 """Several answers to one prompt: `swiftchat --samples N -p …`, with the fake engine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from swiftchat.chat.history.store import load_session
+from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.errors import UsageError
 from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
@@ -71,3 +73,16 @@ def test_contradictory_options_are_named(
     error = failure(program, "--samples", "3", "-p", "x", *options)
     assert isinstance(error, UsageError)
     assert "--samples 3" in error.message and named in error.message
+
+
+@pytest.mark.fault(22)
+def test_a_note_of_the_engine_is_told_once(program: Program) -> None:
+    wait_ready = program.engine.wait_ready
+
+    def noted(on_progress: object = None) -> EngineInfo:
+        program.engine.info = replace(wait_ready(on_progress), note="the CPU computes")
+        return program.engine.info
+
+    program.engine.wait_ready = noted  # type: ignore[method-assign,assignment]
+    result = program.run("-p", "x", "--samples", "3")
+    assert (result.exit_code, result.stderr) == (0, "note: the CPU computes\n")

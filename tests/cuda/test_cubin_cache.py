@@ -1,12 +1,15 @@
-"""The cache of compiled kernels, with a compiler that counts its calls; needs no GPU."""
+"""The cache of compiled kernels, with a compiler that counts its calls, and in a chat on a GPU."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from swiftchat.cuda import nvrtc
 from swiftchat.cuda.cubin_cache import CubinCache
+from tests.support.fake_engine import make_folder
+from tests.support.serve_processes import swiftchat
 
 
 @pytest.fixture
@@ -32,24 +35,43 @@ def test_a_kernel_is_compiled_once(tmp_path: Path, compiled: list[str]) -> None:
     assert len(compiled) == 3
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "empty", "foreign"])
+def flipped(at: int) -> Callable[[bytes], bytes]:
+    """Return a function that flips a bit of the byte `at`."""
+
+    def damage(entry: bytes) -> bytes:
+        position = at % len(entry)
+        return entry[:position] + bytes([entry[position] ^ 1]) + entry[position + 1 :]
+
+    return damage
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "first bit of the hash": flipped(0),
+    "last bit of the hash": flipped(31),
+    "first bit of the code": flipped(32),
+    "middle of the code": flipped(500),
+    "last bit of the code": flipped(-1),
+    "without its end": lambda entry: entry[:-1],
+    "only the hash": lambda entry: entry[:32],
+    "without the hash": lambda entry: entry[32:],
+    "longer": lambda entry: entry + b"\0",
+    "empty": lambda entry: b"",
+    "zeros": lambda entry: bytes(len(entry)),
+}
+
+
+@pytest.mark.fault(24)
+@pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_entry_is_compiled_again(
-    damage: str, tmp_path: Path, compiled: list[str]
+    name: str, tmp_path: Path, compiled: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     cubin = CubinCache(tmp_path).get("norm", "sm_90", {})
     (file,) = tmp_path.iterdir()
     entry = file.read_bytes()
-    middle = len(entry) // 2
-    file.write_bytes(
-        {
-            "changed": entry[:middle] + bytes([entry[middle] ^ 1]) + entry[middle + 1 :],
-            "cut": entry[:-1],
-            "empty": b"",
-            "foreign": cubin,
-        }[damage]
-    )
+    file.write_bytes(DAMAGES[name](entry))
     assert CubinCache(tmp_path).get("norm", "sm_90", {}) == cubin
     assert len(compiled) == 2 and file.read_bytes() == entry
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, compiled: list[str]) -> None:
@@ -57,3 +79,27 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, compiled: l
     cache = CubinCache(tmp_path / "file" / "cubins")
     assert cache.get("norm", "sm_90", {}) == cache.get("norm", "sm_90", {})
     assert len(compiled) == 2
+
+
+def without_the_limit(stderr: bytes) -> list[bytes]:
+    """Return the lines of stderr but the notice that the answer ended at its limit."""
+    return [line for line in stderr.splitlines() if b"answer ended at its token limit" not in line]
+
+
+@pytest.mark.fault(24)
+@pytest.mark.gpu
+def test_a_chat_with_a_damaged_cache(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model", hidden_size=128, num_attention_heads=2, head_dim=64)
+    options = ("-m", str(folder), "--dummy", str(folder / "config.json"), "--device", "cuda")
+    command = (*options, "--temp", "0", "-n", "8", "-p", "x")
+    first = swiftchat(*command)
+    assert first.returncode == 0, first.stderr
+    files = list(Path(os.environ["XDG_CACHE_HOME"]).rglob("*.cubin"))
+    assert files
+    entries = {file: file.read_bytes() for file in files}
+    for file, entry in entries.items():
+        file.write_bytes(flipped(len(entry) // 2)(entry))
+    again = swiftchat(*command)
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+    assert without_the_limit(again.stderr) == []
+    assert {file: file.read_bytes() for file in files} == entries

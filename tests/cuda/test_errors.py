@@ -1,5 +1,6 @@
 """Errors for an unsupported GPU, a failing driver and a missing compiler."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -51,3 +52,20 @@ def test_error_for_missing_headers_has_an_install_hint(monkeypatch) -> None:
         assert "swiftchat[cuda]" in caught.value.hint
     finally:
         nvrtc.header_folders.cache_clear()
+
+
+@pytest.mark.fault(23)
+def test_error_for_a_kernel_that_does_not_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "broken.cu"
+    source.write_text(
+        'extern "C" __global__ void norm_kernel(float* x) {\n  x[0] = no_such_name;\n}'
+    )
+    monkeypatch.setattr(nvrtc, "source", lambda name: source)
+    with pytest.raises(
+        KernelCompileError, match="kernel norm does not compile for sm_90a"
+    ) as error:
+        CubinCache(None).get("norm", "sm_90a", {})
+    assert error.value.exit_code == 4
+    assert "broken.cu(2): error" in error.value.message and "no_such_name" in error.value.message

@@ -16,7 +16,13 @@ from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.kv_folder import user_kv_folder
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import Finished, Tokens
-from swiftchat.errors import BadModelFile, ContextOverflow, DeviceError, ModelNotFound
+from swiftchat.errors import (
+    BadModelFile,
+    ContextOverflow,
+    DeviceError,
+    ModelNotFound,
+    OutOfMemory,
+)
 from tests.support import tiny
 from tests.support.worker_processes import ENDLESS, GREEDY, collect, has_ended, inject_fault
 
@@ -72,6 +78,7 @@ def test_engine_continues_after_an_error(client: EngineClient) -> None:
     assert len(collect(client.generate([5], GREEDY))[0]) == 20
 
 
+@pytest.mark.fault(4)
 def test_error_names_the_signal_of_a_killed_worker(folder: Path) -> None:
     with EngineClient(CONFIG, folder) as client:
         client.wait_ready()
@@ -91,6 +98,33 @@ def test_error_after_a_worker_is_killed_while_loading(folder: Path) -> None:
         os.kill(client.pid, signal.SIGKILL)
         with pytest.raises(DeviceError, match="SIGKILL"):
             client.wait_ready()
+
+
+_NO_MEMORY_ONCE = """
+import swiftchat.engine.generation.engine as engine
+local_logits, calls = engine.Engine.local_logits, iter(range(10**9))
+def failing(*args):
+    if next(calls) == 4:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 B")
+    return local_logits(*args)
+engine.Engine.local_logits = failing
+"""
+
+
+@pytest.mark.fault(17)
+def test_a_step_without_memory_ends_only_its_answers(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inject_fault(monkeypatch, tmp_path / "fault", 0, _NO_MEMORY_ONCE)
+    with EngineClient(CONFIG, folder) as client:
+        ids: list[int] = []
+        with pytest.raises(OutOfMemory, match="out of memory: DefaultCPUAllocator") as caught:
+            for event in client.generate([5], ENDLESS):
+                ids += event.ids if isinstance(event, Tokens) else []
+        assert ids and "use a smaller --ctx-size" in caught.value.hint
+        pid = client.pid
+        assert len(collect(client.generate([5], GREEDY))[0]) == 20
+        assert client.pid == pid and not has_ended(pid)
 
 
 def test_missing_and_damaged_model(tmp_path: Path, folder: Path) -> None:

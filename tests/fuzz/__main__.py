@@ -4,7 +4,8 @@
 cases, shared among the formats as in CI. `--format NAME` limits both to some formats, `--seed S`
 chooses the cases; the same seed gives the same ones. Each failing input is written to
 `tests/fuzz/regressions/FORMAT/`, one for each reason, which `--regressions` and the tests read for
-ever. The exit code is 1 if a case failed.
+ever; with `--regressions` other cases are read only if `--cases` or `--seconds` asks for them. The
+exit code is 1 if a case failed.
 """
 
 import argparse
@@ -125,16 +126,19 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="number of cases; default: as in CI")
     parser.add_argument("--format", action="append", choices=TARGETS, help="repeatable")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--regressions", action="store_true", help="only the kept inputs")
+    parser.add_argument("--regressions", action="store_true", help="read the kept inputs")
     arguments = parser.parse_args()
     targets = [TARGETS[name] for name in arguments.format or TARGETS]
+    results = {target.name: Result() for target in targets}
     if arguments.regressions:
-        results = {target.name: _run_regressions(target) for target in targets}
-    else:
-        cases = arguments.cases
-        if cases is None and arguments.seconds is None:
-            cases = sum(target.cases for target in targets)
-        results = _run_all(targets, arguments.seed, cases, arguments.seconds)
+        for target in targets:
+            results[target.name].add(_run_regressions(target))
+    cases = arguments.cases
+    if cases is None and arguments.seconds is None and not arguments.regressions:
+        cases = sum(target.cases for target in targets)
+    if cases is not None or arguments.seconds is not None:
+        for name, result in _run_all(targets, arguments.seed, cases, arguments.seconds).items():
+            results[name].add(result)
     _print_table(results)
     return 1 if any(result.failures for result in results.values()) else 0
 

@@ -2,11 +2,20 @@
 
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from tests.fuzz.formats.conversations import EXPORTS, SESSIONS
+from tests.fuzz.formats.frames import FRAMES
+from tests.fuzz.formats.sentencepiece_files import SENTENCEPIECE
+from tests.fuzz.formats.settings import SETTINGS
+from tests.fuzz.formats.tokenizer_json import TOKENIZER_JSON
+from tests.fuzz.target import case
+
 ROOT = Path(__file__).parents[2]
+REPEATED = (EXPORTS, SESSIONS, *FRAMES, SENTENCEPIECE, *SETTINGS, TOKENIZER_JSON)
 # A worker is forked, and must not inherit the threads of a test's process.
 FAULTS = """
 import os, time
@@ -52,19 +61,15 @@ def run(*command: str) -> str:
     return found.stdout
 
 
-@pytest.mark.timeout(900)
-def test_valid_inputs_and_those_that_failed_once_are_read_rightly() -> None:
-    run("-m", "tests.fuzz", "--regressions")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_case_fails() -> None:
-    """The first of each format's cases, the same ones at every run.
+    """Valid inputs, those that failed once, and the first of each format's cases.
 
-    All 20,000 take a minute of processor time: `python -m tests.fuzz`.
+    They are the same ones at every run. All 20,000 take a minute of processor time:
+    `python -m tests.fuzz`.
     """
-    run("-m", "tests.fuzz", "--cases", "7000")
+    run("-m", "tests.fuzz", "--regressions", "--cases", "7000")
 
 
 def test_faults_of_a_reader_are_found() -> None:
@@ -84,16 +89,16 @@ def test_faults_of_a_reader_are_found() -> None:
 
 
 def test_the_same_seed_gives_the_same_cases() -> None:
-    """In another process, whose hashes of strings differ; of formats without slow references."""
+    """Of two processes, whose hashes of strings differ, and formats without slow references."""
     code = """
 from hashlib import sha256
-from tests.fuzz.formats.conversations import EXPORTS, SESSIONS
-from tests.fuzz.formats.frames import FRAMES
-from tests.fuzz.formats.sentencepiece_files import SENTENCEPIECE
-from tests.fuzz.formats.settings import SETTINGS
-from tests.fuzz.formats.tokenizer_json import TOKENIZER_JSON
 from tests.fuzz.target import case
-for target in (EXPORTS, SESSIONS, *FRAMES, SENTENCEPIECE, *SETTINGS, TOKENIZER_JSON):
+from tests.fuzz.test_fuzz import REPEATED
+for target in REPEATED:
     print(target.name, sha256(b"".join(case(target, 5, i) for i in range(50))).hexdigest())
 """
-    assert run("-c", code) == run("-c", code)
+    found = [
+        f"{target.name} {sha256(b''.join(case(target, 5, i) for i in range(50))).hexdigest()}"
+        for target in REPEATED
+    ]
+    assert run("-c", code).splitlines() == found

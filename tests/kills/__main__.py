@@ -6,6 +6,7 @@ found. The exit code is 1 if a round found a problem. Linux only.
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import selectors
@@ -15,18 +16,18 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from tests.kills.preload import preload  # first: it sets the number of threads
+from tests.support.forks.own import own_forks
 
-preload()
+own_forks()  # first: it sets the number of threads
 
 from tests.kills import commands, conversation  # noqa: E402
-from tests.kills.forked import fork_children  # noqa: E402
 from tests.kills.outcome import SIGNALS, Outcome, table  # noqa: E402
-from tests.kills.processes import adopt_orphans  # noqa: E402
+from tests.support.forks.server import adopt_orphans  # noqa: E402
 
 Kill = Callable[[str, str, random.Random, Path, Path], Outcome]
 # Target → the function that makes what its rounds share, and the one that runs a round.
@@ -48,7 +49,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no round later")
     parser.add_argument("--log", type=Path, help="a file that gets one line of JSON for each round")
     arguments = parser.parse_args()
-    fork_children()
     cases = [
         (target, name, arguments.seed + number)
         for number, name, target in product(
@@ -93,7 +93,7 @@ class Rounds:
     def _start(self, target: str, name: str, seed: int) -> None:
         make, kill = TARGETS[target]
         if make not in self._shared:
-            self._shared[make] = make(self._folder / f"shared-{len(self._shared)}")
+            self._shared[make] = _made(make, self._folder / f"shared-{len(self._shared)}")
         home = Path(tempfile.mkdtemp(dir=self._folder))
         ours, theirs = os.pipe()
         pid = os.fork()
@@ -119,6 +119,12 @@ class Rounds:
             os.waitpid(pid, 0)
             shutil.rmtree(home)
             yield *case, Outcome(**json.loads(text))
+
+
+def _made(make: Callable[[Path], Path], folder: Path) -> Path:
+    """Call `make` in another process: it may use torch, and what is forked must not have."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as executor:
+        return executor.submit(make, folder).result()
 
 
 if __name__ == "__main__":

@@ -10,12 +10,17 @@ from random import Random
 
 from swiftchat.weights.convert.manifest import MANIFEST
 from swiftchat.weights.model.directory import Model
-from tests.kills.forked import fork_in_terminal
 from tests.kills.outcome import Outcome
-from tests.kills.processes import changed_settings, files_in, folders, orphans, send
+from tests.kills.processes import (
+    changed_settings,
+    files_in,
+    folders,
+    fork_in_terminal,
+    orphans,
+    send,
+)
 from tests.support import fake_hub
 from tests.support.fake_hub import FakeHub, Fault
-from tests.support.gguf import tiny as tiny_gguf
 from tests.support.terminal import EMULATED, Terminal
 
 _LIMIT_S = 120.0
@@ -141,6 +146,7 @@ def _downloader(url: str) -> Callable[[], None]:
 
 def make_source(folder: Path) -> Path:
     """Write the GGUF file that all conversions share."""
+    from tests.support.gguf import tiny as tiny_gguf
     from tests.support.tiny_llama import tiny_llama
 
     folder.mkdir()

@@ -13,13 +13,13 @@ from pathlib import Path
 from random import Random
 
 from swiftchat.chat.history.store import SessionStore
-from tests.kills.forked import fork_in_terminal
 from tests.kills.outcome import Outcome
 from tests.kills.processes import (
     changed_settings,
     child_of,
     files_in,
     folders,
+    fork_in_terminal,
     orphans,
     send,
 )

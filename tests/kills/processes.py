@@ -1,17 +1,20 @@
 """The environment of a round: its folders, all processes in it, and the state of its terminal."""
 
 import contextlib
-import ctypes
 import os
 import re
 import signal
 import termios
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-_PR_SET_CHILD_SUBREAPER = 36
+from tests.support.forks import own
+from tests.support.forks.own import own_forks
+from tests.support.forks.start import Start
+
 _POLL_S = 0.02
 # The private modes that are on in a new terminal: the cursor and line wrapping.
 _ON_AT_START = {"25", "7"}
@@ -26,14 +29,20 @@ def folders(home: Path) -> dict[str, str]:
     return {variable: str(home / name) for variable, name in names.items()}
 
 
+def fork_in_terminal(
+    main: Callable[[], object], arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[int, int]:
+    """Run `main` as swiftchat in a terminal of its own; return its process id and the terminal."""
+
+    def fork(start: Start, fds: Sequence[int]) -> int:
+        return own_forks().fork_main(start, fds, main)
+
+    command = ("swiftchat", *arguments)
+    return own.fork_in_terminal(command, os.environ | environment, str(Path.cwd()), (24, 80), fork)
+
+
 def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
-
-
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends (Linux)."""
-    if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1):
-        raise OSError("prctl failed")
 
 
 def orphans(limit_s: float) -> list[str]:

@@ -28,6 +28,11 @@ _STORE = "tests/chat/history/test_store.py"
 _KILLED = "tests/chat/history/test_killed_chats.py"
 _SAMPLER = "tests/engine/sampling/test_sampler.py"
 _ENGINE = "tests/engine/generation/test_engine.py"
+_ADAPTED = "tests/engine/decode/test_emulated_adapters.py"
+_FAILED_STEP = (
+    "tests/engine/schedule/test_blocks.py"
+    "::test_a_failed_step_leaves_nothing_unwritten_in_the_prefix_cache"
+)
 _DOWNLOAD = "tests/weights/hub/test_download.py"
 _LISTENER = "tests/engine/server/test_listener.py"
 
@@ -60,7 +65,7 @@ MUTANTS = (
         "flags | os.O_CREAT, 0o600)\n    try:\n"
         "        if stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o600:\n",
         "flags | os.O_CREAT, 0o644)\n    try:\n        if False:\n",
-        ("tests/faults/test_28_permissions.py::test_only_the_user_can_read",),
+        ("tests/chat/test_private_files.py::test_only_the_user_can_read",),
     ),
     Mutant(
         "a damaged store is not set aside",
@@ -78,8 +83,8 @@ MUTANTS = (
     ),
     Mutant(
         "an imported conversation may set any option",
-        "chat/start.py",
-        "        if option_name(name) in SESSION_OPTIONS\n",
+        "chat/options/chat_options.py",
+        "        if name not in SESSION_OPTIONS:\n            continue\n",
         "",
         (
             "tests/chat/subcommands/test_sessions.py"
@@ -114,10 +119,7 @@ MUTANTS = (
         "chat/terminal/signals.py",
         "_EXIT_SIGNALS = (signal.SIGTERM, signal.SIGHUP)\n",
         "_EXIT_SIGNALS = (signal.SIGTERM,)\n",
-        (
-            "tests/faults/test_36_hangup_and_termination.py"
-            "::test_the_terminal_is_restored_and_the_answer_saved",
-        ),
+        ("tests/chat/test_hangups.py::test_the_terminal_is_restored_and_the_answer_saved",),
     ),
     Mutant(
         "a tool is called without consent",
@@ -131,7 +133,7 @@ MUTANTS = (
         "errors/__init__.py",
         "    exit_code = 5\n",
         "    exit_code = 1\n",
-        ("tests/chat/model/test_overflow.py", "tests/faults/test_18_context_full.py"),
+        ("tests/chat/model/test_overflow.py", "tests/chat/test_oneshot.py"),
     ),
     # Templates and tokenizers.
     Mutant(
@@ -280,7 +282,7 @@ MUTANTS = (
         "engine/worker.py",
         '        self._exit(EngineStopped("the engine was ended by its terminal", RESTART_HINT))\n',
         "        threading.Event().wait()\n",
-        ("tests/faults/test_05_killed_terminal.py",),
+        ("tests/chat/test_lost_processes.py::test_the_ranks_end_with_the_terminal",),
     ),
     Mutant(
         "an engine listens on all interfaces",
@@ -353,5 +355,48 @@ MUTANTS = (
         (
             "tests/weights/model/test_checkpoint.py::test_an_invalid_header_raises_an_error_that_names_the_file",
         ),
+    ),
+    # Adapters, blocks of failed steps, coverage.
+    Mutant(
+        "virtual tokens are published before they are stored",
+        "engine/schedule/scheduler.py",
+        "            sequence.num_computed += sequence.num_to_store\n",
+        "            self.advance(Row(sequence, sequence.num_to_store))\n",
+        (_FAILED_STEP,),
+    ),
+    Mutant(
+        "the blocks of a failed step stay in the prefix cache",
+        "engine/schedule/scheduler.py",
+        "            sequence.num_computed = 0\n",
+        "            pass\n",
+        (_FAILED_STEP,),
+    ),
+    Mutant(
+        "captured steps do not know the adapters of their rows",
+        "engine/decode/decode_batch.py",
+        'ints[index["adapter_sets"], rows] = sequence.tuning.set_index',
+        "pass",
+        (f"{_ADAPTED}::test_captured_steps_use_adapters",),
+    ),
+    Mutant(
+        "a capture without memory ends all answers",
+        "engine/decode/async_decode.py",
+        "(OutOfMemory, torch.OutOfMemoryError):\n            return False\n",
+        "OutOfMemory:\n            return False\n",
+        (f"{_ADAPTED}::test_without_memory_for_a_new_graph_answers_go_on",),
+    ),
+    Mutant(
+        "the fused decode kernels ignore a new field of the configuration",
+        "engine/decode/coverage.py",
+        "default is not MISSING and bool(value == default)",
+        "True",
+        ("tests/engine/decode/test_coverage.py",),
+    ),
+    Mutant(
+        "a rank goes on without an adapter that another one cannot load",
+        "engine/comm/agreement.py",
+        "    if not is_everywhere:\n",
+        "    if False:\n",
+        ("tests/engine/comm/test_agreement.py",),
     ),
 )

@@ -10,48 +10,61 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from swiftchat.engine.cpu.build import build, host_target
+from tests.support.native.libraries import SOURCES
+
 ROOT = Path(__file__).parents[2]
 # Folders of a checkout that no wheel is built from, and what earlier builds leave.
 _NOT_SOURCES = shutil.ignore_patterns("tests", "docs", "benchmarks", "build", "*.egg-info", ".*")
-
-
-# zig, but it reads a copied source where it was copied from: its cache has the objects by path.
-_ZIG = """#!/bin/sh
-for argument; do
-    shift
-    case $argument in {copy}/*.c) argument={root}${{argument#{copy}}} ;; esac
-    set -- "$@" "$argument"
-done
-exec {zig} "$@"
-"""
+_BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 
 
 def build_wheel(folder: Path, compiler: str = "") -> tuple[Path, str]:
     """Build a wheel of the checkout in `folder`; return it and the output of the build.
 
-    The build requirements are those of this Python; `compiler` is a shell script in place of zig.
+    Nothing is installed there but setuptools and the compiler, which are those of this Python. The
+    wheel gets the checkout's kernels, compiled before if they are not current. `compiler` is a
+    shell script in place of zig, which has to compile them again.
     """
     sources = folder / "sources"
+    libraries = Path("engine", "cpu", "lib")
+    if not compiler:
+        target = host_target()
+        assert target is not None
+        build(target, ROOT / libraries, kernels=SOURCES)
     shutil.copytree(ROOT, sources, ignore=_NOT_SOURCES)
-    shutil.rmtree(sources / "engine" / "cpu" / "lib", ignore_errors=True)
-    package = folder / "compiler" / "ziglang"
+    if compiler:
+        shutil.rmtree(sources / libraries, ignore_errors=True)
+    packages = folder / "build-requirements"
+    package = packages / "ziglang"
     package.mkdir(parents=True)
+    _link(distribution("setuptools"), packages)
     (package / "__init__.py").touch()
     zig = distribution("ziglang").locate_file("ziglang/zig")
-    (package / "zig").write_text(compiler or _ZIG.format(copy=sources, root=ROOT, zig=zig))
-    (package / "zig").chmod(0o755)
-    options = ["-v", "--no-build-isolation", "--no-deps", "--no-index"]
-    command = [sys.executable, "-m", "pip", "wheel", *options, "-w", str(folder), str(sources)]
+    if compiler:
+        (package / "zig").write_text(compiler)
+        (package / "zig").chmod(0o755)
+    else:
+        (package / "zig").symlink_to(Path(str(zig)).resolve())
     done = subprocess.run(
-        command,
+        [sys.executable, "-S", "-c", _BUILD, str(folder)],  # -S: without this Python's packages
+        cwd=sources,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(package.parent)},
+        env={**os.environ, "PYTHONPATH": str(packages)},
     )
     assert done.returncode == 0, done.stdout
     (wheel,) = folder.glob("*.whl")
     return wheel, done.stdout
+
+
+def _link(package: Distribution, folder: Path) -> None:
+    """Make symbolic links in `folder` to the files and folders of an installed package."""
+    for name in {file.parts[0] for file in package.files or ()}:
+        link = folder / name
+        if name not in ("..", "__pycache__") and link.suffix != ".pth" and not link.exists():
+            link.symlink_to(Path(str(package.locate_file(name))).resolve())
 
 
 class CleanVenv:
@@ -67,7 +80,7 @@ class CleanVenv:
         pip = [sys.executable, "-m", "pip", "--python", str(self.python)]
         subprocess.run([*pip, "install", *options, str(wheel)], check=True)
         for dependency in _dependencies(wheel):
-            self._link(dependency)
+            _link(dependency, self.packages)
 
     def run(self, program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run a program of the environment, whose folder of programs is the whole PATH."""
@@ -78,12 +91,6 @@ class CleanVenv:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environ
         )
-
-    def _link(self, dependency: Distribution) -> None:
-        for name in {file.parts[0] for file in dependency.files or ()}:
-            link = self.packages / name
-            if name not in ("..", "__pycache__") and link.suffix != ".pth" and not link.exists():
-                link.symlink_to(Path(str(dependency.locate_file(name))).resolve())
 
 
 def _dependencies(wheel: Path) -> list[Distribution]:

@@ -49,8 +49,12 @@ BY_ARCHITECTURE: dict[str, dict[str, Iterable[str]]] = {
             )
         ],
     },
-    "two ranks": {
-        "CPU": [*parameters(test_communicator.test_two_ranks_equal_one), *test_sweep.DIVIDED]
+    "ranks": {
+        "CPU": [
+            *parameters(test_communicator.test_two_ranks_equal_one),
+            *parameters(test_communicator.test_four_ranks_with_shared_kv_heads_equal_one),
+            *test_sweep.DIVIDED,
+        ]
     },
     "rank files": {"CPU": parameters(test_communicator.test_ranks_loading_rank_files_equal_one)},
 }

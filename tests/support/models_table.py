@@ -27,7 +27,7 @@ from tests.support.reference import (
     MODEL_TYPES,
     ONLY_MULTIMODAL,
     SWEPT_TYPES,
-    make_reference,
+    copy_reference,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -36,16 +36,18 @@ _HEAD = """# Models
 Each architecture is a table entry in `weights/architectures/families/`, one file for each group of
 models (`llama.py`, `qwen.py`, `gemma.py`, …), and one decoder runs them all. For every architecture
 `tests/engine/model/test_architectures.py`, `test_decoder.py` and `test_sweep.py` there compare
-logits with those of transformers in fp32 on the CPU: prefill in chunks, token by token, with
-history, and in a batch. The largest accepted difference is 1e-4 of the largest logit. ChatGLM-6B
-is not part of transformers; its tests compare with an fp64 reference.
-`tests/engine/model/test_every_architecture.py` converts and quantizes each, shows it, and plans its
-memory for `--tp auto`.
+logits with those of transformers in fp32 on the CPU: prefill in chunks, with a cached prefix, and a
+single token behind it. The largest accepted difference is 1e-4 of the largest logit. ChatGLM-6B is
+not part of transformers; its tests compare with an fp64 reference.
+`tests/engine/model/test_every_architecture.py` shows each model and plans its memory for
+`--tp auto`. What does not depend on the architecture is tested with one of each mechanism or of
+each kind of tensors: all positions token by token, batches, speculation, bfloat16, conversion,
+quantization, `.bin` files, and division among ranks.
 
 The columns for file formats and for parallelism list the devices on which tests run the
 architecture that way (`tests/support/coverage.py` reads this from the parameters of the tests); GPU
-tests need a GPU. A device that is missing in a column runs the same code without a test,
-because `convert` writes the same safetensors for every source.
+tests need a GPU. A device that is missing in a column runs the same code without a test of that
+architecture; `convert` writes the same safetensors for every source.
 
 In the last two columns, "kernels" are the native CPU kernels in `engine/cpu/` and the CUDA kernels
 in `cuda/`, and "torch" means the operators of torch. "partly": some models of the architecture need
@@ -143,7 +145,7 @@ def page() -> str:
             covered[config.architecture].add(_is_covered(config))
             native[config.architecture].add(_is_native(Path(folder)))
         for model_type in (*SWEPT_TYPES, *ONLY_MULTIMODAL):
-            make_reference(model_type, Path(folder))
+            copy_reference(model_type, Path(folder))
             config = Model.open(Path(folder)).config
             architectures[model_type] = config.architecture
             covered[config.architecture].add(_is_covered(config))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.support import fake_engine
+from tests.support.forks.start import MAIN
 
 
 class Program:
@@ -55,5 +56,5 @@ def assert_error(
 
 def patched(code: str, *args: object) -> list[str]:
     """Return a command line of swiftchat that runs this code first, to patch its modules."""
-    program = f"{code}\nfrom swiftchat.chat.cli import main\nmain()\n"
+    program = f"{code}\n{MAIN}"
     return [sys.executable, "-c", program, *map(str, args)]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -22,6 +23,7 @@ from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.errors import SwiftchatError
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from tests.support import tiny
+from tests.support.model_store import stored
 from tests.support.multimodal_sizes import MULTIMODAL_SIZES
 from tests.support.reference_sizes import ABSENT, OWN_SIZES, SIZES
 
@@ -83,6 +85,24 @@ def _present(sizes: Mapping[str, Any], default: transformers.PretrainedConfig) -
         and not (key in optional and getattr(default, key) is None)
         and (key == "eos_token_id" or not isinstance(getattr(default, key), list | dict))
     }
+
+
+def copy_reference(model_type: str, folder: Path, **changes: Any) -> torch.Tensor:
+    """Put a random fp32 model in `folder`; return transformers' logits after each of `prompt_ids`.
+
+    Its files are copied if a process of this session of tests has made it. The generator of torch
+    starts anew, so that what a test draws next does not depend on other tests.
+    """
+
+    def make_both(made: Path) -> None:
+        model = make_reference(model_type, made / "model", **changes)
+        torch.save(reference_logits(model, prompt_ids()), made / "logits")
+
+    made = stored(f"swept-{model_type}", changes, make_both)
+    shutil.copytree(made / "model", folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    torch.manual_seed(20)
+    logits: torch.Tensor = torch.load(made / "logits")
+    return logits
 
 
 def make_reference(model_type: str, folder: Path, **changes: Any) -> transformers.PreTrainedModel:

@@ -31,16 +31,19 @@ from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import Shard
 from tests.support.tiny_models import (
     FAMILIES,
+    MECHANISMS,
     NOT_ON_KERNELS,
     REPACKED,
     VARIANTS,
     VOCAB_SIZE,
     make,
+    make_with_reference,
 )
 
 __all__ = [
     "BLOCK_SIZE",
     "FAMILIES",
+    "MECHANISMS",
     "NOT_ON_KERNELS",
     "REPACKED",
     "VARIANTS",
@@ -51,6 +54,7 @@ __all__ = [
     "engine",
     "logprobs",
     "make",
+    "make_with_reference",
     "native_kernels",
     "plain_tensor",
     "random_ids",

@@ -4,6 +4,7 @@ Transformers is imported when a model is made: processes that only run models st
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support import repacked_models, tiny_chatglm
+from tests.support.model_store import stored
 
 if TYPE_CHECKING:
     import transformers
@@ -184,17 +186,38 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# One model of each mechanism, for what must hold for any model and does not depend on how the
+# architecture names or orders its tensors. Those with a state, latent attention or shared keys and
+# values have tests of their own.
+MECHANISMS = (
+    "qwen3",  # RoPE, grouped heads, RMSNorm, also over the heads, and a gated MLP
+    "gpt-oss",  # windows with sinks, YaRN, biases and experts
+    "qwen2-moe",  # a shared expert, and layers without experts
+    "gemma2",  # soft caps, norms behind the branches, and windows in every second layer
+    "falcon-rw",  # ALiBi, LayerNorm, and all heads of a layer in one tensor
+    "gpt2",  # learned positions, and matrices [in, out]
+    "opt-350m",  # LayerNorm behind the branches, and narrow embeddings
+    "chatglm-6b",  # attention in both directions within the prompt, and two rotations
+)
 # Architectures that the CUDA kernels do not support.
 NOT_ON_KERNELS = ("chatglm-6b",)
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 _MODELS = {"GPT2": "GPT2LMHeadModel"}
 
 
-def make(variant: str, folder: Path, **sizes: Any) -> "transformers.PreTrainedModel":
-    """Save a random fp32 model of this variant in `folder` and return it.
+def make(variant: str, folder: Path, **sizes: Any) -> None:
+    """Put a random fp32 model of this variant in `folder`; `sizes` go before the variant's own.
 
-    `sizes` go before the variant's own, but for those transformers does not have.
+    Its files are copied if a process of this session of tests has made it. The generator of torch
+    starts anew, so that what a test draws next does not depend on other tests.
     """
+    made = stored(variant, sizes, lambda made: make_with_reference(variant, made, **sizes))
+    shutil.copytree(made, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    torch.manual_seed(20)
+
+
+def make_with_reference(variant: str, folder: Path, **sizes: Any) -> "transformers.PreTrainedModel":
+    """Make the model of `make` in this process, save it in `folder` and return it."""
     import transformers
 
     if variant in REPACKED:
@@ -220,7 +243,7 @@ def make(variant: str, folder: Path, **sizes: Any) -> "transformers.PreTrainedMo
 
 def make_internlm2(folder: Path) -> "transformers.PreTrainedModel":
     """InternLM2 is Llama with queries, keys and values in one tensor, by groups of heads."""
-    model = make("llama", folder)
+    model = make_with_reference("llama", folder)
     tensors = dict(model.state_dict())
     renamed = {"model.tok_embeddings.weight": tensors.pop("model.embed_tokens.weight")}
     renamed["output.weight"] = tensors.pop("lm_head.weight")
@@ -248,7 +271,7 @@ def make_internlm2(folder: Path) -> "transformers.PreTrainedModel":
 
 def make_chatglm(folder: Path) -> "transformers.PreTrainedModel":
     """ChatGLM2 and 3 are transformers' Glm with other tensor names."""
-    model = make("glm", folder)
+    model = make_with_reference("glm", folder)
     tensors = dict(model.state_dict())
     start = "transformer."
     renamed = {f"{start}embedding.word_embeddings.weight": tensors.pop("model.embed_tokens.weight")}
@@ -305,7 +328,7 @@ def _write(folder: Path, architecture: str, tensors: dict[str, torch.Tensor], **
 REPACKED: dict[str, Callable[[Path], Any]] = {
     "internlm2": make_internlm2,
     "chatglm3": make_chatglm,
-    "exaone": lambda folder: repacked_models.exaone(make("llama", folder), folder),
+    "exaone": lambda folder: repacked_models.exaone(make_with_reference("llama", folder), folder),
     "minicpm": repacked_models.minicpm,
     "ling": repacked_models.ling,
     "chatglm-6b": lambda folder: tiny_chatglm.make(folder, VOCAB_SIZE),

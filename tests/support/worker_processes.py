@@ -140,11 +140,11 @@ def inject_fault(
     """
     folder.mkdir()
     worker, rank_main = "swiftchat.engine.worker", "swiftchat.engine.ranks.main"
-    is_rank = f"[sys.orig_argv[2], sys.orig_argv[-2]] == {[rank_main, str(rank)]}"
+    is_rank = f"{rank_main!r} in sys.orig_argv and sys.orig_argv[-2] == {str(rank)!r}"
     if rank == 0:
-        is_rank = f"sys.orig_argv[2] == {worker!r}"
+        is_rank = f"{worker!r} in sys.orig_argv"
     elif rank is None:
-        is_rank = f"set(sys.orig_argv[2:3]) & {{{worker!r}, {rank_main!r}}}"
+        is_rank = f"{{{worker!r}, {rank_main!r}}} & {{*sys.orig_argv}}"
     indented = "".join(f"    {line}\n" for line in code.strip().splitlines())
     (folder / "sitecustomize.py").write_text(f"import sys\nif {is_rank}:\n{indented}")
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
-from swiftchat.tokenizer.huggingface.files import parsed
 
 # Limit of processor time to load and encode; an exponential pattern is stopped after a second.
 _MAX_CPU_S = 20.0
@@ -173,16 +172,6 @@ def test_unmutated_documents_are_valid(document: dict[str, Any]) -> None:
 
 
 @MUTATED
-@given(st.data(), st.sampled_from([JSON_BPE, JSON_UNIGRAM]))
-def test_mutated_tokenizer_json(data: st.DataObject, document: dict[str, Any]) -> None:
-    content = json.dumps(_mutated(data, document)).encode()
-    # Read as a file, because the reader of files refuses lone surrogates.
-    _assert_rejected_or_valid(
-        lambda: Tokenizer.from_json(parsed({"tokenizer.json": content}, "tokenizer.json"))
-    )
-
-
-@MUTATED
 @given(st.data())
 def test_mutated_files_beside_the_vocabulary(data: st.DataObject) -> None:
     documents = {
@@ -206,23 +195,16 @@ def test_mutated_files_beside_the_vocabulary(data: st.DataObject) -> None:
 
 @MUTATED
 @given(st.data())
-def test_truncated_and_changed_bytes(data: st.DataObject) -> None:
-    name, whole = data.draw(
-        st.sampled_from(
-            [
-                ("tokenizer.json", json.dumps(JSON_BPE).encode()),
-                ("tokenizer.json", json.dumps(JSON_UNIGRAM).encode()),
-                ("qwen.tiktoken", RANKS),
-            ]
-        )
-    )
-    at = data.draw(st.integers(0, len(whole)))
+def test_truncated_and_changed_rank_files(data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(RANKS)))
     middle = data.draw(st.binary(max_size=4))
     num_removed = data.draw(st.integers(0, 4))
-    rest = whole[at + num_removed :] if data.draw(st.booleans()) else b""
-    _assert_rejected_or_valid(lambda: Tokenizer.from_files({name: whole[:at] + middle + rest}))
+    rest = RANKS[at + num_removed :] if data.draw(st.booleans()) else b""
+    files = {"qwen.tiktoken": RANKS[:at] + middle + rest}
+    _assert_rejected_or_valid(lambda: Tokenizer.from_files(files))
 
 
+@pytest.mark.fault(34)
 def test_cyclic_merges_terminate() -> None:
     """Each merge makes a longer token, so merging ends."""
     merges = ["a b", "b a", "ab a", "a ba", "aba b", "ab ab", "a bab"]
@@ -233,6 +215,7 @@ def test_cyclic_merges_terminate() -> None:
     assert tokenizer.decode(tokenizer.encode("ab" * 5000)) == "ab" * 5000
 
 
+@pytest.mark.fault(34)
 @pytest.mark.parametrize("pattern", ["(a|aa)+$", "(?:a+)+c", "(?=(a+)+c)a"])
 def test_exponential_patterns_are_stopped(pattern: str) -> None:
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
@@ -243,6 +226,7 @@ def test_exponential_patterns_are_stopped(pattern: str) -> None:
     assert time.process_time() - start < _MAX_CPU_S
 
 
+@pytest.mark.fault(34)
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -260,6 +244,7 @@ def test_patterns_that_need_too_much_memory_are_rejected(pattern: str) -> None:
         Tokenizer.from_json(JSON_BPE | {"pre_tokenizer": split})
 
 
+@pytest.mark.fault(34)
 def test_large_ids_allocate_no_table() -> None:
     spec = JSON_BPE | {"model": JSON_BPE["model"] | {"vocab": {**VOCAB, "zz": (1 << 24) - 1}}}
     spec["added_tokens"] = JSON_BPE["added_tokens"][:1]

@@ -2,6 +2,7 @@
 
 import os
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ PROBES = [
     "{{ raise_exception.__globals__ }}",
     "{{ strftime_now.__globals__['sys'] }}",
     "{{ self._TemplateReference__context }}",
-    "{{ cycler.__init__.__globals__.os.system('true') }}",
+    "{{ cycler.__init__.__globals__.os.system('touch MARK') }}",
     "{{ namespace(__class__=1) }}",
     "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
     "{% import 'os' as os %}",
@@ -54,10 +55,13 @@ PROBES = [
 ]
 
 
+@pytest.mark.fault(9)
 @pytest.mark.parametrize("source", PROBES)
-def test_template_cannot_reach_python(source: str) -> None:
-    with pytest.raises(BadModelFile):
-        render(source, [{"role": "user", "content": "x"}])
+def test_template_cannot_reach_python(source: str, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    with pytest.raises(BadModelFile) as caught:
+        render(source.replace("MARK", str(mark)), [{"role": "user", "content": "x"}])
+    assert caught.value.exit_code == 7 and not mark.exists()
 
 
 BOMBS = [
@@ -92,6 +96,7 @@ BOMBS = [
 ]
 
 
+@pytest.mark.fault(10)
 @pytest.mark.parametrize("source", BOMBS)
 def test_unbounded_template_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if source is not BOMBS[0]:  # one with the limit of the program, the others sooner

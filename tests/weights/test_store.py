@@ -9,6 +9,7 @@ import pytest
 import transformers
 
 from swiftchat.errors import BadModelFile, ModelNotFound
+from swiftchat.weights import store as store_module
 from swiftchat.weights.hub import aliases
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.store import Store, default_store
@@ -58,6 +59,26 @@ def test_names_are_found(store: Store, spelled: str, found: str) -> None:
 @pytest.mark.parametrize("spelled", ["Owner/Cached-7B", "owner/cached-7b", "cached"])
 def test_names_in_the_hub_cache_are_found(store: Store, spelled: str) -> None:
     assert store.resolve(spelled).name == "a" * 40
+
+
+def test_other_models_in_the_hub_cache_are_not_opened(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a name that nothing has: the cache may have hundreds of models."""
+    other = tmp_path / "hub" / "models--Another--Quokka"
+    (make(other / "snapshots" / ("b" * 40)) / "model.safetensors").write_bytes(bytes(10))
+    opened = []
+    stored = store_module._stored
+    monkeypatch.setattr(
+        store_module, "_stored", lambda *names: opened.append(names[0]) or stored(*names)
+    )
+    monkeypatch.setattr("huggingface_hub.scan_cache_dir", lambda *_: pytest.fail("a whole scan"))
+    assert store.find("cached").name == "a" * 40 and store.has("Owner/Cached-7B")
+    for name in ("nobody/nothing", "nothing", "qwen3:8b"):
+        with pytest.raises(ModelNotFound):
+            store.find(name)
+        assert not store.has(name)
+    assert "Another/Quokka" not in opened and "Owner/Cached-7B" in opened
 
 
 def test_an_ambiguous_prefix_raises_an_error(store: Store) -> None:

@@ -158,6 +158,9 @@ def _plan(
 
 
 def _layout(plan: Plan, shard_size_bytes: float, tp: int) -> Layout:
+    """Return the files to write. Raises `UsageError` if they could not hold the model."""
+    if tp < 1 or shard_size_bytes < 1:
+        raise UsageError(f"{tp} ranks with files of {shard_size_bytes} bytes cannot hold a model")
     return sharded_layout(plan, shard_size_bytes) if tp == 1 else rank_layout(plan, tp)
 
 

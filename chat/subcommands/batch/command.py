@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS
+from swiftchat.chat.options.option_types import MAX_AT_A_TIME, OnceOption
 from swiftchat.chat.options.parameters import ALL_PARAMETERS
 from swiftchat.chat.subcommands.score import ENGINE_OPTIONS, MODEL
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.errors import UsageError
 
@@ -29,13 +31,17 @@ _OPTIONS = {
 @click.command(params=[MODEL, *(one for one in CHAT_OPTIONS if one.name in _OPTIONS)])
 @click.argument("file", metavar="IN.jsonl", type=click.Path())
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write the answers to this file."
+    "-o",
+    "--output",
+    cls=OnceOption,
+    type=click.Path(path_type=Path),
+    help="Write the answers to this file.",
 )
 @click.option("--as-finished", is_flag=True, help="Leave the answers in the order of their ends.")
 @click.option("--overwrite", is_flag=True, help="Answer all lines again, also those in -o.")
 @click.option(
     "--parallel",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MAX_AT_A_TIME),
     metavar="N",
     help="Answers at a time; default: 16. More need more memory for the KV cache.",
 )
@@ -65,9 +71,11 @@ def batch(
     error. The exit code is 0 if all lines have an answer, otherwise that of the first error.
     """
     from swiftchat.chat.options.config import ChatConfig, read_text_or_stdin
+    from swiftchat.chat.start import check_connect
     from swiftchat.chat.subcommands.batch.lines import split_lines
     from swiftchat.chat.subcommands.batch.output import open_output
 
+    check_connect(click.get_current_context(), options)
     if overwrite and output is None:
         raise UsageError("--overwrite belongs to -o", "add -o OUT.jsonl")
     config = ChatConfig(**options, parallel=parallel)
@@ -145,9 +153,9 @@ class _Run:
         if self._config.quiet:
             return
         seconds = time.monotonic() - self._started if self._started else 0.0
-        print(self._totals.text(seconds), file=sys.stderr)
+        print_notice(self._totals.text(seconds))
         if self._totals.missing and is_resumable:
-            print("the same command answers the missing lines", file=sys.stderr)
+            print_notice("the same command answers the missing lines")
 
     def _count(self, record: dict[str, Any]) -> None:
         totals = self._totals

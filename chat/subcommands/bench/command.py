@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swiftchat.chat.options.completion import complete_models, complete_shapes
-from swiftchat.chat.options.option_types import RankCount
+from swiftchat.chat.options.option_types import MAX_AT_A_TIME, MAX_RANKS, Number, RankCount
+from swiftchat.chat.options.parameters import PARAMETERS
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
     from swiftchat.engine.api.params import NumRanks
 
+_MAX_TOKENS = 10**7
+_MAX_RUNS = 1000
 _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block are partly used
 
 
@@ -33,14 +36,14 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
 )
 @click.option(
     "--prompt-tokens",
-    type=click.IntRange(1),
+    type=click.IntRange(1, _MAX_TOKENS),
     default=512,
     show_default=True,
     help="Prompt length of the prefill measurement.",
 )
 @click.option(
     "--answer-tokens",
-    type=click.IntRange(2),
+    type=click.IntRange(2, _MAX_TOKENS),
     default=128,
     show_default=True,
     help="Length of each answer.",
@@ -49,7 +52,7 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
     "--context",
     "contexts",
     multiple=True,
-    type=click.IntRange(0),
+    type=click.IntRange(0, _MAX_TOKENS),
     default=(0, 1024),
     show_default=True,
     help="Measure decoding after this many tokens (repeatable).",
@@ -58,14 +61,14 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
     "--batch",
     "batches",
     multiple=True,
-    type=click.IntRange(1),
+    type=click.IntRange(1, MAX_AT_A_TIME),
     default=(1, 4),
     show_default=True,
     help="Measure this many answers at once (repeatable).",
 )
 @click.option(
     "--runs",
-    type=click.IntRange(1),
+    type=click.IntRange(1, _MAX_RUNS),
     default=3,
     show_default=True,
     help="Repetitions; the medians are printed.",
@@ -79,7 +82,7 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
 )
 @click.option(
     "--pp",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MAX_RANKS),
     default=1,
     metavar="N",
     help="Pipeline parallel: number of stages of --tp GPUs each.",
@@ -91,7 +94,7 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
     default="auto",
     help="Data type of the KV cache.",
 )
-@click.option("--threads", type=int, help="CPU threads.")
+@click.option("--threads", type=Number(PARAMETERS["threads"]), help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--plot", metavar="terminal|FILE.png", help="Also plot tokens/s against context length."

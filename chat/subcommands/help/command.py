@@ -1,6 +1,7 @@
 """`swiftchat help`: help pages, the help of a command, the manual page."""
 
 import difflib
+import shutil
 import sys
 
 import click
@@ -44,7 +45,9 @@ def help_command(ctx: click.Context, topic: str, man: bool) -> None:
         print(page(topic, command_table()), end="")
     elif not topic:
         rows = [(f"swiftchat help {name}", found.summary) for name, found in PAGES.items()]
-        print(f"{two_columns(rows)}\n\n  swiftchat COMMAND --help  shows the options of a command")
+        rows.append(("swiftchat COMMAND --help", "Options of a command."))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
+        print(two_columns(rows, width))
     elif command := root.command.get_command(root, topic):
         with click.Context(command, info_name=topic, parent=root) as inner:
             print(command.get_help(inner))

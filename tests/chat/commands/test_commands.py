@@ -125,11 +125,14 @@ def test_edit_of_a_question_makes_it_the_draft(chat: Chat) -> None:
     chat.send("one", "A")
     chat.send("two", "B")
     assert "/switch 1 goes back" in chat.send("/edit")
-    assert chat.state.draft == "two" and chat.path() == ["one", "A"]
+    assert chat.state.draft == "two" and chat.path() == ["one", "A", "two", "B"]
     chat.send("two!", "B!")
+    assert chat.path() == ["one", "A", "two!", "B!"]
     chat.send("/edit 1")
-    assert chat.state.draft == "one" and chat.path() == []
-    assert len(chat.stored().tree) == 6
+    assert chat.state.draft == "one"
+    chat.send("one!", "A!")
+    assert chat.path() == ["one!", "A!"]
+    assert len(chat.stored().tree) == 8
 
 
 def test_edit_of_an_answer_opens_the_editor(

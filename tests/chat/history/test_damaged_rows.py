@@ -71,6 +71,7 @@ def change(path: Path, table: str, column: str, number: int, value: object) -> N
             db.execute(f"UPDATE {table} SET {column} = {cast} WHERE rowid = {row}", (value,))
 
 
+@pytest.mark.fault(45)
 @settings(max_examples=60, deadline=None)
 @given(changes=st.lists(CHANGES, min_size=1, max_size=4))
 def test_any_values_can_be_read(changes: list[tuple[str, str, int, object]]) -> None:
@@ -94,6 +95,7 @@ def test_any_values_can_be_read(changes: list[tuple[str, str, int, object]]) -> 
         list_names(path)
 
 
+@pytest.mark.fault(45)
 def test_children_of_a_damaged_message_follow_its_parent(tmp_path: Path) -> None:
     path = tmp_path / "data" / "store.db"
     conversation = filled(path)
@@ -109,6 +111,7 @@ def test_children_of_a_damaged_message_follow_its_parent(tmp_path: Path) -> None
     assert warnings == ["damaged messages of this conversation were left out: 1"]
 
 
+@pytest.mark.fault(2)
 def test_a_save_is_complete_or_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "data" / "store.db"
     conversation = filled(path)

@@ -1,20 +1,22 @@
 """Saved conversations of chats in a terminal that were killed, hung up or stopped."""
 
+import json
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from swiftchat.chat.history.store import sessions_path
 from tests.chat.test_process import SLOW
-from tests.chat.test_process import chat as chat
-from tests.chat.test_process import program as program
+from tests.support import fake_engine
 from tests.support.sessions import stored_messages
 from tests.support.terminal import Terminal
 
 Open = Callable[..., Terminal]
 
 
+@pytest.mark.fault(5)
 def test_a_killed_chat_continues_with_its_partial_answer(chat: Open) -> None:
     terminal = chat(SLOW)
     terminal.type("tell me\r")
@@ -36,6 +38,7 @@ def test_a_killed_chat_continues_with_its_partial_answer(chat: Open) -> None:
     assert stored_messages()[1] == ("assistant", f"{content} It ends.", "stop")
 
 
+@pytest.mark.fault(2)
 def test_an_answer_is_saved_before_the_prompt_is_back(chat: Open) -> None:
     """`python -m tests.kills` kills at any moment."""
     terminal = chat("First.", "Second.")
@@ -76,6 +79,7 @@ def test_ctrl_c_stops_a_shell_command_but_not_the_chat(chat: Open) -> None:
     assert "\nnever" not in text
 
 
+@pytest.mark.fault(41)
 def test_an_unwritable_home_prints_one_warning(chat: Open) -> None:
     sessions_path().parent.parent.mkdir(parents=True)
     sessions_path().parent.write_text("in the way")
@@ -100,3 +104,28 @@ def test_sessions_on_dumb_and_small_terminals(chat: Open, settings: dict[str, ob
     terminal.wait_for("config\n")  # the end of the topics; their beginning has scrolled away
     terminal.type("\x04")
     assert terminal.wait_end() == 0
+
+
+@pytest.mark.fault(11)
+def test_ctrl_c_keeps_the_beginning_of_the_answer(chat: Open, tmp_path: Path) -> None:
+    """The next turn has the question and the beginning in its prompt."""
+    record = tmp_path / "record"
+    terminal = chat(SLOW, {"text": "Next.", "records": str(record)})
+    terminal.type("tell me\r")
+    terminal.wait_for("slow answer", 60)
+    terminal.type_now("\x03")
+    terminal.wait_for("stopped", 60)
+    terminal.wait_for(lambda text: terminal.is_at_prompt, 60)
+    question, (role, content, reason) = stored_messages()
+    assert question == ("user", "tell me", None)
+    assert (role, reason) == ("assistant", "interrupt")
+    assert "slow answer" in content and str(SLOW["text"]).startswith(content)
+    terminal.type("and then?\r")
+    terminal.wait_for("Next.", 60)
+    turns = [("user", "tell me"), ("assistant", content), ("user", "and then?")]
+    expected = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
+    prompt = fake_engine.text_of(json.loads(record.read_text()))
+    assert prompt == f"{expected}<|im_start|>assistant\n"
+    terminal.type("\x04")
+    assert terminal.wait_end() == 0
+    assert [reason for _, _, reason in stored_messages()] == [None, "interrupt", None, "stop"]

@@ -132,6 +132,7 @@ def test_titles_are_the_first_words() -> None:
     assert other.title == "x" * 50 + "…"
 
 
+@pytest.mark.fault(28)
 @pytest.mark.parametrize("umask", [0, 0o777])
 def test_the_store_is_private_with_any_umask(path: Path, umask: int) -> None:
     if umask and os.getuid():
@@ -158,6 +159,7 @@ def saved(store: SessionStore, *messages: str) -> Conversation:
     return conversation
 
 
+@pytest.mark.fault(26)
 def test_two_writers_of_one_conversation_create_branches(path: Path) -> None:
     with opened(path) as one, opened(path) as other:
         begun = saved(one, "q", "a")
@@ -205,7 +207,12 @@ def damage_inside(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", [damage_whole, damage_inside])
+def damage_end(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.fault(27)
+@pytest.mark.parametrize("damage", [damage_whole, damage_inside, damage_end])
 def test_a_damaged_file_is_renamed_with_a_warning(path: Path, damage: object) -> None:
     with opened(path) as store:
         conversation = saved(store, "q", "a" * 9000)
@@ -218,11 +225,12 @@ def test_a_damaged_file_is_renamed_with_a_warning(path: Path, damage: object) ->
         assert shape(store.load(conversation.id)) == shape(conversation), "of it all is in memory"
     aside = sorted(path.parent.glob("*.damaged-*"), key=lambda file: len(file.name))
     assert len(warnings) == 1 and "was renamed" in warnings[0] and str(aside[0]) in warnings[0]
-    assert aside[0].read_bytes() == bytes_before
+    assert aside[0].read_bytes() == bytes_before and aside[0].stat().st_mode & 0o777 == 0o600
     with opened(path) as store:
         assert len(store.recent()) == 1
 
 
+@pytest.mark.fault(27)
 @pytest.mark.parametrize("read", ["recent", "load", "find", "search", "remove"])
 def test_damage_found_while_reading_is_handled(path: Path, read: str) -> None:
     with opened(path) as store:
@@ -273,6 +281,7 @@ def test_tool_calls_and_results_are_stored(path: Path) -> None:
         assert store.search("content")[0].role == "tool"
 
 
+@pytest.mark.fault(12)
 def test_a_failing_autosave_warns_once_and_recovers(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     warnings = Warnings()
@@ -291,6 +300,7 @@ def test_a_failing_autosave_warns_once_and_recovers(tmp_path: Path) -> None:
     autosave.finish(conversation)
 
 
+@pytest.mark.fault(12)
 def test_a_full_disk_keeps_saved_messages(path: Path) -> None:
     warnings = Warnings()
     store = opened(path)
@@ -308,6 +318,7 @@ def test_a_full_disk_keeps_saved_messages(path: Path) -> None:
     autosave.finish(conversation)
 
 
+@pytest.mark.fault(2)
 def test_a_failed_save_changes_nothing(path: Path) -> None:
     """A save writes the conversation and several messages: all of it or nothing."""
     with opened(path) as store:

@@ -86,6 +86,7 @@ def test_an_ended_engine_is_restarted_for_the_next_answer(folder: Path) -> None:
     assert (engine.num_starts, engine.num_closes) == (2, 1)
 
 
+@pytest.mark.fault(14)
 def test_user_text_never_becomes_control_ids(folder: Path) -> None:
     engine = fake_engine.FakeEngine(["ok"])
     chat_model = ChatModel(folder, ChatConfig(), engine.start)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ def conversation(*texts: str) -> Conversation:
     return found
 
 
+@pytest.mark.fault(18)
 def test_a_full_context_is_an_error() -> None:
     one = conversation("x" * 9)
     fitted = fit_context(one.versions(), encode, 11, "error")

@@ -33,6 +33,7 @@ def test_a_draft_model_with_the_same_vocabulary(target: Path, tmp_path: Path) ->
     assert with_draft(ChatConfig(), target) == ChatConfig()
 
 
+@pytest.mark.fault(48)
 def test_another_vocabulary_is_an_error_that_names_the_first_other_token(
     target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

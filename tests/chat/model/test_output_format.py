@@ -105,6 +105,7 @@ def schemas(depth: int) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+@pytest.mark.fault(49)
 @given(schemas(2), st.integers(0, 2**31))
 @settings(max_examples=200, deadline=None)
 def test_every_answer_matches_its_schema(schema: dict[str, Any], seed: int) -> None:
@@ -298,6 +299,7 @@ def test_two_formats_are_a_usage_error(options: dict[str, Any], names: tuple[str
     assert all(name in caught.value.message for name in names)
 
 
+@pytest.mark.fault(49)
 @pytest.mark.parametrize(
     ("regex", "reason"),
     [("(", "unclosed group"), ("[", "unclosed character class"), ("a{2,1}", "repetition count")],
@@ -307,6 +309,7 @@ def test_invalid_regular_expressions(regex: str, reason: str) -> None:
         chosen_format(ChatConfig(regex=regex))
 
 
+@pytest.mark.fault(49)
 def test_invalid_grammars(tmp_path: Path) -> None:
     for text in ("start: missing", 'root ::= "a', ""):
         file = tmp_path / "grammar"

@@ -23,6 +23,7 @@ def test_invalid_values_in_generation_config_are_ignored(nonsense: dict) -> None
     assert ChatConfig().sampling(nonsense, ()) == SamplingParams()
 
 
+@pytest.mark.fault(45)
 def test_the_configuration_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     monkeypatch.setattr("swiftchat.chat.options.config.config_path", lambda: file)
@@ -34,7 +35,8 @@ def test_the_configuration_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     with pytest.raises(UsageError, match="temperture") as caught:
         load_config_file({"temperature"})
     assert "temperature" in caught.value.hint
-    for nonsense in ("= nonsense", "temp = 1\ntemperature = 2\n"):
-        file.write_text(nonsense)
-        with pytest.raises(UsageError, match=r"config\.toml"):
+    for nonsense in (b"= nonsense", b"temp = 1\ntemperature = 2\n", b"\xff\xfe\n"):
+        file.write_bytes(nonsense)
+        with pytest.raises(UsageError, match=r"config\.toml") as caught:
             load_config_file({"temperature"})
+        assert caught.value.exit_code == 2 and str(file) in caught.value.message

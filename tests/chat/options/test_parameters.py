@@ -178,6 +178,7 @@ def test_the_conversations_of_older_versions_keep_their_temperature(chat: Chat) 
     assert chat.state.chat_model.params.temperature == 0.25
 
 
+@pytest.mark.fault(45)
 def test_errors_of_values_in_the_configuration_name_the_file() -> None:
     write_config("top_p = 7\n")
     message = usage_error("-p", "x", default_map=load_config_file({"top_p"}))

@@ -288,6 +288,7 @@ CONTROLS = "".join(map(chr, [*range(9), *range(11, 32), *range(127, 160), 0x202E
 OUR_ESCAPES = re.compile(r"\x1b\[(?:[0-9;]*m|K|A|\?7[hl])")
 
 
+@pytest.mark.fault(3)
 def test_control_characters_are_sanitized_at_every_split_point() -> None:
     text = f"a\x1b]52;c;eA==\x07b `{CONTROLS}` c\n\n```\n{CONTROLS}\n```\n| {CONTROLS} |\n|--|\n"
     for place in range(len(text) + 1):
@@ -392,6 +393,7 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 }
 
 
+@pytest.mark.fault(39)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_cost_of_a_line_does_not_grow_with_the_text(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -403,6 +405,7 @@ def test_the_cost_of_a_line_does_not_grow_with_the_text(
     assert num_blocks > (1 if name == "line" else 5)
 
 
+@pytest.mark.fault(39)
 def test_long_unfinished_blocks_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = ParserCalls(monkeypatch)
     stream = BlockStream()

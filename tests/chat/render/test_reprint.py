@@ -87,6 +87,7 @@ def test_questions_are_reprinted_behind_the_prompt() -> None:
     ]
 
 
+@pytest.mark.fault(3)
 def test_control_characters_are_sanitized() -> None:
     messages = conversation("q\x1b[2J", "a\x1b]0;x\x07 `\x1b` &#27;\n\n```\n\x9b2J\n```")
     messages[1].model = "m\x1b[2J"

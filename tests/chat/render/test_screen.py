@@ -67,6 +67,7 @@ def test_each_line_appears_once(chat: Chat, columns: int, rows: int) -> None:
     assert lines.count("Title") == 1 and lines.count("Its second line.") == 1
 
 
+@pytest.mark.fault(38)
 def test_a_resize_while_answering(chat: Chat) -> None:
     words = " ".join(f"word{i}" for i in range(120))
     terminal = chat({"text": f"# Head\n\n{words}\n\nlast", "delay_s": 0.002}, "Next.")
@@ -163,6 +164,7 @@ def piped(folder: Path, answer: str, *options: str, **env: str) -> subprocess.Co
     )
 
 
+@pytest.mark.fault(38)
 def test_a_pipe_receives_the_exact_text(tmp_path: Path) -> None:
     text = f"<think>hm</think>\n\n{SHOWCASE}\x1b[2J"
     result = piped(tmp_path / "a", text, FORCE_COLOR="1")

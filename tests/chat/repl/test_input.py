@@ -245,6 +245,7 @@ def test_unfinished_messages(typed: str) -> None:
     assert is_unfinished(typed)
 
 
+@pytest.mark.fault(28)
 def test_the_history_is_private(tmp_path: Path) -> None:
     file = tmp_path / "state" / "history"
     open_history(file, Pastes()).append_string("secret")

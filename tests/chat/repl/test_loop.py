@@ -1,6 +1,7 @@
 """The prompt loop: errors of commands and answers never end a conversation."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def test_an_unforeseen_error_in_an_answer_restores_the_message(
     assert chat.path() == [] and "draft: 'one'" in output
 
 
+@pytest.mark.fault(44)
 def test_an_unforeseen_error_in_a_view_keeps_the_partial_answer(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +63,34 @@ class BrokenView:
         raise RuntimeError("no view")
 
     def close(self, note: str = "") -> None: ...
+
+
+@pytest.mark.fault(44)
+def test_the_conversation_goes_on_after_every_command(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, command in BY_NAME.items():
+        monkeypatch.setitem(BY_NAME, name, dataclasses.replace(command, run=raise_key_error))
+    chat.engine.answers += [{"text": "First."}, {"text": "Second."}]
+    lines = ("one", *(f"{name} x" for name in BY_NAME), "two")
+    output, code = type_lines(chat, monkeypatch, *lines)
+    assert code == 0 and chat.path() == ["one", "First.", "two", "Second."]
+    assert output.count("error: internal error: KeyError: 'unforeseen") == len(BY_NAME)
+    assert "Traceback" not in output and "\x1b[2J" not in output
+    reports = re.findall(r"hint: please report it with the file\s+(\S+\.txt)", output)
+    assert len(reports) == len(set(reports)) == len(BY_NAME)
+    assert "in raise_key_error" in Path(reports[-1]).read_text()
+
+
+@pytest.mark.fault(18)
+def test_a_full_context_restores_the_question(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    question = "x" * (4096 - 19)  # and 19 tokens of the template
+    chat.engine.answers += [{"text": "!"}]
+    output, code = type_lines(chat, monkeypatch, question, question[1:])
+    assert code == 0 and "has 4096 tokens, the context 4096" in output
+    assert "/compact" in output and "/set ctx_size N" in output
+    assert "/set overflow drop-oldest" in output and f"draft: {question!r}" in output
+    assert chat.path() == [question[1:], "!"]
 
 
 def test_debug_prints_the_traceback(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:

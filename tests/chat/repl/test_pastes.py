@@ -1,6 +1,7 @@
 """Text that is typed or pasted while no prompt reads it becomes a draft."""
 
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import pytest
 
 from tests.support import fake_engine
 from tests.support.open_terminals import chats
+from tests.support.paste_trials import ENDS, MOMENTS, Trial, run_trial
 from tests.support.program import Program
 from tests.support.terminal import Terminal
 
@@ -26,6 +28,7 @@ def chat(tmp_path: Path) -> Iterator[Chat]:
 PASTE = "\x1b[200~" + "".join(f"line {i}\r" for i in range(300)) + "\x1b[201~"
 
 
+@pytest.mark.fault(43)
 def test_ctrl_c_behind_a_large_paste_stops_the_answer(chat: Chat) -> None:
     terminal = chat(LONG, "Next.")
     terminal.type("go\r")
@@ -35,6 +38,7 @@ def test_ctrl_c_behind_a_large_paste_stops_the_answer(chat: Chat) -> None:
     terminal.wait_for(">>> [pasted 120000 characters]")
 
 
+@pytest.mark.fault(43)
 def test_text_and_pastes_during_an_answer_are_one_draft(chat: Chat) -> None:
     terminal = chat({"text": "0123456789" * 10, "delay_s": 0.01}, "Second.")
     terminal.type("go\r")
@@ -123,3 +127,16 @@ def test_the_terminal_asks_for_marks_until_the_end(chat: Chat) -> None:
     terminal.type("/bye\r")
     terminal.wait_end()
     assert os.fsencode("\x1b[?2004h") in terminal.raw
+
+
+@pytest.mark.fault(43)
+@pytest.mark.parametrize("number", range(len(MOMENTS)))
+def test_a_large_paste_is_never_sent_and_never_runs(number: int) -> None:
+    """A megabyte at the prompt; elsewhere many times what the system keeps for a terminal.
+
+    `python -m tests.support.paste_trials` runs more of them.
+    """
+    delay_s = random.Random(number).uniform(0, 0.6)
+    moment, end = MOMENTS[number], ENDS[number % len(ENDS)]
+    size = 1 << 20 if moment == "prompt" else 1 << 16
+    assert run_trial(Trial(moment, end, delay_s, size)) == ""

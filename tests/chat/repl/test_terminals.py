@@ -1,6 +1,7 @@
 """Chats on terminals of several sizes and types, under a shell with job control, in tmux."""
 
 import os
+import random
 import re
 import shlex
 import shutil
@@ -27,6 +28,7 @@ def program(tmp_path: Path) -> Program:
     return Program(fake_engine.make_folder(tmp_path / "model"))
 
 
+@pytest.mark.fault(38)
 @pytest.mark.parametrize("term", ["dumb", "xterm-256color"])
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
 def test_a_short_chat_on_any_terminal(program: Program, columns: int, rows: int, term: str) -> None:
@@ -228,3 +230,25 @@ def test_resizing_tmux_during_an_answer_loses_no_words(
     # Output drawn meanwhile may leave remains above; no word is lost.
     words = [word for word in text.split() if word.startswith("word")]
     assert words[-len(WORDS.split()) :] == WORDS.split()
+
+
+@pytest.mark.fault(38)
+def test_resizes_to_any_size_during_an_answer(program: Program) -> None:
+    choice = random.Random(7)
+    sizes = [(1, 1), (10, 20), (3, 2), (60, 200), (24, 80), (2, 400)]
+    words = " ".join(f"word{i}" for i in range(200))
+    command, *args = program.command({"text": f"{words}\n\nlast", "delay_s": 0.001}, "Again.")
+    terminal = Terminal(command, args)
+    terminal.wait_for(">>>", 60)
+    terminal.type("go\r")
+    terminal.wait_for("word", 60)
+    for size in (*sizes, *choice.choices(sizes, k=30), (24, 80)):
+        terminal.process.setwinsize(*size)
+        terminal.screen.resize(*size)
+        terminal.look()
+    terminal.wait_for("last", 60)
+    terminal.type("/new\r")
+    terminal.type("again\r")
+    terminal.wait_for("Again.", 60)
+    terminal.type("\x04")
+    assert terminal.wait_end() == 0

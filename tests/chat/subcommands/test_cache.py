@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -80,10 +81,23 @@ def test_removing_a_conversation_mentions_the_cache() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), ("500M", 500_000_000), ("8GiB", 8 << 30), ("1.5 kb", 1500), ("2T", 2 * 10**12)],
+    [
+        ("0", 0),
+        ("500M", 500_000_000),
+        ("8GiB", 8 << 30),
+        ("1.5 kb", 1500),
+        ("2T", 2 * 10**12),
+        ("5GiB", 5 << 30),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert Size().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["0", "5 apples", "-1GB", "GB", "1e9", ""])
+def test_texts_that_are_no_sizes_above_0(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a size such as 500M, 8G or 8GiB"):
+        Size(is_positive=True).convert(text, None, None)
 
 
 def test_a_bad_size_is_one_line() -> None:

@@ -1,6 +1,7 @@
 """`swiftchat convert` as a process: output and exit codes."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from swiftchat.weights.store import default_store
 from tests.support import llama_layouts
 from tests.support.gguf import tiny as tiny_gguf
+from tests.support.program import patched
 from tests.support.tiny_llama import entry_names, tiny_llama
 
 
@@ -20,7 +22,7 @@ def run(*args: object) -> subprocess.CompletedProcess[str]:
 
 def test_a_dry_run_lists_the_files_that_are_written(tmp_path: Path) -> None:
     llama_layouts.write_bin(tmp_path / "in", tiny_llama())
-    options = ("--dtype", "bfloat16", "--shard-size", "50kB", "--skip", "lm_head*")
+    options = ("--dtype", "bfloat16", "--shard-size", "49KiB", "--skip", "lm_head*")
     planned = run(tmp_path / "in", tmp_path / "out", "--dry-run", *options)
     assert planned.returncode == 0 and planned.stderr == ""
     assert "model-00001-of-00003.safetensors" in planned.stdout
@@ -58,16 +60,6 @@ def test_other_exit_codes(tmp_path: Path) -> None:
         assert (result.returncode, entry_names(tmp_path)) == (code, ["a.gguf", "there"])
 
 
-@pytest.mark.parametrize("text", ["0", "5 apples", "-1GB", "GB", "1e9", ""])
-def test_parse_size(text: str) -> None:
-    from swiftchat.chat.subcommands.convert import parse_size
-    from swiftchat.errors import UsageError
-
-    with pytest.raises(UsageError, match="is not a size"):
-        parse_size(text)
-    assert [parse_size(size) for size in ("1", "2kB", "1.5 GB", "3T")] == [1, 2e3, 1.5e9, 3e12]
-
-
 def test_quantize(tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path / "in")
     done = run(tmp_path / "in", tmp_path / "out", "--quantize", "int4", "--keep", "*.o_proj.*")
@@ -82,3 +74,29 @@ def test_quantize(tmp_path: Path) -> None:
     assert run(tmp_path / "in", tmp_path / "no", "--keep", "*").returncode == 2
     assert run(tmp_path / "in", tmp_path / "no", "--quantize", "int3").returncode == 2
     assert entry_names(tmp_path) == ["in", "out"]
+
+
+# The converter sends itself a signal before it writes the tensor number 9.
+_INTERRUPTED = """
+import os
+from swiftchat.weights.formats.safetensors import SafetensorsWriter
+write, calls = SafetensorsWriter.write, iter(range(1000))
+def writing(*args):
+    if next(calls) == 9:
+        os.kill(os.getpid(), SIGNAL)
+    write(*args)
+SafetensorsWriter.write = writing
+"""
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
+    tiny_gguf.write(tmp_path / "tiny.gguf", tiny_llama())
+    target = tmp_path / "target"
+    program = f"SIGNAL = {int(number)}{_INTERRUPTED}"
+    command = patched(program, "convert", tmp_path / "tiny.gguf", target / "out")
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+    assert done.returncode == code, done.stderr
+    assert b"Traceback" not in done.stderr and b"error" not in done.stderr
+    assert entry_names(target) == []

@@ -82,6 +82,7 @@ def test_no_save(program: Program) -> None:
     assert "kept" in program.engine.prompt_text() and rows()[0]["num_messages"] == 2
 
 
+@pytest.mark.fault(17)
 def test_a_partial_answer_is_saved(program: Program) -> None:
     program.engine.answers = [{"text": "Half", "error": "gone"}]
     assert failure(program, "-p", "x").exit_code == 4
@@ -89,6 +90,7 @@ def test_a_partial_answer_is_saved(program: Program) -> None:
     assert "Half\n\n*(stopped here)*" in text
 
 
+@pytest.mark.fault(12, 41)
 def test_an_unwritable_home_causes_a_warning(program: Program) -> None:
     sessions_path().parent.parent.mkdir(parents=True)
     sessions_path().parent.write_text("in the way")
@@ -97,6 +99,19 @@ def test_an_unwritable_home_causes_a_warning(program: Program) -> None:
     assert result.stderr.count("warning: this conversation is not saved") == 1
     result = CliRunner().invoke(cli.swiftchat, ["sessions", "list"], standalone_mode=False)
     assert result.exception is not None and getattr(result.exception, "exit_code", 0) == 8
+
+
+@pytest.mark.fault(27)
+def test_a_damaged_database_is_named_once_and_the_answer_saved(program: Program) -> None:
+    program.run("-p", "before " * 200)
+    sessions_path().write_bytes(b"no database" * 1000)
+    result = program.run("-p", "y")
+    assert (result.exit_code, result.stdout) == (0, "Answer 1.\n")
+    (warning,) = result.stderr.splitlines()
+    (aside,) = sessions_path().parent.glob("*.damaged-*")
+    assert warning.startswith("warning: ") and str(aside) in warning
+    (row,) = rows()
+    assert "y\n\n" in run_sessions("show", row["id"]).stdout
 
 
 def test_search_show_export_and_rm(program: Program, tmp_path: Path) -> None:
@@ -247,6 +262,7 @@ def test_chatgpt_import_keeps_branches() -> None:
 OWN = {"swiftchat": 1, "messages": [{"id": "a", "role": "user", "content": "x"}]}
 
 
+@pytest.mark.fault(45)
 @pytest.mark.parametrize(
     "value",
     [
@@ -272,6 +288,7 @@ def test_importing_other_json_is_a_usage_error(value: object) -> None:
         imported(value)
 
 
+@pytest.mark.fault(45)
 def test_hostile_files_are_rejected_or_limited() -> None:
     for data in (b"", b"\xff", b"[" * 100_000, b'{"messages": ' * 50_000):
         with pytest.raises(UsageError):
@@ -306,6 +323,7 @@ def test_a_role_sets_options_and_system_prompt(program: Program, tmp_path: Path)
     assert "pirate" in failure(program, "--role", "../pirate", "-p", "x").hint
 
 
+@pytest.mark.fault(45)
 @pytest.mark.parametrize(
     "text",
     [

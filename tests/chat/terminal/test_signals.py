@@ -43,6 +43,7 @@ def run(program: str, folder: Path) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.fault(36)
 @pytest.mark.parametrize(
     ("signal", "raised"),
     [

@@ -21,6 +21,7 @@ def chat(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
         yield open_chat
 
 
+@pytest.mark.fault(50)
 def test_loading_and_prefill_are_shown_and_erased(chat: Callable[..., Terminal]) -> None:
     terminal = chat({"load_s": 2}, SLOW_PREFILL)
     terminal.type("hello\r")
@@ -30,6 +31,7 @@ def test_loading_and_prefill_are_shown_and_erased(chat: Callable[..., Terminal])
     assert "computing" not in text and "waiting" not in text
 
 
+@pytest.mark.fault(50)
 def test_ctrl_c_during_prefill_and_a_busy_engine(chat: Callable[..., Terminal]) -> None:
     terminal = chat({"load_s": 0, "stats_s": 3}, SLOW_PREFILL, "Next.")
     terminal.type("hello\r")

@@ -49,6 +49,7 @@ def test_exit_commands(chat: Callable[..., Terminal], word: str) -> None:
     assert terminal.wait_end() == 0
 
 
+@pytest.mark.fault(11)
 def test_ctrl_c_during_an_answer_keeps_typed_text(chat: Callable[..., Terminal]) -> None:
     terminal = chat({"text": "x" * 5000, "delay_s": 0.02}, "Second answer.")
     terminal.type("long\r")

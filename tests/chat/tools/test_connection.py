@@ -14,11 +14,12 @@ from swiftchat.chat.tools.connection import Connections, ServerError
 from swiftchat.chat.tools.result import result_text
 from swiftchat.chat.tools.servers import ServerSpec
 from swiftchat.chat.tools.toolbox import Toolbox
-from tests.support import mcp_server
+from tests.support import mcp_sdk_server, mcp_server
 from tests.support.worker_processes import command_line
 
 SCRIPT = str(Path(mcp_server.__file__))
 COMMAND = (sys.executable, SCRIPT)
+SDK_COMMAND = (sys.executable, str(Path(mcp_sdk_server.__file__)))
 
 
 def free_port() -> int:
@@ -31,7 +32,7 @@ def free_port() -> int:
 @pytest.fixture
 def http_url() -> Iterator[str]:
     port = free_port()
-    process = subprocess.Popen([*COMMAND, "http", str(port)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*SDK_COMMAND, str(port)], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while True:
         with socket.socket() as probe:
@@ -51,6 +52,16 @@ def test_a_server_at_an_address(http_url: str, headers: dict[str, str]) -> None:
         server.wait_ready()
         assert "add" in [tool.name for tool in server.tools]
         assert result_text(server.call("add", {"a": 2, "b": 3})) == "5"
+
+
+def test_a_server_of_the_sdk() -> None:
+    with Connections() as connections:
+        server = connections.open(ServerSpec("sdk", SDK_COMMAND))
+        server.wait_ready()
+        assert [tool.name for tool in server.tools] == ["add", "fail"]
+        assert result_text(server.call("add", {"a": 2, "b": 3})) == "5"
+        assert "validation error" in result_text(server.call("add", {"a": "x"}))
+        assert result_text(server.call("fail", {"message": "m"})).startswith("Error: ")
 
 
 def test_an_address_without_a_server_is_an_error() -> None:

@@ -7,6 +7,7 @@ import peft
 import pytest
 import torch
 
+from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.decode.fused_deltas import FusedDeltas
 from tests.support import adapters, tiny
@@ -16,7 +17,7 @@ PROMPTS = [tiny.random_ids(length, seed=length) for length in (13, 1, 70)]
 
 
 def made(folder: Path, family: str, settings: list[dict[str, Any]]) -> list[Tuning]:
-    reference, found = tiny.make(family, folder), []
+    reference, found = tiny.make_with_reference(family, folder), []
     for seed, changes in enumerate(settings):
         changes = {"target_modules": adapters.targets(family), **changes}
         path, model = adapters.make_adapter(folder / str(seed), reference, seed, **changes)
@@ -47,6 +48,32 @@ def test_captured_steps_equal_the_cpu(
     assert adapters.greedy(engine, [(ids, None) for ids in PROMPTS]) == expected[::3]
 
 
+@pytest.mark.parametrize("max_num_seqs", [1, 2])
+@pytest.mark.parametrize("in_linear", [True, False])
+def test_running_answers_keep_their_adapters(
+    in_linear: bool, max_num_seqs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter of a larger rank, for more kinds of matrices, is loaded during an answer.
+
+    The request that names it waits for a row, or starts at once.
+    """
+    monkeypatch.setattr(FusedDeltas, "in_linear", in_linear)
+    low, high = made(tmp_path, "llama", [{"r": 3, "target_modules": ["q_proj"]}, {"r": 17}])
+    requests = [(PROMPTS[0], low), (PROMPTS[2], high)]
+    cpu = tiny.engine(tmp_path)
+    expected = [adapters.greedy(cpu, [request])[0] for request in requests]
+    engine = tiny.engine(tmp_path, device="cuda", max_num_seqs=max_num_seqs)
+    params = tiny.SamplingParams(temperature=0, max_tokens=8)
+    found: list[list[int]] = [[], []]
+    engine.add(0, list(PROMPTS[0]), params, tuning=low)
+    while engine.has_work:
+        for i, event in engine.step():
+            found[i] += event.ids if isinstance(event, Tokens) else []
+            if len(found[0]) == 3 and isinstance(event, Tokens) and i == 0:
+                engine.add(1, list(PROMPTS[2]), params, tuning=high)
+    assert found == expected
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -65,7 +92,7 @@ def test_adapters_without_kernels_equal_the_cpu(settings: dict[str, Any], tmp_pa
 @pytest.mark.parametrize("kind", [peft.PromptTuningConfig, peft.PrefixTuningConfig])
 def test_soft_prompts_equal_the_cpu(kind: type[Any], tmp_path: Path) -> None:
     config = kind(num_virtual_tokens=6, task_type="CAUSAL_LM")
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
     tuning = Tuning(soft_prompt=str(folder))
     requests = [(ids, each) for ids in PROMPTS for each in (None, tuning)]

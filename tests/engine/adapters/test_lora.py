@@ -3,6 +3,7 @@
 Tolerance 1e-4 relative to the largest logit, as in test_architectures.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from swiftchat.engine.adapters.tunings import MAX_SETS, Tunings
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence
-from swiftchat.errors import BadModelFile, UsageError
+from swiftchat.errors import BadModelFile, ContextOverflow, UsageError
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from tests.support import adapters, tiny
@@ -50,7 +51,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_peft(case: str, tmp_path: Path) -> None:
     family, settings = CASES[case]
-    reference = tiny.make(family, tmp_path)
+    reference = tiny.make_with_reference(family, tmp_path)
     settings = {"target_modules": adapters.targets(family), **settings}
     folder, model = adapters.make_adapter(tmp_path / "adapter", reference, **settings)
     ids = tiny.random_ids(NUM_TOKENS)
@@ -65,7 +66,7 @@ def test_logits_equal_peft(case: str, tmp_path: Path) -> None:
 
 
 def test_weighted_sets_add_changes_and_zero_is_the_base(tmp_path: Path) -> None:
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     one, model = adapters.make_adapter(tmp_path / "a", reference, target_modules="all-linear")
     model.unload()
     two, model = adapters.make_adapter(
@@ -90,7 +91,7 @@ def test_weighted_sets_add_changes_and_zero_is_the_base(tmp_path: Path) -> None:
 @tiny.each_backend
 def test_sequences_of_a_batch_have_their_own_adapters(native: bool, tmp_path: Path) -> None:
     """Also with a common prefix, whose blocks are not shared by different adapters."""
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     paths = []
     for seed in range(3):
         path, model = adapters.make_adapter(
@@ -116,7 +117,7 @@ def test_sequences_of_a_batch_have_their_own_adapters(native: bool, tmp_path: Pa
 
 
 def test_greedy_ids_do_not_depend_on_the_batch_or_the_prefix_cache(tmp_path: Path) -> None:
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     tunings: list[Tuning | None] = [None]
     for seed in range(2):
         path, model = adapters.make_adapter(
@@ -134,7 +135,7 @@ def test_greedy_ids_do_not_depend_on_the_batch_or_the_prefix_cache(tmp_path: Pat
 
 
 def test_sets_are_kept_evicted_and_reloaded(tmp_path: Path) -> None:
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     path, _ = adapters.make_adapter(tmp_path / "a", reference, target_modules=["q_proj"])
     engine = tiny.engine(tmp_path)
     first = engine.tune(adapters.tuning_of(path))
@@ -151,9 +152,34 @@ def test_sets_are_kept_evicted_and_reloaded(tmp_path: Path) -> None:
     assert changed is not None and changed.identity != first.identity
 
 
+def test_a_check_loads_nothing(tmp_path: Path) -> None:
+    """Nor does a request that is refused, even if all places for sets are taken."""
+    reference, targets = tiny.make_with_reference("llama", tmp_path), ["q_proj"]
+    path, _ = adapters.make_adapter(tmp_path / "adapter", reference, 0, target_modules=targets)
+    engine, params = tiny.engine(tmp_path), tiny.SamplingParams(temperature=0, max_tokens=2)
+    first, *others, last = (adapters.tuning_of(path, scales=[i]) for i in range(1, MAX_SETS + 3))
+    too_long = [5] * engine.ctx_size_tokens
+    engine.check([5], params, tuning=first)
+    for call in (engine.check, partial(engine.add, 1)):
+        with pytest.raises(ContextOverflow):
+            call(too_long, params, tuning=first)
+        with pytest.raises(UsageError, match="embeddings are those of the base model"):
+            call([5], tiny.SamplingParams(pooling="mean", max_tokens=0), tuning=first)
+    assert engine.tunings.nbytes == 0
+    for tuning in others:
+        engine.tune(tuning)
+    sets = list(engine.tunings.selection.sets)
+    engine.check([5], params, tuning=last)
+    with pytest.raises(ContextOverflow):
+        engine.add(1, too_long, params, tuning=last)
+    kept = engine.tunings.selection.sets
+    assert all(one is other for one, other in zip(kept, sets, strict=True))
+
+
 def test_adapters_of_other_models_end_only_their_request(tmp_path: Path) -> None:
-    make = tiny.make("llama", tmp_path / "a"), tiny.make("qwen3", tmp_path / "b")
-    path, _ = adapters.make_adapter(tmp_path / "c", make[1], target_modules=["q_proj"])
+    tiny.make("llama", tmp_path / "a")
+    other = tiny.make_with_reference("qwen3", tmp_path / "b")
+    path, _ = adapters.make_adapter(tmp_path / "c", other, target_modules=["q_proj"])
     engine = tiny.engine(tmp_path / "a")
     with pytest.raises(BadModelFile, match=r"q_proj.lora_B.weight: expected \[48, 4\], found \[96"):
         engine.add(1, [5, 6], tiny.SamplingParams(), tuning=adapters.tuning_of(path))
@@ -171,7 +197,7 @@ def test_ranks_have_their_parts_of_an_adapter(
     family: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """Two tensor-parallel ranks as threads: logits as of one rank."""
-    reference = tiny.make(family, tmp_path)
+    reference = tiny.make_with_reference(family, tmp_path)
     settings = {"target_modules": adapters.targets(family), **settings}
     path, _ = adapters.make_adapter(tmp_path / "adapter", reference, **settings)
     tuning, ids = adapters.tuning_of(path), tiny.random_ids(NUM_TOKENS)
@@ -195,7 +221,7 @@ def test_ranks_have_their_parts_of_an_adapter(
 
 
 def test_what_only_merging_supports_is_named(tmp_path: Path) -> None:
-    reference = tiny.make("llama", tmp_path)
+    reference = tiny.make_with_reference("llama", tmp_path)
     path, _ = adapters.make_adapter(
         tmp_path / "a", reference, target_modules=["q_proj"], modules_to_save=["norm"]
     )

@@ -46,6 +46,10 @@ TARGETS = {
     "recurrent_gemma": ["linear_x", "linear_y", "linear_out", *_ATTENTION],
 }
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {"lora_bias": True}, {"use_dora": True})
+# For what does not depend on which matrices are changed.
+few_mixers = pytest.mark.parametrize(
+    "made", ["qwen3_next", "falcon_h1", "recurrent_gemma"], indirect=True
+)
 Made = tuple[Path, list[Path], list[torch.Tensor]]
 
 
@@ -103,6 +107,7 @@ def generate(
     return ids
 
 
+@few_mixers
 def test_states_are_reused_only_by_the_same_adapters(made: Made) -> None:
     """Turns of one text, each with other adapters; snapshots keep them apart."""
     folder, paths, _ = made
@@ -117,6 +122,7 @@ def test_states_are_reused_only_by_the_same_adapters(made: Made) -> None:
     assert engine.stats()["reused_tokens"] >= 4 * 12
 
 
+@few_mixers
 @tiny.each_backend
 def test_proposed_tokens_are_verified_with_adapters(made: Made, native: bool) -> None:
     folder, paths, _ = made
@@ -149,6 +155,7 @@ def test_ranks_have_their_parts_of_an_adapter(made: Made, kind: int) -> None:
         assert_close(logits[-1], expected[kind][-1])
 
 
+@few_mixers
 def test_soft_prompts_are_refused(made: Made, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="soft prompts are not supported"):
         tiny.engine(made[0]).tune(Tuning(soft_prompt=str(tmp_path)))

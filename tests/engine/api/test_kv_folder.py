@@ -25,6 +25,7 @@ def test_the_oldest_files_are_evicted_first(tmp_path: Path) -> None:
     assert [file for file in files if file.exists()] == [files[1], files[3]]
 
 
+@pytest.mark.fault(47)
 def test_temporary_files_of_killed_engines_are_removed(tmp_path: Path) -> None:
     folder = KVFolder(tmp_path)
     dead, written = (folder.create("a") / f"{name}.partial" for name in ("dead", "written"))

@@ -21,7 +21,7 @@ IDS = tiny.random_ids(100)
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
     folder = tmp_path_factory.mktemp("llama")
-    return folder, tiny.make("llama", folder)
+    return folder, tiny.make_with_reference("llama", folder)
 
 
 @pytest.fixture(scope="module")

@@ -142,6 +142,7 @@ def test_a_whole_session_is_understood() -> None:
     listen(b"".join(struct.pack("!i", len(frame)) + frame for frame in frames), closes=False)
 
 
+@pytest.mark.fault(46)
 def test_damaged_messages_are_errors() -> None:
     for seed in range(150):
         try:
@@ -150,6 +151,7 @@ def test_damaged_messages_are_errors() -> None:
             assert isinstance(error, DeviceError) or type(error) is SwiftchatError, (seed, error)
 
 
+@pytest.mark.fault(46)
 def test_a_message_has_a_longest_length() -> None:
     size = struct.pack("!i", protocol.MAX_MESSAGE_BYTES + 1)
     with pytest.raises(DeviceError, match="the connection was lost"):

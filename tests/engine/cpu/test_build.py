@@ -1,4 +1,7 @@
-"""Compiling the CPU kernels: what is compiled again, errors, and all targets without warnings."""
+"""Compiling C files as the CPU kernels are: what is compiled again, and errors.
+
+`python -m tests.kernels` compiles the kernels for all targets.
+"""
 
 import shutil
 import subprocess
@@ -11,23 +14,11 @@ from swiftchat.engine.cpu import build as build_module
 from swiftchat.engine.cpu.build import (
     PLAINEST,
     TARGETS,
-    VARIANTS,
     BuildError,
     build,
-    library_path,
 )
-from tests.support.native.libraries import SOURCES
 
 TARGET = TARGETS["linux-x86_64"]
-# Code depends on the system or on the processor, hardly on both, so the targets of a processor
-# share its variants; avx512 has no line of its own. None is optimized: what a compiler refuses or
-# warns of does not depend on it. This machine's variants are compiled optimized for all tests.
-COMPILED = {
-    "linux-x86_64": ["plain", "avxvnni", "avx512bf16"],
-    "macos-x86_64": ["avx2"],
-    "linux-aarch64": ["plain", "i8mm"],
-    "macos-aarch64": ["neon"],
-}
 
 
 @pytest.fixture
@@ -107,25 +98,3 @@ def test_command_line_needs_nothing_installed(tmp_path: Path) -> None:
     done = subprocess.run([*run, "--sanitize", "address"], capture_output=True, text=True)
     assert "--out is needed with --sanitize" in done.stderr
     assert done.returncode == 2
-
-
-def test_every_variant_is_compiled_for_some_target() -> None:
-    assert set(COMPILED) == set(TARGETS)
-    for architecture, variants in VARIANTS.items():
-        targets = [name for name in TARGETS if name.endswith(architecture)]
-        compiled = {variant for name in targets for variant in COMPILED[name]}
-        assert compiled | {"avx512"} >= {variant.name for variant in variants}
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", TARGETS)
-def test_every_target_compiles_without_warnings(name: str, tmp_path: Path) -> None:
-    target, variants = TARGETS[name], COMPILED[name]
-    flags = ["-Werror", "-O0", "-fno-sanitize=all"]  # zig's -O0 adds sanitizers
-    libraries = build(target, tmp_path, variants, flags=flags, kernels=SOURCES)
-    assert libraries == [library_path(tmp_path, target, variant) for variant in variants]
-    magic = {".so": b"\x7fELF", ".dylib": b"\xcf\xfa\xed\xfe"}[target.suffix]
-    for library in libraries:
-        content = library.read_bytes()
-        assert content.startswith(magic)
-        assert b"run_program" in content

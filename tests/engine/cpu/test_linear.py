@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from ctypes import POINTER, cast
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pytest
 import torch
@@ -60,6 +61,8 @@ KINDS: tuple[Kind, ...] = (
 )
 
 
+# All variants of a case, which come one after the other, read the same matrices.
+@lru_cache(maxsize=16)
 def random_part(kind: Kind, rows: int, cols: int, seed: int = 0) -> Part:
     if isinstance(kind, Layout):
         tiles = random_tiles(kind, rows, cols, seed)

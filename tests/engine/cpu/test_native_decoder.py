@@ -169,7 +169,7 @@ def test_layers_with_states_equal_torch(model_type: str, tmp_path: Path) -> None
 
     In fp32 only the order of sums differs.
     """
-    reference.make_reference(model_type, tmp_path)
+    reference.copy_reference(model_type, tmp_path)
     expected = tiny.Bench(tmp_path).logits(IDS[:24])
     token_by_token = tiny.Bench(tmp_path, native=True).logits(IDS[:24])
     assert relative_error(token_by_token, expected) <= 1e-4
@@ -192,7 +192,7 @@ def test_layers_with_states_equal_torch(model_type: str, tmp_path: Path) -> None
 
 def test_quantized_projections_of_mixers(tmp_path: Path) -> None:
     sizes = {"hidden_size": 96, "num_attention_heads": 12}
-    reference.make_reference("lfm2", tmp_path / "float", **sizes)
+    reference.copy_reference("lfm2", tmp_path / "float", **sizes)
     convert(tmp_path / "float", tmp_path / "int4", quantization=QuantizationSpec("int4"))
     convert(tmp_path / "int4", tmp_path / "plain", dtype="float32")
     assert_equals_dequantized(tmp_path / "int4", tmp_path / "plain")
@@ -201,7 +201,7 @@ def test_quantized_projections_of_mixers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", HYBRIDS)
 def test_the_memory_plan_covers_layers_with_states(model_type: str, tmp_path: Path) -> None:
     tiny.native_kernels()
-    reference.make_reference(model_type, tmp_path)
+    reference.copy_reference(model_type, tmp_path)
     engine = tiny.engine(tmp_path)
     assert isinstance(engine.decoder, NativeDecoder)
     num_seqs = engine.config.max_num_seqs

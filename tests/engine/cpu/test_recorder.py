@@ -1,16 +1,28 @@
 """Recorded operations, computed by torch, against the operations of `TorchOps`."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from swiftchat.engine.cpu.activations import Activations, CannotRecordError
+from swiftchat.engine.cpu.attention import AttentionOps
 from swiftchat.engine.cpu.recording import Recording
-from swiftchat.engine.cpu.structures import EmbedOp, Epilogue, LinearOp, RotaryOp, RowSet
+from swiftchat.engine.cpu.references import References
+from swiftchat.engine.cpu.structures import (
+    EmbedOp,
+    Epilogue,
+    LayerCache,
+    LinearOp,
+    RotaryOp,
+    RowSet,
+)
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.weights.architectures.parts.layers import LayerSizes
+from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.scheme import ActivationQuantization
 from tests.support import tiny
 from tests.support.native import recorded_ops
@@ -68,6 +80,16 @@ def test_angles_and_windows_of_layers(tmp_path: Path) -> None:
     gemma3 = made("gemma3", tmp_path / "gemma3").ops
     tables = Counter(op.cos_sin for op in gemma3 if isinstance(op, RotaryOp))
     assert sorted(tables.values()) == [1, 2]
+
+
+def test_the_scale_of_scores_is_that_of_the_layer(tmp_path: Path) -> None:
+    """Without a scale of the model's own it follows from the size of a layer's heads."""
+    tiny.make("llama", tmp_path)
+    sizes = tuple(LayerSizes(head_dim, 1, 64, 2) for head_dim in (16, 64, 16))
+    config = replace(Model.open(tmp_path).config, layer_sizes=sizes)
+    ops = AttentionOps(config, References(), 64)
+    scales = [ops.attention(layer, LayerCache(), None).scale for layer in range(3)]
+    assert scales == [0.25, 0.125, 0.25]
 
 
 def test_a_weight_without_kernels_cannot_be_recorded(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def search(
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "gemma2", "mixtral"])
 def test_ids_and_scores_equal_transformers(name: str, tmp_path: Path) -> None:
-    reference = tiny.make(name, tmp_path)
+    reference = tiny.make_with_reference(name, tmp_path)
     engine, rng = tiny.engine(tmp_path), random.Random(name)
     for seed in range(8):
         prompt = tiny.random_ids(rng.randrange(1, 20), seed)

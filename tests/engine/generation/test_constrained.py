@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,45 +23,48 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_answers_match_alone_and_together(folder: Path, tp: int) -> None:
+@pytest.fixture(scope="module", params=[1, 2])
+def client(folder: Path, request: pytest.FixtureRequest) -> Iterator[EngineClient]:
+    """A client of an engine of one rank, and of one of two."""
+    config = EngineConfig(
+        device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE, tp=request.param
+    )
+    with EngineClient(config, folder) as client:
+        yield client
+
+
+@pytest.mark.fault(49)
+def test_answers_match_alone_and_together(client: EngineClient) -> None:
     """Beside an answer without a grammar, whose ids stay those it has alone."""
-    config = EngineConfig(device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE, tp=tp)
     prompt = tiny.random_ids(9)
     free = SamplingParams(temperature=0, max_tokens=30)
-    with EngineClient(config, folder) as client:
-        alone, _ = collect(client.generate(prompt, free))
-        plain = client.generate(prompt, free)
-        texts = [client.generate(prompt, params(seed), JSON) for seed in range(4)]
-        numbers = [client.generate(prompt, params(seed), DIGITS) for seed in range(4)]
-        assert collect(plain)[0] == alone
-        for generation in texts:
-            ids, end = collect(generation)
-            found = json.loads(text(ids))
-            assert end.reason == "stop" and found.keys() == {"ok", "n"}
-            assert isinstance(found["ok"], bool) and found["n"] in (1, 22, 333)
-        answers = [collect(generation)[0] for generation in numbers]
-        assert all(re.fullmatch("[0-9]{4,9}", text(ids)) for ids in answers)
-        again = [collect(client.generate(prompt, params(seed), DIGITS))[0] for seed in range(4)]
-        assert again == answers
+    alone, _ = collect(client.generate(prompt, free))
+    plain = client.generate(prompt, free)
+    texts = [client.generate(prompt, params(seed), JSON) for seed in range(4)]
+    numbers = [client.generate(prompt, params(seed), DIGITS) for seed in range(4)]
+    assert collect(plain)[0] == alone
+    for generation in texts:
+        ids, end = collect(generation)
+        found = json.loads(text(ids))
+        assert end.reason == "stop" and found.keys() == {"ok", "n"}
+        assert isinstance(found["ok"], bool) and found["n"] in (1, 22, 333)
+    answers = [collect(generation)[0] for generation in numbers]
+    assert all(re.fullmatch("[0-9]{4,9}", text(ids)) for ids in answers)
+    again = [collect(client.generate(prompt, params(seed), DIGITS))[0] for seed in range(4)]
+    assert again == answers
 
 
-def test_greedy_and_controls_within_a_grammar(folder: Path) -> None:
-    config = EngineConfig(device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE)
+def test_greedy_and_controls_within_a_grammar(client: EngineClient) -> None:
     greedy = SamplingParams(temperature=0, stop_ids=(STOP,))
     banned = SamplingParams(temperature=0, stop_ids=(STOP,), bad_words=((ord("{"),),))
-    with EngineClient(config, folder) as client:
-        ids, _ = collect(client.generate([1, 2, 3], greedy, JSON))
-        assert json.loads(text(ids)).keys() == {"ok", "n"}
-        with pytest.raises(UsageError, match="banned"):
-            collect(client.generate([1, 2, 3], banned, JSON))
+    ids, _ = collect(client.generate([1, 2, 3], greedy, JSON))
+    assert json.loads(text(ids)).keys() == {"ok", "n"}
+    with pytest.raises(UsageError, match="banned"):
+        collect(client.generate([1, 2, 3], banned, JSON))
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_an_invalid_grammar_ends_only_its_answer(folder: Path, tp: int) -> None:
-    config = EngineConfig(device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE, tp=tp)
-    with EngineClient(config, folder) as client:
-        for grammar in ("start: missing", "", "x" * (2 << 20)):
-            with pytest.raises(UsageError, match="grammar"):
-                collect(client.generate([1], params(1), ConstraintSpec(grammar, VOCABULARY)))
-        assert json.loads(text(collect(client.generate([1], params(1), JSON))[0]))
+def test_an_invalid_grammar_ends_only_its_answer(client: EngineClient) -> None:
+    for grammar in ("start: missing", "", "x" * (2 << 20)):
+        with pytest.raises(UsageError, match="grammar"):
+            collect(client.generate([1], params(1), ConstraintSpec(grammar, VOCABULARY)))
+    assert json.loads(text(collect(client.generate([1], params(1), JSON))[0]))

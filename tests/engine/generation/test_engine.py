@@ -1,11 +1,14 @@
 """The generation loop on a tiny model: batching, prefix reuse, cancel, limits; memory plans."""
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Finished, Prefill, Tokens
@@ -149,6 +152,7 @@ def test_the_reported_seed_repeats_the_answer(folder: Path) -> None:
     assert generate(tiny.engine(folder), [5, 6], again) == ids[1]
 
 
+@pytest.mark.fault(19)
 def test_non_finite_logits_end_the_generation_with_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +167,7 @@ def test_non_finite_logits_end_the_generation_with_an_error(
     assert len(generate(engine, [9, 8])) == 20
 
 
+@pytest.mark.fault(17)
 def test_pending_events_survive_a_failed_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +190,7 @@ def test_pending_events_survive_a_failed_step(
     assert len(generate(engine, [9, 8])) == 20
 
 
+@pytest.mark.fault(50)
 def test_prefill_progress_counts_up_to_the_prompt(folder: Path) -> None:
     engine = tiny.engine(folder, chunk_tokens=8)
     engine.add(1, tiny.random_ids(30), GREEDY)
@@ -225,6 +231,7 @@ def test_plan_shrinks_the_default_context_to_fit() -> None:
     assert plan.num_blocks * 64 >= plan.ctx_size_tokens
 
 
+@pytest.mark.fault(16)
 def test_plan_error_names_the_largest_context_that_fits() -> None:
     with pytest.raises(OutOfMemory, match="GB needed") as caught:
         plan_cache(EngineConfig(ctx_size_tokens=8192), **PLAN, available_bytes=1_180_000_000)
@@ -232,6 +239,7 @@ def test_plan_error_names_the_largest_context_that_fits() -> None:
     plan_cache(EngineConfig(ctx_size_tokens=fitting), **PLAN, available_bytes=1_180_000_000)
 
 
+@pytest.mark.fault(16)
 def test_plan_raises_for_weights_that_do_not_fit() -> None:
     with pytest.raises(OutOfMemory, match=r"weights 1\.00 GB"):
         plan_cache(EngineConfig(), **PLAN, available_bytes=10**9)
@@ -248,3 +256,38 @@ def test_chosen_chunks_are_not_changed(folder: Path) -> None:
         engine.add(1, tiny.random_ids(200), GREEDY)
         engine.step()
         assert engine.stats()["computed_tokens"] == expected
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path) -> Callable[[str, int, int, float], Path]:
+    """Makes a model with this value at a row and a column of a weight."""
+
+    def make(name: str, row: int, column: int, value: float) -> Path:
+        tiny.make("llama", tmp_path)
+        file = tmp_path / "model.safetensors"
+        weights = load_file(file)
+        weights[name][row, column] = value
+        save_file(weights, file, {"format": "pt"})
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.fault(19)
+@pytest.mark.parametrize("kernels", [False, True])
+def test_the_first_layer_that_is_not_finite_is_named(
+    poisoned: Callable[..., Path], kernels: bool
+) -> None:
+    folder = poisoned("model.layers.1.self_attn.k_proj.weight", 5, 7, math.nan)
+    ends = tiny.run(tiny.engine(folder, kernels=kernels), {1: [5, 6]}, GREEDY)[1]
+    assert isinstance(ends[1], BadModelFile) and ends[1].exit_code == 7
+    assert "not finite" in ends[1].message and "from layer 1 on" in ends[1].message
+
+
+@pytest.mark.fault(19)
+def test_only_the_poisoned_token_ends_an_answer(poisoned: Callable[..., Path]) -> None:
+    engine = tiny.engine(poisoned("model.embed_tokens.weight", 70, 3, math.inf))
+    once = SamplingParams(temperature=0, max_tokens=1)
+    ends = tiny.run(engine, {1: [70], 2: [71]}, once)[1]
+    assert isinstance(ends[1], BadModelFile) and "from layer 0 on" in ends[1].message
+    assert isinstance(ends[2], Finished)

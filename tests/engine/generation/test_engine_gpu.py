@@ -393,7 +393,7 @@ def test_a_context_of_100k_tokens(tmp_path: Path, cubins: Path) -> None:
 
 def test_unaligned_row_counts_and_top_k_beyond_the_vocabulary(folder: Path, cubins: Path) -> None:
     prompts = {i: tiny.random_ids(3 + i, seed=i) for i in range(7)}
-    params = SamplingParams(temperature=1, top_k=3_000_000_000, max_tokens=9, seed=4)
+    params = SamplingParams(temperature=1, top_k=2**31 - 1, max_tokens=9, seed=4)
     settings = {"max_num_seqs": 7, "cache_tokens": 1024}
     on_cpu, _ = tiny.run(tiny.engine(folder, **settings), prompts, params)
     assert tiny.run(gpu_engine(folder, cubins, **settings), prompts, params)[0] == on_cpu

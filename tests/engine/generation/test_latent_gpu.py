@@ -31,7 +31,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp(request.param)
     model_type, sizes = MODELS[request.param]
-    reference.make_reference(model_type, path, **sizes)
+    reference.copy_reference(model_type, path, **sizes)
     return path
 
 

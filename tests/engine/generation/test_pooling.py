@@ -22,7 +22,7 @@ ANSWERED = SamplingParams(temperature=0, max_tokens=12)
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("llama")
-    return folder, tiny.make("llama", folder)
+    return folder, tiny.make_with_reference("llama", folder)
 
 
 def embed(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[torch.Tensor]:
@@ -59,7 +59,7 @@ def assert_close(found: torch.Tensor, reference: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_embeddings_equal_transformers(name: str, tmp_path: Path) -> None:
     """Prompts of one and of several chunks, by the native kernels and by torch's operators."""
-    reference = tiny.make(name, tmp_path)
+    reference = tiny.make_with_reference(name, tmp_path)
     prompts = [tiny.random_ids(n, seed=n) for n in (50, 1, 16, 23)]
     for kernels in (True, False):
         engine = tiny.engine(tmp_path, chunk_tokens=16, kernels=kernels)
@@ -156,7 +156,7 @@ def test_embeddings_of_worker_processes(
 @pytest.mark.parametrize("kernels", [True, False])
 def test_embeddings_on_a_gpu(name: str, kernels: bool, tmp_path: Path) -> None:
     """In chunks beside an answer in progress, by the kernels and by torch's operators."""
-    reference = tiny.make(name, tmp_path)
+    reference = tiny.make_with_reference(name, tmp_path)
     engine = tiny.engine(tmp_path, device="cuda", chunk_tokens=16, kernels=kernels)
     prompts = [tiny.random_ids(n, seed=n) for n in (50, 1, 16, 23)]
     alone, _ = tiny.run(engine, {9: prompts[3]}, ANSWERED)

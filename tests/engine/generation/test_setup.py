@@ -11,6 +11,7 @@ from swiftchat.engine.comm.pipeline import SingleStage
 from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_chunks
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.model.memory import workspace_bytes
+from swiftchat.errors import OutOfMemory
 from tests.support import tiny
 from tests.support.emulated.engine import engine_gpu
 
@@ -54,3 +55,15 @@ def test_stages_and_torch_operators_keep_small_chunks(setup: EngineSetup) -> Non
     assert with_large_chunks(stages, WEIGHTS, SingleRank()) == stages
     by_torch = replace(setup, kernels="switched off", chunk_tokens=512)
     assert with_large_chunks(by_torch, WEIGHTS, SingleRank()) == by_torch
+
+
+@pytest.mark.fault(16)
+def test_what_does_not_fit_is_an_error_before_weights_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.make("llama", tmp_path)
+    monkeypatch.setattr("swiftchat.engine.generation.setup.available_bytes", lambda *_: 1_000_000)
+    monkeypatch.delattr("swiftchat.engine.generation.build.load_weights")
+    with pytest.raises(OutOfMemory, match=r"not enough memory: .* GB needed .*0\.00 GB free") as no:
+        tiny.engine(tmp_path)
+    assert (no.value.exit_code, no.value.hint) == (4, "use a smaller model")

@@ -26,7 +26,7 @@ def cubins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", reference.SWEPT_TYPES)
 def test_ids_equal_the_cpu(name: str, tmp_path: Path, cubins: Path) -> None:
     """Greedy in fp32, three sequences together, with decode steps from graphs."""
-    reference.make_reference(name, tmp_path)
+    reference.copy_reference(name, tmp_path)
     prompts = {i: tiny.random_ids(5 + 13 * i, seed=i) for i in range(3)}
     engine = gpu_engine(tmp_path, cubins, dtype="float32")
     assert (engine.gpu is not None) == kernels_cover(Model.open(tmp_path).config, torch.float32)

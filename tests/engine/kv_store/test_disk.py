@@ -95,6 +95,7 @@ def test_nothing_is_written_unless_the_request_allows_it(model: Path, tmp_path: 
     assert files(tmp_path) == [] and not (tmp_path / "none").exists()
 
 
+@pytest.mark.fault(28)
 def test_files_are_private_whatever_the_umask(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kv"
     folder.mkdir(mode=0o755)
@@ -135,6 +136,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.fault(47)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_bad_file_is_removed_with_one_line(model: Path, tmp_path: Path, damage: str) -> None:
     expected, _ = answer(open_engine(model, tmp_path))

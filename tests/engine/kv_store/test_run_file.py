@@ -85,6 +85,7 @@ def _write_forever(folder: Path, first: int) -> None:
         write(folder, seed, 1 + seed % 16)
 
 
+@pytest.mark.fault(47)
 def test_a_writer_killed_at_any_moment_leaves_only_whole_files(tmp_path: Path) -> None:
     num_kills = int(os.environ.get("TEST_SWIFTCHAT_KILLS", "30"))
     folder, chance, num_partial = KVFolder(tmp_path), random.Random(5), 0

@@ -28,7 +28,11 @@ from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.kv_store.disk import Disk
 from swiftchat.engine.kv_store.host_memory import HostMemory
 from swiftchat.engine.kv_store.identity import CacheIdentity, ModelFiles
+from swiftchat.engine.kv_store.speeds import Speeds
 from swiftchat.engine.kv_store.staging import CopiedStaging, CpuStaging
+from swiftchat.engine.schedule.blocks import Content
+from swiftchat.engine.schedule.content import ROOT
+from swiftchat.errors import OutOfMemory
 from swiftchat.weights.model.directory import Model
 from tests.support.tiny import SamplingParams, engine, random_ids, run
 
@@ -253,9 +257,6 @@ def test_host_memory_keeps_the_blocks_used_last(model: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("host_blocks", [1, 2])
 def test_one_call_may_store_more_blocks_than_fit(host_blocks: int) -> None:
-    from swiftchat.engine.schedule.blocks import Content
-    from swiftchat.engine.schedule.content import ROOT
-
     device = (torch.arange(2 * 9 * 3, dtype=torch.float32).reshape(2, 9, 3),)
     size_bytes = block_bytes(device)
     host = HostMemory(device, host_blocks * size_bytes, copy_on_cpu, pinned=False)
@@ -266,3 +267,40 @@ def test_one_call_may_store_more_blocks_than_fit(host_blocks: int) -> None:
     assert found is not None and host.find(ROOT, [0]) is None
     assert host.read([found], [8]) == 1
     assert torch.equal(device[0][:, 8], expected)
+
+
+def test_blocks_that_were_not_copied_are_not_stored() -> None:
+    device = (torch.zeros(2, 9, 3),)
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    host = HostMemory(device, 4 * block_bytes(device), fails, pinned=False)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            host.store([(block, Content(ROOT, (block,))) for block in range(3)])
+        host.check_integrity()
+        assert host.num_blocks == 0 and host.find(ROOT, [1]) is None
+
+
+def test_a_restore_without_memory_leaks_no_block(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = Tiers(model, tmp_path, num_blocks=10, host_blocks=24)
+    params = SamplingParams(temperature=0, max_tokens=1)
+    prompts = [random_ids(30, seed=seed) for seed in range(2)]
+    for prompt in prompts:
+        run(tiers.engine, {1: prompt}, params)
+
+    def fails(*_: object) -> int:
+        raise MemoryError
+
+    tiers.engine.add(2, prompts[0], params)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(Speeds, "is_worth_reading", lambda *_: True)
+        patch.setattr(tiers.host, "read", fails)
+        tiers.engine.step()
+    tiers.engine.abort_all(OutOfMemory("no memory"))
+    tiers.check()
+    assert tiers.engine.allocator.num_used == 0
+    assert len(run(tiers.engine, {3: prompts[0]}, params)[0][3]) == 1

@@ -26,7 +26,7 @@ from swiftchat.weights.store import Store
 from tests.support import tiny
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import tiny as tiny_gguf
-from tests.support.gguf.models import made, write_case
+from tests.support.gguf.models import copy_case, write_case
 from tests.support.tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.skipif(
@@ -109,7 +109,7 @@ def test_gguf_logits_equal_those_of_dequantized_weights(
 @pytest.mark.parametrize("name", ["llama-biases", "gemma2", "gpt2", "mixtral", "gpt-oss"])
 def test_float_gguf_logits_equal_those_of_the_conversion(name: str, tmp_path: Path) -> None:
     """Rows in another order, norms with an offset, transposed matrices, experts in one tensor."""
-    made(name, tmp_path / "theirs")
+    copy_case(name, tmp_path / "theirs")
     write_case(name, tmp_path / "m.gguf", tmp_path / "theirs")
     convert(tmp_path / "m.gguf", tmp_path / "plain")
     folder = gguf_directory.of_file(tmp_path / "m.gguf", tmp_path / "in-place")

@@ -17,7 +17,7 @@ def test_streamed_models_have_the_same_logits(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {"use_attention_gate": True} if model_type == "lfm3" else {}
-    reference.make_reference(model_type, tmp_path, **changes)
+    reference.copy_reference(model_type, tmp_path, **changes)
     ids = reference.prompt_ids()
     expected = tiny.Bench(tmp_path).last_logits(ids)
     monkeypatch.setattr(tiny, "load_weights", stream_weights)

@@ -53,6 +53,11 @@ DIVIDED = {
     "Mamba alone": ("falcon_mamba", {}, 4),
     "RG-LRU": ("recurrent_gemma", {}, 2),
 }
+# For what does not depend on the layout of the tensors: one of each mixer.
+_MIXERS = ("short convolution", "gated DeltaNet", "Kimi Delta Attention", "Mamba-2", "RG-LRU")
+each_mixer = pytest.mark.parametrize(
+    "divided", [DIVIDED[name] for name in _MIXERS], ids=_MIXERS, indirect=True
+)
 
 
 @pytest.fixture(scope="module", params=DIVIDED.values(), ids=DIVIDED)
@@ -60,8 +65,8 @@ def divided(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A folder with a model, its number of ranks, and the logits of transformers."""
     model_type, changes, size = request.param
     folder = tmp_path_factory.mktemp(model_type)
-    model = reference.make_reference(model_type, folder, **changes)
-    return folder, size, reference.reference_logits(model, reference.prompt_ids())
+    expected = reference.copy_reference(model_type, folder, **changes)
+    return folder, size, expected
 
 
 def close(logits: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -104,6 +109,7 @@ def turns(engine, prompts: Sequence[list[int]], *params: SamplingParams) -> list
     return found
 
 
+@each_mixer
 def test_turns_regeneration_and_undo_equal_one_rank(divided) -> None:
     """With greedy and sampled answers in turn."""
     folder, size, _ = divided
@@ -127,8 +133,7 @@ def test_turns_regeneration_and_undo_equal_one_rank(divided) -> None:
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "kimi_linear"])
 def test_rank_files_equal_whole_files(model_type: str, tmp_path: Path) -> None:
-    model = reference.make_reference(model_type, tmp_path / "whole")
-    expected = reference.reference_logits(model, reference.prompt_ids())
+    expected = reference.copy_reference(model_type, tmp_path / "whole")
     convert(tmp_path / "whole", tmp_path / "parts", tp=2)
     config = Model.open(tmp_path / "parts").config
 
@@ -140,6 +145,7 @@ def test_rank_files_equal_whole_files(model_type: str, tmp_path: Path) -> None:
     assert all(close(logits, expected[-1]) for logits in run_ranks(2, run))
 
 
+@each_mixer
 def test_dummy_weights_of_ranks_are_those_of_one_model(divided) -> None:
     folder, size, _ = divided
     settings = EngineConfig(
@@ -156,7 +162,7 @@ def test_dummy_weights_of_ranks_are_those_of_one_model(divided) -> None:
 
 def test_worker_processes_equal_one_rank(tmp_path: Path) -> None:
     """Greedy and sampled, alone and together, also with tokens that look-up proposes."""
-    reference.make_reference("qwen3_next", tmp_path)
+    reference.copy_reference("qwen3_next", tmp_path)
     config = EngineConfig(
         device="cpu", dtype="float32", block_size=tiny.BLOCK_SIZE, chunk_tokens=16, tp=2
     )
@@ -178,7 +184,7 @@ QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("arch", QUANTIZED)
 def test_ranks_divide_quantized_mixers_of_a_gguf_file(arch: str, tmp_path: Path) -> None:
     model_type, sizes = QUANTIZED[arch]
-    reference.make_reference(model_type, tmp_path / "theirs", **sizes)
+    reference.copy_reference(model_type, tmp_path / "theirs", **sizes)
     path, q8 = tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q8_0
     gguf_models.write(path, tmp_path / "theirs", arch, raw_type=q8)
     convert(path, tmp_path / "ours", dtype="float32")

@@ -30,7 +30,7 @@ PROMPTS = [tiny.random_ids(1 + 13 * i, seed=i) for i in range(4)]
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model_type, changes = RANK_MODELS[request.param]
     path: Path = tmp_path_factory.mktemp(request.param)
-    reference.make_reference(model_type, path, **changes)
+    reference.copy_reference(model_type, path, **changes)
     return path
 
 

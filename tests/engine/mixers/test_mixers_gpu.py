@@ -23,7 +23,7 @@ PROMPT = tiny.random_ids(22, seed=1)
 @pytest.fixture(scope="module", params=GPU_MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
-    reference.make_reference(request.param, path, **GPU_MODELS[request.param])
+    reference.copy_reference(request.param, path, **GPU_MODELS[request.param])
     return path
 
 

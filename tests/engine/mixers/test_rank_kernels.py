@@ -22,7 +22,7 @@ from tests.support.rank_models import RANK_MODELS
 def test_experts_of_a_rank_are_computed_without_the_host(name: str, tmp_path: Path) -> None:
     """As captured steps need them."""
     model_type, changes = RANK_MODELS[name]
-    reference.make_reference(model_type, tmp_path, **changes)
+    reference.copy_reference(model_type, tmp_path, **changes)
     model, cpu = Model.open(tmp_path), torch.device("cpu")
     for rank in range(2):
         shard = shard_of(model.config, 2, rank)

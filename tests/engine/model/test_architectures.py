@@ -19,7 +19,7 @@ from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny
-from tests.support.reference import MODEL_TYPES, ONLY_MULTIMODAL, SWEPT_TYPES, make_reference
+from tests.support.reference import MODEL_TYPES, ONLY_MULTIMODAL, SWEPT_TYPES, copy_reference
 from tests.support.speculation import use_oracle
 
 NUM_TOKENS = 24
@@ -28,10 +28,17 @@ NUM_TOKENS = 24
 SHORTEST = 5
 
 
+Made = tuple[Path, "transformers.PreTrainedModel"]
+
+
 @pytest.fixture(scope="module", params=[*tiny.FAMILIES, *tiny.REPACKED])
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp(request.param)
-    return folder, tiny.make(request.param, folder)
+    return folder, tiny.make_with_reference(request.param, folder)
+
+
+# For what the engine does with any model that it computes rightly.
+each_mechanism = pytest.mark.parametrize("family", tiny.MECHANISMS, indirect=True)
 
 
 def assert_close(ours: torch.Tensor, reference: torch.Tensor) -> None:
@@ -45,24 +52,28 @@ def expected(reference: transformers.PreTrainedModel, ids: list[int]) -> torch.T
 
 
 @tiny.each_backend
-def test_prefill_in_chunks_equals_transformers(family, native: bool) -> None:
+def test_logits_equal_transformers(family: Made, native: bool) -> None:
+    """Prefill in chunks, with a cached prefix, and a single token behind it."""
     folder, reference = family
     bench = tiny.Bench(folder, chunk_tokens=7, native=native)
-    for length in (SHORTEST, NUM_TOKENS):
-        ids = tiny.random_ids(length, seed=length)
-        assert_close(bench.last_logits(ids), expected(reference, ids)[-1])
+    ids = tiny.random_ids(NUM_TOKENS, seed=1)
+    lengths = (SHORTEST, NUM_TOKENS - 1, NUM_TOKENS)
+    logits = torch.stack([bench.last_logits(ids[:length]) for length in lengths])
+    assert_close(logits, expected(reference, ids)[[length - 1 for length in lengths]])
 
 
+@each_mechanism
 @tiny.each_backend
-def test_token_by_token_equals_transformers(family, native: bool) -> None:
+def test_token_by_token_equals_transformers(family: Made, native: bool) -> None:
     folder, reference = family
     ids = tiny.random_ids(NUM_TOKENS, seed=1)
     ours = tiny.Bench(folder, native=native).logits(ids)
     assert_close(ours[SHORTEST - 1 :], expected(reference, ids)[SHORTEST - 1 :])
 
 
+@each_mechanism
 @tiny.each_backend
-def test_with_history_and_in_a_batch_equals_transformers(family, native: bool) -> None:
+def test_with_history_and_in_a_batch_equals_transformers(family: Made, native: bool) -> None:
     """One prompt continues a cached prefix, two are computed from their first token."""
     folder, reference = family
     bench = tiny.Bench(folder, native=native)
@@ -83,11 +94,12 @@ def test_explicit_attention_in_query_chunks_equals_transformers(
     name: str, max_scores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "_MAX_SCORES", max_scores)
-    reference, ids = tiny.make(name, tmp_path), tiny.random_ids(NUM_TOKENS, seed=7)
+    reference, ids = tiny.make_with_reference(name, tmp_path), tiny.random_ids(NUM_TOKENS, seed=7)
     assert_close(tiny.Bench(tmp_path).last_logits(ids), expected(reference, ids)[-1])
 
 
-def test_greedy_ids_equal_transformers(family) -> None:
+@each_mechanism
+def test_greedy_ids_equal_transformers(family: Made) -> None:
     folder, reference = family
     ids = tiny.random_ids(SHORTEST, seed=4)
     ours, _ = tiny.run(tiny.engine(folder), {1: ids}, SamplingParams(temperature=0, max_tokens=6))
@@ -97,7 +109,8 @@ def test_greedy_ids_equal_transformers(family) -> None:
     assert len(ours[1]) == 6 or ours[1][-1] == 2
 
 
-def test_greedy_speculation_equals_plain_decoding(family) -> None:
+@each_mechanism
+def test_greedy_speculation_equals_plain_decoding(family: Made) -> None:
     folder, _ = family
     plain_params = SamplingParams(temperature=0, max_tokens=24, speculate="off")
     prompts = {1: tiny.random_ids(11, seed=5)}
@@ -114,7 +127,7 @@ def test_greedy_speculation_equals_plain_decoding(family) -> None:
 )
 def test_tensor_names_without_prefix_are_accepted(name: str, prefix: str, tmp_path: Path) -> None:
     """As in early checkpoints, which also hold the attention masks."""
-    reference = tiny.make(name, tmp_path)
+    reference = tiny.make_with_reference(name, tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = {key.removeprefix(prefix): tensor for key, tensor in load_file(file).items()}
     save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 4, 4)}, file)
@@ -139,14 +152,14 @@ def test_every_architecture_has_a_test_model(tmp_path: Path) -> None:
         tiny.make(name, tmp_path)
         tested.add(Model.open(tmp_path).config.architecture)
     for model_type in ONLY_MULTIMODAL:
-        make_reference(model_type, tmp_path)
+        copy_reference(model_type, tmp_path)
         tested.add(Model.open(tmp_path).config.architecture)
     swept = {MODEL_TYPES[model_type] for model_type in SWEPT_TYPES}
     assert tested | swept == set(ARCHITECTURES)
 
 
-@pytest.mark.parametrize("name", [*tiny.FAMILIES, *tiny.REPACKED])
-def test_dummy_weights_of_every_architecture_generate(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", tiny.MECHANISMS)
+def test_dummy_weights_generate(name: str, tmp_path: Path) -> None:
     """The logits are finite and have about the spread that dummy weights aim at."""
     tiny.make(name, tmp_path)
     settings = EngineConfig(device="cpu", dtype="float32", dummy=str(tmp_path / "config.json"))
@@ -158,7 +171,8 @@ def test_dummy_weights_of_every_architecture_generate(name: str, tmp_path: Path)
     assert ids[1] and 0.5 < torch.cat(found).std() < 20
 
 
-def test_bfloat16_stays_near_fp32(family) -> None:
+@each_mechanism
+def test_bfloat16_stays_near_fp32(family: Made) -> None:
     """Relative error of the logits at most 10 %; up to 6 % were measured.
 
     Some ten roundings to 8 bits a layer, with weights ten times as large as trained ones. Of

@@ -57,7 +57,7 @@ _LLAMA3 = {**_YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_fa
 def test_logits_equal_those_of_transformers(
     model_type: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    reference.make_reference(model_type, tmp_path)
+    reference.copy_reference(model_type, tmp_path)
     reference.edit_config(tmp_path, **changes)
     loaded = reference.load_reference(model_type, tmp_path)
     expected = reference.reference_logits(loaded, reference.prompt_ids())
@@ -68,7 +68,7 @@ def test_logits_equal_those_of_transformers(
 def test_an_output_matrix_in_the_files_wins_over_tied_embeddings(
     differs: bool, tmp_path: Path
 ) -> None:
-    reference.make_reference("llama", tmp_path)
+    reference.copy_reference("llama", tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     if not differs:

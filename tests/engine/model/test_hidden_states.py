@@ -39,7 +39,7 @@ def model(
         sizes = {"num_hidden_layers": NUM_LAYERS, **REFERENCES[request.param]}
         made = make_reference(request.param, folder, **sizes)
     else:
-        made = tiny.make(request.param, folder)
+        made = tiny.make_with_reference(request.param, folder)
     made.name_or_path = str(folder)
     return made
 

@@ -173,7 +173,7 @@ def test_a_quantized_cache_is_a_usage_error(folder: Path, kv_dtype: str) -> None
 @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
 def test_quantized_conversions_keep_the_matrix_of_the_latents(scheme: str, tmp_path: Path) -> None:
     """Computed by the native kernels and by torch; kv_b is used in parts and stays float."""
-    reference.make_reference("deepseek_v3", tmp_path / "model", **_EVEN)
+    reference.copy_reference("deepseek_v3", tmp_path / "model", **_EVEN)
     convert(
         tmp_path / "model",
         tmp_path / "small",

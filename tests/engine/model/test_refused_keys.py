@@ -40,7 +40,7 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [
     ],
 )
 def test_the_error_names_the_key(model_type: str, key: str, value: Any, tmp_path: Path) -> None:
-    reference.make_reference(model_type, tmp_path)
+    reference.copy_reference(model_type, tmp_path)
     assert Model.open(tmp_path).config  # the model itself is supported
     changes = {key: value}
     if model_type == "mllama":

@@ -32,7 +32,7 @@ def assert_shared(weights: DecoderWeights) -> None:
 @pytest.mark.parametrize("scheme", [None, "int8"])
 def test_a_block_is_in_memory_once(scheme: str | None, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    reference.make_reference("zamba2", folder)
+    reference.copy_reference("zamba2", folder)
     if scheme is not None:
         convert(folder, tmp_path / scheme, quantization=QuantizationSpec(scheme))
         folder = tmp_path / scheme
@@ -59,7 +59,7 @@ def test_a_block_is_in_memory_once(scheme: str | None, tmp_path: Path) -> None:
     ],
 )
 def test_an_error_names_the_key(key: str, value: object, tmp_path: Path) -> None:
-    reference.make_reference("zamba2", tmp_path)
+    reference.copy_reference("zamba2", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     with pytest.raises(BadModelFile, match=key):
         ModelConfig.from_hf({**config, key: value})

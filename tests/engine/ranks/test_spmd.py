@@ -146,6 +146,7 @@ def assert_ranks_lost(client: EngineClient, pids: Iterable[int], message: str) -
     assert time.monotonic() - began < REPORTED_S
 
 
+@pytest.mark.fault(4)
 def test_four_ranks_equal_one_and_a_killed_rank(tmp_path: Path) -> None:
     """The error names the killed rank, not the ranks that lose their connection to it."""
     tiny.make("gpt-neox", tmp_path, **WIDE)
@@ -157,6 +158,7 @@ def test_four_ranks_equal_one_and_a_killed_rank(tmp_path: Path) -> None:
         assert_ranks_lost(client, pids.values(), r"rank 3 ended: signal 9 \(SIGKILL\)")
 
 
+@pytest.mark.fault(4)
 def test_error_names_a_rank_killed_in_prefill(folder: Path) -> None:
     with EngineClient(TWO, folder) as client:
         pids = all_ranks(client, 2)
@@ -192,6 +194,7 @@ distributed.distributed_argmax = full
 """
 
 
+@pytest.mark.fault(13, 17)
 @pytest.mark.parametrize(
     ("rank", "fault", "kind", "message"),
     [
@@ -281,6 +284,7 @@ def test_several_ranks_need_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
             require_gpus(config)
 
 
+@pytest.mark.fault(36)
 def test_ranks_end_after_a_hangup(tmp_path: Path) -> None:
     model = fake_engine.make_folder(tmp_path / "model", max_position_embeddings=50000)
     config = str(model / "config.json")

@@ -16,6 +16,7 @@ from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.errors import OutOfMemory
 from tests.support import adapters, one_gpu, tiny
 from tests.support.worker_processes import WIDE, collect, inject_fault
 
@@ -140,3 +141,32 @@ def test_soft_prompts(
     config = kind(num_virtual_tokens=6, task_type="CAUSAL_LM")
     path, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
     assert_tuned(pair, alone, Tuning(soft_prompt=str(path)))
+
+
+# The first adapter that the rank builds has no memory.
+NO_MEMORY = """
+from swiftchat.engine.adapters.adapter_set import SetBuilder
+build = SetBuilder.build
+def fails_once(self, adapters):
+    SetBuilder.build = build
+    raise MemoryError
+SetBuilder.build = fails_once
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_adapter_that_one_rank_cannot_load_is_refused_by_all(
+    rank: int, alone: Engine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks go on, and load it for the next request."""
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    targets = adapters.targets("llama")
+    path, _ = adapters.make_adapter(tmp_path / "adapter", reference, 0, target_modules=targets)
+    tuning, params = adapters.tuning_of(path), replace(GREEDY, max_tokens=8)
+    inject_fault(monkeypatch, tmp_path / "site", rank, NO_MEMORY)
+    with EngineClient(replace(TWO, device="cpu"), folder) as running:
+        running.wait_ready()
+        message = "no memory for the adapters" if rank == 0 else "another rank"
+        with pytest.raises(OutOfMemory, match=message):
+            collect(running.generate(PROMPTS[0], params, tuning=tuning))
+        assert_tuned(running, alone, tuning)

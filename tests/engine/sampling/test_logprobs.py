@@ -26,7 +26,7 @@ SAMPLED = SamplingParams(
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("llama")
-    return folder, tiny.make("llama", folder)
+    return folder, tiny.make_with_reference("llama", folder)
 
 
 def assert_equal_transformers(

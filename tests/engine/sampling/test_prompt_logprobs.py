@@ -19,7 +19,7 @@ SCORED = SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=3)
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("llama")
-    return folder, tiny.make("llama", folder)
+    return folder, tiny.make_with_reference("llama", folder)
 
 
 def score(

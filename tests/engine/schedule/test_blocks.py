@@ -89,9 +89,9 @@ def test_allocate_raises_if_all_blocks_are_referenced() -> None:
         allocator.allocate()
 
 
-def prefix_tuning(name: bytes) -> SequenceTuning:
-    """Three virtual tokens whose keys and values are given."""
-    return SequenceTuning(name, virtual=VirtualTokens(3, kv=torch.empty(0)))
+def prefix_tuning(name: bytes, num_virtual: int = 3) -> SequenceTuning:
+    """Virtual tokens whose keys and values are given."""
+    return SequenceTuning(name, virtual=VirtualTokens(num_virtual, kv=torch.empty(0)))
 
 
 TUNINGS = (None, None, prefix_tuning(b"a"), prefix_tuning(b"b"))
@@ -299,6 +299,53 @@ def test_a_block_is_copied_before_it_is_evicted_for_virtual_tokens() -> None:
     (source, _), (stored,) = *step.copies, step.stored
     assert source in stored.sequence.block_table
     cache.run(step)
+
+
+@pytest.mark.parametrize("prompt", [[5, 6, 7, 8, 9, 4], [5, 6, 7, 1, 2]])
+@pytest.mark.parametrize("tuning", [None, prefix_tuning(b"whole block", 4)])
+def test_a_failed_step_leaves_nothing_unwritten_in_the_prefix_cache(
+    prompt: list[int], tuning: SequenceTuning | None
+) -> None:
+    """Its copies and the given values of its virtual tokens were not made."""
+    cache = FakeCache(16, 4)
+    scheduler = Scheduler(BlockAllocator(16, 4), chunk_tokens=32, max_num_seqs=4)
+
+    def sequences() -> list[Sequence]:
+        tokens = [*(() if tuning is None else tuning.placeholders(prompt)), *prompt]
+        own = Sequence(1, tokens, SamplingParams(), tuning=tuning)
+        return [own, Sequence(2, [5, 6, 7, 3], SamplingParams())]
+
+    def step() -> Step:
+        step = scheduler.schedule()
+        for row in step.rows:
+            assert row.reaches_end
+        return step
+
+    def remove(sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            scheduler.remove(sequence)
+        scheduler.check_integrity()
+
+    before = Sequence(0, [5, 6, 7, 1], SamplingParams())
+    scheduler.add(before)
+    cache.run(first := step())
+    scheduler.advance(first.rows[0])
+    remove([before])
+    failed, again = sequences(), sequences()
+    for sequence in failed:
+        scheduler.add(sequence)
+    assert (failed_step := step()).copies or failed_step.stored
+    scheduler.step_failed()
+    remove(failed)
+    # The source of the copies is evicted, or else it would be found instead.
+    allocator = scheduler.allocator
+    allocator.release([allocator.allocate() for _ in range(allocator.num_free + 1)])
+    for sequence in again:
+        scheduler.add(sequence)
+    cache.run(repeated := step())  # it reads what it should
+    for row in repeated.rows:
+        scheduler.advance(row)
+    remove(again)
 
 
 def test_decode_rows_continue_during_prefill_of_a_long_prompt() -> None:

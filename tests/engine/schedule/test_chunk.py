@@ -32,6 +32,7 @@ def compute(scheduler: Scheduler, duration_s: float = 0.01) -> Step:
     return step
 
 
+@pytest.mark.fault(50)
 def test_a_cpu_limits_every_chunk_to_half_a_second() -> None:
     limit = cpu_chunk_limit(512)
     for num_tokens, duration_s, expected in (

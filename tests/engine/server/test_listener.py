@@ -104,6 +104,7 @@ def test_errors_equal_those_of_a_local_engine(tcp: Listener) -> None:
         assert len(collect(client.generate(PROMPT, GREEDY))[0]) == 20
 
 
+@pytest.mark.fault(28)
 def test_token_file_and_socket_are_private(tcp: Listener, unix: Listener) -> None:
     assert tcp.token_file is not None and unix.address.path is not None
     for path in (tcp.token_file, unix.address.path):
@@ -357,6 +358,7 @@ def test_invalid_address_raises(text: str) -> None:
         Address.parse("host:70000")
 
 
+@pytest.mark.fault(7)
 def test_listening_only_on_loopback_and_free_addresses(tmp_path: Path, unix: Listener) -> None:
     with pytest.raises(UsageError, match="other machines"):
         Address("0.0.0.0", 0).listen()

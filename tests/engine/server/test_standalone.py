@@ -186,6 +186,7 @@ def test_disconnecting_ends_only_the_terminals_generations(two: Hosts) -> None:
         assert collect(client.generate([9, 9], GREEDY))[0] == expected
 
 
+@pytest.mark.fault(7)
 def test_ranks_listen_on_the_masters_interface_only(two: Hosts) -> None:
     two.address()  # both ranks have started
     ranks = [psutil.Process(two.rank_of(number)) for number in range(2)]
@@ -308,6 +309,7 @@ memory.plan_shard_cache = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
+@pytest.mark.fault(13)
 def test_error_names_a_rank_stopped_while_loading(hosts: Hosts, folder: Path) -> None:
     """Rank 0 cannot see signals on another host; it misses the heartbeats."""
     (hosts.folder / "sitecustomize.py").write_text(_STOPS_WHEN_LOADING)

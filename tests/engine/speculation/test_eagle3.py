@@ -16,7 +16,7 @@ from swiftchat.engine.speculation.eagle3 import Eagle3Layer
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.quantize import QuantizationSpec
 from tests.support import heads, tiny
-from tests.support.reference import make_reference
+from tests.support.reference import copy_reference
 
 PROMPTS = {1: tiny.random_ids(90, seed=4), 2: tiny.random_ids(11, seed=5)}
 Q, FC = "midlayer.self_attn.q_proj.weight", "fc.weight"
@@ -185,7 +185,7 @@ def test_ids_on_a_gpu(name: str, eagle3: Path, tmp_path: Path) -> None:
 
 
 def test_latent_attention(eagle3: Path, tmp_path: Path) -> None:
-    make_reference("deepseek_v3", tmp_path)
+    copy_reference("deepseek_v3", tmp_path)
     width = transformers.AutoConfig.from_pretrained(tmp_path).hidden_size
     tensors = {**heads.eagle3_tensors(), FC: torch.randn(48, 3 * width)}
     tensors["embed_tokens.weight"] = torch.randn(97, 48)
@@ -199,7 +199,7 @@ def test_latent_attention(eagle3: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "nemotron_h", "kimi_linear"])
 def test_models_with_states(model_type: str, eagle3: Path, tmp_path: Path) -> None:
-    make_reference(model_type, tmp_path)
+    copy_reference(model_type, tmp_path)
     heads.assert_plain_ids_of(tmp_path, eagle3, PROMPTS)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swiftchat.errors import BadModelFile
 from tests.support import heads, tiny
-from tests.support.reference import make_reference
+from tests.support.reference import copy_reference
 
 PROMPTS = {1: tiny.random_ids(30, seed=4), 2: tiny.random_ids(11, seed=5)}
 
@@ -178,12 +178,12 @@ def test_ids_on_a_gpu(name: str, medusa: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "nemotron_h", "recurrent_gemma"])
 def test_ids_of_models_with_states(model_type: str, medusa: Path, tmp_path: Path) -> None:
-    make_reference(model_type, tmp_path)
+    copy_reference(model_type, tmp_path)
     heads.assert_plain_ids_of(tmp_path, medusa, PROMPTS)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("model_type", ["lfm2", "qwen3_next", "granitemoehybrid"])
 def test_ids_of_models_with_states_on_a_gpu(model_type: str, medusa: Path, tmp_path: Path) -> None:
-    make_reference(model_type, tmp_path)
+    copy_reference(model_type, tmp_path)
     heads.assert_plain_ids_of(tmp_path, medusa, PROMPTS, device="cuda")

@@ -14,7 +14,7 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.speculation import mtp
 from swiftchat.errors import BadModelFile, UsageError
 from tests.support import heads, mtp_models, tiny
-from tests.support.reference import make_reference
+from tests.support.reference import copy_reference
 
 OFF = SamplingParams(temperature=0, max_tokens=20, speculate="off")
 DRAFT = replace(OFF, speculate="draft")
@@ -203,6 +203,6 @@ def test_proposals_and_ids_of_models_with_states(model_type: str, tmp_path: Path
 
 
 def test_a_model_with_states_but_no_layer(tmp_path: Path) -> None:
-    make_reference("qwen3_next", tmp_path)
+    copy_reference("qwen3_next", tmp_path)
     with pytest.raises(UsageError, match=r"no multi-token prediction layer \(mtp.fc.weight\)"):
         tiny.engine(tmp_path, draft="mtp")

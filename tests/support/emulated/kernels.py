@@ -4,7 +4,6 @@ So `CudaOps` and `FusedDecoder` run without a GPU, and their results can be comp
 launch the right kernels on the right tensors. Only fp32, without quantized weights and caches.
 """
 
-import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -20,6 +19,8 @@ from swiftchat.engine.model import routing
 from swiftchat.engine.model.activations import ACTIVATIONS
 from swiftchat.weights.architectures.parts.router import RouterConfig
 from tests.support.emulated.latent import LATENT
+from tests.support.emulated.low_rank import LOW_RANK, add_low_rank
+from tests.support.emulated.memory import matrix
 from tests.support.emulated.mixers import MIXERS
 from tests.support.emulated.sampling import SAMPLING
 
@@ -118,7 +119,11 @@ def _linear(a: _Launch) -> None:
     x = a.x
     if a.defines["NORM"] == "1":
         x = _normed(x, a.norm_weight, a.eps, a.weight_offset)
-    y = F.linear(x, a.weight, a.bias)
+    y = F.linear(x, a.weight)
+    if a.bias is not None:  # one for all rows, or for each
+        y += a.bias
+    if a.defines["LOW_RANK"] == "1":
+        add_low_rank(a, x, y)
     match a.defines["EPILOGUE"]:
         case "STORE":
             a.out.copy_(y)
@@ -260,20 +265,13 @@ def _router(a: _Launch) -> None:
     a.weights[:, a.experts_per_token :] = 1.0
 
 
-def _matrix(address: int, rows: int, columns: int, stride: int) -> Tensor:
-    """Return the matrix at an address, whose rows are `stride` elements apart."""
-    size = (rows - 1) * stride + columns
-    memory = (ctypes.c_float * size).from_address(address)
-    return torch.frombuffer(memory, dtype=torch.float32).as_strided((rows, columns), (stride, 1))
-
-
 def _gated(a: _Launch, x: Tensor, expert: int, weight: Tensor | float) -> Tensor:
     address, width = int(a.values[expert]), a.hidden_size
     # Only the kernels for few tokens compute parts of a shared expert.
     is_shared = expert >= getattr(a, "num_routed", len(a.values))
     up_rows = address + 4 * width * (a.shared_size if is_shared else a.expert_size)
     gate, up = (
-        F.linear(x, _matrix(first, a.expert_size, width, width)) * weight
+        F.linear(x, matrix(first, a.expert_size, width, width)) * weight
         for first in (address, up_rows)
     )
     return ACTIVATIONS[a.defines["ACTIVATION"].lower()](gate) * up
@@ -282,7 +280,7 @@ def _gated(a: _Launch, x: Tensor, expert: int, weight: Tensor | float) -> Tensor
 def _down(a: _Launch, x: Tensor, expert: int) -> Tensor:
     is_shared = expert >= getattr(a, "num_routed", len(a.values))
     stride = a.shared_size if is_shared else a.expert_size
-    return F.linear(x, _matrix(int(a.values[expert]), a.hidden_size, a.expert_size, stride))
+    return F.linear(x, matrix(int(a.values[expert]), a.hidden_size, a.expert_size, stride))
 
 
 def _expert_gate_up(a: _Launch) -> None:
@@ -356,6 +354,7 @@ _KERNELS: dict[str, Callable[[_Launch], None]] = {
     "grouped_down": _grouped_down,
     "expert_sum": _expert_sum,
     **LATENT,
+    **LOW_RANK,
     **MIXERS,
     **SAMPLING,
 }

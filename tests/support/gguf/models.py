@@ -21,7 +21,7 @@ from tests.support.gguf.experts import EXPERT_ARCHS
 from tests.support.gguf.latent import LATENT_ARCHS
 from tests.support.gguf.mixers import MIXER_ARCHS
 from tests.support.gguf.recent import RECENT_ARCHS
-from tests.support.reference import make_reference
+from tests.support.reference import copy_reference, edit_config, make_reference
 
 CONVERTERS = ARCHS | RECENT_ARCHS | EXPERT_ARCHS | LATENT_ARCHS | MIXER_ARCHS
 VOCABULARY: Fields = {
@@ -197,18 +197,27 @@ _THIRD = {"attention.sliding_window_pattern": 3}
 _MORE_KEYS = {"gemma3": _THIRD, "gemma3-stretched": _THIRD}
 
 
+def copy_case(name: str, folder: Path) -> None:
+    """Put the model of a case in `folder`; its files are copied if they have been made."""
+    variant, _, changes = CASES[name]
+    if variant in {*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED}:
+        tiny.make(variant, folder)
+    else:
+        copy_reference(variant, folder, **_MADE_WITH.get(name, {}))
+    if changes:
+        edit_config(folder, **changes)
+
+
 def made(name: str, folder: Path) -> transformers.PreTrainedModel:
     """Save the model of a case in `folder` and return it."""
     variant, _, changes = CASES[name]
-    known = {*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED}
-    if variant in known:
-        reference = tiny.make(variant, folder)
+    if variant in {*tiny.VARIANTS, *tiny.FAMILIES, *tiny.REPACKED}:
+        reference = tiny.make_with_reference(variant, folder)
     else:
         reference = make_reference(variant, folder, **_MADE_WITH.get(name, {}))
     if not changes:
         return reference
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
+    edit_config(folder, **changes)
     return loaded(folder)
 
 

@@ -1,4 +1,4 @@
-"""The variants of all kernels, and a choice of them that tests compile.
+"""The variants of all kernels, and a choice of them that `python -m tests.kernels` compiles.
 
 `python -m tests.support.kernels.variants` compiles every variant for every architecture, which
 takes five minutes of processor time for each architecture.
@@ -7,7 +7,8 @@ takes five minutes of processor time for each architecture.
 import importlib
 import itertools
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from swiftchat.cuda import nvrtc, ops
 from swiftchat.cuda.gpu import KernelSpec
@@ -37,6 +38,32 @@ def chosen_variants(specs: Sequence[KernelSpec]) -> dict[str, list[KernelSpec]]:
     for number, arch in enumerate(others):
         chosen[arch] = chosen[arch] or [specs[number % len(specs)]]
     return {"sm_90a": covering, **chosen}
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A variant of a kernel and an architecture that it is compiled for."""
+
+    name: str
+    arch: str
+    defines: Mapping[str, str]
+    is_optimized: bool
+
+
+def compilations() -> list[Compilation]:
+    """Return the chosen variants of all kernels.
+
+    One of each kernel is compiled for sm_90a as the program compiles it, with all optimization. All
+    others are compiled without most of the optimization, which takes most of the time: what a
+    compiler refuses does not depend on it.
+    """
+    found = []
+    for name, specs in sorted(all_variants().items()):
+        for arch, chosen in chosen_variants(specs).items():
+            for number, spec in enumerate(chosen):
+                is_optimized = arch == "sm_90a" and number == 0
+                found.append(Compilation(name, arch, spec.defines, is_optimized))
+    return found
 
 
 def _cover(

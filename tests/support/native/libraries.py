@@ -24,7 +24,7 @@ from swiftchat.engine.cpu.library import load_library
 
 # An installed package has no sources.
 SOURCES = Path(__file__).parents[3] / "engine" / "cpu" / "kernels"
-# A folder of libraries compiled with sanitizers, see tests/engine/cpu/test_sanitizers.py.
+# A folder of libraries compiled with sanitizers, see tests/kernels/check_cpu.py.
 SANITIZED = "TEST_SWIFTCHAT_CPU_LIBRARIES"
 _TARGET = host_target()
 VARIANT_NAMES = [v.name for v in VARIANTS[_TARGET.architecture]] if _TARGET else []

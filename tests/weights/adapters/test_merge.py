@@ -21,7 +21,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_merged_models_equal_peft(case: str, tmp_path: Path) -> None:
     family, settings = CASES[case]
-    reference = tiny.make(family, tmp_path / "base")
+    reference = tiny.make_with_reference(family, tmp_path / "base")
     settings = {"target_modules": adapters.targets(family), **settings}
     folder, model = adapters.make_adapter(tmp_path / "adapter", reference, **settings)
     convert(tmp_path / "base", tmp_path / "merged", adapters=[(folder, 1.0)])

@@ -99,6 +99,7 @@ def test_wrong_settings_are_named(settings: dict[str, Any], named: str, tmp_path
     assert named in error.value.message + error.value.hint
 
 
+@pytest.mark.fault(48)
 def test_other_bases_are_errors_with_tensor_and_shapes(tmp_path: Path) -> None:
     tensors = files.peft_tensors()
     tensors[f"{Q}.lora_A.weight"] = np.zeros((3, 32), np.float32)

@@ -3,6 +3,8 @@
 import errno
 import multiprocessing
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from swiftchat.errors import FileSystemError
 from swiftchat.weights.convert.convert import convert
+from swiftchat.weights.files.lock import exclusive_lock
 from swiftchat.weights.formats import safetensors
 from swiftchat.weights.model.directory import Model
 from tests.support.gguf import tiny as tiny_gguf
@@ -29,6 +32,7 @@ class Stop(Exception):
     """Raised from a callback."""
 
 
+@pytest.mark.fault(21)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Stop])
 @pytest.mark.parametrize("after", [1, 7, 20, 23])
 def test_interrupt_leaves_nothing(
@@ -63,6 +67,7 @@ def fail_after(monkeypatch: pytest.MonkeyPatch, number: int, error: OSError) -> 
     monkeypatch.setattr(safetensors.SafetensorsWriter, "write", failing)
 
 
+@pytest.mark.fault(12)
 def test_full_disk_reports_needed_and_free_bytes_and_leaves_nothing(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +88,7 @@ def test_other_write_errors_are_reported(
     assert entry_names(tmp_path / "target") == []
 
 
+@pytest.mark.fault(12)
 def test_too_little_space_is_reported_before_writing(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +109,7 @@ def test_existing_destination_is_kept(tmp_path: Path, source: Path) -> None:
     assert entry_names(out) == ["mine"]
 
 
+@pytest.mark.fault(21)
 def test_partial_directories_of_killed_processes_are_removed(tmp_path: Path, source: Path) -> None:
     target = tmp_path / "target"
     stale = target / ".out.x8f3k.partial"
@@ -142,6 +149,7 @@ def race(source: Path, destination: Path, dtypes: list[str]) -> list[tuple[str, 
     return found
 
 
+@pytest.mark.fault(25)
 def test_of_two_processes_one_converts_and_one_waits(tmp_path: Path, source: Path) -> None:
     for round_number in range(5):
         target = tmp_path / f"target{round_number}"
@@ -152,6 +160,27 @@ def test_of_two_processes_one_converts_and_one_waits(tmp_path: Path, source: Pat
         assert "done" in {message for message, _ in found} <= late
         assert entry_names(target) == ["out"]
         Model.open(target / "out").checkpoint()
+
+
+@pytest.mark.fault(25)
+def test_a_process_that_waits_says_so(tmp_path: Path, source: Path) -> None:
+    target, labels = tmp_path / "target" / "out", list[str]()
+    target.parent.mkdir()
+    waits = threading.Event()
+
+    def progress(label: str, done: int, total: int) -> None:
+        labels.append(label)
+        if label == "waiting for another process":
+            waits.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        with exclusive_lock(target):
+            waiting = pool.submit(convert, source, target, progress=progress)
+            assert waits.wait(60) and not target.exists()
+            convert(source, target.with_name("other"))
+            target.with_name("other").rename(target)
+        waiting.result(60)
+    assert "converting" not in labels and entry_names(target.parent) == ["out"]
 
 
 def test_two_processes_with_different_dtypes_do_not_share(tmp_path: Path, source: Path) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.weights.formats.gguf import GgufFile
@@ -93,6 +91,7 @@ def test_real_model_reads_like_the_reference(smollm2_gguf: Path) -> None:
         assert ours.shape == tuple(int(size) for size in theirs.shape[::-1])
 
 
+@pytest.mark.fault(8)
 @pytest.mark.parametrize("case", INVALID)
 def test_invalid_file_raises_an_error(tmp_path: Path, case: str) -> None:
     content, complaint = INVALID[case]
@@ -113,6 +112,36 @@ def test_missing_file_raises_model_not_found(tmp_path: Path) -> None:
         GgufFile.open(tmp_path / "none.gguf")
 
 
+@pytest.mark.fault(8)
+def test_false_headers_take_little_time_and_memory(tmp_path: Path) -> None:
+    for number, (content, _) in enumerate(INVALID.values()):
+        (tmp_path / f"{number}.gguf").write_bytes(content)
+    script = (
+        "import sys, pathlib\n"
+        "from swiftchat.errors import BadModelFile\n"
+        "from swiftchat.weights.formats.gguf import GgufFile\n"
+        "for path in pathlib.Path(sys.argv[1]).iterdir():\n"
+        "    try: list(GgufFile.open(path).metadata.values())\n"
+        "    except BadModelFile as error:\n"
+        "        assert error.exit_code == 7 and str(path) in error.message, error.message\n"
+        "        print(path.name)\n"
+    )
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (512 << 20, 512 << 20))
+        resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        preexec_fn=limit,
+        env={"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert len(done.stdout.split()) == len(INVALID), done.stderr
+
+
+@pytest.mark.fault(8)
 def test_largest_header_stays_within_memory_limit(tmp_path: Path) -> None:
     """The maximum number of short strings, then one element more."""
     num = 2_999_000
@@ -155,30 +184,6 @@ def valid_file() -> bytes:
     ]
     tensors = [tensor("one"), tensor("two", (64,), 8, 256)]
     return build(pairs, tensors, bytes(256 + 68))
-
-
-interesting = st.sampled_from([0, 1, 255, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1])
-
-
-@given(data=st.data())
-@settings(
-    max_examples=500, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_mutated_file_reads_or_raises_bad_model_file(tmp_path: Path, data: st.DataObject) -> None:
-    content = bytearray(valid_file())
-    for _ in range(data.draw(st.integers(0, 3))):
-        at = data.draw(st.integers(0, len(content) - 8))
-        if data.draw(st.booleans()):
-            content[at] = data.draw(st.integers(0, 255))
-        else:
-            content[at : at + 8] = struct.pack("<Q", data.draw(interesting))
-    content = content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))]
-    try:
-        file = opened(tmp_path, bytes(content))
-    except BadModelFile:
-        return
-    for found in file.tensors.values():
-        assert file.rows(found).nbytes == found.nbytes <= len(content)
 
 
 def test_unmutated_file_reads(tmp_path: Path) -> None:

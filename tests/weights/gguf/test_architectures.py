@@ -24,7 +24,7 @@ from swiftchat.weights.model.directory import Model
 from tests.support import sentencepiece_models, tiny
 from tests.support.gguf import converter, models
 from tests.support.gguf import tiny as tiny_gguf
-from tests.support.gguf.models import CASES, loaded, made, write_case
+from tests.support.gguf.models import CASES, copy_case, loaded, made, write_case
 
 # These become models of another, equivalent class.
 _BECOMES = {
@@ -76,7 +76,7 @@ def test_every_architecture_is_tested() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "falcon-40b"])
 def test_f16_survives_conversion(name: str, tmp_path: Path) -> None:
-    made(name, tmp_path / "theirs")
+    copy_case(name, tmp_path / "theirs")
     kind = gguf.GGMLQuantizationType.F16
     write_case(name, tmp_path / "model.gguf", tmp_path / "theirs", raw_type=kind)
     convert(tmp_path / "model.gguf", tmp_path / "ours")
@@ -151,7 +151,7 @@ def projections(folder: Path, i: int) -> tuple[list[str], dict[str, np.ndarray]]
 
 @pytest.mark.parametrize("layout", [one_by_one, gate_and_up, projections])
 def test_other_layouts_of_mixtral(layout: Any, tmp_path: Path) -> None:
-    made("mixtral", tmp_path / "theirs")
+    copy_case("mixtral", tmp_path / "theirs")
     without: list[str] = []
     tensors: dict[str, np.ndarray] = {}
     for i in range(3):
@@ -293,7 +293,7 @@ def test_older_and_newer_rope_keys(tmp_path: Path) -> None:
 
 
 def test_explicit_longrope_magnitude_is_kept(tmp_path: Path) -> None:
-    made("phi3-longrope", tmp_path / "theirs")
+    copy_case("phi3-longrope", tmp_path / "theirs")
     path = tmp_path / "model.gguf"
     write_case(
         "phi3-longrope", path, tmp_path / "theirs", metadata={"rope.scaling.attn_factor": 1.5}

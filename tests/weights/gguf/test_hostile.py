@@ -1,6 +1,5 @@
 """GGUF files of every architecture with invalid tensors or metadata."""
 
-import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
 from swiftchat.weights.gguf.architectures import GGUF_ARCHITECTURES, gguf_architecture
 from swiftchat.weights.gguf.config import model_config_json
 from swiftchat.weights.gguf.tensors import tensor_sources
-from tests.support.gguf.models import made, write_case
+from tests.support.gguf.models import copy_case, write_case
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,7 @@ from tests.support.gguf.models import made, write_case
 def test_invalid_tensor_or_metadata_raises_an_error(
     name: str, changes: dict[str, Any], complaint: str, tmp_path: Path
 ) -> None:
-    made(name, tmp_path / "theirs")
+    copy_case(name, tmp_path / "theirs")
     write_case(name, tmp_path / "model.gguf", tmp_path / "theirs", **changes)
     with pytest.raises(BadModelFile, match=complaint):
         convert(tmp_path / "model.gguf", tmp_path / "ours")
@@ -148,9 +147,14 @@ _JUNK = ["x", "", -1, 0, 1, 2**31, 2**63, math.nan, math.inf, 1e-300, [1, 2], []
 
 @pytest.mark.parametrize("arch", GGUF_ARCHITECTURES)
 def test_any_metadata_value_raises_only_bad_model_file(arch: str) -> None:
-    """The file has one tensor only, so valid metadata fails too, for a missing tensor."""
+    """The file has one tensor only, so valid metadata fails too, for a missing tensor.
+
+    Each architecture has one value for each key, and all of them together have all values.
+    """
     embed = GgufTensor("token_embd.weight", (97, 48), "F32", 0, 97 * 48 * 4)
-    for key, junk in itertools.product(_KEYS, _JUNK):
+    first = list(GGUF_ARCHITECTURES).index(arch)
+    for index, key in enumerate(_KEYS):
+        junk = _JUNK[(first + index) % len(_JUNK)]
         metadata = {f"{arch}.{name}": value for name, value in _KEYS.items()}
         metadata |= {"general.architecture": arch, f"{arch}.{key}": junk}
         file = GgufFile(Path("x.gguf"), metadata, {embed.name: embed}, [], [])

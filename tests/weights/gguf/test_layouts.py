@@ -19,8 +19,8 @@ from swiftchat.weights.model.directory import Model
 from tests.support import tiny
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import models as gguf_models
-from tests.support.gguf.models import CASES, made, write_case
-from tests.support.reference import make_reference
+from tests.support.gguf.models import CASES, copy_case, made, write_case
+from tests.support.reference import copy_reference
 
 
 def test_gemma4_runs_from_the_file(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_gemma4_runs_from_the_file(tmp_path: Path) -> None:
 
 
 def test_mistral3_without_growing_queries_is_llama(tmp_path: Path) -> None:
-    made("mistral", tmp_path / "theirs")
+    copy_case("mistral", tmp_path / "theirs")
     path = tmp_path / "model.gguf"
     without = {"rope.scaling.yarn_log_multiplier": None, "attention.temperature_scale": None}
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())
@@ -60,7 +60,7 @@ def test_mistral3_without_growing_queries_is_llama(tmp_path: Path) -> None:
 
 
 def test_mistral3_with_a_growth_of_0_is_a_stretched_llama(tmp_path: Path) -> None:
-    made("mistral3", tmp_path / "theirs")
+    copy_case("mistral3", tmp_path / "theirs")
     path = tmp_path / "model.gguf"
     write_case("mistral3", path, tmp_path / "theirs", metadata={"attention.temperature_scale": 0.0})
     convert(path, tmp_path / "ours")
@@ -75,7 +75,7 @@ def test_mistral3_with_a_growth_of_0_is_a_stretched_llama(tmp_path: Path) -> Non
 
 
 def test_layers_of_jamba_must_be_evenly_spaced(tmp_path: Path) -> None:
-    made("jamba", tmp_path / "theirs")
+    copy_case("jamba", tmp_path / "theirs")
     path, router = tmp_path / "model.gguf", np.ones((5, 48), np.float32)
     more = {"blk.2.ffn_gate_inp.weight": router}
     write_case("jamba", path, tmp_path / "theirs", tensors=more)
@@ -102,7 +102,7 @@ def test_gated_deltanet_runs_from_the_file(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen2moe", "qwen35moe"])
 def test_quantized_files_lack_dimensions_of_size_1(name: str, tmp_path: Path) -> None:
     """As llama.cpp writes all files that it quantizes."""
-    made(name, tmp_path / "theirs")
+    copy_case(name, tmp_path / "theirs")
     stored = load_file(tmp_path / "theirs" / "model.safetensors")
     gate = "mlp.shared_expert_gate.weight"
     gates = {key.split(".")[2]: value for key, value in stored.items() if key.endswith(gate)}
@@ -127,7 +127,7 @@ def test_gated_deltanet_stays_quantized(arch: str, native: bool, tmp_path: Path)
     if arch == "qwen3next":  # whole tiles of gates
         sizes |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
     kind = CASES[arch][0]
-    make_reference(kind, tmp_path / "theirs", linear_num_value_heads=6, **sizes)
+    copy_reference(kind, tmp_path / "theirs", linear_num_value_heads=6, **sizes)
     path, q8 = tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q8_0
     gguf_models.write(path, tmp_path / "theirs", arch, raw_type=q8)
     convert(path, tmp_path / "ours", dtype="float32")
@@ -153,7 +153,7 @@ def test_gated_deltanet_stays_quantized(arch: str, native: bool, tmp_path: Path)
 
 def test_older_files_of_qwen3_next(tmp_path: Path) -> None:
     """The first ones have the projections in one tensor, as Hugging Face's files."""
-    made("qwen3next", tmp_path / "theirs")
+    copy_case("qwen3next", tmp_path / "theirs")
     stored = load_file(tmp_path / "theirs" / "model.safetensors")
     names = {i: f"model.layers.{i}.linear_attn.in_proj_qkvz.weight" for i in (0, 1, 3)}
     write_case(
@@ -202,7 +202,7 @@ def test_both_layouts_of_latent_attention_are_read_from_the_file(
 
 
 def test_apertus_needs_the_numbers_of_its_activation(tmp_path: Path) -> None:
-    made("apertus", tmp_path / "theirs")
+    copy_case("apertus", tmp_path / "theirs")
     path = tmp_path / "model.gguf"
     write_case("apertus", path, tmp_path / "theirs", without=("rope_freqs.weight",))
     plain = model_config_json(open_gguf(path), "float32")["rope_parameters"]
@@ -247,7 +247,7 @@ def test_mimo2_runs_from_the_file(is_merged: bool, tmp_path: Path) -> None:
 
 
 def test_mimo2_of_other_sizes_is_refused(tmp_path: Path) -> None:
-    made("mimo2", tmp_path / "theirs")
+    copy_case("mimo2", tmp_path / "theirs")
     path = tmp_path / "model.gguf"
     write_case("mimo2", path, tmp_path / "theirs", metadata={"attention.value_scale": None})
     assert "attention_value_scale" not in model_config_json(open_gguf(path), "float32")

@@ -39,6 +39,7 @@ def store(tmp_path: Path) -> Store:
 # Invalid listings
 
 
+@pytest.mark.fault(30)
 @pytest.mark.parametrize(
     "name",
     [
@@ -91,6 +92,7 @@ def test_an_invalid_commit_raises_an_error(hub: FakeHub, store: Store, commit: s
         download(REPO, store)
 
 
+@pytest.mark.fault(30)
 @pytest.mark.parametrize(
     "shard",
     [
@@ -218,6 +220,7 @@ FAILURES: dict[str, tuple[str, Fault, type[SwiftchatError], str, str]] = {
 }
 
 
+@pytest.mark.fault(29, 40)
 @pytest.mark.parametrize("name", FAILURES)
 def test_each_failure_has_its_own_error_without_the_token(
     hub: FakeHub, store: Store, name: str
@@ -246,6 +249,7 @@ def closed_port() -> int:
         return int(free.getsockname()[1])
 
 
+@pytest.mark.fault(40)
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize(
     ("endpoint", "message"),
@@ -288,6 +292,7 @@ def test_an_unreachable_proxy_is_reported_without_its_password(
     assert "secret" not in "".join(traceback.format_exception(caught.value)) + caught.value.hint
 
 
+@pytest.mark.fault(29)
 def test_the_token_is_sent_only_to_the_hub(
     hub: FakeHub, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -305,6 +310,7 @@ def test_the_token_is_sent_only_to_the_hub(
     assert TOKEN not in repr(plan_download(REPO, store, token=TOKEN))
 
 
+@pytest.mark.fault(29)
 @pytest.mark.parametrize("token", [f"{TOKEN}\n", f"{TOKEN} x", "ö", ""])
 def test_a_malformed_token_is_rejected_and_not_shown(
     hub: FakeHub, store: Store, token: str
@@ -323,12 +329,14 @@ def test_the_stored_token_is_used(
     assert hub.log[-1].authorization == f"Bearer {TOKEN}"
 
 
+@pytest.mark.fault(40)
 def test_a_stored_model_works_without_the_hub(
     hub: FakeHub, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = download(REPO, store)
     hub.faults["api"] = Fault(status=503)
-    assert store.resolve(REPO, offline=True) == path
+    hub.log.clear()
+    assert store.resolve(REPO) == store.resolve(REPO, offline=True) == path and hub.log == []
     with pytest.raises(DownloadError) as caught:
         download(REPO, store)
     assert f"swiftchat -m {REPO}" in caught.value.hint

@@ -6,11 +6,14 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +186,7 @@ def test_a_repository_without_weights_raises_an_error(hub: FakeHub, store: Store
 # Interruptions
 
 
+@pytest.mark.fault(20)
 def test_an_interrupted_download_is_resumed(hub: FakeHub, store: Store) -> None:
     def interrupt(label: str, done: int, total: int) -> None:
         if done > 400_000:
@@ -209,6 +213,7 @@ def test_a_broken_connection_is_reopened(hub: FakeHub, store: Store) -> None:
     assert len(starts) == 4 and starts == sorted(set(starts))
 
 
+@pytest.mark.fault(40)
 def test_a_stalled_connection_is_reopened(hub: FakeHub, store: Store) -> None:
     hub.faults["model.safetensors"] = Fault(stall_after=300_000, times=1)
     assert (download(REPO, store) / "model.safetensors").read_bytes() == WEIGHTS
@@ -303,6 +308,26 @@ def test_a_too_short_file_raises_an_error(hub: FakeHub, store: Store) -> None:
         download(REPO, store)
 
 
+@pytest.mark.fault(6)
+@pytest.mark.parametrize(
+    ("name", "digest"), [("model.safetensors", "SHA-256"), ("tokenizer.json", "git")]
+)
+def test_wrong_content_is_renamed(hub: FakeHub, store: Store, name: str, digest: str) -> None:
+    right = MODEL[name]
+    wrong = right[:-1] + bytes([right[-1] ^ 1])
+    hub.faults[name] = Fault(sends=wrong)
+    with pytest.raises(BadModelFile, match=f"{re.escape(name)}: its {digest}") as caught:
+        download(REPO, store)
+    (aside,) = blobs(store).glob("*.damaged")
+    assert aside.read_bytes() == wrong and str(aside) in caught.value.message
+    assert caught.value.exit_code == 7 and not (blobs(store).parent / "snapshots").exists()
+    del hub.faults[name]
+    hub.log.clear()
+    assert (download(REPO, store) / name).read_bytes() == right
+    assert hub.ranges(name) == [None] and not list(blobs(store).glob("*.damaged"))
+
+
+@pytest.mark.fault(6)
 def test_a_damaged_file_in_the_cache_is_replaced(hub: FakeHub, store: Store) -> None:
     path = download(REPO, store)
     (blobs(store) / SHA256).write_bytes(b"x" * len(WEIGHTS))
@@ -317,6 +342,7 @@ def test_a_damaged_file_in_the_cache_is_replaced(hub: FakeHub, store: Store) -> 
 # Disk
 
 
+@pytest.mark.fault(12)
 def test_a_full_disk_is_reported_before_the_download(
     hub: FakeHub, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -330,6 +356,7 @@ def test_a_full_disk_is_reported_before_the_download(
     assert hub.ranges("model.safetensors") == [] and names(blobs(store)) == []
 
 
+@pytest.mark.fault(12)
 def test_a_disk_that_fills_up_keeps_the_partial_file(hub: FakeHub, store: Store) -> None:
     def fetch(results: Any) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
@@ -360,3 +387,27 @@ def test_other_disk_errors_are_reported(store: Store, monkeypatch: pytest.Monkey
 
 
 # Two processes
+
+
+@pytest.mark.fault(25)
+def test_of_two_downloads_one_works_and_one_waits(hub: FakeHub, store: Store) -> None:
+    """Threads stand for processes: the lock is one of files."""
+    arrived, go, waits = threading.Event(), threading.Event(), threading.Event()
+    hub.faults["model.safetensors"] = Fault(arrived=arrived, waits_for=go)
+
+    def progress(label: str, done: int, total: int) -> None:
+        if label.startswith("waiting for another process"):
+            waits.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            first = pool.submit(download, REPO, store)
+            assert arrived.wait(60)
+            second = pool.submit(download, REPO, store, progress=progress)
+            assert waits.wait(60) and not first.done()
+        finally:
+            go.set()
+        assert first.result(60) == second.result(60)
+    assert (first.result() / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.ranges("model.safetensors") == [None]
+    assert not list((store.hub_folder() / ".locks").rglob("*.lock"))

@@ -214,6 +214,7 @@ def test_interrupt_leaves_nothing(store: Store, label: str) -> None:
     assert list(store.root.iterdir()) == []
 
 
+@pytest.mark.fault(25)
 @pytest.mark.usefixtures("packaged_model")
 def test_two_processes_download_once(tmp_path: Path, store: Store) -> None:
     context = multiprocessing.get_context("fork")

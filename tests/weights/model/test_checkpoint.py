@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
@@ -99,6 +97,7 @@ def test_writer_rejects_tensors_without_a_spec(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.fault(15)
 @pytest.mark.parametrize(
     ("header", "message"),
     [
@@ -133,6 +132,7 @@ def test_an_invalid_header_raises_an_error_that_names_the_file(
     assert "model.safetensors" in caught.value.message
 
 
+@pytest.mark.fault(15)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -152,25 +152,6 @@ def test_a_file_of_another_type_raises_an_error(
         Checkpoint.open(tmp_path)
 
 
-@given(data=st.data())
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_a_mutated_file_is_read_or_raises_our_error(tmp_path: Path, data: st.DataObject) -> None:
-    file = tmp_path / "model.safetensors"
-    safetensors.torch.save_file({"a": torch.ones(4, 3), "b": torch.zeros(5)}, file)
-    content = bytearray(file.read_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    file.write_bytes(content[: data.draw(st.integers(0, len(content)))])
-    try:
-        checkpoint = Checkpoint.open(tmp_path)
-    except BadModelFile:
-        return
-    for name, info in checkpoint.tensors.items():
-        assert checkpoint.read(name).nbytes == info.nbytes <= len(content)
-
-
 def sharded(folder: Path) -> dict[str, str]:
     safetensors.torch.save_file({"a": torch.ones(2)}, folder / "one.safetensors")
     safetensors.torch.save_file({"b": torch.ones(3)}, folder / "two.safetensors")
@@ -188,6 +169,7 @@ def test_shards_are_read_as_one_table(tmp_path: Path) -> None:
     assert checkpoint.read("b").shape == (3,)
 
 
+@pytest.mark.fault(30, 33)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -231,6 +213,7 @@ def test_an_index_without_weight_map_raises_an_error(tmp_path: Path, index: obje
         Checkpoint.open(tmp_path)
 
 
+@pytest.mark.fault(30)
 def test_links_of_the_hub_cache_are_followed(tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
     blobs.mkdir()
@@ -247,6 +230,7 @@ def test_links_of_the_hub_cache_are_followed(tmp_path: Path) -> None:
         Checkpoint.open(snapshot)
 
 
+@pytest.mark.fault(1)
 def test_code_in_a_torch_file_never_runs(tmp_path: Path) -> None:
     class Payload:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -305,6 +289,7 @@ def test_check_accepts_the_model_and_lists_unused_tensors(tmp_path: Path) -> Non
     assert checkpoint.unused == ["model.layers.0.self_attn.rotary_emb.inv_freq"]
 
 
+@pytest.mark.fault(33)
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [

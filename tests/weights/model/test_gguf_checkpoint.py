@@ -21,7 +21,7 @@ from swiftchat.weights.quantization.stored_tensor import as_float32
 from tests.support import llama_layouts, tiny
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import tiny as tiny_gguf
-from tests.support.gguf.models import CASES, made, write_case
+from tests.support.gguf.models import CASES, copy_case, write_case
 from tests.support.tiny_llama import tiny_llama
 
 KINDS = gguf.GGMLQuantizationType
@@ -49,14 +49,14 @@ def assert_equals_conversion(folder: Path) -> Checkpoint:
 
 @pytest.mark.parametrize("name", CASES)
 def test_tensors_read_in_place_equal_converted_ones(name: str, tmp_path: Path) -> None:
-    made(name, tmp_path / "theirs")
+    copy_case(name, tmp_path / "theirs")
     write_case(name, tmp_path / "model.gguf", tmp_path / "theirs")
     assert not assert_equals_conversion(tmp_path).is_quantized
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "gemma2", "phi3"])
 def test_f16_tensors_read_in_place_equal_converted_ones(name: str, tmp_path: Path) -> None:
-    made(name, tmp_path / "theirs")
+    copy_case(name, tmp_path / "theirs")
     write_case(name, tmp_path / "model.gguf", tmp_path / "theirs", raw_type=KINDS.F16)
     assert_equals_conversion(tmp_path)
     assert Model.open(tmp_path / "in-place").config.dtype == "float16"

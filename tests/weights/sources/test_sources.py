@@ -284,6 +284,7 @@ def test_missing_file_of_a_split_gguf(tmp_path: Path) -> None:
     assert_rejected(renamed, "must end with")
 
 
+@pytest.mark.fault(1)
 def test_code_in_a_pickle_never_runs(tmp_path: Path) -> None:
     class Payload:
         def __reduce__(self) -> tuple[Any, ...]:

@@ -31,10 +31,10 @@ from swiftchat.weights.architectures.parts.rope import RopeConfig
 _APERTUS_ROPE = frozen(
     rope_type="llama3",
     rope_theta=12e6,
+    factor=8.0,
     low_freq_factor=1.0,
     high_freq_factor=4.0,
     original_max_position_embeddings=8192,
-    **{"factor": 8.0},
 )
 
 
@@ -101,6 +101,7 @@ _APERTUS_TENSORS = llama_tensors(
 _APERTUS_DEFAULTS = frozen(
     max_position_embeddings=65_536,
     rope_theta=12e6,
+    factor=8.0,
     rms_norm_eps=1e-5,
     hidden_act="xielu",
     bos_token_id=1,

@@ -145,7 +145,7 @@ def _olmo3(config: Fields) -> Mapping[str, Any]:
 _MINISTRAL3_ROPE = frozen(
     rope_type="yarn",
     rope_theta=1e6,
-    **{"factor": 16.0},
+    factor=16.0,
     beta_fast=32.0,
     beta_slow=1.0,
     mscale=1.0,
@@ -156,7 +156,7 @@ _MINISTRAL3_ROPE = frozen(
 _CWM_ROPE = frozen(
     rope_type="llama3",
     rope_theta=1e6,
-    **{"factor": 16.0},
+    factor=16.0,
     high_freq_factor=4.0,
     low_freq_factor=1.0,
     original_max_position_embeddings=8192,
