@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.support.forks.install import real_starts
-from tests.support.forks.start import can_be_forked
+from tests.support.forks.start import ROOT, can_be_forked
 from tests.support.program import patched
 from tests.support.worker_processes import wait_until
 
@@ -31,6 +31,23 @@ def test_a_program_is_forked_unless_it_must_be_started() -> None:
     assert run(command)[1].startswith("True")
     with real_starts():
         assert run(command)[1].startswith("False")
+
+
+def test_a_changed_environment_of_the_first_test_is_not_that_of_the_image(tmp_path: Path) -> None:
+    """Modules that are injected into one program would be in all."""
+    (tmp_path / "sitecustomize.py").touch()
+    code = (
+        "import os, subprocess, sys\n"
+        "from tests.support.forks.install import install\n"
+        f"install()\nos.environ['PYTHONPATH'] += os.pathsep + {str(tmp_path)!r}\n"
+        f"command = {patched(IS_FORKED, '--version')!r}\n"
+        "subprocess.run(command)\n"
+        f"os.environ['PYTHONPATH'] = {str(ROOT)!r}\n"
+        "subprocess.run(command)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    lines = run([sys.executable, "-c", code], env=environment)[1].splitlines()
+    assert [line for line in lines if line in ("True", "False")] == ["False", "True"]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +149,7 @@ def test_a_forked_process_gets_the_umask_and_ignored_signals() -> None:
         ({"PYTHONUNBUFFERED": "1"}, False),
         ({"READ_BY_A_MODULE": "1"}, False),
         ({"PYTHONPATH": "/usr"}, False),
+        ({"PYTHONPATH": str(ROOT)}, True),
     ],
 )
 def test_variables_that_are_read_at_the_start_need_a_start(

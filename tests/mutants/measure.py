@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.mutants.schemata import Sampled
+from tests.support.smollm2 import FOLDER as MODELS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(sys.prefix) / "mutants"  # where the switch looks
@@ -33,7 +35,7 @@ def run_tests(tests: list[str], processes: str, *options: str) -> tuple[int, dic
         names.write_text("\n".join(tests))
         command = [sys.executable, "-m", "pytest", "-q", "-n", processes, *options]
         command += ["-p", "tests.support.processor_times", f"--junitxml={report}"]
-        command += ["-o", "junit_family=xunit1", "-o", f"cache_dir={_cache(Path(folder))}"]
+        command += ["-o", "junit_family=xunit1", "-p", "no:cacheprovider"]
         environment = {**os.environ, "HYPOTHESIS_STORAGE_DIRECTORY": f"{folder}/hypothesis"}
         with (FOLDER / "output").open("w") as output:
             process = subprocess.Popen(
@@ -52,13 +54,26 @@ def run_tests(tests: list[str], processes: str, *options: str) -> tuple[int, dic
         return code, _outcomes(report) if report.exists() else {}
 
 
-def _cache(folder: Path) -> Path:
-    """Return a cache of pytest without what a mutant's tests have converted in another run."""
-    models = folder / "cache" / "d" / "swiftchat-models"
-    models.mkdir(parents=True)
-    for file in ROOT.glob(".pytest_cache/d/swiftchat-models/*.gguf"):
-        os.link(file, models / file.name)
-    return folder / "cache"
+def run_with(
+    numbers: set[int], tests: list[str], processes: str, *options: str
+) -> tuple[int, dict[str, Outcome]]:
+    """Run tests with mutants on, as `run_tests`; keep no model that they have converted."""
+    _forget_models()
+    (FOLDER / "active").write_text(" ".join(map(str, numbers)))
+    try:
+        return run_tests(tests, processes, *options)
+    finally:
+        (FOLDER / "active").unlink()
+        _forget_models()
+
+
+def _forget_models() -> None:
+    for file in MODELS.glob("*/config.json"):
+        shutil.rmtree(file.parent)
+
+
+def _failed(outcomes: dict[str, Outcome]) -> list[str]:
+    return [name for name, each in outcomes.items() if each.result in ("failure", "error")]
 
 
 def _outcomes(report: Path) -> dict[str, Outcome]:
@@ -124,6 +139,16 @@ class Measurement:
             result = results.get(str(each.number), "").replace("|", "\\|")
             print(f"| {each.number} | {each.file}:{each.line} | {change} | {result} |")
 
+    def run_together(self, numbers: list[int], tests: list[str], processes: str) -> None:
+        """Run tests once with several mutants on; run those that fail with each of them alone.
+
+        So expensive tests run once for all mutants that the others have not noticed.
+        """
+        failed = _failed(run_with({*numbers}, tests, processes, "--timeout=120")[1])
+        print(f"{len(failed)} tests fail with all of them:", *failed, sep="\n", flush=True)
+        for number in numbers:
+            print(number, self._noticed(number, failed) or "NOT noticed", flush=True)
+
     def _run_one(self, mutant: Sampled) -> str:
         """Run the tests that reach a mutant, and those that may use what it has computed before.
 
@@ -158,14 +183,8 @@ class Measurement:
     def _noticed(self, number: int, tests: list[str]) -> str:
         """Return which test notices a mutant, one that passes without it; or nothing."""
         while tests:
-            (FOLDER / "active").write_text(str(number))
-            try:
-                code, outcomes = run_tests(tests, "0", "-x", "--timeout=120")
-            finally:
-                (FOLDER / "active").unlink()
-            failed = [
-                name for name, each in outcomes.items() if each.result in ("failure", "error")
-            ]
+            code, outcomes = run_with({number}, tests, "0", "-x", "--timeout=120")
+            failed = _failed(outcomes)
             if not failed:
                 return f"the tests ended with code {code}" if code else ""
             if run_tests(failed[:1], "0")[0] == 0 or failed[0] not in tests:

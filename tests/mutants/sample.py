@@ -3,7 +3,8 @@
 `python -m tests.mutants.sample choose FILE` chooses mutants and writes them to FILE (JSON),
 `apply FILE` puts them all into this working tree, switched off, and the switch into this virtual
 environment, `record FILE` runs the whole suite and notes which tests reach which mutant, `run FILE`
-switches one mutant on at a time, runs the tests that reach it, and prints a table. `remove` undoes
+switches one mutant on at a time, runs the tests that reach it, and prints a table. `together`
+switches all those of `--only` on, for tests that are too expensive to run for each. `remove` undoes
 `apply`. The same FILE applies to a later tree, where lines may have moved; what is gone is named.
 """
 
@@ -48,12 +49,14 @@ def _remove() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("action", choices=("choose", "apply", "record", "run", "remove"))
+    parser.add_argument(
+        "action", choices=("choose", "apply", "record", "run", "together", "remove")
+    )
     parser.add_argument("file", type=Path, help="the chosen mutants; notes and results beside it")
-    parser.add_argument("tests", nargs="*", help="arguments of pytest after --, while recording")
+    parser.add_argument("tests", nargs="*", help="arguments of pytest, after --")
     parser.add_argument("--seed", type=int, default=38)
     parser.add_argument("--number", type=int, default=60)
-    parser.add_argument("--processes", default="2", help="of pytest, while recording")
+    parser.add_argument("--processes", default="2", help="of pytest, for many tests")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the mutants to run")
     arguments = parser.parse_args()
     if arguments.action == "choose":
@@ -61,14 +64,16 @@ def main() -> int:
         arguments.file.write_text(json.dumps(chosen, indent=1) + "\n")
     elif arguments.action == "apply":
         _apply(_load(arguments.file))
-    elif arguments.action == "record":
-        Measurement(arguments.file, _load(arguments.file)).record(
-            arguments.tests, arguments.processes
-        )
-    elif arguments.action == "run":
-        Measurement(arguments.file, _load(arguments.file)).run(arguments.only)
-    else:
+    elif arguments.action == "remove":
         _remove()
+    else:
+        measurement = Measurement(arguments.file, _load(arguments.file))
+        if arguments.action == "record":
+            measurement.record(arguments.tests, arguments.processes)
+        elif arguments.action == "run":
+            measurement.run(arguments.only)
+        else:
+            measurement.run_together(arguments.only, arguments.tests, arguments.processes)
     return 0
 
 

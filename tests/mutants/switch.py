@@ -1,8 +1,8 @@
 """The switch of mutants in one tree, in every process of a virtual environment.
 
 `sample apply` copies this file to site-packages, with a `.pth` file that imports it when Python
-starts. In the environment's folder `mutants`, the file `active` has the number of the mutant that
-is on. If there is a file `reached`, all are off, and each process appends the numbers of the
+starts. In the environment's folder `mutants`, the file `active` has the numbers of the mutants that
+are on. If there is a file `reached`, all are off, and each process appends the numbers of the
 mutants that it reaches and the tests that it runs for.
 """
 
@@ -15,11 +15,11 @@ _FOLDER = Path(sys.prefix) / "mutants"
 _REACHED = _FOLDER / "reached"
 
 
-def _active() -> int:
+def _active() -> frozenset[int]:
     try:
-        return int((_FOLDER / "active").read_text() or 0)
+        return frozenset(map(int, (_FOLDER / "active").read_text().split()))
     except OSError:
-        return 0
+        return frozenset()
 
 
 _ACTIVE = _active()
@@ -27,7 +27,7 @@ _noted: set[tuple[int, str]] = set()
 
 
 def is_active(number: int) -> bool:
-    return number == _ACTIVE
+    return number in _ACTIVE
 
 
 def note(number: int) -> bool:

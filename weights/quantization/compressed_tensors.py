@@ -187,7 +187,7 @@ def _packed(source: CheckedTensors, module: str, layer_groups: list[_LayerGroup]
         and -(-columns * group.bits // 32) == words
         and group.symmetric == (not has_zero_points)
         and scale is not None
-        and _scales_per_row(group, columns) == scale.shape[-1:]
+        and _scales_per_row(group, columns) == (scale.shape[-1:] or (1,))
     ]
     if len({group.bits for group in matching}) != 1:
         raise BadModelFile(

@@ -5,6 +5,7 @@ import time
 import psutil
 import pytest
 
+from tests.support.forks.install import real_starts
 from tests.support.program import Program
 from tests.support.serve_processes import SWIFTCHAT
 from tests.support.terminal import Terminal
@@ -37,7 +38,8 @@ def test_a_hanging_answer_is_left(program: Program) -> None:
 
 @pytest.mark.fault(42)
 def test_a_stopped_engine_is_left_and_ends(program: Program) -> None:
-    terminal = Terminal(SWIFTCHAT[0], [*SWIFTCHAT[1:], "-m", str(program.folder)])
+    with real_starts():  # a forked worker may have ended before it is found: it has no weights
+        terminal = Terminal(SWIFTCHAT[0], [*SWIFTCHAT[1:], "-m", str(program.folder)])
     chat = psutil.Process(terminal.process.pid)
     # Stopped before it runs a program of its own, it would stop the chat in `Popen`, too.
     wait_until(lambda: [c for c in chat.children() if c.cmdline() not in ([], chat.cmdline())], 60)

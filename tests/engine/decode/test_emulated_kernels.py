@@ -4,6 +4,7 @@ Against transformers in fp32, relative to the largest logit. The kernels themsel
 their own on a GPU.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 
 from swiftchat.engine.decode.coverage import fused_kernels_cover
 from swiftchat.engine.linear.factory import KernelWeights
+from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.model.coverage import kernels_cover
 from swiftchat.engine.model.per_layer import PerLayerTable, per_layer_embeddings
 from tests.support import gemma4
-from tests.support.emulated.kernel_bench import KernelBench
+from tests.support.emulated.kernel_bench import NUM_TOKENS, KernelBench
 
 MODELS = [(name, heads) for name in gemma4.VARIANTS for heads in (False, True)]
 
@@ -57,3 +59,18 @@ def test_ids_without_an_embedding_for_the_layers_have_that_of_id_0(tmp_path: Pat
     expected = per_layer_embeddings(ids, x, table, bench.config.norm_eps)
     for one, other in zip(found, expected, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_gate_and_up_in_two_formats_are_two_matmuls(tmp_path: Path) -> None:
+    bench = KernelBench(gemma4.make("large", tmp_path), tmp_path)
+    factory = KernelWeights(LinearKernels(bench.gpu, bench.config.hidden_size))
+    layers = []
+    for layer in bench.weights.layers:
+        rows = [part.clone() for part in layer.gate_up.tensor.chunk(2)]
+        merged = MergedWeight([factory.plain(part) for part in rows])
+        layers.append(replace(layer, gate_up=merged))
+    bench.decoder.weights = replace(bench.weights, layers=layers)
+    bench.check_fused_steps()
+    num_steps = NUM_TOKENS - 18
+    assert bench.launched.count("act_and_mul") == num_steps * bench.config.num_layers

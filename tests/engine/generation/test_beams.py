@@ -20,6 +20,7 @@ from swiftchat.engine.model.quantized_kv import QuantizedKV
 from swiftchat.engine.model.torch_ops import TorchPlan, store
 from swiftchat.errors import OutOfMemory, SwiftchatError, UsageError
 from tests.support import tiny
+from tests.support.tiny_models import VOCAB_SIZE
 
 EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
 
@@ -100,6 +101,23 @@ def test_the_controls_of_logits_apply_to_beams(folder: Path) -> None:
     beams, _ = search(engine, prompt, banned)
     assert len(beams) == 3
     assert all(plain.ids[0] not in one.ids and len(one.ids) >= 4 for one in beams)
+
+
+@pytest.mark.parametrize("num_allowed", [0, 1, 2])
+def test_no_beam_has_a_banned_token(folder: Path, num_allowed: int) -> None:
+    """There are fewer tokens than beams: two tokens give up to four beams, one token gives one."""
+    engine, allowed = tiny.engine(folder), set(range(5, 5 + num_allowed))
+    params = SamplingParams(
+        temperature=0,
+        beams=4,
+        returned_beams=4,
+        max_tokens=3,
+        bad_words=tuple((token,) for token in range(VOCAB_SIZE) if token not in allowed),
+    )
+    beams, end = search(engine, tiny.random_ids(9), params)
+    assert len(beams) == num_allowed**2
+    assert all({*beam.ids} <= allowed and len(beam.ids) == 3 for beam in beams)
+    assert isinstance(end, SwiftchatError) == (not allowed)
 
 
 def test_full_blocks_are_shared(folder: Path) -> None:

@@ -22,6 +22,7 @@ def install() -> None:
     """Replace their functions in this process, that of the tests."""
     if sys.platform != "linux":
         return
+    _server.environment = dict(os.environ)
     replace_fork_exec(_server)
     original = pexpect.spawn._spawnpty
 

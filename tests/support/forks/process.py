@@ -87,9 +87,6 @@ class Image:
         main.__dict__["__builtins__"] = builtins
         sys.orig_argv = list(start.command)
         sys.path[:] = paths
-        for folder in paths:
-            if (file := Path(folder, "sitecustomize.py")).exists() and folder not in self.path:
-                exec(compile(file.read_bytes(), file, "exec"), {"__name__": "sitecustomize"})
         if runs == "-m":
             sys.argv = ["-m", *rest[1:]]
             if not isolated:

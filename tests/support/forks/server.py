@@ -33,10 +33,14 @@ def adopt_orphans() -> None:
 
 
 class ForkServer:
-    """`Forks` of a server, which starts at the first use; only for the process that made this."""
+    """`Forks` of a server, which starts at the first use; only for the process that made this.
+
+    The server gets `environment`, because the test that uses it first may have changed its own.
+    """
 
     def __init__(self) -> None:
         self.is_used = True
+        self.environment: dict[str, str] = {}
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -58,7 +62,11 @@ class ForkServer:
         adopt_orphans()
         with other:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL
+                command,
+                cwd=ROOT,
+                env=self.environment,
+                pass_fds=[other.fileno()],
+                stdin=subprocess.DEVNULL,
             )
         try:
             self._image, _ = _receive(self._socket)

@@ -19,7 +19,7 @@ _FOLDERS = (ROOT / "tests/chat", ROOT / "tests/engine", ROOT / "tests/support")
 _READ_WHEN_LOADED = (
     *("PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "GLIBC_", "TZ"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "ONEDNN_", "DNNL_"),
-    *("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_"),
+    *("CUDA_", "NVIDIA_", "TORCH_", "PYTORCH_"),
 )
 # The worker sets it before it imports torch, unless its user has; so does the image.
 WORKER_VARIABLES = {"GOMP_SPINCOUNT": "10000"}
@@ -78,8 +78,9 @@ def can_be_forked(
     for name in wanted.keys() | has.keys():
         is_read = name.startswith(_READ_WHEN_LOADED) or name in image_variables
         if is_read and wanted.get(name) != has.get(name):
+            # Modules of other folders may replace or patch those of the image.
             added = added_paths(environment, image_environment)
-            if name != "PYTHONPATH" or not all(map(_adds_no_module, added)):
+            if name != "PYTHONPATH" or added != (str(ROOT),):
                 return False
     return True
 
@@ -91,13 +92,6 @@ def added_paths(
     has = image_environment.get("PYTHONPATH", "").split(os.pathsep)
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     return tuple(path for path in paths if path and path not in has)
-
-
-def _adds_no_module(folder: str) -> bool:
-    """Return whether a folder has no module but one that Python imports when it starts."""
-    if Path(folder) == ROOT:
-        return True
-    return {path.name for path in Path(folder).iterdir()} <= {"sitecustomize.py", "__pycache__"}
 
 
 def is_program(command: Sequence[str]) -> bool:

@@ -54,6 +54,10 @@ def test_transformers_reads_the_shards(tmp_path: Path, source: Path) -> None:
     files = sorted((tmp_path / "many").glob("*.safetensors"))
     assert len(files) > 2
     assert max(file.stat().st_size for file in files) < 60_000
+    index = "model.safetensors.index.json"  # only of several files
+    assert not (tmp_path / "one" / index).exists()
+    weight_map = json.loads((tmp_path / "many" / index).read_text())["weight_map"]
+    assert {*weight_map.values()} == {file.name for file in files}
     assert_same_logits(logits(loaded(tmp_path / "many")), logits(loaded(tmp_path / "one")))
     Model.open(tmp_path / "many").checkpoint()
 

@@ -1,5 +1,6 @@
 """Malformed quantized checkpoints raise one error that names the field or the tensor."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.quantization.methods import model_tensors, select_expected
+from swiftchat.weights.quantization.settings_files import read_settings
 from tests.support import quantized_packers as packers
 from tests.support.quantized_models import AWQ, FORMATS, FP8, Packed, awq, fp8_row, quantized_model
 
@@ -191,6 +193,16 @@ def test_elements_that_are_not_finite_raise_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadModelFile, match=r"q_proj.weight has elements that are not finite"):
         convert(tmp_path / "in", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize("field", ["quantization_config", "compression_config"])
+@pytest.mark.parametrize("found", [["awq"], "awq", 4])
+def test_settings_that_are_no_object_raise_an_error(
+    tmp_path: Path, field: str, found: object
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({field: found}))
+    with pytest.raises(BadModelFile, match=f"{field} must be an object"):
+        read_settings(tmp_path)
 
 
 def test_the_command_exits_with_7(tmp_path: Path) -> None:

@@ -197,6 +197,20 @@ def test_pack_quantized(
     same_bits(dequantized(tmp_path, tensors, method).to(dtype).float(), expected.float())
 
 
+@pytest.mark.parametrize("scale_shape", [(1,), ()], ids=str)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packed_values_with_one_scale(
+    tmp_path: Path, bits: int, scale_shape: tuple[int, ...]
+) -> None:
+    settings = {"num_bits": bits, "symmetric": True, "strategy": "tensor"}
+    tensors, expected, method = compressed(
+        "pack-quantized", (12, 40), (1,), torch.bfloat16, 1, **settings
+    )
+    tensors["weight_scale"] = tensors["weight_scale"].reshape(scale_shape)
+    found = dequantized(tmp_path, tensors, method)
+    same_bits(found.bfloat16().float(), expected.float())
+
+
 @repeated
 @given(
     format=st.sampled_from(["int-quantized", "naive-quantized", "float-quantized"]),
