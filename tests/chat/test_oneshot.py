@@ -66,7 +66,8 @@ def test_no_second_newline_after_an_answer(program: Program) -> None:
         (("-p", "-"), "from a pipe\n", "from a pipe"),
         (("-p", "Review:"), "a diff\n", "a diff\n\nReview:"),
         (("-p", "Review:"), "\n", "Review:"),
-        (("-p", "x"), b"\xff\xfe caf\xe9", "\ufffd\ufffd caf\ufffd\n\nx"),
+        (("-p", "x"), b"\xff and a caf\xe9\n", "\ufffd and a caf\ufffd\n\nx"),
+        (("-p", "x"), "\ufeffd\u00e9j\u00e0\r\nvu".encode("utf-16-le"), "d\u00e9j\u00e0\nvu\n\nx"),
     ],
 )
 def test_stdin_and_prompt(

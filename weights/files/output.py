@@ -32,7 +32,7 @@ def is_stream(path: Path) -> bool:
     A device, a FIFO, a socket or an open descriptor is written from its first byte to its last,
     and neither read, locked nor replaced.
     """
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # opening it reports why
         return _is_descriptor(path) or not stat.S_ISREG(path.stat().st_mode)
     return False
 

@@ -17,7 +17,6 @@ from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
-    from swiftchat.chat.attachments.user_text import read_text
     from swiftchat.chat.options.config import ChatConfig
     from swiftchat.chat.subcommands.batch.lines import Line
     from swiftchat.chat.subcommands.batch.output import Output
@@ -71,6 +70,7 @@ def batch(
     After an interrupt, the same command with -o answers the lines that are missing or had an
     error. The exit code is 0 if all lines have an answer, otherwise that of the first error.
     """
+    from swiftchat.chat.attachments.user_text import read_text
     from swiftchat.chat.options.config import ChatConfig
     from swiftchat.chat.start import check_connect
     from swiftchat.chat.subcommands.batch.lines import split_lines

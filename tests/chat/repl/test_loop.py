@@ -72,7 +72,8 @@ def test_the_conversation_goes_on_after_every_command(
     for name, command in BY_NAME.items():
         monkeypatch.setitem(BY_NAME, name, dataclasses.replace(command, run=raise_key_error))
     chat.engine.answers += [{"text": "First."}, {"text": "Second."}]
-    lines = ("one", *(f"{name} x" for name in BY_NAME), "two")
+    named = (f"{name} x" if command.arguments else name for name, command in BY_NAME.items())
+    lines = ("one", *named, "two")
     output, code = type_lines(chat, monkeypatch, *lines)
     assert code == 0 and chat.path() == ["one", "First.", "two", "Second."]
     assert output.count("error: internal error: KeyError: 'unforeseen") == len(BY_NAME)

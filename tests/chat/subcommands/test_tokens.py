@@ -31,7 +31,7 @@ def test_counts_a_file_or_stdin(folder: Path, tmp_path: Path) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, b"3\n", b"")
     assert run(folder, "-", stdin=b"").stdout == b"0\n"
     assert run(folder / "tokenizer.json", "-", stdin=b"he").stdout == b"1\n"
-    assert run(folder, "-", stdin=b"a\xff").stdout == b"4\n", "U+FFFD is three bytes"
+    assert run(folder, "-", stdin=b"aaaa\xff").stdout == b"7\n", "U+FFFD is three bytes"
 
 
 def test_control_tokens_are_ordinary_text(folder: Path) -> None:
