@@ -15,6 +15,7 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.kv_store.speeds import Speeds
 from swiftchat.engine.model import latent_attention
+from swiftchat.engine.model.attention import fused_attention
 from swiftchat.engine.model.latent_attention import expanding_is_cheaper
 from swiftchat.engine.schedule.scheduler import Sequence
 from swiftchat.engine.speculation.speculation import Speculation
@@ -100,6 +101,23 @@ def test_both_ways_equal_transformers(model, expands: bool, monkeypatch) -> None
     theirs = expected(made, ids)
     assert_close(tiny.Bench(folder, chunk_tokens=7).last_logits(ids), theirs[-1])
     assert_close(tiny.Bench(folder).logits(ids), theirs)
+
+
+def test_expanded_queries_keys_and_values_have_one_width(folder: Path, monkeypatch) -> None:
+    """Torch's fast operator takes no others; the slow one needs memory for all scores."""
+    shapes: list[tuple[int, ...]] = []
+
+    def attend(q, keys, values, *others):
+        shapes.append((q.shape[-1], keys.shape[-1], values.shape[-1]))
+        return fused_attention(q, keys, values, *others)
+
+    monkeypatch.setattr(latent_attention, "expanding_is_cheaper", lambda *_: True)
+    monkeypatch.setattr(latent_attention, "fused_attention", attend)
+    bench = tiny.Bench(folder)
+    bench.last_logits(tiny.random_ids(LENGTH))
+    latent = bench.decoder.config.latent
+    assert latent.head_dim != latent.value_dim
+    assert {*shapes} == {(max(latent.head_dim, latent.value_dim),) * 3}
 
 
 def test_with_history_and_in_a_batch_equals_transformers(model) -> None:
