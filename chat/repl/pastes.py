@@ -1,11 +1,7 @@
 """Folding of long pasted texts to `[pasted 84 lines]` in the input line."""
 
-import re
-
 _MAX_LINES = 20
 _MAX_CHARS = 4000  # drawing a longer line at each key would be slow
-# Invisible, and not on any keyboard: what a user types, or copies from a screen, is no placeholder.
-_MARK = "\u2060"
 
 
 class Pastes:
@@ -16,24 +12,22 @@ class Pastes:
 
     def fold_paste(self, text: str) -> str:
         """Return a short text as is, and a placeholder for a long one."""
-        text = text.replace(f"[{_MARK}", "[")
         num_lines = len(text.removesuffix("\n").split("\n"))
         if num_lines <= _MAX_LINES and len(text) <= _MAX_CHARS:
             return text
         size = f"{num_lines} lines" if num_lines > _MAX_LINES else f"{len(text)} characters"
-        placeholder, number = f"[{_MARK}pasted {size}]", 1
+        placeholder, number = f"[pasted {size}]", 1
         while self._texts.get(placeholder, text) != text:
             number += 1
-            placeholder = f"[{_MARK}pasted {size}, {number}]"
+            placeholder = f"[pasted {size}, {number}]"
         self._texts[placeholder] = text
         return placeholder
 
     def unfold(self, line: str) -> str:
         """Replace the placeholders by their texts."""
-        # In one pass: a paste may contain what looks like another's placeholder.
-        pattern = rf"\[{_MARK}[^]]*\]"
-        unfolded = re.sub(pattern, lambda found: self._texts.get(found[0], found[0]), line)
-        return unfolded.replace(f"[{_MARK}", "[")  # what is left of an edited placeholder
+        for placeholder, text in self._texts.items():
+            line = line.replace(placeholder, text)
+        return line
 
     def fold(self, text: str) -> str:
         """Replace the pasted texts by their placeholders."""

@@ -117,14 +117,11 @@ def test_long_pastes_are_folded_until_sent(pipe: PipeInput, tmp_path: Path) -> N
     keys = f"sum up: \x1b[200~{PASTED}\x1b[201~ and \x1b[200~{other}\x1b[201~\r"
     assert read(keys) == f"sum up: {PASTED} and {other}"
     shown = line._session.default_buffer.history.get_strings()[-1]
-    assert shown.replace("\u2060", "") == "sum up: [pasted 30 lines] and [pasted 30 lines, 2]"
+    assert shown == "sum up: [pasted 30 lines] and [pasted 30 lines, 2]"
     assert "line 29" in file.read_text() and "[pasted" not in file.read_text()
     assert read("\x1b[A\r").startswith("sum up: line 0")  # recalled as placeholder, sent as text
     assert read("\x7f\x7fx\r", PASTED) == "[pasted 30 linex"  # an edited placeholder is text
     assert read("\x1b[200~a\r\nb\x1b[201~\r") == "a\nb"
-    for typed in ("[pasted 30 lines]", "see [pasted 30 lines, 2]"):  # by the user, not by a paste
-        assert read(f"{typed}\r") == typed
-        assert read(f"\x1b[200~{shown} {typed}\x1b[201~\r").endswith(typed)  # from the screen
 
 
 def test_vi_keys(pipe: PipeInput) -> None:
