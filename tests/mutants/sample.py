@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=60)
     parser.add_argument("--processes", default="2", help="of pytest, for many tests")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the mutants to run")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if arguments.action == "choose":
         chosen = [asdict(each) for each in choose(ROOT, arguments.seed, arguments.number)]
         arguments.file.write_text(json.dumps(chosen, indent=1) + "\n")

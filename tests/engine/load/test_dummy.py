@@ -158,6 +158,9 @@ def logits(config: ModelConfig, weights: DecoderWeights) -> torch.Tensor:
         ("lfm2-1.2b", 1_170_340_608),
         ("qwen3-next-80b-a3b", 79_674_391_296),
         ("granite-4-h-tiny", 6_939_037_248),
+        ("gpt-oss-20b", 20_914_757_184),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("deepseek-v2-lite", 15_706_484_224),
     ],
 )
 def test_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
@@ -168,6 +171,9 @@ def test_shapes_have_the_published_number_of_parameters(name: str, parameters: i
 @pytest.mark.parametrize(
     ("name", "billions"),
     [
+        # The published 5.1 and 8.0 are with the parts for images and sound.
+        ("gemma-4-e2b", 4.6),
+        ("gemma-4-e4b", 7.5),
         ("gemma-4-26b-a4b", 25.2),
         ("gemma-4-31b", 30.7),
         # The published 109 and 402 are with the vision part.
