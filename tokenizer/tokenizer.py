@@ -1,17 +1,18 @@
 """The tokenizer: text to ids and back, built from the files of a model directory."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.errors import BadModelFile
-from swiftchat.tokenizer.core.added_tokens import AddedToken, AddedTokens
+from swiftchat.tokenizer.core.added_tokens import AddedTokens
 from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.stream import TokenStream
 from swiftchat.tokenizer.core.word_cache import WordCache
-from swiftchat.tokenizer.huggingface.declared_tokens import declared_tokens
+from swiftchat.tokenizer.huggingface.declared_tokens import DeclaredTokens
 from swiftchat.tokenizer.huggingface.files import (
     parsed,
     parsed_object,
@@ -19,34 +20,24 @@ from swiftchat.tokenizer.huggingface.files import (
     text_of,
     vocabulary_name,
 )
-from swiftchat.tokenizer.huggingface.merges import merges_pipeline
-from swiftchat.tokenizer.huggingface.tiktoken import is_tiktoken, tiktoken_pipeline
-from swiftchat.tokenizer.huggingface.tokenizer_json import (
-    added_token,
-    reject_renumbered_tokens,
-    tokenizer_json_pipeline,
+from swiftchat.tokenizer.huggingface.merges import class_defaults, merges_pipeline
+from swiftchat.tokenizer.huggingface.tekken import TEKKEN_NAMES, is_tekken, tekken_pipeline
+from swiftchat.tokenizer.huggingface.tiktoken import (
+    is_tiktoken,
+    rank_file_names,
+    tiktoken_pipeline,
 )
+from swiftchat.tokenizer.huggingface.tokenizer_json import own_tokens, tokenizer_json_pipeline
 from swiftchat.tokenizer.prompt import Prompt, PromptSpan, split_at_control_tokens
 from swiftchat.tokenizer.template.files import named_templates, template_files
 
 if TYPE_CHECKING:
-    from swiftchat.tokenizer.sentencepiece.model import SentencePieceModel
     from swiftchat.tokenizer.template.template import ChatTemplate
 
 __all__ = ["Tokenizer"]
 
 # A Python string can hold these (undecodable bytes); UTF-8 cannot.
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
-_NAMED_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
-
 Ranges = Sequence[tuple[int, int]]
 
 
@@ -58,8 +49,8 @@ class Tokenizer:
     `kind` names the algorithm.
 
     `special_tokens` maps control tokens to ids, `named_tokens` maps roles (`bos_token`,
-    `eos_token`, …) to token texts, `templates` maps names to sources of chat templates;
-    `template` is the default one. `vocab_size` is the highest id + 1.
+    `eos_token`, `image_token`, …) to token texts, `templates` maps names to sources of chat
+    templates; `template` is the default one. `vocab_size` is the highest id + 1.
     """
 
     def __init__(
@@ -85,6 +76,7 @@ class Tokenizer:
         self._special_ids = frozenset(self.special_tokens.values())
         self._tokens = {token_id: token for token, token_id in ids.items()}
         self._pipeline = pipeline
+        self._before, self._after = pipeline.before, pipeline.after
         self._cache = WordCache(pipeline.encode_word)
         tokens = [token for token in pipeline.added_tokens if token.content]
         self._raw = AddedTokens((t for t in tokens if not t.normalized), str)
@@ -96,8 +88,9 @@ class Tokenizer:
     def load(cls, path: Path) -> Self:
         """Load from a model directory, or from a vocabulary file and the files beside it.
 
-        The first of these is used: `tokenizer.json`, `tokenizer.model` (SentencePiece, or Meta's
-        rank file), `spiece.model`, `ice_text.model`, `vocab.json` with `merges.txt`, `*.tiktoken`.
+        The first of these is used: `tokenizer.json`, `tekken.json`, `tokenizer.model`
+        (SentencePiece, or Meta's rank file), `tiktoken.model`, `spiece.model`, `ice_text.model`,
+        `vocab.json` with `merges.txt`, `*.tiktoken`.
         Raises `ModelNotFound` if there is none, `BadModelFile` if it is invalid or needs an
         unknown split pattern.
         """
@@ -111,28 +104,32 @@ class Tokenizer:
         `load` does.
         """
         name = vocabulary_name(files)
-        config = {
-            **parsed_object(files, "special_tokens_map.json"),
-            **parsed_object(files, "tokenizer_config.json"),
-        }
-        if templates := template_files(files):
-            config["chat_template"] = [
-                {"name": name, "template": source} for name, source in templates.items()
-            ]
+        config = parsed_object(files, "tokenizer_config.json")
+        if templates := template_files(files, config):
+            config = {**config, "chat_template": templates}
         generation = parsed_object(files, "generation_config.json")
+        special_tokens_map = parsed_object(files, "special_tokens_map.json")
         ids = parsed_object(files, "added_tokens.json")
+        declare = partial(DeclaredTokens.read, config, special_tokens_map, ids)
         if is_tiktoken(files[name]):
-            pipeline, named = tiktoken_pipeline(files[name], name, config, ids)
+            declared = declare(defaults=rank_file_names(name, config))
+            pipeline = tiktoken_pipeline(files[name], name, config, declared)
         elif name == "vocab.json":
+            declared = declare(defaults=class_defaults(config))
             merges = text_of(files, "merges.txt")
-            pipeline, named = merges_pipeline(parsed(files, name), merges, config, ids)
+            pipeline = merges_pipeline(parsed(files, name), merges, config, declared)
+        elif is_tekken(name):
+            declared = declare(defaults=TEKKEN_NAMES)
+            pipeline = tekken_pipeline(parsed(files, name), name, declared)
         elif name.endswith(".json"):
-            return cls.from_json(parsed(files, name), config, generation)
+            spec = parsed(files, name)
+            declared = declare(own=own_tokens(spec))
+            pipeline = tokenizer_json_pipeline(spec, declared)
         elif name.endswith(".tiktoken"):
             raise BadModelFile(f"{name} does not begin with a token in base64 and its rank")
         else:
-            return cls.from_sentencepiece(files[name], config, generation, ids)
-        return cls._with_config(pipeline, {**named, **config}, generation)
+            return cls.from_sentencepiece(files[name], config, generation, ids, special_tokens_map)
+        return cls._with_config(pipeline, declared, config, generation)
 
     @classmethod
     def from_json(
@@ -145,9 +142,10 @@ class Tokenizer:
 
         Raises `BadModelFile` naming the wrong field.
         """
-        pipeline = tokenizer_json_pipeline(spec)
-        reject_renumbered_tokens(spec)
-        return cls._with_config(pipeline, config or {}, generation_config)
+        config = config or {}
+        declared = DeclaredTokens.read(config, {}, {}, own_tokens(spec))
+        pipeline = tokenizer_json_pipeline(spec, declared)
+        return cls._with_config(pipeline, declared, config, generation_config)
 
     @classmethod
     def from_sentencepiece(
@@ -156,6 +154,7 @@ class Tokenizer:
         config: Mapping[str, Any] | None = None,
         generation_config: Mapping[str, Any] | None = None,
         added_tokens: Mapping[str, Any] | None = None,
+        special_tokens_map: Mapping[str, Any] | None = None,
     ) -> Self:
         """Build from the bytes of a `tokenizer.model` and the parsed files beside it.
 
@@ -167,20 +166,25 @@ class Tokenizer:
 
         config = config or {}
         model = SentencePieceModel.read(data)
-        named = {"bos_token": model.bos, "eos_token": model.eos}
-        pipeline = sentencepiece_pipeline(
-            model, _declared_tokens(model, config, added_tokens or {})
+        defaults = {"bos_token": model.bos, "eos_token": model.eos}
+        declared = DeclaredTokens.read(
+            config,
+            special_tokens_map or {},
+            added_tokens or {},
+            defaults={role: text for role, text in defaults.items() if text is not None},
         )
-        return cls._with_config(pipeline, {**named, **config}, generation_config)
+        pipeline = sentencepiece_pipeline(model, config, declared)
+        return cls._with_config(pipeline, declared, config, generation_config)
 
     @classmethod
     def _with_config(
         cls,
         pipeline: TokenizerPipeline,
+        declared: DeclaredTokens,
         config: Mapping[str, Any],
         generation_config: Mapping[str, Any] | None,
     ) -> Self:
-        named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config, name))}
+        named = {role: token.content for role, token in declared.named.items()}
         more_eos = (generation_config or {}).get("eos_token_id")
         more_eos_ids = more_eos if isinstance(more_eos, list) else [more_eos]
         eos_ids = [token_id for token_id in more_eos_ids if type(token_id) is int]
@@ -189,6 +193,22 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without BOS and never with a control token's id."""
         return self.encode_rendered(text, [(0, len(text))])
+
+    def plain_prompt(self, text: str, *, is_whole: bool) -> Prompt:
+        """Return `text` without a chat template, between the tokens that begin and end a text.
+
+        A text that is not whole will be continued and gets no token at its end. The ids of a whole
+        text equal those of `tokenizer(text)` in transformers.
+        """
+        parts = [(self._before, True), (self.encode(text), False)]
+        if is_whole:
+            parts.append((self._after, True))
+        spans = (
+            PromptSpan("" if is_control else text, tuple(ids), is_control)
+            for ids, is_control in parts
+            if ids
+        )
+        return Prompt(tuple(spans))
 
     def encode_rendered(self, text: str, content: Ranges) -> list[int]:
         """Return the ids of a rendered template.
@@ -371,30 +391,3 @@ def _ranges_after_normalizing(ranges: Ranges, before: str, after: str) -> Ranges
     if added >= 0 and after[added:].replace("▁", " ") == before.replace("▁", " "):
         return [(low + added if low else 0, high + added) for low, high in ranges]
     return [(0, len(after))]
-
-
-def _declared_tokens(
-    model: "SentencePieceModel", config: Mapping[str, Any], ids: Mapping[str, Any]
-) -> Iterator[AddedToken]:
-    """Yield the tokens that the files beside a `tokenizer.model` add or redefine."""
-    from swiftchat.tokenizer.sentencepiece.chatglm import chatglm_tokens
-
-    unknown = model.pieces[model.unknown_id].text
-    yield from chatglm_tokens(model, config)
-    for token_id, entry in declared_tokens(config, ids).items():
-        token = added_token(token_id, entry, f"added_tokens_decoder.{token_id}")
-        if token_id < len(model.pieces) and model.pieces[token_id].text != token.content:
-            raise BadModelFile(f"tokenizer_config.json: id {token_id} belongs to another token")
-        # Ordinary text may encode to the unknown token, so it is not a control token.
-        if token.content and token.content != unknown:
-            yield token
-
-
-def _token_text(config: Mapping[str, Any], name: str) -> str | None:
-    """Return the text of a named token, given as a string or as an added token."""
-    value = config.get(name)
-    if isinstance(value, Mapping):
-        value = value.get("content")
-    if value is not None and not isinstance(value, str):
-        raise BadModelFile(f"tokenizer_config.json: {name} is not a string")
-    return value

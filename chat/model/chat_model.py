@@ -337,7 +337,7 @@ class ChatModel:
         from swiftchat.tokenizer.prompt import Prompt, PromptSpan
 
         if isinstance(text_or_ids, str):
-            prompt = self.encode_plain(text_or_ids)
+            prompt = self.tokenizer.plain_prompt(text_or_ids, is_whole=False)
         else:
             prompt = Prompt((PromptSpan("", tuple(text_or_ids), False),))
         if not len(prompt):
@@ -404,15 +404,9 @@ class ChatModel:
         return find_reasoning_format(self._files.template_source, self.tokenizer.special_tokens)
 
     def _encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> "Prompt":
-        return self.encode_plain("".join(message["content"] for message in messages))
+        text = "".join(message["content"] for message in messages)
+        return self.tokenizer.plain_prompt(text, is_whole=False)
 
     def encode_plain(self, text: str) -> "Prompt":
-        """Encode a text without the chat template, after the model's first control token."""
-        from swiftchat.tokenizer.prompt import Prompt, PromptSpan
-
-        tokenizer = self.tokenizer
-        bos = [] if tokenizer.bos_id is None or not self._adds_bos() else [tokenizer.bos_id]
-        return Prompt((PromptSpan(text, (*bos, *tokenizer.encode(text)), False),))
-
-    def _adds_bos(self) -> bool:
-        return self.model.tokenizer_config.get("add_bos_token") is True
+        """Encode a whole text without the chat template, between the tokens that mark its ends."""
+        return self.tokenizer.plain_prompt(text, is_whole=True)

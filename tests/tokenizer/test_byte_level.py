@@ -364,6 +364,17 @@ def test_lone_surrogates_are_replaced() -> None:
     assert ours.decode(ours.encode("a\udc80b")) == "a\ufffdb"
 
 
+TEXT_A = {"Sequence": {"id": "A", "type_id": 0}}
+
+
+def special(name: str) -> dict[str, Any]:
+    return {"SpecialToken": {"id": name, "type_id": 0}}
+
+
+def ends(single: list[Any], tokens: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "TemplateProcessing", "single": single, "special_tokens": tokens}
+
+
 INVALID: list[tuple[str, Any, str]] = [
     ("model", None, "model"),
     ("model.type", "Unigram", "model.vocab"),
@@ -388,8 +399,7 @@ INVALID: list[tuple[str, Any, str]] = [
     ("added_tokens", 3, "added_tokens"),
     ("added_tokens", [3], "added_tokens[0]"),
     ("added_tokens", [{"id": -1, "content": "x"}], "added_tokens[0].id"),
-    ("added_tokens", [{"id": 0, "content": "x"}], "added_tokens[0].id"),
-    ("added_tokens", [{"id": 9999, "content": "a"}], "added_tokens[0].id"),
+    ("added_tokens", [{"id": "0", "content": "x"}], "added_tokens[0].id"),
     ("added_tokens", [{"id": 9999, "content": 5}], "added_tokens[0].content"),
     ("added_tokens", [{"id": 9999, "content": "<x>", "lstrip": 1}], "added_tokens[0].lstrip"),
     ("normalizer", {"type": "Lowercase"}, "Lowercase"),
@@ -402,7 +412,15 @@ INVALID: list[tuple[str, Any, str]] = [
     ("pre_tokenizer", split({"Other": "a"}), "pre_tokenizer.pattern"),
     ("pre_tokenizer", split({"Regex": "a"}, "Other"), "pre_tokenizer.behavior"),
     ("decoder", {"type": "WordPiece"}, "WordPiece"),
-    ("decoder", None, "decoder"),
+    ("decoder", 5, "decoder"),
+    ("post_processor", {"type": "Other"}, "Other"),
+    ("post_processor", {"type": "TemplateProcessing", "single": 5}, "post_processor"),
+    ("post_processor", ends([special("<x>")], {}), "post_processor.single[0]"),
+    ("post_processor", ends([special("<x>")], {"<x>": {"ids": [-1]}}), "special_tokens.<x>.ids"),
+    ("post_processor", ends([special("<x>")], {"<x>": {"ids": [1]}}), "post_processor.single"),
+    ("post_processor", ends([TEXT_A, TEXT_A], {}), "post_processor.single"),
+    ("post_processor", {"type": "BertProcessing", "sep": ["</s>", 1], "cls": 5}, "cls"),
+    ("post_processor", {"type": "RobertaProcessing", "sep": ["</s>", "1"]}, "post_processor.cls"),
 ]
 
 

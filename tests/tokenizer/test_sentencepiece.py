@@ -149,19 +149,24 @@ def test_gguf_padding_of_type_unknown(unknown: dict[str, int]) -> None:
 
 def test_tokens_declared_beside_the_model() -> None:
     data = trained("bpe user-defined")
-    usr = pair("bpe user-defined")[1].piece_to_id("<usr>")
+    theirs = pair("bpe user-defined")[1]
+    usr = theirs.piece_to_id("<usr>")
     config = {
         "added_tokens_decoder": {str(usr): {"content": "<usr>", "special": True}},
         "bos_token": "<s>",
         "eos_token": {"content": "<usr>"},
     }
     ours = Tokenizer.from_sentencepiece(data, config, None, {"<more>": 9000})
-    assert ours.vocab_size == 9001
+    # `added_tokens_decoder` makes `added_tokens.json` ineffective.
+    assert ours.vocab_size == theirs.get_piece_size()
     assert ours.eos_ids == (usr,)
     assert usr not in ours.encode("<usr>")
-    assert ours.encode_rendered("<usr><more>", []) == [usr, 9000]
-    with pytest.raises(BadModelFile, match="another token"):
-        Tokenizer.from_sentencepiece(data, None, None, {"<more>": usr})
+    assert ours.encode_rendered("<usr>", []) == [usr]
+    # A token that is no piece gets the next id, whatever the file says.
+    for token_id in (9000, usr):
+        ours = Tokenizer.from_sentencepiece(data, None, None, {"<more>": token_id})
+        assert ours.encode_rendered("<more>", []) == [theirs.get_piece_size()]
+        assert ours.vocab_size == theirs.get_piece_size() + 1
 
 
 # Made by the tests: every process that collects them would wait for the random ones.

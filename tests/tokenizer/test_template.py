@@ -413,7 +413,7 @@ def test_tools_select_the_tool_use_template() -> None:
         without_default.apply_template(chat)
 
 
-@pytest.mark.parametrize("value", [7, {"default": "x"}, [7], [{"name": "x"}], [{"template": "x"}]])
+@pytest.mark.parametrize("value", [7, {"default": 7}, [7], [{"name": "x"}], [{"template": "x"}]])
 def test_invalid_chat_template_field_is_rejected(value: Any) -> None:
     with pytest.raises(BadModelFile, match="chat_template"):
         Tokenizer.from_json(SPEC, {"chat_template": value})

@@ -123,14 +123,15 @@ def test_vocab_and_merges_equal_the_tokenizer_class(name: str, prefix: bool) -> 
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
 
     check()
-    assert ours.special_tokens == {END: NUM_RANKS}
+    assert ours.special_tokens == made.get_added_vocab()
+    assert ours.special_tokens[END] == NUM_RANKS
     assert ours.eos_ids == (NUM_RANKS,)
 
 
 def test_tokens_added_to_vocab_and_merges(tmp_path: Path) -> None:
-    entry = {"content": "<user>", "special": False, "normalized": False}
-    files = merges_files(added_tokens_decoder={str(NUM_RANKS + 3): entry}, eos_token="<end>")
-    files["added_tokens.json"] = json.dumps({"<end>": NUM_RANKS + 1, "  ": NUM_RANKS + 2}).encode()
+    files = merges_files(eos_token="<end>")
+    added = {"<end>": NUM_RANKS + 1, "  ": NUM_RANKS + 2, "<user>": NUM_RANKS + 7}
+    files["added_tokens.json"] = json.dumps(added).encode()
     files["special_tokens_map.json"] = json.dumps(
         {"pad_token": {"content": "<none>"}, "additional_special_tokens": ["the"]}
     ).encode()
@@ -138,13 +139,16 @@ def test_tokens_added_to_vocab_and_merges(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     for path in (tmp_path, tmp_path / "vocab.json"):
         ours = Tokenizer.load(path)
-        end = NUM_RANKS + 1
-        assert ours.special_tokens == {END: NUM_RANKS, "<end>": end, "the": VOCAB["the"]}
+        end, user = NUM_RANKS + 1, NUM_RANKS + 3
+        control = {END: NUM_RANKS, "<end>": end, "<user>": user, "<none>": user + 1}
+        assert ours.special_tokens == control
         assert ours.named_tokens["pad_token"] == "<none>"
-        assert ours.encode("  <user>") == [NUM_RANKS + 2, NUM_RANKS + 3]
-        assert not {NUM_RANKS, end, VOCAB["the"]} & set(ours.encode(f"the{END}<end>"))
+        assert ours.encode_rendered("  <user>", []) == [NUM_RANKS + 2, user]
+        assert not {*control.values()} & set(ours.encode(f"the{END}<end>"))
+        # Ordinary text is no control token even if a file lists it.
+        assert ours.encode("the") == [VOCAB["the"]]
         assert ours.eos_ids == (end,)
-        assert ours.vocab_size == NUM_RANKS + 4
+        assert ours.vocab_size == user + 2
 
 
 # The patterns as published with `tiktoken`; ours are equivalent.
@@ -278,7 +282,12 @@ INVALID: list[tuple[dict[str, bytes], str]] = [
     (merges_files() | {"merges.txt": b"a nowhere\n"}, "nowhere"),
     (merges_files() | {"merges.txt": b"\xff"}, "merges.txt"),
     (merges_files() | {"added_tokens.json": b'{"x": -1}'}, "added_tokens.json"),
-    (merges_files() | {"added_tokens.json": b'{"x": 0}'}, "added_tokens"),
+    (merges_files(extra_special_tokens=5), "extra_special_tokens"),
+    (merges_files(additional_special_tokens=[5]), "extra_special_tokens[0]"),
+    (merges_files(extra_special_tokens={"image_token": 5}), "image_token"),
+    (merges_files(eos_token=[5]), "eos_token"),
+    (merges_files(eos_token={"content": "</s>", "lstrip": 5}), "eos_token.lstrip"),
+    (merges_files() | {"special_tokens_map.json": b'{"pad_token": 5}'}, "pad_token"),
     ({"unknown.tiktoken": rank_file(RANKS)}, "unknown.tiktoken"),
     ({"qwen.tiktoken": b"\x0a\x00"}, "qwen.tiktoken"),
     ({"qwen.tiktoken": TRUNCATED + b" x 1 y"}, "qwen.tiktoken"),

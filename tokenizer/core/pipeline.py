@@ -16,7 +16,7 @@ class TokenizerPipeline:
     between added tokens. `words` splits it; the second argument is true at the beginning of the
     whole text. `encode_word` returns the ids of a word, never a control token's. `make_decoder`
     returns a function from token to bytes that has state, so each text needs its own. `kind` is a
-    name for display.
+    name for display. `before` and `after` are the ids between which a whole text is encoded.
     """
 
     kind: str
@@ -26,3 +26,5 @@ class TokenizerPipeline:
     words: Callable[[str, bool], Iterable[str]]
     encode_word: Callable[[str], list[int]]
     make_decoder: Callable[[], Callable[[str], bytes]]
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()

@@ -15,7 +15,9 @@ _MAX_FILE_BYTES = 1 << 28
 # A directory may have several vocabularies; the first one found is used.
 _VOCABULARIES = (
     "tokenizer.json",
-    # SentencePiece: the usual name, T5's, ChatGLM-6B's.
+    "tekken.json",  # Mistral's
+    "tiktoken.model",  # a rank file: Kimi's
+    # SentencePiece: the usual name (Meta's rank files have it, too), T5's, ChatGLM-6B's.
     "tokenizer.model",
     "spiece.model",
     "ice_text.model",
@@ -24,6 +26,7 @@ _VOCABULARIES = (
 _NEIGHBORS = (
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
     "merges.txt",
     "special_tokens_map.json",

@@ -4,7 +4,7 @@ Each is the published pattern of its model, in syntax common to `regex`, Oniguru
 tiktoken's possessive quantifiers, which only save time, are left out.
 """
 
-__all__ = ["CL100K", "GPT2", "LLAMA3", "O200K", "QWEN2"]
+__all__ = ["CL100K", "GPT2", "KIMI", "LLAMA3", "O200K", "QWEN2"]
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -22,4 +22,13 @@ O200K = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+# As O200K, but Chinese characters are words of their own.
+_NO_HAN = r"(?:(?!\p{{Han}})[\p{{{}}}\p{{Lm}}\p{{Lo}}\p{{M}}])"
+_KIMI_UPPER, _KIMI_LOWER = _NO_HAN.format(r"Lu}\p{Lt"), _NO_HAN.format("Ll")
+KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}*{_KIMI_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )

@@ -53,6 +53,17 @@ _SPACE_DECODERS = (
     ["Replace", "ByteFallback", "Fuse"],
 )
 
+_BYTE_LEVEL = {"type": "ByteLevel"}
+_PIECES = {
+    "type": "Sequence",
+    "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ],
+}
+
 Change = Callable[[str], str]
 
 
@@ -170,8 +181,13 @@ def _metaspace(part: dict[str, Any], field: str) -> Metaspace:
     return Metaspace(symbol, prepend, flag(part, "split", field, default=True))
 
 
-def make_decoder(spec: Any) -> Callable[[], Callable[[str], bytes]]:
-    """Return a function that makes a decoder, from token to bytes, for each text."""
+def make_decoder(spec: Any, *, is_byte_level: bool) -> Callable[[], Callable[[str], bytes]]:
+    """Return a function that makes a decoder, from token to bytes, for each text.
+
+    Without a decoder `tokenizers` joins tokens with spaces; here the kind of vocabulary decides.
+    """
+    if spec is None:
+        spec = _BYTE_LEVEL if is_byte_level else _PIECES
     found = list(parts(spec, "decoder", "decoders"))
     kinds = [part.get("type") for _, part in found]
     if kinds == ["ByteLevel"]:

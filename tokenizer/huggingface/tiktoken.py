@@ -4,7 +4,7 @@ import binascii
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,11 +17,11 @@ from swiftchat.tokenizer.core.byte_level import symbols_of, to_bytes, to_symbols
 from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.pretokenizer import Split, cut
 from swiftchat.tokenizer.huggingface.checks import MAX_IDS
-from swiftchat.tokenizer.huggingface.declared_tokens import declared_tokens
-from swiftchat.tokenizer.huggingface.patterns import CL100K, GPT2, LLAMA3, O200K, QWEN2
-from swiftchat.tokenizer.huggingface.tokenizer_json import added_token
+from swiftchat.tokenizer.huggingface.declared_tokens import DeclaredTokens
+from swiftchat.tokenizer.huggingface.patterns import CL100K, GPT2, KIMI, LLAMA3, O200K, QWEN2
+from swiftchat.tokenizer.huggingface.post_processor import with_configured_ends
 
-__all__ = ["is_tiktoken", "tiktoken_pipeline"]
+__all__ = ["is_tiktoken", "rank_file_names", "rank_pipeline", "tiktoken_pipeline"]
 
 _MAX_TOKEN_CHARACTERS = 1 << 12
 _FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d{1,8}(\r?\n|$)")
@@ -38,7 +38,7 @@ class _Encoding:
     control: Mapping[str, int]
     normalize: Callable[[str], str] = str
     bos: str | None = None
-    eos: str = "<|endoftext|>"
+    eos: str | None = "<|endoftext|>"
 
 
 _FILL_IN = {"<|fim_prefix|>": 2, "<|fim_middle|>": 3, "<|fim_suffix|>": 4}
@@ -73,9 +73,12 @@ _ENCODINGS: Mapping[str, _Encoding] = {
     "o200k_base.tiktoken": _Encoding(O200K, _O200K),
     "o200k_harmony.tiktoken": _Encoding(O200K, _O200K | _HARMONY),
     "qwen.tiktoken": _Encoding(QWEN2, _QWEN, partial(unicodedata.normalize, "NFC")),
+    # As transformers reads a file of this name; the files beside it declare the control tokens.
+    "tiktoken.model": _Encoding(LLAMA3, {}, eos=None),
     "tokenizer.model": _Encoding(LLAMA3, _LLAMA3, bos="<|begin_of_text|>", eos="<|end_of_text|>"),
 }
-_CLASSES = {"QWenTokenizer": "qwen.tiktoken"}
+_KIMI = _Encoding(KIMI, {}, eos=None)
+_CLASSES = {"QWenTokenizer": _ENCODINGS["qwen.tiktoken"], "TikTokenTokenizer": _KIMI}
 
 
 def is_tiktoken(data: bytes) -> bool:
@@ -83,50 +86,73 @@ def is_tiktoken(data: bytes) -> bool:
     return _FIRST_LINE.match(data) is not None
 
 
+def rank_file_names(name: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the BOS and EOS tokens of a rank file by role; raises as `tiktoken_pipeline`."""
+    encoding = _encoding(name, config)
+    roles = {"bos_token": encoding.bos, "eos_token": encoding.eos}
+    return {role: text for role, text in roles.items() if text is not None}
+
+
 def tiktoken_pipeline(
-    data: bytes, name: str, config: Mapping[str, Any], added_tokens: Mapping[str, Any]
-) -> tuple[TokenizerPipeline, dict[str, str]]:
-    """Build from a rank file; also return its named tokens. Ids equal those of `tiktoken`.
+    data: bytes, name: str, config: Mapping[str, Any], declared: DeclaredTokens
+) -> TokenizerPipeline:
+    """Build from a rank file; ids equal those of `tiktoken`.
 
     The `tokenizer_class` in `config`, else the file's `name`, determines the split pattern and the
-    control tokens. `config` and `added_tokens`, the parsed `tokenizer_config.json` and
-    `added_tokens.json`, override these tokens. Raises `BadModelFile` naming the invalid line or
-    the unknown name.
+    control tokens, which `declared` adds to and overrides. Raises `BadModelFile` naming the
+    invalid line or the unknown name.
     """
-    encoding = _ENCODINGS.get(_CLASSES.get(str(config.get("tokenizer_class")), name))
-    if encoding is None:
-        raise BadModelFile(
-            f"{name}: the split pattern of this rank file is unknown",
-            f"known files: {', '.join(_ENCODINGS)}; known classes: {', '.join(_CLASSES)}",
-        )
+    encoding = _encoding(name, config)
     ranks = _ranks(data, name)
-    by_id = {
-        len(ranks) + n: AddedToken(len(ranks) + n, content, special=True)
-        for content, n in encoding.control.items()
-    }
-    by_id |= {
-        n: added_token(n, entry, f"added_tokens_decoder.{n}")
-        for n, entry in declared_tokens(config, added_tokens).items()
-    }
+    control = {content: len(ranks) + n for content, n in encoding.control.items()}
+    by_id = {n: AddedToken(n, content, special=True) for content, n in control.items()}
+    by_id |= {n: replace(token, id=n) for n, token in declared.by_id.items()}
+    if max(declared.by_id, default=0) >= len(ranks):
+        # transformers numbers the tokens without a gap.
+        for n in range(len(ranks), max(declared.by_id)):
+            by_id.setdefault(n, AddedToken(n, f"<|reserved_token_{n}|>", special=True))
     duplicates = by_id.keys() & set(ranks.values())
     if duplicates:
         raise BadModelFile(f"{name}: {min(duplicates)} is the id of a control token and a rank")
     if len({token.content for token in by_id.values()}) < len(by_id):
         raise BadModelFile(f"{name}: a control token has two ids")
+    added = declared.added_to(by_id.values(), ranks | {t.content: n for n, t in by_id.items()})
+    pipeline = rank_pipeline(ranks, added, regex.compile(encoding.pattern), encoding.normalize)
+    return with_configured_ends(pipeline, config, declared)
+
+
+def rank_pipeline(
+    ranks: Mapping[str, int],
+    added: tuple[AddedToken, ...],
+    pattern: Any,
+    normalize: Callable[[str], str] = str,
+) -> TokenizerPipeline:
+    """Return the pipeline of a vocabulary in which the lowest id is merged first.
+
+    `ranks` are ids by token in the byte-level alphabet; `pattern` is compiled by `regex`.
+    """
     bpe = BytePairEncoding(ranks, ranks, ignore_merges=True)
-    split = Split(regex.compile(encoding.pattern))
+    split = Split(pattern)
     token_bytes = lru_cache(1 << 16)(to_bytes)
-    pipeline = TokenizerPipeline(
+    return TokenizerPipeline(
         kind="byte-level BPE",
         vocab=ranks,
-        added_tokens=tuple(by_id.values()),
-        normalize=encoding.normalize,
+        added_tokens=added,
+        normalize=normalize,
         words=lambda text, _: cut(text, [split]),
         encode_word=lambda word: bpe.encode(to_symbols(word)),
         make_decoder=lambda: token_bytes,
     )
-    named = {"eos_token": encoding.eos}
-    return pipeline, named if encoding.bos is None else {**named, "bos_token": encoding.bos}
+
+
+def _encoding(name: str, config: Mapping[str, Any]) -> _Encoding:
+    encoding = _CLASSES.get(str(config.get("tokenizer_class")), _ENCODINGS.get(name))
+    if encoding is None:
+        raise BadModelFile(
+            f"{name}: the split pattern of this rank file is unknown",
+            f"known files: {', '.join(_ENCODINGS)}; known classes: {', '.join(_CLASSES)}",
+        )
+    return encoding
 
 
 def _ranks(data: bytes, name: str) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Read `tokenizer.json` and check its contents."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import count, repeat
 from typing import Any
 
@@ -15,23 +16,32 @@ from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.pretokenizer import Split, Symbols, cut
 from swiftchat.tokenizer.core.unigram import UNKNOWN_PENALTY, Unigram, score_as_tokenizers_parses_it
 from swiftchat.tokenizer.huggingface.checks import MAX_IDS, flag, reject, reject_kind, short
+from swiftchat.tokenizer.huggingface.declared_tokens import (
+    MAX_ADDED_TOKENS,
+    NONE_DECLARED,
+    DeclaredTokens,
+    added_token,
+)
+from swiftchat.tokenizer.huggingface.post_processor import end_ids
 from swiftchat.tokenizer.huggingface.steps import make_decoder, normalizer, steps
 
-__all__ = ["added_token", "reject_renumbered_tokens", "tokenizer_json_pipeline"]
+__all__ = ["own_tokens", "tokenizer_json_pipeline"]
 
 _MAX_TOKEN_CHARACTERS = 1 << 12
-_MAX_ADDED_TOKENS = 1 << 14
 _MAX_SCORE = 1e300  # sums of larger ones overflow
 # Separates the parts of a merge if these may contain spaces.
 _NONCHARACTER = "\U0010ffff"
 
 Encode = Callable[[str], list[int]]
+Merges = tuple[list[str], list[str], str]
 
 
-def tokenizer_json_pipeline(spec: Any) -> TokenizerPipeline:
+def tokenizer_json_pipeline(
+    spec: Any, declared: DeclaredTokens = NONE_DECLARED
+) -> TokenizerPipeline:
     """Build from the parsed `tokenizer.json`; ids equal those of the `tokenizers` library.
 
-    Raises `BadModelFile` naming the wrong field.
+    `declared` are the tokens of the files beside it. Raises `BadModelFile` naming the wrong field.
     """
     if not isinstance(spec, dict):
         reject("the file", "is not a JSON object")
@@ -43,16 +53,18 @@ def tokenizer_json_pipeline(spec: Any) -> TokenizerPipeline:
         reject_kind("model.type", kind)
     pieces = _pieces(model) if kind == "Unigram" else {}
     vocab = {piece: n for n, piece in enumerate(pieces)} if pieces else _vocab(model)
-    added = tuple(_added_tokens(spec.get("added_tokens"), vocab))
+    merged = _merges(model, vocab) if kind == "BPE" else ([], [], "")
+    added = declared.added_to(own_tokens(spec), vocab, set(merged[1]))
     special = {token.content for token in added if token.special}
     stages, makes_symbols = steps(spec.get("pre_tokenizer"))
     byte_level = makes_symbols or Symbols() in stages
-    decoder = make_decoder(spec.get("decoder"))
+    decoder = make_decoder(spec.get("decoder"), is_byte_level=byte_level)
+    before, after = end_ids(spec.get("post_processor"))
     if kind == "Unigram":
         encode = _unigram(model, pieces, vocab, special)
         name = "SentencePiece Unigram"
     else:
-        encode = _bpe(model, vocab, special, byte_level)
+        encode = _bpe(model, vocab, merged, special, byte_level)
         name = "byte-level BPE" if byte_level else "SentencePiece BPE"
         pattern = None if stages or byte_level else word_pattern(vocab)
         # Without a split the result is the same, but no word is found in the cache.
@@ -66,17 +78,23 @@ def tokenizer_json_pipeline(spec: Any) -> TokenizerPipeline:
         words=lambda text, at_start: cut(text, stages, at_start),
         encode_word=(lambda word: encode(to_symbols(word))) if makes_symbols else encode,
         make_decoder=decoder,
+        before=before,
+        after=after,
     )
 
 
 def _bpe(
-    model: Mapping[str, Any], vocab: Mapping[str, int], special: set[str], byte_level: bool
+    model: Mapping[str, Any],
+    vocab: Mapping[str, int],
+    merged: Merges,
+    special: set[str],
+    byte_level: bool,
 ) -> Encode:
     """Return an encoder by BPE, without the merges that would make a control token."""
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             reject_kind(f"model.{name}", model[name])
-    merges, results, separator = _merges(model, vocab)
+    merges, results, separator = merged
     unknown = model.get("unk_token") or None
     if unknown is not None and (not isinstance(unknown, str) or unknown not in vocab):
         reject("model.unk_token", f"is {short(unknown)}, which is not in model.vocab")
@@ -155,10 +173,6 @@ def _pieces(model: Mapping[str, Any]) -> dict[str, float]:
     return pieces
 
 
-def _is_id(value: object) -> bool:
-    return type(value) is int and 0 <= value < MAX_IDS
-
-
 def _vocab(model: Mapping[str, Any]) -> dict[str, int]:
     vocab = model.get("vocab")
     if not isinstance(vocab, dict) or not vocab:
@@ -173,7 +187,7 @@ def _vocab(model: Mapping[str, Any]) -> dict[str, int]:
     return vocab
 
 
-def _merges(model: Mapping[str, Any], vocab: Mapping[str, int]) -> tuple[list[str], list[str], str]:
+def _merges(model: Mapping[str, Any], vocab: Mapping[str, int]) -> Merges:
     """Return the merges as `left + separator + right`, their results, and the separator.
 
     A merge is written `"left right"` or `["left", "right"]`. There are hundreds of thousands, so
@@ -220,62 +234,23 @@ def _pair(merge: object, number: int) -> list[Any]:
     return pair
 
 
-def _added_tokens(entries: Any, vocab: Mapping[str, int]) -> Iterator[AddedToken]:
-    if entries is None:
-        return
-    if not isinstance(entries, list) or len(entries) > _MAX_ADDED_TOKENS:
-        reject("added_tokens", "is not a list, or too long")
-    token_by_id = {token_id: token for token, token_id in vocab.items()}
-    for number, entry in enumerate(entries):
-        field = f"added_tokens[{number}]"
-        if not isinstance(entry, dict):
-            reject(field, "is not an object")
-        token_id, content = entry.get("id"), entry.get("content")
-        if not isinstance(content, str) or len(content) > _MAX_TOKEN_CHARACTERS:
-            reject(f"{field}.content", "is not a string, or too long")
-        if not isinstance(token_id, int) or not _is_id(token_id):
-            reject(f"{field}.id", f"is {short(token_id)}, not an integer from 0 to {MAX_IDS - 1}")
-        if token_by_id.setdefault(token_id, content) != content:
-            reject(f"{field}.id", f"{token_id} belongs to {short(token_by_id[token_id])} already")
-        if vocab.get(content, token_id) != token_id:
-            reject(f"{field}.id", f"is {token_id}, but its id in model.vocab is {vocab[content]}")
-        yield added_token(token_id, entry, field)
+def own_tokens(spec: Any) -> list[AddedToken]:
+    """Return the `added_tokens` of the parsed file in their order, with the ids in the file.
 
-
-def reject_renumbered_tokens(spec: Any) -> None:
-    """Raise `BadModelFile` if `tokenizers` gives an added token another id than the file does.
-
-    It numbers those that are not in the vocabulary itself, in their order. `spec` must be valid.
+    `tokenizers` ignores these ids; transformers sorts by them. Raises `BadModelFile`.
     """
-    size, vocab = len(spec["model"]["vocab"]), _vocab_ids(spec["model"]["vocab"])
-    last = -1
-    for number, entry in enumerate(spec.get("added_tokens") or ()):
-        content, token_id = entry["content"], entry["id"]
-        expected = vocab.get(content, max(last + 1, size))
-        if token_id != expected:
-            reject(f"added_tokens[{number}].id", f"is {token_id}, but must be {expected}")
-        vocab[content] = token_id
-        last = max(last, token_id)
+    entries = spec.get("added_tokens") if isinstance(spec, dict) else None
+    if entries is None:
+        return []
+    if not isinstance(entries, list) or len(entries) > MAX_ADDED_TOKENS:
+        reject("added_tokens", "is not a list, or too long")
+    return [_own_token(entry, f"added_tokens[{n}]") for n, entry in enumerate(entries)]
 
 
-def _vocab_ids(vocab: Any) -> dict[str, int]:
-    if isinstance(vocab, dict):
-        return dict(vocab)
-    return {piece: number for number, (piece, _) in enumerate(vocab)}
-
-
-def added_token(token_id: int, entry: Mapping[str, Any], field: str) -> AddedToken:
-    """Read an added token of `tokenizer.json` or `tokenizer_config.json`."""
-    content = entry.get("content")
-    if not isinstance(content, str) or len(content) > _MAX_TOKEN_CHARACTERS:
-        reject(f"{field}.content", "is not a string, or too long")
-    special = flag(entry, "special", field)
-    return AddedToken(
-        token_id,
-        content,
-        lstrip=flag(entry, "lstrip", field),
-        rstrip=flag(entry, "rstrip", field),
-        single_word=flag(entry, "single_word", field),
-        normalized=flag(entry, "normalized", field, default=not special),
-        special=special,
-    )
+def _own_token(entry: Any, field: str) -> AddedToken:
+    if not isinstance(entry, dict):
+        reject(field, "is not an object")
+    token_id = entry.get("id")
+    if type(token_id) is not int or not 0 <= token_id < MAX_IDS:
+        reject(f"{field}.id", f"is {short(token_id)}, not an integer from 0 to {MAX_IDS - 1}")
+    return replace(added_token(entry, "tokenizer.json", field), id=token_id)

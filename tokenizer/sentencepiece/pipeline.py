@@ -2,16 +2,20 @@
 
 import re
 import struct
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from swiftchat.tokenizer.core.added_tokens import AddedToken
 from swiftchat.tokenizer.core.metaspace import sentencepiece_decoder, word_pattern
 from swiftchat.tokenizer.core.piece_ids import PieceIds, PieceKind
 from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.unigram import UNKNOWN_PENALTY
+from swiftchat.tokenizer.huggingface.declared_tokens import DeclaredTokens
+from swiftchat.tokenizer.huggingface.post_processor import with_configured_ends
 from swiftchat.tokenizer.sentencepiece.bpe import SentencePieceBpe
-from swiftchat.tokenizer.sentencepiece.chatglm import SpacePieces
+from swiftchat.tokenizer.sentencepiece.chatglm import SpacePieces, chatglm_tokens
 from swiftchat.tokenizer.sentencepiece.model import Piece, SentencePieceModel
 from swiftchat.tokenizer.sentencepiece.unigram import SentencePieceUnigram
 
@@ -21,7 +25,7 @@ _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 def sentencepiece_pipeline(
-    model: SentencePieceModel, more_tokens: Iterable[AddedToken]
+    model: SentencePieceModel, config: Mapping[str, Any], declared: DeclaredTokens
 ) -> TokenizerPipeline:
     """Return the pipeline; ids equal those of the `sentencepiece` library.
 
@@ -30,16 +34,24 @@ def sentencepiece_pipeline(
     prefix at the beginning only, unless `tokenizer_config.json` sets `legacy`. A saved
     tokenizer.json takes precedence.)
 
-    `more_tokens` are declared in `tokenizer_config.json`. They and the control pieces are added
-    tokens. Ordinary text never becomes a special token.
+    `config` is `tokenizer_config.json`. The tokens that it and the files beside it declare, and
+    the control pieces, are added tokens. Ordinary text never becomes a special token.
     """
-    added = {
-        piece.text: AddedToken(number, piece.text, special=True)
+    vocab = {piece.text: number for number, piece in enumerate(model.pieces)}
+    control = (
+        AddedToken(number, piece.text, special=True)
         for number, piece in enumerate(model.pieces)
         if piece.kind == PieceKind.CONTROL
-    }
-    added |= {token.content: token for token in more_tokens}
-    special = {token.content for token in added.values() if token.special}
+    )
+    # Ordinary text may become the unknown token, so it is not a control token. The normalizer puts
+    # a space before each text, so tokens are matched before it.
+    unknown = model.pieces[model.unknown_id].text
+    added = tuple(
+        replace(token, normalized=False)
+        for token in declared.added_to((*control, *chatglm_tokens(model, config)), vocab)
+        if token.content != unknown
+    )
+    special = {token.content for token in added if token.special}
     pieces = {
         number: piece
         for number, piece in enumerate(model.pieces)
@@ -59,10 +71,10 @@ def sentencepiece_pipeline(
     ids = PieceIds(ids_of_text, model.unknown_id, model.byte_ids)
     spec = model.normalizer
     spaces = SpacePieces(ids_of_text)
-    return TokenizerPipeline(
+    pipeline = TokenizerPipeline(
         kind=f"SentencePiece {'Unigram' if model.is_unigram else 'BPE'}",
-        vocab={piece.text: number for number, piece in enumerate(model.pieces)},
-        added_tokens=tuple(added.values()),
+        vocab=vocab,
+        added_tokens=added,
         normalize=lambda text: normalize(spaces.write(text)),
         words=lambda text, _: (text,) if pattern is None else pattern.findall(text),
         encode_word=lambda word: ids.look_up(split(word)),
@@ -75,6 +87,7 @@ def sentencepiece_pipeline(
             strips_more=spec.remove_extra_whitespaces,
         ),
     )
+    return with_configured_ends(pipeline, config, declared)
 
 
 def _bpe(
