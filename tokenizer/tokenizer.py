@@ -228,16 +228,17 @@ class Tokenizer:
             return [token_id]
         part = self._pipeline.normalize(text[start:end])
         ranges = _ranges_after_normalizing(_clip_ranges(content, start, end), text[start:end], part)
-        return self._encode_part(part, ranges, start == 0)
+        num_first = self._pipeline.count_first(text[:end]) if start == 0 else 0
+        return self._encode_part(part, ranges, num_first)
 
-    def _encode_part(self, text: str, content: Ranges, at_start: bool) -> list[int]:
+    def _encode_part(self, text: str, content: Ranges, num_first: int) -> list[int]:
         ids: list[int] = []
         look_up = self._cache.__getitem__
         for token_id, start, end in self._normalized.cut(text, content):
             if token_id is not None:
                 ids.append(token_id)
                 continue
-            words = self._pipeline.words(text[start:end], at_start and start == 0)
+            words = self._pipeline.words(text[start:end], max(num_first - start, 0))
             ids += chain.from_iterable(map(look_up, words))
         return ids
 

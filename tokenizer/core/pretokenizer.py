@@ -1,20 +1,17 @@
 """Pre-tokenization: split text into words that are encoded one by one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.core.byte_level import to_symbols
+from swiftchat.tokenizer.core.matching import spans_of_matches, time_limit
 from swiftchat.tokenizer.core.metaspace import Metaspace
 
-__all__ = ["PrefixSpace", "Split", "Step", "Symbols", "cut", "time_limit"]
+__all__ = ["PrefixSpace", "Split", "Step", "Symbols", "cut"]
 
 BEHAVIORS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext")
-
-# A pattern that takes longer than this backtracks exponentially.
-_SECONDS = 1.0
-_SECONDS_PER_CHARACTER = 2e-6
 
 
 @dataclass(frozen=True)
@@ -34,31 +31,33 @@ class Split:
         if self.behavior == "Isolated" and not self.pattern.groups:
             # Fast path: in most models the matches cover the text.
             words: list[str] = self.pattern.findall(text, timeout=time_limit(text))
-            if sum(map(len, words)) == len(text):
-                return filter(None, words)
-        return filter(None, self._words(list(self._ranges(text)), text))
+            if sum(map(len, words)) == len(text) and "" not in words:
+                return words
+        return [text[start:end] for start, end in self.spans(text)]
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the start and end of each word."""
+        ranges = list(self._ranges(text))
+        if self.behavior == "Isolated":
+            found = [(start, end) for _, start, end in ranges]
+        elif self.behavior == "Removed":
+            found = [(start, end) for is_match, start, end in ranges if not is_match]
+        elif self.behavior == "MergedWithNext":
+            found = _join(reversed(ranges), contiguous=False)[::-1]
+        else:
+            found = _join(ranges, contiguous=self.behavior == "Contiguous")
+        return [(start, end) for start, end in found if start < end]
 
     def _ranges(self, text: str) -> Iterator[tuple[bool, int, int]]:
         """Yield `(is_match, start, end)` for each part of `text` in order."""
         start = 0
-        for match in self.pattern.finditer(text, timeout=time_limit(text)):
-            if start < match.start():
-                yield self.invert, start, match.start()
-            yield not self.invert, match.start(), match.end()
-            start = match.end()
+        for first, last in spans_of_matches(self.pattern, text):
+            if start < first:
+                yield self.invert, start, first
+            yield not self.invert, first, last
+            start = last
         if start < len(text):
             yield self.invert, start, len(text)
-
-    def _words(self, ranges: list[tuple[bool, int, int]], text: str) -> list[str]:
-        if self.behavior == "Isolated":
-            return [text[start:end] for _, start, end in ranges]
-        if self.behavior == "Removed":
-            return [text[start:end] for is_match, start, end in ranges if not is_match]
-        if self.behavior == "MergedWithNext":
-            mirrored = _join(reversed(ranges), contiguous=False)
-            return [text[start:end] for start, end in reversed(mirrored)]
-        joined = _join(ranges, contiguous=self.behavior == "Contiguous")
-        return [text[start:end] for start, end in joined]
 
 
 @dataclass(frozen=True)
@@ -80,31 +79,45 @@ class Symbols:
 Step = Split | PrefixSpace | Symbols | Metaspace
 
 
-def cut(text: str, steps: Iterable[Step], at_start: bool = True) -> Iterable[str]:
+def cut(text: str, steps: Sequence[Step], num_first: int = 1) -> Iterable[str]:
     """Return the words of `text`, split by each step in turn.
 
-    `at_start` is true if `text` begins the whole text. Raises `BadModelFile` if a pattern exceeds
-    its time limit.
+    The first `num_first` characters count as the beginning of the whole text. Raises
+    `BadModelFile` if a pattern exceeds its time limit.
     """
-    words: Iterable[str] = (text,)
     try:
+        if any(isinstance(step, Metaspace) for step in steps):
+            return _cut_with_places(text, steps, num_first)
+        words: Iterable[str] = (text,)
         for number, step in enumerate(steps):
-            if isinstance(step, Metaspace):
-                words = list(words)
-                # A step may have removed the first word.
-                at_start = at_start and text.startswith(tuple(words[:1]))
-                words = [
-                    part
-                    for place, word in enumerate(words)
-                    for part in step(word, at_start and place == 0)
-                ]
-                continue
+            assert not isinstance(step, Metaspace)
             words = step(text) if number == 0 else [part for word in words for part in step(word)]
     except TimeoutError:
         raise BadModelFile(
             "tokenizer.json: a pattern of pre_tokenizer exceeds its time limit on this text"
         ) from None
     return words
+
+
+def _cut_with_places(text: str, steps: Sequence[Step], num_first: int) -> list[str]:
+    """Return the words, of which those at the beginning may get a prefix."""
+    words = [(text, 0)]
+    for step in steps:
+        if isinstance(step, Split):
+            words = [
+                (word[start:end], place + start)
+                for word, place in words
+                for start, end in step.spans(word)
+            ]
+        elif isinstance(step, Metaspace):
+            words = [
+                (part, num_first if number else place)
+                for word, place in words
+                for number, part in enumerate(step(word, place < num_first))
+            ]
+        else:
+            words = [(part, place) for word, place in words for part in step(word)]
+    return [word for word, _ in words]
 
 
 def _join(ranges: Iterable[tuple[bool, int, int]], *, contiguous: bool) -> list[tuple[int, int]]:
@@ -122,8 +135,3 @@ def _join(ranges: Iterable[tuple[bool, int, int]], *, contiguous: bool) -> list[
             joined.append((start, end))
         before = is_match
     return joined
-
-
-def time_limit(text: str) -> float:
-    """Return the seconds that a pattern may take on `text`."""
-    return _SECONDS + _SECONDS_PER_CHARACTER * len(text)

@@ -17,6 +17,7 @@ _MAX_CACHED = 1 << 16
 _MAX_CACHED_CHARACTERS = 32
 # From this many bytes on `tokenizers` replaces the characters of a grapheme one by one.
 _LONG_GRAPHEME_BYTES = 6
+_MAX_TEXT_BYTES = 256  # Unicode's own compatibility forms have up to 33
 _GRAPHEMES = regex.compile(r"\X")
 
 
@@ -84,8 +85,11 @@ class PrecompiledCharsmap:
         if start >= len(self._texts):
             raise BadModelFile("the tokenizer's charsmap has an index outside its texts")
         end = self._texts.find(b"\0", start)
+        text = self._texts[start : end if end >= 0 else None]
+        if len(text) > _MAX_TEXT_BYTES:
+            raise BadModelFile("the tokenizer's charsmap makes a long text of a character")
         try:
-            return self._texts[start : end if end >= 0 else None].decode()
+            return text.decode()
         except UnicodeDecodeError:
             raise BadModelFile("the tokenizer's charsmap has invalid UTF-8") from None
 

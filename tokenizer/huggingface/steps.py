@@ -1,15 +1,11 @@
-"""The normalizer, pre-tokenizer and decoder steps of `tokenizer.json`."""
+"""The pre-tokenizer and decoder steps of `tokenizer.json`."""
 
-import base64
-import binascii
-import unicodedata
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
 import regex
 
-from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.core.byte_level import to_bytes
 from swiftchat.tokenizer.core.metaspace import (
     Metaspace,
@@ -23,7 +19,6 @@ from swiftchat.tokenizer.core.pretokenizer import (
     Split,
     Step,
     Symbols,
-    time_limit,
 )
 from swiftchat.tokenizer.huggingface.checks import (
     compiled,
@@ -34,20 +29,15 @@ from swiftchat.tokenizer.huggingface.checks import (
     short,
     text,
 )
+from swiftchat.tokenizer.huggingface.normalizer import WHITE_SPACE, replacement
 from swiftchat.tokenizer.huggingface.patterns import GPT2
-from swiftchat.tokenizer.huggingface.precompiled import PrecompiledCharsmap
 
-__all__ = ["make_decoder", "normalizer", "steps"]
+__all__ = ["make_decoder", "steps"]
 
 _NUMBER = r"\p{N}"
 # Unicode punctuation and the ASCII symbols that `tokenizers` adds.
 _PUNCTUATION = r"[\p{P}$+<=>^`|~]"
-_UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 _PREPEND_SCHEMES = ("always", "first", "never")
-# White_Space of Unicode; str.strip() would take \x1c to \x1f as well.
-_WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
-    map(chr, range(0x2000, 0x200B))
-)
 _SPACE_DECODERS = (
     ["Replace", "ByteFallback", "Fuse", "Strip"],
     ["Replace", "ByteFallback", "Fuse"],
@@ -63,63 +53,6 @@ _PIECES = {
         {"type": "Strip", "content": " ", "start": 1, "stop": 0},
     ],
 }
-
-Change = Callable[[str], str]
-
-
-def normalizer(spec: Any) -> Change:
-    """Return a function that applies all steps of `normalizer` in order."""
-    changes = [_change(part, field) for field, part in parts(spec, "normalizer", "normalizers")]
-    if len(changes) == 1:
-        return changes[0]
-
-    def normalize(text: str) -> str:
-        for change in changes:
-            text = change(text)
-        return text
-
-    return normalize
-
-
-def _change(part: dict[str, Any], field: str) -> Change:
-    kind = part.get("type")
-    if kind in _UNICODE_FORMS:
-        return partial(unicodedata.normalize, kind)
-    if kind == "Prepend":
-        prefix = text(part, "prepend", field)
-        return lambda value: prefix + value if value else value
-    if kind == "Replace":
-        return _replacement(part, field)
-    if kind == "Strip":
-        left = _WHITE_SPACE if flag(part, "strip_left", field, default=True) else ""
-        right = _WHITE_SPACE if flag(part, "strip_right", field, default=True) else ""
-        return lambda value: value.lstrip(left).rstrip(right)
-    if kind == "Precompiled":
-        try:
-            source = text(part, "precompiled_charsmap", field, max_characters=1 << 24)
-            blob = base64.b64decode(source, validate=True)
-        except (binascii.Error, ValueError):
-            reject(f"{field}.precompiled_charsmap", "is not valid base64")
-        return PrecompiledCharsmap(blob).replace_graphemes
-    return reject_kind(f"{field}.type", kind)
-
-
-def _replacement(part: dict[str, Any], field: str) -> Change:
-    pattern, content = compiled(part, field), text(part, "content", field)
-    literal = part["pattern"].get("String")
-    if literal is not None:
-        return lambda value: value.replace(literal, content)
-
-    def replace(value: str) -> str:
-        try:
-            changed: str = pattern.sub(lambda _: content, value, timeout=time_limit(value))
-        except TimeoutError:
-            raise BadModelFile(
-                "tokenizer.json: a pattern of normalizer exceeds its time limit on this text"
-            ) from None
-        return changed
-
-    return replace
 
 
 def steps(spec: Any) -> tuple[list[Step], bool]:
@@ -151,7 +84,7 @@ def steps(spec: Any) -> tuple[list[Step], bool]:
         elif kind == "Metaspace":
             found.append(_metaspace(part, field))
         elif kind == "WhitespaceSplit":
-            found.append(Split(regex.compile(f"[{_WHITE_SPACE}]"), "Removed"))
+            found.append(Split(regex.compile(f"[{WHITE_SPACE}]"), "Removed"))
         else:
             reject_kind(f"{field}.type", kind)
     return found, byte_level and Symbols() not in found
@@ -198,7 +131,7 @@ def make_decoder(spec: Any, *, is_byte_level: bool) -> Callable[[], Callable[[st
         return partial(first_token_decoder, metaspace.symbol, metaspace.prepend != "never")
     if kinds not in _SPACE_DECODERS:
         reject_kind("decoder", ", ".join(map(str, kinds))[:60] or None)
-    replace = _replacement(found[0][1], found[0][0])
+    replace = replacement(found[0][1], found[0][0])
     content, max_count = "", 0
     if kinds[-1] == "Strip":
         field, strip = found[-1]

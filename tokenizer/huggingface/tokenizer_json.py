@@ -10,7 +10,7 @@ import regex
 from swiftchat.tokenizer.core.added_tokens import AddedToken
 from swiftchat.tokenizer.core.bpe import BytePairEncoding
 from swiftchat.tokenizer.core.byte_level import to_symbols
-from swiftchat.tokenizer.core.metaspace import word_pattern
+from swiftchat.tokenizer.core.metaspace import Metaspace, word_pattern
 from swiftchat.tokenizer.core.piece_ids import PieceIds
 from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.pretokenizer import Split, Symbols, cut
@@ -22,8 +22,9 @@ from swiftchat.tokenizer.huggingface.declared_tokens import (
     DeclaredTokens,
     added_token,
 )
+from swiftchat.tokenizer.huggingface.normalizer import Normalizer
 from swiftchat.tokenizer.huggingface.post_processor import end_ids
-from swiftchat.tokenizer.huggingface.steps import make_decoder, normalizer, steps
+from swiftchat.tokenizer.huggingface.steps import make_decoder, steps
 
 __all__ = ["own_tokens", "tokenizer_json_pipeline"]
 
@@ -70,16 +71,19 @@ def tokenizer_json_pipeline(
         # Without a split the result is the same, but no word is found in the cache.
         if pattern is not None and "▁" in vocab and not flag(model, "ignore_merges", "model"):
             stages.append(Split(regex.compile(pattern.pattern)))
+    normalize = Normalizer(spec.get("normalizer"))
+    looks_at_start = any(isinstance(s, Metaspace) and s.prepend == "first" for s in stages)
     return TokenizerPipeline(
         kind=name,
         vocab=vocab,
         added_tokens=added,
-        normalize=normalizer(spec.get("normalizer")),
-        words=lambda text, at_start: cut(text, stages, at_start),
+        normalize=normalize,
+        words=lambda text, num_first: cut(text, stages, num_first),
         encode_word=(lambda word: encode(to_symbols(word))) if makes_symbols else encode,
         make_decoder=decoder,
         before=before,
         after=after,
+        count_first=normalize.count_first if looks_at_start else lambda text: 1,
     )
 
 
