@@ -121,7 +121,7 @@ _SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gemma4_unified_text": frozen(**_GEMMA_SIZES, vocab_size=262_144, num_hidden_layers=30),
     }
 )
-_OUTER_KEYS = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
+_OUTER_KEYS = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype")
 
 
 def language_model(config: Fields) -> Fields:

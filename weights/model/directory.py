@@ -16,7 +16,7 @@ from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES
 from swiftchat.weights.gguf.source import GgufSource, gguf_file_of
 from swiftchat.weights.model.separate_head import has_separate_head
-from swiftchat.weights.quantization.settings_files import CONFIG_FIELDS, read_settings
+from swiftchat.weights.quantization.settings_files import split_settings
 
 # The modules that read weights are imported where they are used: they need numpy, which takes
 # 0.1 s, and a chat with a running engine opens no weights.
@@ -69,17 +69,15 @@ class Model:
             raise ModelNotFound(f"no model directory {path}")
         if not (path / "config.json").is_file():
             raise BadModelFile(f"{path} is not a model directory: config.json is missing")
-        quantization_config = read_settings(path)
-        config_json = read_json(path / "config.json")
-        config = ModelConfig.from_hf(
-            {k: v for k, v in config_json.items() if k not in CONFIG_FIELDS}
-        )
+        config_json, quantization_config = split_settings(path, read_json(path / "config.json"))
+        config = ModelConfig.from_hf(config_json)
         generation = _read_optional(path / "generation_config.json")
         if generation.get("eos_token_id") is not None:
             eos_ids = token_ids(generation, "eos_token_id", config.vocab_size)
             config = dataclasses.replace(config, eos_ids=eos_ids)
-        is_plain = config.tied_embeddings and quantization_config is None
-        has_own_head = is_plain and has_separate_head(path, config)
+        has_own_head = config.tied_embeddings and has_separate_head(
+            path, config, quantization_config
+        )
         if has_own_head:
             config = dataclasses.replace(config, tied_embeddings=False)
         tokenizer = _read_optional(path / "tokenizer_config.json")
