@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from swiftchat.errors import BadModelFile
+from swiftchat.errors import DamagedModelFile
 from swiftchat.weights.files.reading import parse_json, reject_other_content
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES, TensorInfo, reject_overlaps
 
@@ -63,8 +63,8 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     return tensors, metadata
 
 
-def _bad(path: Path, problem: str) -> BadModelFile:
-    return BadModelFile(f"{path}: {problem}")
+def _bad(path: Path, problem: str) -> DamagedModelFile:
+    return DamagedModelFile(f"{path}: {problem}")
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:

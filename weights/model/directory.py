@@ -125,6 +125,8 @@ class Model:
             )
         if self.has_separate_head:
             notes.append("the files have an output matrix of their own: embeddings are not tied")
+        source = GgufSource.read(self.path)
+        notes += () if source is None else source.notes
         return tuple(notes)
 
     @property
