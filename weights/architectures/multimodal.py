@@ -11,7 +11,7 @@ from swiftchat.weights.architectures.parts.architecture import frozen
 from swiftchat.weights.architectures.parts.fields import Fields, invalid, mapping
 from swiftchat.weights.architectures.registry import ARCHITECTURES, unknown_name
 
-__all__ = ["MULTIMODAL", "language_model"]
+__all__ = ["MULTIMODAL", "language_model", "multimodal_class"]
 
 # Whether embeddings are tied if `config.json` does not say it, by class name.
 MULTIMODAL: Mapping[str, bool] = MappingProxyType(
@@ -124,14 +124,20 @@ _SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 _OUTER_KEYS = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype")
 
 
+def multimodal_class(config: Fields) -> str | None:
+    """Return the class of a multimodal model in `architectures`; None: it is not one."""
+    names = config.get("architectures")
+    listed = names if isinstance(names, list) else []
+    return next((name for name in listed if isinstance(name, str) and name in MULTIMODAL), None)
+
+
 def language_model(config: Fields) -> Fields:
     """Return the `config.json` of the language model in a multimodal one; others unchanged.
 
     Raises `BadModelFile` for a language model that is not supported.
     """
-    names = config.get("architectures")
-    outer = names[0] if isinstance(names, list) and len(names) == 1 else None
-    if not isinstance(outer, str) or outer not in MULTIMODAL:
+    outer = multimodal_class(config)
+    if outer is None:
         return config
     config = mapping(config, "thinker_config") or config
     text = mapping(config, "text_config")

@@ -9,10 +9,19 @@ from swiftchat.weights.files.reading import read_json
 
 __all__ = ["QUANTIZATION_FIELDS", "split_settings"]
 
-# Fields of config.json; the second is the older name of compressed-tensors.
-QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
-# Settings files of older tools, and the method of each.
-_SETTINGS_FILES: Mapping[str, str] = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+# Fields of config.json, and the method of those whose settings do not name one: the older name of
+# compressed-tensors, and MLX.
+QUANTIZATION_FIELDS = {
+    "quantization_config": None,
+    "compression_config": "compressed-tensors",
+    "quantization": "mlx",
+}
+# Settings files of other tools, and the method of each.
+_SETTINGS_FILES: Mapping[str, str] = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
 # Objects in the config.json of a multimodal model that hold its language model.
 _INNER = ("text_config", "thinker_config")
 
@@ -52,12 +61,13 @@ def _split(config_json: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[st
 
 
 def _own_settings(config_json: Mapping[str, Any]) -> list[dict[str, Any]]:
-    for field in QUANTIZATION_FIELDS:
+    for field, method in QUANTIZATION_FIELDS.items():
         found = config_json.get(field)
         if found is None:
             continue
         if not isinstance(found, Mapping):
             raise BadModelFile(f"config.json: {field} must be an object")
-        default = {"quant_method": "compressed-tensors"} if field == "compression_config" else {}
-        return [{**default, **found}]
+        if method is None and "quant_method" not in found:
+            method = "mlx" if {"bits", "group_size"} <= found.keys() else None
+        return [({} if method is None else {"quant_method": method}) | found]
     return []

@@ -10,6 +10,7 @@ import pytest
 from swiftchat.errors import BadModelFile, DamagedModelFile
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES
+from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.formats.gguf_types import type_name
 from swiftchat.weights.gguf.config import generation_config_json
 from swiftchat.weights.gguf.pretokenizers import PRE_TOKENIZERS
@@ -36,13 +37,9 @@ def renamed(**names: str) -> list[str]:
 
 
 def end_ids(tokens: list[str], **more: Any) -> list[int]:
-    class File:
-        metadata = {
-            "tokenizer.ggml.tokens": tokens,
-            **{f"tokenizer.ggml.{key}": value for key, value in more.items()},
-        }
-
-    found = generation_config_json(File).get("eos_token_id", [])  # type: ignore[arg-type]
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in more.items()}
+    file = GgufFile(Path(), {"tokenizer.ggml.tokens": tokens, **metadata}, {}, [], [])
+    found = generation_config_json(file).get("eos_token_id", [])
     return found if isinstance(found, list) else [found]
 
 
@@ -176,3 +173,31 @@ def test_the_names_of_types_are_those_of_the_reference_package() -> None:
     for kind in gguf.GGMLQuantizationType:
         assert type_name(kind.value) == kind.name
     assert {type_name(number) for number in range(400)} >= BLOCK_TYPES.keys()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "what"),
+    [
+        ({"general.architecture": "clip", "general.type": "mmproj"}, "vision or audio part"),
+        ({"general.architecture": "clip"}, "vision or audio part"),
+        ({"general.architecture": "imatrix"}, "importance matrix"),
+        ({"general.type": "imatrix"}, "importance matrix"),
+        ({"general.type": "vocab"}, "vocabulary without weights"),
+    ],
+)
+def test_files_beside_a_model_are_named(
+    tmp_path: Path, metadata: dict[str, Any], what: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    tiny_gguf.write(path, tiny_llama(), metadata=metadata)
+    with pytest.raises(BadModelFile, match=what) as error:
+        gguf_directory.of_file(path, tmp_path / "small")
+    assert "choose the other .gguf file" in error.value.hint
+
+
+def test_an_unknown_architecture_is_told_without_unlike_names(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    tiny_gguf.write(path, tiny_llama(), metadata={"general.architecture": "newest"})
+    with pytest.raises(BadModelFile, match="GGUF architecture 'newest'") as error:
+        gguf_directory.of_file(path, tmp_path / "small")
+    assert "a newer version may run" in error.value.hint and len(error.value.hint) < 150
