@@ -1,6 +1,7 @@
 """Supported architectures by Hugging Face class name."""
 
 import difflib
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -46,7 +47,7 @@ from swiftchat.weights.architectures.parts.architecture import Architecture
 
 __all__ = ["ARCHITECTURES", "architecture_of", "unknown_name"]
 
-_SUFFIX = "ForCausalLM"
+_SUFFIXES = re.compile("(ForCausalLM|ForConditionalGeneration|Model|LMHeadModel)$")
 _SIMILAR = 0.8
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
@@ -94,9 +95,9 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 
 def unknown_name(kind: str, name: str, known: list[str]) -> BadModelFile:
     """Return the error for a `name` that is not in `known`; its hint gives a very similar one."""
-    # Nearly all names share the suffix, so it would dominate the similarity.
-    short = {each.removesuffix(_SUFFIX).lower(): each for each in known}
-    stem = name[:80].removesuffix(_SUFFIX).lower()
+    # Nearly all names share a suffix, so it would dominate the similarity.
+    short = {_SUFFIXES.sub("", each).lower(): each for each in known}
+    stem = _SUFFIXES.sub("", name[:80]).lower()
     nearest = difflib.get_close_matches(stem, short, n=1, cutoff=_SIMILAR)
     similar = f"similar: {short[nearest[0]]}; " if nearest else ""
     return BadModelFile(
