@@ -6,6 +6,7 @@ Every package may import this one. `swiftchat.chat` prints these errors and exit
 __all__ = [
     "BadModelFile",
     "ContextOverflow",
+    "DamagedModelFile",
     "DeviceError",
     "DownloadError",
     "EngineStopped",
@@ -85,11 +86,20 @@ class DownloadError(SwiftchatError):
 
 
 class BadModelFile(SwiftchatError):
-    """A model file that is damaged, inconsistent or of an unknown format."""
+    """A model file that this program cannot use: an unknown format, or inconsistent files."""
 
     exit_code = 7
     default_hint = (
-        "the file may be damaged or unsupported; swiftchat download NAME downloads it again"
+        "this version does not run the model in this form; swiftchat help models lists the forms "
+        "that run"
+    )
+
+
+class DamagedModelFile(BadModelFile):
+    """A model file that is incomplete, or not what its format says."""
+
+    default_hint = (
+        "the file may be damaged or incomplete; swiftchat download NAME downloads it again"
     )
 
 

@@ -17,6 +17,11 @@ Files that you have run from where they are:
   swiftchat -m ./model.gguf
   swiftchat -m ./directory            with config.json and *.safetensors or *.bin
 
+Forms that run: plain weights (*.safetensors, *.bin), GGUF with the types F32,
+F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0 and MXFP4,
+GPTQ, AWQ, FP8, compressed-tensors, bitsandbytes and MXFP4. Where a publisher
+offers others only, look for a GGUF file of the same model.
+
 The size after the colon counts the parameters. In bfloat16 a model needs
 2 GB of memory for each billion (b), and its KV cache; in int4 about a third:
 

@@ -149,8 +149,9 @@ class ChatModel:
         """The context of the engine, or what it will probably be while the engine loads."""
         if self.engine.info is not None:
             return self.engine.info.ctx_size_tokens
-        longest = self.model.config.max_context_tokens
-        return min(self.config.ctx_size or longest, longest)
+        config = self.model.config
+        wanted = self.config.ctx_size or config.max_context_tokens
+        return min(wanted, config.longest_context_tokens)
 
     @property
     def params(self) -> SamplingParams:
@@ -217,7 +218,7 @@ class ChatModel:
             self.restart()
 
     def _check_context(self, num_tokens: int) -> None:
-        longest = self.model.config.max_context_tokens
+        longest = self.model.config.longest_context_tokens
         if num_tokens > longest:
             raise UsageError(
                 f"ctx_size must be at most {longest}, the model's context, not {num_tokens}",

@@ -37,7 +37,11 @@ class DeviceMemory:
 
 
 def describe_memory(model: "Model", kv_dtype: str = "auto") -> dict[str, Any]:
-    """Return the bytes of the weights by dtype, of the KV cache, and of both at some contexts."""
+    """Return the bytes of the weights in the files by dtype, and the memory at some contexts.
+
+    The memory is that of a GPU if this machine has one, else of the CPU: weights that its kernels
+    do not compute with as they are stored take more than in the files.
+    """
     by_dtype: dict[str, int] = {}
     for dtype, nbytes in model.stored_tensors.values():
         by_dtype[dtype] = by_dtype.get(dtype, 0) + nbytes
@@ -46,8 +50,13 @@ def describe_memory(model: "Model", kv_dtype: str = "auto") -> dict[str, Any]:
         "weights_bytes": model.weights_bytes,
         "weights_bytes_by_dtype": dict(sorted(by_dtype.items())),
         "cache_per_token_bytes": per_token,
-        "memory_at_context": _at_contexts(model, model.weights_bytes, per_token),
+        "memory_at_context": _at_contexts(model, _weight_bytes_here(model), per_token),
     }
+
+
+def _weight_bytes_here(model: "Model") -> int:
+    _, *gpus = device_memory()
+    return weight_bytes_on_gpu(model, Shard(model.config)) if gpus else weight_bytes_on_cpu(model)
 
 
 def _at_contexts(model: "Model", weights_bytes: int, per_token: int) -> list[dict[str, int]]:

@@ -11,7 +11,7 @@ from swiftchat.engine.load.assemble import MIXER_INPUTS
 from swiftchat.engine.load.canonicalize import qkv_rows
 from swiftchat.engine.load.quantized import dequantize
 from swiftchat.errors import BadModelFile, UsageError
-from swiftchat.weights.adapters.adapter import Adapter, LowRank, Read
+from swiftchat.weights.adapters.adapter import Adapter, LowRank, Read, TokenRows
 from swiftchat.weights.architectures.parts.mixers import Mamba2
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_shapes, tensor_name
@@ -93,6 +93,7 @@ class SetBuilder:
                 )
         bases = [change.tensor for change in adapter.low_rank if change.magnitude is not None]
         bases += [tensor_name(self._config, *k) for k in adapter.replaced if k[0].endswith("_bias")]
+        bases += [rows.tensor for rows in adapter.token_rows]
         if bases and (self._checkpoint is None or self._checkpoint.shard is not None):
             kind = "random weights" if self._checkpoint is None else "files per rank"
             raise UsageError(
@@ -111,6 +112,8 @@ class SetBuilder:
                 self._add_low_rank(change, scale)
             for key, read in adapter.replaced.items():
                 self._add_replaced(key, read, scale)
+            for rows in adapter.token_rows:
+                self._add_token_rows(rows, scale)
         deltas = {site: self._delta(site, found) for site, found in self._changes.items()}
         embed = None
         if self._tables or self._table_gain is not None:
@@ -164,6 +167,21 @@ class SetBuilder:
         matrix = matrix[rows.of_outputs(len(matrix))][:, rows.of_inputs(matrix.shape[1])] * scale
         changes.add_gain(first, -scale, len(matrix))
         changes.parts.append(LowRankPart(first, None, matrix))
+
+    def _add_token_rows(self, rows: TokenRows, scale: float) -> None:
+        """Add scale · (R - W) for the rows R of some tokens, as a change of low rank."""
+        base = self._base(rows.tensor)
+        difference = torch.from_numpy(rows.difference(base.numpy())) * scale
+        chosen = torch.zeros(len(base), len(rows.ids))
+        chosen[list(rows.ids), range(len(rows.ids))] = 1.0
+        if self._shard.stage == 0:
+            self._tables.append((chosen, difference.t().contiguous()))
+        found = self._place(("lm_head", None, None)) if self._config.tied_embeddings else None
+        if found is not None:
+            changes, first, local = found
+            of_outputs = chosen[local.of_outputs(len(chosen))]
+            of_inputs = difference[:, local.of_inputs(difference.shape[1])]
+            changes.parts.append(LowRankPart(first, of_inputs, of_outputs))
 
     def _place(self, key: TensorKey) -> "tuple[_Changes, int, _LocalRows] | None":
         """Return the changes of a tensor's matrix, its first row there, and this rank's part.

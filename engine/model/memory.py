@@ -104,6 +104,7 @@ def plan_shard_cache(
     plan = plan_cache(
         config,
         max_context_tokens=local.max_context_tokens,
+        longest_context_tokens=local.longest_context_tokens,
         # A model without attention needs none: its blocks are only numbers.
         bytes_per_token=max(1, kv_bytes_per_token(local, dtype.itemsize, config.kv_dtype)),
         weights_bytes=weights_bytes,
@@ -145,17 +146,21 @@ def plan_cache(
     weights_bytes: int,
     available_bytes: int,
     workspace_bytes: int = 0,
+    longest_context_tokens: int = 0,
 ) -> CachePlan:
     """Choose context and cache size; weights are not yet loaded into the available memory.
 
-    Raises `UsageError` for a context longer than the model's, and `OutOfMemory` with the needed
-    bytes, the free bytes and the largest context that fits.
+    The context is at most `max_context_tokens`, unless the engine's configuration requests a longer
+    one, at most `longest_context_tokens` if that is more. Raises `UsageError` for a context longer
+    than the model's, and `OutOfMemory` with the needed bytes, the free bytes and the largest
+    context that fits.
     """
     requested = config.ctx_size_tokens
-    if requested is not None and requested > max_context_tokens:
+    longest = max(max_context_tokens, longest_context_tokens)
+    if requested is not None and requested > longest:
         raise UsageError(
-            f"the context of {requested} tokens is longer than the model's {max_context_tokens}",
-            f"use --ctx-size {max_context_tokens} or less; at the prompt: /set ctx_size",
+            f"the context of {requested} tokens is longer than the model's {longest}",
+            f"use --ctx-size {longest} or less; at the prompt: /set ctx_size",
         )
     fixed_bytes = weights_bytes + workspace_bytes
     cache_bytes = int(available_bytes * (1 - RESERVED_FRACTION)) - fixed_bytes

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from swiftchat.weights.parallel.tensor_parallel import TensorKey
 
-__all__ = ["Adapter", "Floats", "LowRank", "Read", "content_digest"]
+__all__ = ["Adapter", "Floats", "LowRank", "Read", "TokenRows", "content_digest"]
 
 Floats = npt.NDArray[np.float32]
 Read = Callable[[], Floats]
@@ -43,17 +43,37 @@ class LowRank:
 
 
 @dataclass(frozen=True)
+class TokenRows:
+    """Rows that replace those of some tokens in the embedding table `tensor`, and in a tied head.
+
+    `ids` are the tokens; `read` returns their rows, float32 [tokens, hidden].
+    """
+
+    key: TensorKey
+    tensor: str
+    ids: tuple[int, ...]
+    read: Read
+
+    def difference(self, base: Floats) -> Floats:
+        """Return what is added to the rows of the tokens; `base` is [vocabulary, hidden]."""
+        difference: Floats = self.read() - base[list(self.ids)]
+        return difference
+
+
+@dataclass(frozen=True)
 class Adapter:
     """A checked adapter for one model.
 
-    `replaced` are whole tensors by the key of the model's tensor. `base` is the name of the base
-    model that the adapter states, if any. `files` are all files that it consists of.
+    `replaced` are whole tensors by the key of the model's tensor, `token_rows` rows of the
+    embeddings. `base` is the name of the base model that the adapter states, if any. `files` are
+    all files that it consists of.
     """
 
     path: Path
     kind: str  # "LoRA", "DoRA", ...
     low_rank: tuple[LowRank, ...]
     replaced: Mapping[TensorKey, Read] = field(default_factory=dict)
+    token_rows: tuple[TokenRows, ...] = ()
     base: str | None = None
     files: tuple[Path, ...] = ()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from swiftchat.errors import BadModelFile
 from swiftchat.weights.adapters.adapter import Adapter, Floats, LowRank
 from swiftchat.weights.adapters.open import open_adapter
 from swiftchat.weights.architectures.config import ModelConfig
@@ -32,7 +33,11 @@ def merge_adapters(plan: Plan, adapters: Sequence[tuple[Path, float]]) -> Plan:
     shapes, files = dict(plan.shapes), dict(plan.files)
     embed, head = tensor_name(config, "embed"), tensor_name(config, "lm_head")
     changed = {name for adapter, _ in opened for name in _changed_tensors(adapter, config)}
-    if config.tied_embeddings and changed & {embed, head}:
+    is_untied = bool(config.tied_embeddings and changed & {embed, head})
+    # Rows of tokens change a tied head in the same way.
+    changed |= {rows.tensor for adapter, _ in opened for rows in adapter.token_rows}
+    if is_untied:
+        changed.add(head)
         config_json["tie_word_embeddings"] = False
         files["config.json"] = encode_json(config_json)
         untied = ModelConfig.from_hf(config_json)
@@ -57,8 +62,24 @@ def merge_adapters(plan: Plan, adapters: Sequence[tuple[Path, float]]) -> Plan:
 
 
 def _changed_tensors(adapter: Adapter, config: ModelConfig) -> set[str]:
+    """Return the names of the tensors with low-rank changes, biases, or other values.
+
+    Raises `BadModelFile` for a bias that the model has no tensor for.
+    """
     replaced = {tensor_name(config, *key) for key in adapter.replaced}
-    return replaced | {change.tensor for change in adapter.low_rank}
+    shapes = expected_tensors(config)
+    biases = {_bias_name(change) for change in adapter.low_rank if change.bias is not None}
+    missing = sorted(biases - shapes.keys())
+    if missing:
+        raise BadModelFile(
+            f"{adapter.path} adds a bias, but the model has no tensor {missing[0]} for it",
+            f"use the adapter without merging it: --lora {adapter.path}",
+        )
+    return replaced | biases | {change.tensor for change in adapter.low_rank}
+
+
+def _bias_name(change: LowRank) -> str:
+    return f"{change.tensor.removesuffix('.weight')}.bias"
 
 
 def _merged(base: Floats, name: str, adapters: Sequence[Weighted], config: ModelConfig) -> Floats:
@@ -68,6 +89,12 @@ def _merged(base: Floats, name: str, adapters: Sequence[Weighted], config: Model
         for change in adapter.low_rank:
             if change.tensor == name:
                 merged += np.float32(scale) * (_changed(base, change, config) - base)
+            if change.bias is not None and _bias_name(change) == name:
+                merged += np.float32(scale * change.scale) * change.bias()
+        for rows in adapter.token_rows:
+            is_tied_head = config.tied_embeddings and name == tensor_name(config, "lm_head")
+            if rows.tensor == name or is_tied_head:
+                merged[list(rows.ids)] += np.float32(scale) * rows.difference(base)
         for key, read in adapter.replaced.items():
             if tensor_name(config, *key) == name:
                 merged += np.float32(scale) * (read() - base)

@@ -4,14 +4,14 @@ Source: the configuration and the layers of PEFT (`peft.tuners.lora`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.adapters.adapter import Adapter, Floats, LowRank
+from swiftchat.weights.adapters.adapter import Adapter, Floats, LowRank, TokenRows
 from swiftchat.weights.adapters.files import CONFIG_FILE, OTHER_BASE, AdapterFiles
 from swiftchat.weights.adapters.modules import (
     Targets,
@@ -21,6 +21,7 @@ from swiftchat.weights.adapters.modules import (
 )
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.model.tensor_prefix import ModulePrefix
 from swiftchat.weights.parallel.tensor_parallel import TensorKey
 
 __all__ = ["SOFT_PROMPT_TYPES", "peft_adapter", "reject_unsupported"]
@@ -37,6 +38,7 @@ _ENDINGS = {
     ".lora_magnitude_vector.weight": "magnitude",
     ".lora_magnitude_vector": "magnitude",
     ".lora_B.bias": "bias",
+    ".token_adapter.trainable_tokens_delta": "rows",
 }
 # Keys that are read here, or that matter only for training or for the name of the base model.
 _KNOWN_KEYS = frozenset(
@@ -46,6 +48,7 @@ _KNOWN_KEYS = frozenset(
         "base_model_name_or_path",
         "bias",
         "corda_config",
+        "ensure_weight_tying",
         "eva_config",
         "exclude_modules",
         "fan_in_fan_out",
@@ -70,6 +73,7 @@ _KNOWN_KEYS = frozenset(
         "runtime_config",
         "target_modules",
         "task_type",
+        "trainable_token_indices",
         "use_dora",
         "use_rslora",
         "velora_config",
@@ -128,13 +132,19 @@ class _PeftReader:
         self._uses_dora = self._flag("use_dora")
         for key in ("fan_in_fan_out", "lora_bias"):
             self._flag(key)
+        names = (name.removeprefix(_PREFIX) for name in self._files.tensors)
+        self._prefix = ModulePrefix(config, names)
+        self._named: dict[str, str] = {}  # the adapter's names of the modules
 
     def adapter(self) -> Adapter:
         modules: dict[str, dict[str, str]] = {}
         replaced: dict[str, str] = {}
+        rows: dict[str, str] = {}
         for name in self._files.tensors:
             module, part = self._parse(name)
-            if part:
+            if part == "rows":
+                rows[module] = name
+            elif part:
                 modules.setdefault(module, {})[part] = name
             elif module.endswith(".base_layer.weight"):
                 self._check_base_copy(name, module)
@@ -143,14 +153,18 @@ class _PeftReader:
         low_rank = tuple(self._change(module, parts) for module, parts in modules.items())
         self._check_complete(modules)
         whole = {self._replaced_key(name, stored): stored for name, stored in replaced.items()}
-        if not low_rank and not whole:
+        token_rows = self._token_rows(rows)
+        if not low_rank and not whole and not token_rows:
             raise BadModelFile(f"{self._files.file} has no tensors of an adapter")
+        if self._flag("ensure_weight_tying") and self._config.tied_embeddings:
+            self._reject_changed_head(low_rank, whole)
         base = self._settings.get("base_model_name_or_path")
         return Adapter(
             path=self._directory,
             kind="DoRA" if self._uses_dora else "LoRA",
             low_rank=low_rank,
             replaced={key: self._files.reader(stored) for key, stored in whole.items()},
+            token_rows=token_rows,
             base=base if isinstance(base, str) and base else None,
             files=(self._directory / CONFIG_FILE, self._files.file),
         )
@@ -159,10 +173,13 @@ class _PeftReader:
         """Return the module of a low-rank tensor and its part; else the model's tensor and ""."""
         if not name.startswith(_PREFIX):
             raise BadModelFile(f"{self._files.file}: tensor {name[:200]}: expected {_PREFIX}…")
-        rest = name.removeprefix(_PREFIX)
+        theirs = name.removeprefix(_PREFIX)
+        rest = self._prefix.standard(theirs)
         for ending, part in _ENDINGS.items():
             if rest.endswith(ending):
-                return rest.removesuffix(ending), part
+                module = rest.removesuffix(ending)
+                self._named[module] = theirs.removesuffix(ending)
+                return module, part
         if ".lora_" in rest:
             raise BadModelFile(f"{self._files.file}: tensor {name[:200]} is of an unknown kind")
         return rest.replace(".modules_to_save.", "."), ""
@@ -179,24 +196,62 @@ class _PeftReader:
         for tensor, (key, shape) in self._known.items():
             module = tensor.removesuffix(".weight")
             is_matrix = len(shape) == 2 and module != tensor and key[0] != "positions"
-            if is_matrix and module not in modules and self._targets.include(module):
+            is_missing = is_matrix and module not in modules
+            if is_missing and self._targets.include(self._prefix.named(module)):
                 raise BadModelFile(
                     f"{self._files.file}: no tensors of module {module}, which {CONFIG_FILE} names",
                     OTHER_BASE,
                 )
 
+    def _token_rows(self, stored: Mapping[str, str]) -> tuple[TokenRows, ...]:
+        """Return the rows of `trainable_token_indices`, the ids of all or by module."""
+        indices = self._settings.get("trainable_token_indices") or {}
+        by_module = {"embed_tokens": indices} if isinstance(indices, list) else indices
+        place = f"{self._place}: trainable_token_indices"
+        if not isinstance(by_module, dict):
+            raise BadModelFile(f"{place}: expected token ids, or token ids by module")
+        found = []
+        for module, ids in by_module.items():
+            name = next((each for each in stored if f".{each}".endswith(f".{module}")), None)
+            if name is None:
+                raise BadModelFile(f"{place}: {self._files.file} has no rows for {module[:80]}")
+            key, shape = self._tensor(f"{name}.weight")
+            if key[0] != "embed":
+                raise BadModelFile(
+                    f"{place}: {module[:80]} is not the embedding table",
+                    "such an adapter computes something that this program does not",
+                )
+            is_valid = isinstance(ids, list) and all(type(each) is int for each in ids)
+            if not is_valid or not {*ids} <= {*range(shape[0])} or len({*ids}) < len(ids):
+                raise BadModelFile(f"{place}: {module[:80]}: expected ids of different tokens")
+            self._files.require(stored[name], (len(ids), shape[1]))
+            read = self._files.reader(stored[name])
+            found.append(TokenRows(key, f"{name}.weight", tuple(ids), read))
+        if len(found) < len(stored):
+            raise BadModelFile(f"{self._files.file} has rows of tokens that {CONFIG_FILE} lacks")
+        return tuple(found)
+
+    def _reject_changed_head(self, low_rank: Iterable[LowRank], whole: Iterable[TensorKey]) -> None:
+        """Raise `BadModelFile` for changes of tied embeddings that the head must share."""
+        if any(key[0] in ("embed", "lm_head") for key in (*(c.key for c in low_rank), *whole)):
+            raise BadModelFile(
+                f"{self._place}: ensure_weight_tying is True, and the embeddings change",
+                "such an adapter computes something that this program does not",
+            )
+
     def _change(self, module: str, parts: Mapping[str, str]) -> LowRank:
         tensor = f"{module}.weight"
         key, shape = self._tensor(tensor)
-        if not self._targets.include(module):
+        named = self._named[module]
+        if not self._targets.include(named):
             raise BadModelFile(
-                f"{self._files.file}: module {module} is not among the target_modules of "
+                f"{self._files.file}: module {named} is not among the target_modules of "
                 f"{CONFIG_FILE}"
             )
         is_embedding = "embedding_a" in parts or "embedding_b" in parts
-        names = [f"{_PREFIX}{module}.lora_{part}.weight" for part in "AB"]
+        names = [f"{_PREFIX}{named}.lora_{part}.weight" for part in "AB"]
         if is_embedding:
-            names = [f"{_PREFIX}{module}.lora_embedding_{part}" for part in "AB"]
+            names = [f"{_PREFIX}{named}.lora_embedding_{part}" for part in "AB"]
         if len(shape) != 2 or is_embedding != (key[0] in ("embed", "positions")):
             raise BadModelFile(f"{self._files.file}: {names[0]}: {tensor} is no such matrix")
         num_out, num_in = shape if key[0] not in self._transposed else shape[::-1]

@@ -7,6 +7,7 @@ from typing import Any, Self
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.multimodal import language_model
 from swiftchat.weights.architectures.parts.fields import (
+    MAX_CONTEXT,
     MAX_EXPERTS,
     invalid,
     without_keys,
@@ -25,6 +26,7 @@ from swiftchat.weights.architectures.parts.router import RouterConfig
 from swiftchat.weights.architectures.readers import class_name, readers, windows
 from swiftchat.weights.architectures.registry import architecture_of
 from swiftchat.weights.architectures.unsupported_keys import ignored_keys
+from swiftchat.weights.architectures.variants import VARIANTS
 
 __all__ = ["ModelConfig", "QueryGrowth", "RopeConfig", "RouterConfig"]
 
@@ -221,6 +223,20 @@ class ModelConfig:
     ignored_keys: tuple[str, ...] = ()
 
     @property
+    def longest_context_tokens(self) -> int:
+        """The longest context that a user may ask for: rotary embeddings may be stretched to it.
+
+        `max_context_tokens` is what the model was published for. Files whose embeddings a user
+        stretches, as pages of models describe, keep the shorter one.
+        """
+        rope = self.rope
+        if rope is None or rope.scaling not in ("linear", "yarn"):
+            return self.max_context_tokens
+        is_yarn = rope.scaling == "yarn"
+        original = rope.original_context_tokens if is_yarn else self.max_context_tokens
+        return min(MAX_CONTEXT, max(self.max_context_tokens, int(original * rope.factor)))
+
+    @property
     def attention_scale(self) -> float:
         """The factor that attention scores are multiplied by."""
         scalar = self.head_dim if self.query_scalar is None else self.query_scalar
@@ -319,6 +335,9 @@ class ModelConfig:
         config = language_model(config)
         name = class_name(config)
         architecture = architecture_of(name)
+        shared_class, variant = VARIANTS.get(str(config.get("model_type")), (None, architecture))
+        if name == shared_class:
+            architecture = variant
         config = architecture.standard_fields(config)
         supported = architecture.supported_keys | (
             {"sliding_window"} if architecture.windowed else set()

@@ -11,7 +11,7 @@ from swiftchat.weights.architectures.parts.architecture import frozen
 from swiftchat.weights.architectures.parts.fields import Fields, invalid, mapping
 from swiftchat.weights.architectures.registry import ARCHITECTURES, unknown_name
 
-__all__ = ["MULTIMODAL", "language_model"]
+__all__ = ["MULTIMODAL", "language_model", "multimodal_class"]
 
 # Whether embeddings are tied if `config.json` does not say it, by class name.
 MULTIMODAL: Mapping[str, bool] = MappingProxyType(
@@ -121,7 +121,14 @@ _SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gemma4_unified_text": frozen(**_GEMMA_SIZES, vocab_size=262_144, num_hidden_layers=30),
     }
 )
-_OUTER_KEYS = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
+_OUTER_KEYS = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype")
+
+
+def multimodal_class(config: Fields) -> str | None:
+    """Return the class of a multimodal model in `architectures`; None: it is not one."""
+    names = config.get("architectures")
+    listed = names if isinstance(names, list) else []
+    return next((name for name in listed if isinstance(name, str) and name in MULTIMODAL), None)
 
 
 def language_model(config: Fields) -> Fields:
@@ -129,9 +136,8 @@ def language_model(config: Fields) -> Fields:
 
     Raises `BadModelFile` for a language model that is not supported.
     """
-    names = config.get("architectures")
-    outer = names[0] if isinstance(names, list) and len(names) == 1 else None
-    if not isinstance(outer, str) or outer not in MULTIMODAL:
+    outer = multimodal_class(config)
+    if outer is None:
         return config
     config = mapping(config, "thinker_config") or config
     text = mapping(config, "text_config")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swiftchat.weights.architectures.families.glm import CHATGLM, CHATGLM_6B, chatglm_generation
-from swiftchat.weights.architectures.parts.architecture import Architecture
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen
 from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     MAX_HEAD_DIM,
@@ -22,10 +22,22 @@ from swiftchat.weights.architectures.parts.fields import (
     optional_number,
 )
 from swiftchat.weights.architectures.parts.rope import RopeConfig
+from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.architectures.variants import CLASS_OF_TYPE
 
 __all__ = ["DTYPES", "class_name", "readers", "token_ids", "windows"]
 
 DTYPES = ("bfloat16", "float16", "float32")
+# Other names, and dtypes of weights that the activations cannot have.
+_DTYPE_NAMES = frozen(
+    half="float16",
+    float="float32",
+    double="float32",
+    float64="float32",
+    auto="bfloat16",
+    float8_e4m3fn="bfloat16",
+    float8_e5m2="bfloat16",
+)
 
 # The names in transformers, and the activations of this program.
 _ACTIVATIONS = {
@@ -72,7 +84,7 @@ def readers(config: Fields, architecture: Architecture) -> dict[str, Callable[[]
         "attention_bias": lambda: flag(config, "attention_bias"),
         "mlp_bias": lambda: flag(config, "mlp_bias"),
         "tied_embeddings": lambda: flag(config, "tie_word_embeddings"),
-        "bos_id": lambda: optional_integer(config, "bos_token_id", 0, vocab_size - 1),
+        "bos_id": lambda: next(iter(token_ids(config, "bos_token_id", vocab_size)), None),
         "eos_ids": lambda: token_ids(config, "eos_token_id", vocab_size),
         "dtype": lambda: _dtype(config),
         "query_scalar": optional("query_pre_attn_scalar"),
@@ -82,23 +94,40 @@ def readers(config: Fields, architecture: Architecture) -> dict[str, Callable[[]
 
 
 def token_ids(config: Mapping[str, Any], name: str, vocab_size: int) -> tuple[int, ...]:
-    """Read the field `name` as token ids: absent, one id, or a list of at most 256."""
+    """Read the field `name` as token ids: absent, one id, or a list of at most 256.
+
+    Some files have -1 for a token that the model lacks.
+    """
     value = config.get(name)
     if value is None:
         return ()
     values = value if isinstance(value, list) else [value]
     if len(values) > 256:
         raise invalid(name, "at most 256 token ids", f"a list of {len(values)}")
-    return tuple(integer({name: item}, name, 0, vocab_size - 1) for item in values)
+    present = [item for item in values if item != -1]
+    return tuple(integer({name: item}, name, 0, vocab_size - 1) for item in present)
 
 
 def class_name(config: Fields) -> str:
-    names = config.get("architectures")
-    if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
-        raise invalid("architectures", "a list with one name", names)
-    if names[0] in (CHATGLM, CHATGLM_6B):
-        return chatglm_generation(config)
-    return names[0]
+    """Return the class of transformers that computes the model.
+
+    It is the first known one in `architectures`. If there is none, for example because another
+    class was trained, `model_type` decides, as in transformers.
+    """
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise invalid("architectures", "a list of names", names)
+    for name in names:
+        if name in (CHATGLM, CHATGLM_6B):
+            return chatglm_generation(config)
+        if name in ARCHITECTURES:
+            return name
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind in CLASS_OF_TYPE:
+        return CLASS_OF_TYPE[kind]
+    if not names:
+        raise invalid("architectures", "a list with the name of a class", None)
+    return str(names[0])
 
 
 def _activation(config: Fields) -> str:
@@ -161,6 +190,9 @@ def _dtype(config: Fields) -> str:
     value = config.get(name)
     if value is None:
         return "float32"
+    if isinstance(value, str):
+        value = value.removeprefix("torch.")
+        value = _DTYPE_NAMES.get(value, value)
     if value not in DTYPES:
         raise invalid(name, f"one of {', '.join(DTYPES)}", value)
     return str(value)

@@ -1,6 +1,7 @@
 """Supported architectures by Hugging Face class name."""
 
 import difflib
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -46,7 +47,8 @@ from swiftchat.weights.architectures.parts.architecture import Architecture
 
 __all__ = ["ARCHITECTURES", "architecture_of", "unknown_name"]
 
-_SUFFIX = "ForCausalLM"
+_SUFFIXES = re.compile("(ForCausalLM|ForConditionalGeneration|Model|LMHeadModel)$")
+_SIMILAR = 0.8
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
@@ -92,13 +94,16 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> BadModelFile:
-    """Return the error for a `name` that is not in `known`; its hint gives the closest match."""
-    # Nearly all names share the suffix, so it would dominate the similarity.
-    short = {each.removesuffix(_SUFFIX).lower(): each for each in known}
-    stem = name[:80].removesuffix(_SUFFIX).lower()
-    nearest = difflib.get_close_matches(stem, short, n=1, cutoff=0.0)
-    hint = f"nearest known: {short[nearest[0]]}; known: {', '.join(known)}" if nearest else ""
-    return BadModelFile(f"unknown {kind} {name[:80]!r}", hint)
+    """Return the error for a `name` that is not in `known`; its hint gives a very similar one."""
+    # Nearly all names share a suffix, so it would dominate the similarity.
+    short = {_SUFFIXES.sub("", each).lower(): each for each in known}
+    stem = _SUFFIXES.sub("", name[:80]).lower()
+    nearest = difflib.get_close_matches(stem, short, n=1, cutoff=_SIMILAR)
+    similar = f"similar: {short[nearest[0]]}; " if nearest else ""
+    return BadModelFile(
+        f"unknown {kind} {name[:80]!r}: this version does not run it",
+        f"{similar}swiftchat help models says what runs; a newer version may run this model",
+    )
 
 
 def architecture_of(class_name: str) -> Architecture:

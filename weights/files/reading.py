@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from swiftchat.errors import BadModelFile, FileSystemError
+from swiftchat.errors import BadModelFile, DamagedModelFile, FileSystemError
 
 __all__ = [
     "encode_json",
@@ -48,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         parsed = parse_json(content)
     except (ValueError, RecursionError) as error:
-        raise BadModelFile(f"{path}: not valid JSON") from error
+        raise DamagedModelFile(f"{path}: not valid JSON") from error
     if not isinstance(parsed, dict):
         raise BadModelFile(f"{path}: not a JSON object")
     return parsed

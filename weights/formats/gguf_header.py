@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from swiftchat.errors import BadModelFile
+from swiftchat.errors import DamagedModelFile
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES
+from swiftchat.weights.formats.gguf_types import type_name
 from swiftchat.weights.formats.tensor_info import reject_overlaps
 
 # Limits of a header. A vocabulary of 400,000 tokens with scores, types and merges stays below
@@ -46,46 +47,12 @@ _STRING, _ARRAY = 8, 9
 _SMALLEST_PAIR_BYTES = 8 + 4 + 1
 _SMALLEST_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 
-_TYPE_NAMES: Mapping[int, str] = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    6: "Q5_0",
-    7: "Q5_1",
-    8: "Q8_0",
-    9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
-    14: "Q6_K",
-    15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
-    29: "IQ1_M",
-    30: "BF16",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
-}
-
 
 @dataclass(frozen=True)
 class GgufTensor:
     """A tensor in a file: `shape` is row-major, `offset` and `nbytes` are in bytes.
 
+    The size of a tensor whose type is not in `BLOCK_TYPES` is not known: its `nbytes` are 0.
     `file_index` is the file of a split model, from 0.
     """
 
@@ -147,17 +114,17 @@ class Header:
         descriptions = [self._description() for _ in range(num_tensors)]
         data_start = -(-self._at // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}
-        for name, shape, type_name, offset in descriptions:
+        for name, shape, kind, offset in descriptions:
             if name in tensors:
                 raise self._bad(f"tensor {name} occurs twice")
             if offset % alignment:
                 raise self._bad(f"tensor {name}: offset {offset} is not a multiple of {alignment}")
-            tensors[name] = self._tensor(name, shape, type_name, data_start + offset)
+            tensors[name] = self._tensor(name, shape, kind, data_start + offset)
         reject_overlaps(self._path, tensors.values())
         return _Metadata(metadata), tensors
 
-    def _bad(self, problem: str) -> BadModelFile:
-        return BadModelFile(f"{self._path}: {problem}")
+    def _bad(self, problem: str) -> DamagedModelFile:
+        return DamagedModelFile(f"{self._path}: {problem}")
 
     def _skip(self, nbytes: int, what: str) -> int:
         """Move the cursor by `nbytes` and return its old position."""
@@ -270,26 +237,22 @@ class Header:
             )
         # Stored fastest dimension first, the reverse of row-major order.
         shape = tuple(self._u64(f"the shape of {name}") for _ in range(dimensions))[::-1]
-        type_id = self._u32(f"the type of {name}")
-        type_name = _TYPE_NAMES.get(type_id, f"number {type_id}")
-        if type_name not in BLOCK_TYPES:
-            raise BadModelFile(
-                f"{self._path}: tensor {name} has the unsupported type {type_name}",
-                f"supported: {', '.join(BLOCK_TYPES)}",
-            )
-        return name, shape, type_name, self._u64(f"the offset of {name}")
+        kind = type_name(self._u32(f"the type of {name}"))
+        return name, shape, kind, self._u64(f"the offset of {name}")
 
-    def _tensor(self, name: str, shape: tuple[int, ...], type_name: str, offset: int) -> GgufTensor:
-        kind = BLOCK_TYPES[type_name]
+    def _tensor(self, name: str, shape: tuple[int, ...], kind: str, offset: int) -> GgufTensor:
         if not all(shape):
             raise self._bad(f"tensor {name}: the shape {list(shape)} has no elements")
-        if shape[-1] % kind.block_elements:
+        if kind not in BLOCK_TYPES:
+            return GgufTensor(name, shape, kind, offset, 0)
+        block = BLOCK_TYPES[kind]
+        if shape[-1] % block.block_elements:
             raise self._bad(
-                f"tensor {name}: rows of {shape[-1]} are not a multiple of {kind.block_elements}"
+                f"tensor {name}: rows of {shape[-1]} are not a multiple of {block.block_elements}"
             )
-        nbytes = math.prod(shape) // kind.block_elements * kind.block_bytes
+        nbytes = math.prod(shape) // block.block_elements * block.block_bytes
         if offset + nbytes > len(self._data):
             raise self._bad(
                 f"tensor {name}: ends at byte {offset + nbytes} of {len(self._data)}: truncated?"
             )
-        return GgufTensor(name, shape, type_name, offset, nbytes)
+        return GgufTensor(name, shape, kind, offset, nbytes)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from swiftchat.errors import BadModelFile
+from swiftchat.errors import BadModelFile, DamagedModelFile
 
 __all__ = ["MAX_BYTES", "OTHER_FORMAT_HINT", "GlobalName", "PickledObject", "load"]
 
@@ -71,7 +71,7 @@ def load(
         return machine.stack.pop()
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         # The operations below raise these for missing operands and operands of another type.
-        raise BadModelFile(f"{where}: a damaged pickle") from error
+        raise DamagedModelFile(f"{where}: a damaged pickle") from error
 
 
 class _Machine:

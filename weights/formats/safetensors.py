@@ -7,6 +7,7 @@ range of every tensor, and the data (see the format's description).
 import hashlib
 import json
 import math
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from swiftchat.errors import BadModelFile
+from swiftchat.errors import DamagedModelFile
 from swiftchat.weights.files.reading import parse_json, reject_other_content
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES, TensorInfo, reject_overlaps
 
@@ -32,6 +33,7 @@ __all__ = [
 # Parsed JSON takes up to 20 times the size of its text; the largest published headers have 10 MB.
 _MAX_HEADER_BYTES = 16 * 1024 * 1024
 _MAX_DIMENSIONS = 8
+_DTYPE = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
 _ALIGNMENT_BYTES = 64
 
 TensorSpec = tuple[str, str, tuple[int, ...]]
@@ -63,8 +65,8 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     return tensors, metadata
 
 
-def _bad(path: Path, problem: str) -> BadModelFile:
-    return BadModelFile(f"{path}: {problem}")
+def _bad(path: Path, problem: str) -> DamagedModelFile:
+    return DamagedModelFile(f"{path}: {problem}")
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
@@ -100,8 +102,8 @@ def _tensor(path: Path, name: str, entry: object, data_start: int, size: int) ->
     if not isinstance(entry, dict):
         raise _bad(path, f"{where}: not an object")
     dtype, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise _bad(path, f"{where}: unknown dtype {str(dtype)[:40]!r}")
+    if not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype):
+        raise _bad(path, f"{where}: {str(dtype)[:40]!r} is no dtype")
     if (
         not isinstance(shape, list)
         or len(shape) > _MAX_DIMENSIONS
@@ -111,7 +113,8 @@ def _tensor(path: Path, name: str, entry: object, data_start: int, size: int) ->
     if not isinstance(span, list) or len(span) != 2 or not all(map(_is_count, span)):
         raise _bad(path, f"{where}: data_offsets is not a pair of offsets")
     begin, end = span
-    nbytes = math.prod(shape) * ITEM_BYTES[dtype]
+    # A tensor of a dtype that is not known may be one that the model does not use.
+    nbytes = math.prod(shape) * ITEM_BYTES[dtype] if dtype in ITEM_BYTES else max(0, end - begin)
     if end - begin != nbytes:
         raise _bad(path, f"{where}: {dtype} {shape} needs {nbytes} bytes, has {end - begin}")
     if data_start + end > size:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from swiftchat.errors import BadModelFile
+from swiftchat.errors import BadModelFile, DamagedModelFile
 
 __all__ = ["read_table", "varint"]
 
@@ -34,12 +34,12 @@ def read_table(path: Path) -> dict[bytes, bytes]:
         raise BadModelFile(f"{path}: larger than {_MAX_BYTES} bytes")
     content = path.read_bytes()
     if len(content) < _FOOTER_BYTES or content[-len(_MAGIC) :] != _MAGIC:
-        raise BadModelFile(f"{path}: not a TensorFlow table, or truncated")
+        raise DamagedModelFile(f"{path}: not a TensorFlow table, or truncated")
     try:
         return _Reader(path, content).entries()
     except (IndexError, struct.error) as error:
         # A number or key reaches beyond the end of its block.
-        raise BadModelFile(f"{path}: a block of the table ends early: damaged?") from error
+        raise DamagedModelFile(f"{path}: a block of the table ends early: damaged?") from error
 
 
 class _Reader:
@@ -68,7 +68,7 @@ class _Reader:
         return found
 
     def _bad(self, problem: str) -> BadModelFile:
-        return BadModelFile(f"{self._path}: {problem}: damaged?")
+        return DamagedModelFile(f"{self._path}: {problem}: damaged?")
 
     def _place(self, content: bytes, at: int) -> tuple[int, int]:
         begin, at = varint(content, at)

@@ -10,7 +10,7 @@ from swiftchat.errors import BadModelFile
 
 __all__ = ["ITEM_BYTES", "TensorInfo", "reject_overlaps"]
 
-# The dtypes of the safetensors format with the size of an element.
+# The dtypes of the safetensors format that this program reads, with the size of an element.
 ITEM_BYTES: Mapping[str, int] = {
     "F64": 8,
     "F32": 4,
@@ -18,6 +18,7 @@ ITEM_BYTES: Mapping[str, int] = {
     "BF16": 2,
     "F8_E4M3": 1,
     "F8_E5M2": 1,
+    "F8_E8M0": 1,
     "I64": 8,
     "I32": 4,
     "I16": 2,
@@ -34,7 +35,7 @@ ITEM_BYTES: Mapping[str, int] = {
 class TensorInfo:
     """A tensor in a file: `offset` from the start of `file` and `nbytes` are in bytes.
 
-    `dtype` is one of `ITEM_BYTES`; `shape` is row-major.
+    `dtype` is one of `ITEM_BYTES`, or another one, which nothing reads; `shape` is row-major.
     """
 
     name: str

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from swiftchat.errors import BadModelFile, FileSystemError
+from swiftchat.errors import BadModelFile, DamagedModelFile, FileSystemError
 from swiftchat.weights.formats.sorted_table import read_table, varint
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES, TensorInfo, reject_overlaps
 
@@ -47,7 +47,7 @@ def read_tensorflow_checkpoint(index: Path) -> dict[str, TensorInfo]:
             raise BadModelFile(f"{index}: written on a big-endian machine")
         num_files = _number(header, 1)
         if not 1 <= num_files <= _MAX_FILES:
-            raise BadModelFile(f"{index}: {num_files} data files: damaged?")
+            raise DamagedModelFile(f"{index}: {num_files} data files: damaged?")
         files = [_data_file(index, number, num_files) for number in range(num_files)]
     except OSError as error:
         raise FileSystemError.reading(index, error) from error
@@ -68,7 +68,7 @@ def _data_file(index: Path, number: int, num_files: int) -> tuple[Path, int]:
     """Return the path of a data file and its size in bytes."""
     file = index.with_name(f"{index.stem}.data-{number:05}-of-{num_files:05}")
     if not file.is_file():
-        raise BadModelFile(f"{file} is missing")
+        raise DamagedModelFile(f"{file} is missing")
     return file, file.stat().st_size
 
 
@@ -95,7 +95,7 @@ def _tensor(
         raise BadModelFile(f"{index}: tensor {name[:80]}: in data file {number} of {len(files)}")
     file, size = files[number]
     if offset + nbytes > size:
-        raise BadModelFile(
+        raise DamagedModelFile(
             f"{file}: tensor {name[:80]} ends at byte {offset + nbytes} of {size}: truncated?"
         )
     return TensorInfo(name, file, dtype, tuple(dimensions), offset, nbytes)
@@ -107,7 +107,7 @@ def _message(index: Path, where: str, content: int | bytes) -> Message:
         for field, value in _fields(content if isinstance(content, bytes) else b"\xff"):
             fields.setdefault(field, []).append(value)
     except IndexError as error:
-        raise BadModelFile(f"{index}: {where}: a damaged message") from error
+        raise DamagedModelFile(f"{index}: {where}: a damaged message") from error
     return fields
 
 

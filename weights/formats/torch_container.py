@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from swiftchat.errors import BadModelFile, FileSystemError
+from swiftchat.errors import BadModelFile, DamagedModelFile, FileSystemError
 from swiftchat.weights.files.reading import reject_other_content
 from swiftchat.weights.formats.safe_pickle import MAX_BYTES, OTHER_FORMAT_HINT, GlobalName, load
 
@@ -110,7 +110,9 @@ def zip_members(path: Path) -> dict[str, FileSpan]:
         try:
             infos = zipfile.ZipFile(file).infolist()
         except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
-            raise BadModelFile(f"{path}: a damaged zip archive, truncated? ({error})") from error
+            raise DamagedModelFile(
+                f"{path}: a damaged zip archive, truncated? ({error})"
+            ) from error
         for info in infos:
             name = info.filename
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
@@ -128,13 +130,15 @@ def _member(path: Path, file: BinaryIO, info: zipfile.ZipInfo, size: int) -> Fil
     if info.compress_size != info.file_size or not (
         0 <= info.header_offset <= size - _LOCAL_HEADER.size
     ):
-        raise BadModelFile(f"{where} lies outside the archive: truncated?")
+        raise DamagedModelFile(f"{where} lies outside the archive: truncated?")
     file.seek(info.header_offset)
     # The lengths of name and extra field can differ from those in the directory.
     signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     offset = info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
     if signature != b"PK\3\4" or offset + info.file_size > size:
-        raise BadModelFile(f"{where} ends at byte {offset + info.file_size} of {size}: truncated?")
+        raise DamagedModelFile(
+            f"{where} ends at byte {offset + info.file_size} of {size}: truncated?"
+        )
     return FileSpan(offset, info.file_size)
 
 
@@ -190,10 +194,10 @@ def _legacy_storages(
         file.seek(at)
         stored = file.read(8)
         if len(stored) < 8 or struct.unpack("<q", stored)[0] != count:
-            raise BadModelFile(f"{where}: expected {count} elements: truncated?")
+            raise DamagedModelFile(f"{where}: expected {count} elements: truncated?")
         nbytes = count * item_bytes[kind]
         if not 0 <= nbytes <= size - at - 8:
-            raise BadModelFile(f"{where} ends at byte {at + 8 + nbytes} of {size}: truncated?")
+            raise DamagedModelFile(f"{where} ends at byte {at + 8 + nbytes} of {size}: truncated?")
         spans[key] = FileSpan(at + 8, nbytes)
         at += 8 + nbytes
     return spans

@@ -3,7 +3,7 @@
 from collections.abc import Container
 from pathlib import Path
 
-from swiftchat.errors import BadModelFile
+from swiftchat.errors import BadModelFile, DamagedModelFile
 from swiftchat.weights.files.reading import parse_json
 
 __all__ = [
@@ -35,10 +35,10 @@ def parse_weight_map(
     try:
         parsed = parse_json(index)
     except (ValueError, RecursionError) as error:
-        raise BadModelFile(f"{where}: not JSON") from error
+        raise DamagedModelFile(f"{where}: not JSON") from error
     weight_map = parsed.get("weight_map") if isinstance(parsed, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise BadModelFile(f"{where}: no weight_map")
+        raise DamagedModelFile(f"{where}: no weight_map")
     suffix = Path(index_name.removesuffix(".index.json")).suffix
     for tensor, file in weight_map.items():
         valid = isinstance(file, str) and _is_plain_name(file) and file.endswith(suffix)

@@ -348,12 +348,30 @@ _FALCON_MAMBA = GgufArchitecture(
 _OLMO3 = GgufArchitecture("Olmo3ForCausalLM", model_fields.windows)
 
 
+def _reject_other_kinds(file: GgufFile, architecture: str) -> None:
+    """Raise `BadModelFile` for a file beside a model that is not one."""
+    kind = file.metadata.get("general.type")
+    if kind == "mmproj" or architecture in ("clip", "clip-vision"):
+        what = "it holds the vision or audio part of a model"
+    elif kind == "imatrix" or architecture == "imatrix":
+        what = "it is an importance matrix, from which models are quantized"
+    elif kind == "vocab" or not file.tensors:
+        what = "it holds a vocabulary without weights"
+    else:
+        return
+    raise BadModelFile(
+        f"{file.path} is not a language model: {what}",
+        "choose the other .gguf file of the same model, with a type such as Q4_K_M in its name",
+    )
+
+
 def gguf_architecture(file: GgufFile) -> tuple[GgufArchitecture, Metadata]:
     """Return the architecture of `file` and its metadata.
 
     Raises `BadModelFile` for an unknown architecture.
     """
     name = str(file.metadata.get("general.architecture"))
+    _reject_other_kinds(file, name)
     if name not in GGUF_ARCHITECTURES:
         error = unknown_name("GGUF architecture", name, sorted(GGUF_ARCHITECTURES))
         raise BadModelFile(f"{file.path}: {error.message}", error.hint)

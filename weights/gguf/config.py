@@ -9,9 +9,16 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.fields import invalid
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.architectures import gguf_architecture
+from swiftchat.weights.gguf.end_tokens import end_token_ids, special_id
 from swiftchat.weights.gguf.metadata import Metadata, is_size
 from swiftchat.weights.gguf.rope import rope_fields
-from swiftchat.weights.gguf.tokenizer import adds_bos, token_at, tokenizer_class
+from swiftchat.weights.gguf.tokenizer import (
+    adds_bos,
+    separate_tokens,
+    token_at,
+    tokenizer_class,
+    typed_tokens,
+)
 
 __all__ = [
     "generation_config_json",
@@ -23,7 +30,6 @@ __all__ = [
 _EMBED, _OUTPUT = "token_embd.weight", "output.weight"
 # Fields whose absence from the metadata means null, not the default.
 _NULL_FIELDS = frozenset({"q_lora_rank"})
-_END_TOKENS = ("eos", "eot", "eom")
 
 
 def model_config_json(file: GgufFile, dtype: str) -> dict[str, Any]:
@@ -108,9 +114,11 @@ def tokenizer_config_json(file: GgufFile) -> dict[str, Any]:
         "add_bos_token": adds_bos(metadata),
     }
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        token = token_at(metadata, f"tokenizer.ggml.{key}_token_id")
+        token = token_at(metadata, key)
         if token is not None:
             config[f"{name}_token"] = token
+    if separate := separate_tokens(metadata):
+        config["added_tokens_decoder"] = separate
     template = _chat_template(metadata)
     if template is not None:
         config["chat_template"] = template
@@ -133,11 +141,7 @@ def _chat_template(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | 
 def generation_config_json(file: GgufFile) -> dict[str, Any]:
     """Return the `generation_config.json`: the BOS token and all end tokens."""
     config = _token_ids(file.metadata)
-    ends = []
-    for name in _END_TOKENS:
-        token_id = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if token_id is not None and token_id not in ends:
-            ends.append(token_id)
+    ends = end_token_ids(file.metadata, *typed_tokens(file.metadata))
     if ends:
         config["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     return config
@@ -172,9 +176,9 @@ def _vocab_size(file: GgufFile) -> int | None:
 
 
 def _token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    ids = {}
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    ids, num_tokens = {}, len(tokens) if isinstance(tokens, list) else 0
     for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
-        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if token_id is not None:
+        if (token_id := special_id(metadata, key, num_tokens)) is not None:
             ids[f"{name}_token_id"] = token_id
     return ids

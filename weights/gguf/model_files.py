@@ -11,10 +11,10 @@ from swiftchat.weights.formats.gguf import GgufFile, open_gguf
 from swiftchat.weights.gguf import config as gguf_config
 from swiftchat.weights.gguf.architectures import gguf_architecture
 from swiftchat.weights.gguf.source import SOURCE_FILE, GgufSource
-from swiftchat.weights.gguf.tensors import block_matrices, tensor_sources
-from swiftchat.weights.gguf.tokenizer import tokenizer_files
+from swiftchat.weights.gguf.tensors import block_matrices, has_other_parts, tensor_sources
+from swiftchat.weights.gguf.tokenizer import tokenizer_files, vocabulary_notes
 
-__all__ = ["default_dtype", "model_files", "write_model_files"]
+__all__ = ["default_dtype", "model_files", "notes", "write_model_files"]
 
 _FLOAT_DTYPES = {"F16": "float16", "F32": "float32"}
 
@@ -53,6 +53,16 @@ def model_files(
     return files
 
 
+def notes(file: GgufFile) -> list[str]:
+    """Return what a user should know about a model that `model_files` accepts."""
+    found = vocabulary_notes(file.metadata)
+    if has_other_parts(file):
+        found.append(
+            "only the language model is supported: its vision and audio tensors are skipped"
+        )
+    return found
+
+
 def write_model_files(
     path: Path,
     directory: Path,
@@ -70,6 +80,6 @@ def write_model_files(
     if block_matrices(config, sources):
         settings = {"quantization_config": {"quant_method": "gguf"}}
         files["config.json"] = encode_json({**config_json, **settings})
-    files[SOURCE_FILE] = GgufSource.of(file.paths, directory).encode()
+    files[SOURCE_FILE] = GgufSource.of(file.paths, directory, notes(file)).encode()
     for name, content in files.items():
         (directory / name).write_bytes(content)

@@ -128,11 +128,15 @@ _FALCON = _sequence(
     byte_level(use_regex=False),
 )
 
-LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0")
+LLAMA3 = (
+    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0"),
+    "jina-v5-nano",
+)
 # By `tokenizer.ggml.pre`. Files older than that key use GPT-2's.
 PRE_TOKENIZERS: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "jais"), _GPT2),
+        **dict.fromkeys(("a.x-4.0", "modern-bert", "jina-v2-code", "roberta-bpe"), _GPT2),
         **dict.fromkeys(("exaone4", "gigachat", "trillion", "granite-docling", "mellum"), _GPT2),
         **dict.fromkeys(
             ("smollm", "starcoder", "refact", "command-r", "codeshell"), _GPT2_AND_DIGITS
@@ -141,19 +145,23 @@ PRE_TOKENIZERS: Mapping[str, dict[str, Any]] = MappingProxyType(
         **dict.fromkeys(
             (*LLAMA3, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _split(_LLAMA3_PATTERN)
         ),
-        **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), _split(_QWEN2_PATTERN)),
+        **dict.fromkeys(
+            ("qwen2", "deepseek-r1-qwen", "stablelm2", "kormo", "f2llmv2"), _split(_QWEN2_PATTERN)
+        ),
         **dict.fromkeys(("hunyuan", "solar-open", "megrez", "grok-2"), _split(_QWEN2_PATTERN)),
         "qwen35": _split(_QWEN35_PATTERN),
         "kimi-k2": _split(_KIMI_PATTERN),
         "afmoe": _split(*_AFMOE_PATTERNS),
-        **dict.fromkeys(("bailingmoe", "bailingmoe2"), _split(_BAILING_PATTERN)),
+        **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _split(_BAILING_PATTERN)),
         "jais-2": _split(_JAIS2_PATTERN + r"|\s"),
-        "tiny_aya": _split(_GROUPED_DIGITS, _GPT4O_PATTERN),
+        **dict.fromkeys(("tiny_aya", "cohere2moe"), _split(_GROUPED_DIGITS, _GPT4O_PATTERN)),
         "viking": _split(_BLOOM_PATTERN, r"\p{N}"),
         "youtu": _split(*_YOUTU_PATTERNS),
         "seed-coder": _split(_SEED_CODER_PATTERN),
         "exaone-moe": _split(_EXAONE_MOE_PATTERN),
-        **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2", "kanana2"), _split(_GPT4O_PATTERN)),
+        **dict.fromkeys(
+            ("gpt-4o", "llama4", "minimax-m2", "kanana2", "talkie"), _split(_GPT4O_PATTERN)
+        ),
         "tekken": _split(_TEKKEN_PATTERN),
         "deepseek-llm": _split(*_DEEPSEEK_LLM_PATTERNS),
         "deepseek-coder": _split(*_DEEPSEEK_CODER_PATTERNS),

@@ -13,7 +13,7 @@ __all__ = ["SOURCE_FILE", "GgufSource", "gguf_file_of"]
 
 SOURCE_FILE = "gguf.json"
 # To be raised whenever other small files are made from the same GGUF file.
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -21,19 +21,22 @@ class GgufSource:
     """The files of a GGUF model with size and time of change, in nanoseconds since 1970.
 
     A file inside the model directory belongs to it: its state is (0, 0) and is not compared.
+    `notes` say what the model's user should know about its files.
     """
 
     files: Sequence[Path]
     states: Sequence[tuple[int, int]]
     version: int = _VERSION
+    notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, files: Sequence[Path], directory: Path) -> Self:
+    def of(cls, files: Sequence[Path], directory: Path, notes: Sequence[str] = ()) -> Self:
         """Return the present state of `files` for the small files in `directory`."""
         inside = [file.parent == directory for file in files]
         return cls(
             [Path(file.name) if own else file for file, own in zip(files, inside, strict=True)],
             [(0, 0) if own else _state(file) for file, own in zip(files, inside, strict=True)],
+            notes=tuple(notes),
         )
 
     @classmethod
@@ -54,6 +57,7 @@ class GgufSource:
             [directory / row["path"] for row in rows],
             [(row["bytes"], row["modified_ns"]) for row in rows],
             content.get("version", 0),
+            tuple(map(str, content.get("notes") or ())),
         )
 
     def encode(self) -> bytes:
@@ -62,7 +66,7 @@ class GgufSource:
             {"path": str(file), "bytes": nbytes, "modified_ns": modified_ns}
             for file, (nbytes, modified_ns) in zip(self.files, self.states, strict=True)
         ]
-        return encode_json({"version": self.version, "files": rows})
+        return encode_json({"version": self.version, "notes": [*self.notes], "files": rows})
 
     @property
     def is_current(self) -> bool:

@@ -37,10 +37,13 @@ __all__ = [
     "TensorSource",
     "block_matrices",
     "dequantized_chunks",
+    "has_other_parts",
     "row_order",
     "tensor_sources",
 ]
 
+# How the names of tensors of the vision and audio parts begin.
+_OTHER_PARTS = ("v.", "mm.", "a.")
 _CHUNK_ELEMENTS = 1 << 20
 _KEYS, _VALUES = "attn_k_b.weight", "attn_v_b.weight"
 # Gates of files that have them apart from up, by the canonical name of the merged matrix.
@@ -101,9 +104,12 @@ def tensor_sources(
 ) -> dict[str, Source]:
     """Return the source of every expected Hugging Face tensor by name.
 
-    Raises `BadModelFile` for a missing tensor, one of another shape, and one that the
-    architecture does not have, because the model would compute something else.
+    Raises `BadModelFile` for a missing tensor, one of another shape or of a type that is not
+    supported, and one that the architecture does not have, because the model would compute
+    something else.
     """
+    unused = (*_OTHER_PARTS, *_unused_prefixes(file, config))
+    _reject_foreign_types(file, unused)
     by_size = {
         each: _shapes(architecture, config.of_layer(i)) for i, each in enumerate(config.layer_sizes)
     }
@@ -114,7 +120,7 @@ def tensor_sources(
             shapes = by_size[config.layer_sizes[layer]]
         name = tensor_name(config, canonical, layer, expert)
         sources[name] = _source(file, architecture, config, shapes, canonical, layer, expert or 0)
-    _reject_unknown_tensors(file, sources, _unused_prefixes(file, config))
+    _reject_unknown_tensors(file, sources, unused)
     return sources
 
 
@@ -174,6 +180,22 @@ def _unused_prefixes(file: GgufFile, config: ModelConfig) -> tuple[str, ...]:
         if config.kv_source(i) != i
     ]
     return tuple(later)
+
+
+def has_other_parts(file: GgufFile) -> bool:
+    """Return whether a file also has a vision or audio part, as Ollama's have."""
+    return any(name.startswith(_OTHER_PARTS) for name in file.tensors)
+
+
+def _reject_foreign_types(file: GgufFile, unused: tuple[str, ...]) -> None:
+    for name, tensor in file.tensors.items():
+        if tensor.type_name not in BLOCK_TYPES and not name.startswith(unused):
+            raise BadModelFile(
+                f"{file.path}: tensor {name} has the type {tensor.type_name}, which is not "
+                "supported",
+                "choose a file of the same model in another type, such as Q4_K_M or Q8_0; "
+                f"supported: {', '.join(BLOCK_TYPES)}",
+            )
 
 
 def _number(file: GgufFile, key: str, layer: int) -> float:

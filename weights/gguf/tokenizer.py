@@ -5,13 +5,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.gguf.end_tokens import CONTROL, is_end_of_turn, special_id
 from swiftchat.weights.gguf.pretokenizers import LLAMA3, PRE_TOKENIZERS, byte_level
 from swiftchat.weights.gguf.sentencepiece import SENTENCEPIECE_KINDS, tokenizer_model
 
-__all__ = ["adds_bos", "token_at", "tokenizer_class", "tokenizer_files", "tokenizer_json"]
+__all__ = [
+    "adds_bos",
+    "separate_tokens",
+    "token_at",
+    "tokenizer_class",
+    "tokenizer_files",
+    "tokenizer_json",
+    "typed_tokens",
+    "vocabulary_notes",
+]
 
 # Token types in `tokenizer.ggml.token_type`.
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+_UNKNOWN, _USER_DEFINED, _UNUSED = 2, 4, 5
 
 # The kind of vocabulary of Gemma 4: SentencePiece's pieces with merges.
 _GEMMA4 = "gemma4"
@@ -28,7 +38,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     which decide ties. Raises as `tokenizer_json` and `tokenizer_model`.
     """
     if _text(metadata, "tokenizer.ggml.model") in SENTENCEPIECE_KINDS:
-        tokens, types = _tokens(metadata)
+        tokens, types = typed_tokens(metadata)
         return {"tokenizer.model": tokenizer_model(metadata, tokens, types)}
     text = json.dumps(tokenizer_json(metadata), indent=2, ensure_ascii=False)
     return {"tokenizer.json": (text + "\n").encode()}
@@ -60,10 +70,10 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     pre = _text(metadata, "tokenizer.ggml.pre") or "default"
     if pre not in PRE_TOKENIZERS:
         raise BadModelFile(
-            f"unknown GGUF pre-tokenizer {pre[:40]!r}",
-            f"known: {', '.join(sorted(PRE_TOKENIZERS))}",
+            f"unknown GGUF pre-tokenizer {pre[:40]!r}: how it splits text is not known",
+            "a directory of the same model with tokenizer.json and *.safetensors may run",
         )
-    tokens, types = _tokens(metadata)
+    tokens, types = typed_tokens(metadata)
     vocab = _vocab(tokens, types)
     return {
         "version": "1.0",
@@ -91,7 +101,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _gemma4_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `tokenizer.json` of a BPE over characters, with tokens of bytes for the others."""
-    tokens, types = _tokens(metadata)
+    tokens, types = typed_tokens(metadata)
     vocab = _vocab(tokens, types)
     space, mark = {"String": " "}, "\u2581"
     post_processor = _post_processor(metadata, _GEMMA4, tokens)
@@ -116,7 +126,7 @@ def _gemma4_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": token_at(metadata, "tokenizer.ggml.unknown_token_id"),
+            "unk_token": token_at(metadata, "unknown"),
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
             "fuse_unk": True,
@@ -128,15 +138,18 @@ def _gemma4_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def token_at(metadata: Mapping[str, Any], key: str) -> str | None:
-    """Return the token whose id is the metadata `key`; None if the key is absent."""
-    token_id = metadata.get(key)
-    if token_id is None:
-        return None
+def vocabulary_notes(metadata: Mapping[str, Any]) -> list[str]:
+    """Return what a user should know about how the vocabulary is read."""
+    if metadata.get("tokenizer.ggml.model") == "gpt2" and not metadata.get("tokenizer.ggml.pre"):
+        return ["the file does not say how its tokenizer splits text: it is split as for GPT-2"]
+    return []
+
+
+def token_at(metadata: Mapping[str, Any], name: str) -> str | None:
+    """Return the token of `tokenizer.ggml.NAME_token_id`; None as for `special_id`."""
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
-    if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
-        raise BadModelFile(f"{key} is {str(token_id)[:40]}, but there are {len(tokens)} tokens")
-    return tokens[token_id]
+    token_id = special_id(metadata, name, len(tokens))
+    return None if token_id is None else tokens[token_id]
 
 
 def adds_bos(metadata: Mapping[str, Any]) -> bool:
@@ -162,12 +175,31 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     return value
 
 
-def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
+def separate_tokens(metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the tokens of a SentencePiece vocabulary that split text, as `added_tokens_decoder`.
+
+    As in llama.cpp, a space is put before the text that follows such a token, as at the beginning
+    of a text. The sentencepiece library does not do that for tokens that a user has defined.
+    """
+    is_llama = metadata.get("tokenizer.ggml.model") == "llama"
+    if not is_llama or not metadata.get("tokenizer.ggml.add_space_prefix", True):
+        return {}
+    tokens, types = typed_tokens(metadata)
+    defined = [kind if kind == _USER_DEFINED else None for kind in types]
+    return {str(entry.pop("id")): entry for entry in _added_tokens(tokens, defined)}
+
+
+def typed_tokens(metadata: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
+    """Return the tokens by id, and their types; `BadModelFile` if they are not valid.
+
+    The type of a token that ends turns is `CONTROL`, whatever the file says.
+    """
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     if not isinstance(types, list) or len(types) != len(tokens):
         raise BadModelFile("tokenizer.ggml.token_type does not match tokenizer.ggml.tokens")
-    return tokens, types
+    ends = is_end_of_turn(tokens, types)
+    return tokens, [CONTROL if is_end else t for t, is_end in zip(types, ends, strict=True)]
 
 
 def _vocab(tokens: list[str], types: list[Any]) -> dict[str, int]:
@@ -195,7 +227,7 @@ def _added_tokens(tokens: list[str], types: list[Any]) -> list[dict[str, Any]]:
             "special": token_type != _USER_DEFINED,
         }
         for token_id, (token, token_type) in enumerate(zip(tokens, types, strict=True))
-        if token_type in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token
+        if token_type in (_UNKNOWN, CONTROL, _USER_DEFINED) and token
     ]
 
 
@@ -212,7 +244,7 @@ def _merges(metadata: Mapping[str, Any], vocab: Mapping[str, int]) -> list[str]:
 
 def _post_processor(metadata: Mapping[str, Any], pre: str, tokens: list[str]) -> dict[str, Any]:
     plain = byte_level(use_regex=True)
-    bos = token_at(metadata, "tokenizer.ggml.bos_token_id")
+    bos = token_at(metadata, "bos")
     if not adds_bos(metadata) or bos is None:
         return plain
     bos_id = metadata["tokenizer.ggml.bos_token_id"]

@@ -2,8 +2,8 @@
 
 import difflib
 import mmap
-import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from swiftchat.errors import BadModelFile, FileSystemError
+from swiftchat.errors import BadModelFile, DamagedModelFile, FileSystemError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.files.reading import prefetch, read_small_file, release_pages
@@ -34,7 +34,7 @@ from swiftchat.weights.parallel.rank_files import (
 )
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 from swiftchat.weights.quantization.methods import model_tensors, select_expected
-from swiftchat.weights.quantization.stored_tensor import StoredTensor
+from swiftchat.weights.quantization.stored_tensor import CheckedTensors, StoredTensor
 
 __all__ = ["Checkpoint", "TensorInfo"]
 
@@ -49,6 +49,7 @@ _NUMPY_DTYPES: Mapping[str, str] = {
     "BF16": "<u2",
     "F8_E4M3": "u1",
     "F8_E5M2": "u1",
+    "F8_E8M0": "u1",
     "I64": "<i8",
     "I32": "<i4",
     "I16": "<i2",
@@ -60,6 +61,8 @@ _NUMPY_DTYPES: Mapping[str, str] = {
     "BOOL": "?",
 }
 _FLOATS = ("BF16", "F16", "F32")
+_ROUNDED = "F64"  # read as float32
+_COMPARED_BYTES = 1 << 22
 
 
 class Checkpoint:
@@ -84,7 +87,8 @@ class Checkpoint:
     @property
     def is_quantized(self) -> bool:
         """Whether a tensor of the model is stored with fewer bits than a float dtype."""
-        return any(tensor.format not in _FLOATS for tensor in self.quantized.values())
+        floats = (*_FLOATS, _ROUNDED)
+        return any(tensor.format not in floats for tensor in self.quantized.values())
 
     @classmethod
     def open(cls, path: Path, shard: Shard | None = None) -> Self:
@@ -100,7 +104,7 @@ class Checkpoint:
                 return cls(path, _read_headers(directory))
             if shard is None or shard.size != size:
                 raise wrong_tp_size(path, size, shard)
-            file = _path_inside(directory, rank_file_name(shard.rank, size))
+            file = _file_in(directory, rank_file_name(shard.rank, size))
             # The file has the layers of all pipeline stages.
             stored = shard_of(shard.config, size, shard.rank)
             return cls(path, read_rank_file(file, shard), stored)
@@ -165,6 +169,7 @@ class Checkpoint:
             elif name in expected:
                 raise self._missing(name, shape)
         self.unused = [name for name in self.tensors if name not in allowed]
+        self.quantized = self._rounded(allowed)
 
     def check_quantized(self, config: ModelConfig, settings: Mapping[str, Any]) -> None:
         """Check the tensors of a model quantized as `settings` say; sets `quantized`.
@@ -177,7 +182,14 @@ class Checkpoint:
         for name, tensor in tensors.items():
             if tensor.format == "plain":
                 self._check_tensor(self.tensors[name], tensor.shape)
-        self.quantized = {n: tensor for n, tensor in tensors.items() if tensor.format != "plain"}
+        kept = {n: tensor for n, tensor in tensors.items() if tensor.format != "plain"}
+        self.quantized = kept | self._rounded(tensors.keys() - kept.keys())
+
+    def _rounded(self, names: Iterable[str]) -> dict[str, StoredTensor]:
+        """Return those of the tensors that are rounded to float32 when they are read."""
+        source = CheckedTensors(self.tensors, self.read)
+        wide = [n for n in names if n in self.tensors and self.tensors[n].dtype == _ROUNDED]
+        return {name: replace(source.plain(name), format=_ROUNDED) for name in wide}
 
     def require(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise `BadModelFile` if there is no such tensor of floats with this shape."""
@@ -196,9 +208,10 @@ class Checkpoint:
             raise BadModelFile(
                 f"{info.file}: tensor {info.name}: expected {list(shape)}, found {list(info.shape)}"
             )
-        if info.dtype not in _FLOATS:
+        floats = (*_FLOATS, _ROUNDED)
+        if info.dtype not in floats:
             raise BadModelFile(
-                f"{info.file}: tensor {info.name}: expected one of {', '.join(_FLOATS)}, "
+                f"{info.file}: tensor {info.name}: expected one of {', '.join(floats)}, "
                 f"found {info.dtype}"
             )
 
@@ -229,7 +242,7 @@ def _read_headers(directory: Path) -> dict[str, TensorInfo]:
 
 
 def _single(directory: Path, name: str) -> dict[str, TensorInfo]:
-    return _read_header(_path_inside(directory, name))
+    return _read_header(_file_in(directory, name))
 
 
 def _read_header(file: Path) -> dict[str, TensorInfo]:
@@ -237,33 +250,38 @@ def _read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def _sharded(directory: Path, index: str) -> dict[str, TensorInfo]:
-    path = _path_inside(directory, index)
+    """Return the tensors of all files that an index names, whatever it says of each tensor.
+
+    A tensor may be in several files, as after some merges of models, if they agree on it.
+    """
+    path = _file_in(directory, index)
     weight_map = parse_weight_map(read_small_file(path), index, str(path))
     tensors: dict[str, TensorInfo] = {}
     for shard in sorted(set(weight_map.values())):
-        for name, info in _read_header(_path_inside(directory, shard)).items():
-            if name in tensors:
+        for name, info in _read_header(_file_in(directory, shard)).items():
+            if name in tensors and not _equal(tensors[name], info):
                 raise BadModelFile(
-                    f"tensor {name} is in both {tensors[name].file.name} and {shard}"
+                    f"tensor {name} of {tensors[name].file.name} is another one in {shard}"
                 )
-            tensors[name] = info
-    for name, shard in weight_map.items():
-        found = tensors[name].file.name if name in tensors else "no shard"
-        if name not in tensors or tensors[name].file != _path_inside(directory, shard):
-            raise BadModelFile(
-                f"{directory / index}: tensor {name}: expected in {shard}, found in {found}"
-            )
+            tensors.setdefault(name, info)
     return tensors
 
 
-def _path_inside(directory: Path, name: str) -> Path:
-    """Return the file's path; `BadModelFile` if a symbolic link leaves the model's folders."""
+def _equal(one: TensorInfo, other: TensorInfo) -> bool:
+    """Return whether two tensors have the same elements; reads them a part at a time."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    with one.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(one.offset)
+        second.seek(other.offset)
+        parts = range(0, one.nbytes, _COMPARED_BYTES)
+        sizes = (min(_COMPARED_BYTES, one.nbytes - start) for start in parts)
+        return all(first.read(size) == second.read(size) for size in sizes)
+
+
+def _file_in(directory: Path, name: str) -> Path:
+    """Return the path of a file, which may be a link; `BadModelFile` if there is none."""
     path = directory / name
-    real = Path(os.path.realpath(path))
-    # The hub cache has links in `snapshots` to files in `blobs`.
-    blobs = [p.parent / "blobs" for p in directory.parents if p.name == "snapshots"]
-    if not any(map(real.is_relative_to, (directory, *blobs))):
-        raise BadModelFile(f"{path} is a link to a file outside the model's directory")
-    if not real.is_file():
-        raise BadModelFile(f"{path} is missing")
+    if not path.is_file():
+        raise DamagedModelFile(f"{path} is missing")
     return path

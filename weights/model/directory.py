@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.multimodal import MULTIMODAL
+from swiftchat.weights.architectures.multimodal import MULTIMODAL, multimodal_class
 from swiftchat.weights.architectures.readers import token_ids
+from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES
 from swiftchat.weights.gguf.source import GgufSource, gguf_file_of
 from swiftchat.weights.model.separate_head import has_separate_head
-from swiftchat.weights.quantization.settings_files import CONFIG_FIELDS, read_settings
+from swiftchat.weights.quantization.settings_files import split_settings
 
 # The modules that read weights are imported where they are used: they need numpy, which takes
 # 0.1 s, and a chat with a running engine opens no weights.
@@ -35,8 +36,9 @@ class Model:
 
     As in transformers, the end tokens of `generation_config.json` replace those of `config.json`
     in `config.eos_ids`. `quantization_config` are the settings of a quantized model, else None.
-    `has_separate_head`: config.json ties the embeddings, but the files do not. `multimodal_class`
-    is the class name of a model of which this is only the language model.
+    `has_separate_head`: config.json ties the embeddings, but the files do not. `declared_class`
+    is the class in config.json if `config` is computed by another one: that of a multimodal model
+    of which this is only the language model, or one that is not known.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Model:
         quantization_config: Mapping[str, Any] | None = None,
         *,
         has_separate_head: bool = False,
-        multimodal_class: str | None = None,
+        declared_class: str | None = None,
     ) -> None:
         self.path = path
         self.config = config
@@ -56,7 +58,7 @@ class Model:
         self.tokenizer_config = tokenizer_config
         self.quantization_config = quantization_config
         self.has_separate_head = has_separate_head
-        self.multimodal_class = multimodal_class
+        self.declared_class = declared_class
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -69,17 +71,15 @@ class Model:
             raise ModelNotFound(f"no model directory {path}")
         if not (path / "config.json").is_file():
             raise BadModelFile(f"{path} is not a model directory: config.json is missing")
-        quantization_config = read_settings(path)
-        config_json = read_json(path / "config.json")
-        config = ModelConfig.from_hf(
-            {k: v for k, v in config_json.items() if k not in CONFIG_FIELDS}
-        )
+        config_json, quantization_config = split_settings(path, read_json(path / "config.json"))
+        config = ModelConfig.from_hf(config_json)
         generation = _read_optional(path / "generation_config.json")
         if generation.get("eos_token_id") is not None:
             eos_ids = token_ids(generation, "eos_token_id", config.vocab_size)
             config = dataclasses.replace(config, eos_ids=eos_ids)
-        is_plain = config.tied_embeddings and quantization_config is None
-        has_own_head = is_plain and has_separate_head(path, config)
+        has_own_head = config.tied_embeddings and has_separate_head(
+            path, config, quantization_config
+        )
         if has_own_head:
             config = dataclasses.replace(config, tied_embeddings=False)
         tokenizer = _read_optional(path / "tokenizer_config.json")
@@ -90,7 +90,7 @@ class Model:
             tokenizer,
             quantization_config,
             has_separate_head=has_own_head,
-            multimodal_class=_multimodal_class(config_json),
+            declared_class=_declared_class(config_json),
         )
 
     def checkpoint(self, shard: "Shard | None" = None) -> "Checkpoint":
@@ -120,13 +120,20 @@ class Model:
         if config.ignored_keys:
             names = ", ".join(config.ignored_keys)
             notes.append(f"config.json: no effect in {config.architecture}: {names}")
-        if self.multimodal_class is not None:
+        if self.declared_class in MULTIMODAL:
             notes.append(
-                f"only the language model of {self.multimodal_class} is supported: "
+                f"only the language model of {self.declared_class} is supported: "
                 "tensors of its vision and audio parts are skipped"
+            )
+        elif self.declared_class is not None:
+            notes.append(
+                f"config.json names the class {self.declared_class}, which is not known: "
+                f"the model is computed as {config.architecture}, because of its model_type"
             )
         if self.has_separate_head:
             notes.append("the files have an output matrix of their own: embeddings are not tied")
+        source = GgufSource.read(self.path)
+        notes += () if source is None else source.notes
         return tuple(notes)
 
     @property
@@ -187,9 +194,12 @@ class Model:
         return None
 
 
-def _multimodal_class(config_json: Mapping[str, Any]) -> str | None:
-    (name,) = config_json["architectures"]  # checked
-    return name if name in MULTIMODAL else None
+def _declared_class(config_json: Mapping[str, Any]) -> str | None:
+    """Return the class in `config.json` if another one computes the model."""
+    names = config_json.get("architectures") or []  # checked
+    if any(name in ARCHITECTURES for name in names):
+        return None
+    return multimodal_class(config_json) or next(iter(names), None)
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

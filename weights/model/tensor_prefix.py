@@ -1,13 +1,13 @@
 """Tensor names of files that say where in a larger model the language model is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.formats.tensor_info import TensorInfo
 
-__all__ = ["with_standard_names"]
+__all__ = ["ModulePrefix", "with_standard_names"]
 
 # What stands before the names of a language model in multimodal files.
 _PREFIXES = (
@@ -40,6 +40,28 @@ def with_standard_names(
         return dict(tensors)
     full_names = {name.removeprefix(own): name for name in expected_tensors(config)}
     return {full_names.get(name, name): info for name, info in tensors.items()}
+
+
+class ModulePrefix:
+    """How the names of an adapter's modules begin, which may be those of a multimodal model.
+
+    `names` are those of its tensors.
+    """
+
+    def __init__(self, config: ModelConfig, names: Iterable[str]) -> None:
+        self._own = ARCHITECTURES[config.architecture].prefix or "model."
+        firsts = (each for name in names for each in _PREFIXES if name.startswith(each))
+        self._theirs = next(firsts, self._own)
+
+    def standard(self, name: str) -> str:
+        """Return the name of a module or tensor in the language model's own class."""
+        is_own = self._theirs == self._own
+        return name if is_own else _renamed(name, self._theirs, self._own)
+
+    def named(self, module: str) -> str:
+        """Return the adapter's name of a module inside the layers, given its standard name."""
+        is_inside = module.startswith(self._own)
+        return self._theirs + module.removeprefix(self._own) if is_inside else module
 
 
 def _renamed(name: str, prefix: str, own: str) -> str:

@@ -1,8 +1,9 @@
 """FP8 checkpoints: 8-bit floats with a scale per tensor, row or block.
 
 Layout (transformers' `FineGrainedFP8Config`, DeepSeek-V3's published weights, AutoFP8, FBGEMM):
-`weight` F8_E4M3 [rows, columns] and `weight_scale` or `weight_scale_inv`, which both mean the
-scale: one in all, one per row, or one per block of `weight_block_size`.
+`weight` F8_E4M3 [rows, columns] and `weight_scale`, `weight_scale_inv` or `scale`, which all mean
+the scale: one in all, one per row, or one per block of `weight_block_size`. Scales may be powers of
+two in 8 bits (F8_E8M0).
 weight[r, c] = e4m3(byte[r, c])·scale[r // height, c // width].
 """
 
@@ -24,7 +25,8 @@ __all__ = ["FLOAT8", "scaled_tensor", "tensors"]
 Block = tuple[int, int]
 
 _MAX_BLOCK = 2**20
-_SCALES = ("weight_scale_inv", "weight_scale")
+_SCALES = ("weight_scale_inv", "weight_scale", "scale")
+_SCALE_DTYPES = (*FLOATS, "F8_E8M0")
 # Settings of activations and of the run: no effect on the weights.
 _IGNORED = {
     "quant_method",
@@ -109,8 +111,8 @@ def scaled_tensor(
     elif block is None:
         raise source.error(scale, f"one element or {rows}", f"the shape {list(shape)}")
     else:
-        source.require(scale, FLOATS, (-(-rows // block[0]), -(-columns // block[1])))
-    source.require(scale, FLOATS, shape)
+        source.require(scale, _SCALE_DTYPES, (-(-rows // block[0]), -(-columns // block[1])))
+    source.require(scale, _SCALE_DTYPES, shape)
     parts = {"weight": name, "scale": scale}
     if zero_point is not None:
         parts["zero_point"] = source.require(zero_point, ("I8",), shape)

@@ -18,7 +18,10 @@ from swiftchat.weights.quantization import (
 from swiftchat.weights.quantization.settings import Settings, shorten
 from swiftchat.weights.quantization.stored_tensor import CheckedTensors, Read, StoredTensor
 
-__all__ = ["model_tensors", "select_expected"]
+__all__ = ["RUNNING_FORMS", "model_tensors", "select_expected"]
+
+# For hints: what to choose instead of a form that does not run.
+RUNNING_FORMS = "GGUF (such as Q4_K_M or Q8_0), GPTQ, AWQ, FP8, or the unquantized weights"
 
 Method = Callable[[Settings, CheckedTensors], dict[str, StoredTensor]]
 
@@ -48,7 +51,7 @@ def model_tensors(
     checked = Settings(settings, "quantization_config")
     method = _METHODS.get(_method(checked))
     if method is None:
-        raise _unknown_method(_method(checked))
+        raise _unknown_method(checked)
     source = CheckedTensors(tensors, read)
     found = method(checked, source)
     if not found:
@@ -68,10 +71,19 @@ def _method(settings: Settings) -> str:
     return value.lower()
 
 
-def _unknown_method(method: str) -> BadModelFile:
-    nearest = difflib.get_close_matches(method, _METHODS, n=1, cutoff=0.0)
-    hint = f"nearest known: {nearest[0]}; known: {', '.join(_METHODS)}" if nearest else ""
-    return BadModelFile(f"unknown quant_method {shorten(repr(method))}", hint)
+def _unknown_method(settings: Settings) -> BadModelFile:
+    """Return the error for a method that this program does not run, with its variant if any."""
+    method, fields = _method(settings), settings.fields
+    nested = fields.get("quantization")
+    variant = fields.get("quant_algo") or (
+        nested.get("quant_algo") if isinstance(nested, Mapping) else fields.get("packing_format")
+    )
+    shown = f"{method} ({variant})" if isinstance(variant, str) else method
+    return BadModelFile(
+        f"the model is quantized with quant_method {shorten(shown)}, which this version does not "
+        "run",
+        f"choose another published form of the same model: {RUNNING_FORMS}",
+    )
 
 
 def select_expected(

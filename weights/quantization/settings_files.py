@@ -7,32 +7,67 @@ from typing import Any
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.files.reading import read_json
 
-__all__ = ["CONFIG_FIELDS", "read_settings"]
+__all__ = ["QUANTIZATION_FIELDS", "split_settings"]
 
-# Fields of config.json; the second is the older name of compressed-tensors.
-CONFIG_FIELDS = ("quantization_config", "compression_config")
-# Settings files of older tools, and the method of each.
-_SETTINGS_FILES: Mapping[str, str] = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+# Fields of config.json, and the method of those whose settings do not name one: the older name of
+# compressed-tensors, and MLX.
+QUANTIZATION_FIELDS = {
+    "quantization_config": None,
+    "compression_config": "compressed-tensors",
+    "quantization": "mlx",
+}
+# Settings files of other tools, and the method of each.
+_SETTINGS_FILES: Mapping[str, str] = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+# Objects in the config.json of a multimodal model that hold its language model.
+_INNER = ("text_config", "thinker_config")
 
 
-def read_settings(directory: Path) -> Mapping[str, Any] | None:
-    """Return the quantization settings of a model directory, `quant_method` included.
+def split_settings(
+    directory: Path, config_json: Mapping[str, Any]
+) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """Return `config.json` without quantization settings, and the settings.
 
-    None: the model is not quantized. The files of older tools count only if `config.json` has no
-    such settings.
+    The settings, `quant_method` included, are None if the model is not quantized. A multimodal
+    model may have them at the top, in the configuration of its language model, or in both places,
+    where they must be equal: raises `BadModelFile` otherwise. The files of older tools count only
+    if `config.json` has no such settings.
     """
-    if not (directory / "config.json").is_file():
-        return None
-    config_json = read_json(directory / "config.json")
-    for field in CONFIG_FIELDS:
+    config, found = _split(config_json)
+    if any(settings != found[0] for settings in found[1:]):
+        raise BadModelFile("config.json: quantization_config differs from that of text_config")
+    if found:
+        return config, found[0]
+    for name, method in _SETTINGS_FILES.items():
+        if (directory / name).is_file():
+            return config, {"quant_method": method, **read_json(directory / name)}
+    return config, None
+
+
+def _split(config_json: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return an object without settings, and the settings in it, the outer ones first."""
+    config: dict[str, Any] = {}
+    inner: list[dict[str, Any]] = []
+    for name, value in config_json.items():
+        if name in _INNER and isinstance(value, Mapping):
+            config[name], below = _split(value)
+            inner += below
+        elif name not in QUANTIZATION_FIELDS:
+            config[name] = value
+    return config, [*_own_settings(config_json), *inner]
+
+
+def _own_settings(config_json: Mapping[str, Any]) -> list[dict[str, Any]]:
+    for field, method in QUANTIZATION_FIELDS.items():
         found = config_json.get(field)
         if found is None:
             continue
         if not isinstance(found, Mapping):
             raise BadModelFile(f"config.json: {field} must be an object")
-        default = {"quant_method": "compressed-tensors"} if field == CONFIG_FIELDS[1] else {}
-        return {**default, **found}
-    for name, method in _SETTINGS_FILES.items():
-        if (directory / name).is_file():
-            return {"quant_method": method, **read_json(directory / name)}
-    return None
+        if method is None and "quant_method" not in found:
+            method = "mlx" if {"bits", "group_size"} <= found.keys() else None
+        return [({} if method is None else {"quant_method": method}) | found]
+    return []

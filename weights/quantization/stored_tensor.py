@@ -28,7 +28,7 @@ Read = Callable[[str], npt.NDArray[Any]]
 Shape = tuple[int, ...]
 
 FLOATS = ("F16", "BF16", "F32")
-_ANY_FLOAT = (*FLOATS, "F64")
+_ANY_FLOAT = (*FLOATS, "F64", "F8_E8M0")
 _CHUNK_ELEMENTS = 1 << 21
 # Chunks start at multiples of this: AWQ packs eight rows per word, 4-bit blocks have 64 rows.
 _CHUNK_ROWS = 64
@@ -102,7 +102,7 @@ class CheckedTensors:
         return name
 
     def read_floats(self, name: str) -> Floats:
-        """Return a float tensor (F16, BF16, F32, F64) as float32; only F64 is rounded."""
+        """Return a float tensor (F16, BF16, F32, F64, F8_E8M0) as float32; only F64 is rounded."""
         return as_float32(self.read(name), self._info(name, _ANY_FLOAT).dtype)
 
     def read_scales(self, name: str) -> Floats:
@@ -148,7 +148,10 @@ class CheckedTensors:
 
 
 def as_float32(array: npt.NDArray[Any], dtype: str) -> Floats:
-    """Convert an array read from a file (BF16 as the integers of its bits) to float32."""
+    """Convert an array read from a file (BF16, F8_E8M0 as their bits) to float32."""
+    if dtype == "F8_E8M0":  # 2^(byte − 127); the last is NaN
+        powers = np.ldexp(np.float32(1), array.astype(np.int32) - 127)
+        return np.where(array == 255, np.float32(np.nan), powers)
     if dtype == "BF16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     with np.errstate(over="ignore"):

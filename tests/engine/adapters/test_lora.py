@@ -44,6 +44,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"target_modules": ["embed_tokens", "lm_head"], "use_dora": True},
     ),
+    "llama-tokens": ("llama", {"trainable_token_indices": [5, 7, 30]}),
+    # Its head is tied, so that it changes too.
+    "gemma2-tokens": ("gemma2", {"trainable_token_indices": {"embed_tokens": [9, 2]}}),
+    "llama-tying": ("llama", {"ensure_weight_tying": True}),
     "llama-saved": ("llama", {"modules_to_save": ["embed_tokens", "lm_head", "v_proj"]}),
 }
 

@@ -60,7 +60,7 @@ def test_unused_tokens_are_left_out() -> None:
 def test_gemma4_vocabulary_is_bpe_over_characters(tmp_path: Path) -> None:
     """Spaces become ▁ without one in front; what has no piece becomes bytes."""
     tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    tokens += ["▁", *"abc\n", "ab", "▁ab", "\n\n", "<turn|>"]
+    tokens += ["▁", *"abc\n", "ab", "▁ab", "\n\n", "<image|>"]
     keys = {
         "model": "gemma4",
         "pre": None,
@@ -70,8 +70,8 @@ def test_gemma4_vocabulary_is_bpe_over_characters(tmp_path: Path) -> None:
         "bos_token_id": 2,
         "unknown_token_id": 3,
     }
-    text = "ab  abc\n\né<turn|>b"
-    pieces = ["ab", "▁", "▁ab", "c", "\n\n", "<0xC3>", "<0xA9>", "<turn|>", "b"]
+    text = "ab  abc\n\né<image|>b"
+    pieces = ["ab", "▁", "▁ab", "c", "\n\n", "<0xC3>", "<0xA9>", "<image|>", "b"]
     assert tokenizer(**keys).encode(text).tokens == ["<bos>", *pieces]
     ids = [tokens.index(piece) for piece in pieces]
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json(metadata(**keys))))

@@ -1,6 +1,5 @@
 """Malformed quantized checkpoints raise one error that names the field or the tensor."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.quantization.methods import model_tensors, select_expected
-from swiftchat.weights.quantization.settings_files import read_settings
+from swiftchat.weights.quantization.settings_files import split_settings
 from tests.support import quantized_packers as packers
 from tests.support.quantized_models import AWQ, FORMATS, FP8, Packed, awq, fp8_row, quantized_model
 
@@ -34,7 +33,7 @@ KINDS = {
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("awq", {"quant_method": "hqq"}, "unknown quant_method 'hqq'"),
+        ("awq", {"quant_method": "hqq"}, "quantized with quant_method hqq, which"),
         ("awq", {"quant_method": ["awq"]}, "quant_method must be one of gptq"),
         ("awq", {"quant_method": None}, "quant_method is missing"),
         ("awq", {"version": "gemv"}, "version must be one of gemm, not 'gemv'"),
@@ -200,9 +199,8 @@ def test_elements_that_are_not_finite_raise_an_error(tmp_path: Path) -> None:
 def test_settings_that_are_no_object_raise_an_error(
     tmp_path: Path, field: str, found: object
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({field: found}))
     with pytest.raises(BadModelFile, match=f"{field} must be an object"):
-        read_settings(tmp_path)
+        split_settings(tmp_path, {field: found})
 
 
 def test_the_command_exits_with_7(tmp_path: Path) -> None:
@@ -210,8 +208,9 @@ def test_the_command_exits_with_7(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "swiftchat.chat", "convert", "in", "out"]
     result = subprocess.run(command, capture_output=True, cwd=tmp_path, text=True)
     assert result.returncode == 7
-    assert result.stderr.splitlines()[0] == "error: unknown quant_method 'aqlm'"
-    assert len(result.stderr.splitlines()) == 2
+    first, hint = result.stderr.splitlines()
+    assert first.startswith("error: the model is quantized with quant_method aqlm, which")
+    assert "GGUF" in hint and "download" not in hint
 
 
 def test_random_tensor_tables_raise_our_error_or_are_read() -> None:

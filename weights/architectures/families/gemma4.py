@@ -135,7 +135,7 @@ def _sizes(config: Fields, kinds: Sequence[str], sources: Sequence[int]) -> tupl
     if flag(config, "attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:
         full["num_key_value_heads"] = config["num_global_key_value_heads"]
     changes = {str(i): full for i, kind in enumerate(kinds) if kind == "full_attention"}
-    by_layer = mapping(config, "per_layer_config")
+    by_layer = _by_layer(config)
     found = changes if by_layer is None else by_layer
     sizes = []
     for i in range(len(kinds)):
@@ -153,6 +153,22 @@ def _sizes(config: Fields, kinds: Sequence[str], sources: Sequence[int]) -> tupl
         is_shared = bool(sources) and sources[i] != i
         sizes.append(LayerSizes(head_dim, kv_heads, width * (wide if is_shared else 1), heads))
     return tuple(sizes)
+
+
+def _by_layer(config: Fields) -> dict[str, Any] | None:
+    """Return `per_layer_config` by the number of the layer, which transformers pads with zeros."""
+    found = mapping(config, "per_layer_config")
+    if found is None:
+        return None
+    count = num_layers(config)
+    numbers = {name: name.lstrip("0") or "0" for name in found if name}
+    known = {str(i) for i in range(count)}
+    for name in found:
+        if numbers.get(name) not in known:
+            raise invalid("per_layer_config", f"by numbers of {count} layers", name)
+    if len({*numbers.values()}) < len(numbers):
+        raise invalid("per_layer_config", "with one entry for each layer", sorted(found)[0])
+    return {numbers[name]: value for name, value in found.items()}
 
 
 def _experts(config: Fields) -> dict[str, Any]:

@@ -238,7 +238,7 @@ def _rotary_dim(config: Fields, rope: Fields, head_dim: int) -> int | None:
 def _checked_dynamic(config: Fields, rope: Fields) -> bool:
     """Check the fields of dynamic scaling, which has no effect up to `max_position_embeddings`.
 
-    That is the longest context of this program; so the scaling is treated as none.
+    That is the longest context of such a model here; so the scaling is treated as none.
     """
     number(rope, "factor", above=0.0, below=1e6)
     original = optional_integer(rope, _ORIGINAL, 1, MAX_CONTEXT)
