@@ -70,8 +70,8 @@ class Tokenizer:
         self.vocab_size = max(ids.values()) + 1
         self.bos_id = ids.get(named_tokens.get("bos_token", ""))
         eos_id = ids.get(named_tokens.get("eos_token", ""))
-        eos_ids = [*([] if eos_id is None else [eos_id]), *more_eos_ids]
-        self.eos_ids = tuple(dict.fromkeys(eos_ids))
+        eos_ids = dict.fromkeys([*([] if eos_id is None else [eos_id]), *more_eos_ids])
+        self.eos_ids = tuple(i for i in eos_ids if 0 <= i < self.vocab_size)
         self._chat_templates: dict[str, ChatTemplate] = {}
         self._special_ids = frozenset(self.special_tokens.values())
         self._tokens = {token_id: token for token, token_id in ids.items()}

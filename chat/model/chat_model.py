@@ -162,7 +162,9 @@ class ChatModel:
         control = self.tokenizer.special_tokens
         ends = [control[end] for end in self.template.ends if end in control]
         stop_ids = (*self.tokenizer.eos_ids, *self.model.config.eos_ids, *ends)
-        stop_ids = tuple(dict.fromkeys(stop_ids))
+        # A token that is declared but not in the vocabulary has no logit.
+        vocab_size = self.model.config.vocab_size
+        stop_ids = tuple(i for i in dict.fromkeys(stop_ids) if i < vocab_size)
         params = self.config.sampling(self.model.generation_config, stop_ids, changes)
         texts = self.config.texts(changes)
         check_texts(texts)

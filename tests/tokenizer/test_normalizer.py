@@ -116,7 +116,7 @@ FIFTY = [replace({"String": "a"}, "a" * 50)] * 5
 GROWING = {
     "literal": several(*FIFTY),
     "pattern": several(*(replace({"Regex": "a"}, "a" * 50) for _ in range(5))),
-    "empty pattern": several(*(replace({"Regex": ""}, "a" * 4000) for _ in range(3))),
+    "empty matches": several(*(replace({"Regex": "(?=a)"}, "a" * 4000) for _ in range(3))),
     "long": replace({"String": "a"}, "a" * 4000),
     "prefixes": several(*({"type": "Prepend", "prepend": "a" * 4000} for _ in range(60))),
 }

@@ -413,6 +413,23 @@ def test_tools_select_the_tool_use_template() -> None:
         without_default.apply_template(chat)
 
 
+def test_templates_by_name_and_in_the_older_file() -> None:
+    by_name = {"default": "{{ messages[0].content }}", "other": "x"}
+    assert Tokenizer.from_json(SPEC, {"chat_template": by_name}).templates == by_name
+    own = {"tokenizer.json": json.dumps(SPEC).encode()}
+    listed = [{"name": name, "template": source} for name, source in by_name.items()]
+    for value, wanted in (("y", {"default": "y"}), (by_name, by_name), (listed, by_name)):
+        older = {"chat_template.json": json.dumps({"chat_template": value}).encode()}
+        assert Tokenizer.from_files(own | older).templates == wanted
+        config = {"tokenizer_config.json": b'{"chat_template": "z"}'}
+        assert Tokenizer.from_files(own | older | config).template == "z"
+        newer = {"chat_template.jinja": b"j"}
+        assert Tokenizer.from_files(own | older | config | newer).templates == {"default": "j"}
+    for invalid in ("[]", '{"chat_template": 7}', '{"chat_template": {"default": 7}}'):
+        with pytest.raises(BadModelFile, match=r"^chat_template\.json"):
+            Tokenizer.from_files(own | {"chat_template.json": invalid.encode()})
+
+
 @pytest.mark.parametrize("value", [7, {"default": 7}, [7], [{"name": "x"}], [{"template": "x"}]])
 def test_invalid_chat_template_field_is_rejected(value: Any) -> None:
     with pytest.raises(BadModelFile, match="chat_template"):

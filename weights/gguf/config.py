@@ -14,6 +14,7 @@ from swiftchat.weights.gguf.metadata import Metadata, is_size
 from swiftchat.weights.gguf.rope import rope_fields
 from swiftchat.weights.gguf.tokenizer import (
     adds_bos,
+    adds_eos,
     separate_tokens,
     token_at,
     tokenizer_class,
@@ -112,6 +113,7 @@ def tokenizer_config_json(file: GgufFile) -> dict[str, Any]:
         "tokenizer_class": tokenizer_class(metadata),
         "clean_up_tokenization_spaces": False,
         "add_bos_token": adds_bos(metadata),
+        **({"add_eos_token": True} if adds_eos(metadata) else {}),
     }
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = token_at(metadata, key)

@@ -11,6 +11,7 @@ from swiftchat.weights.gguf.sentencepiece import SENTENCEPIECE_KINDS, tokenizer_
 
 __all__ = [
     "adds_bos",
+    "adds_eos",
     "separate_tokens",
     "token_at",
     "tokenizer_class",
@@ -146,10 +147,13 @@ def vocabulary_notes(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def token_at(metadata: Mapping[str, Any], name: str) -> str | None:
-    """Return the token of `tokenizer.ggml.NAME_token_id`; None as for `special_id`."""
-    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    """Return the token of `tokenizer.ggml.NAME_token_id`.
+
+    None as for `special_id`, and for a placeholder, which is no token of the vocabulary.
+    """
+    tokens, types = typed_tokens(metadata)
     token_id = special_id(metadata, name, len(tokens))
-    return None if token_id is None else tokens[token_id]
+    return None if token_id is None or types[token_id] == _UNUSED else tokens[token_id]
 
 
 def adds_bos(metadata: Mapping[str, Any]) -> bool:
@@ -158,6 +162,12 @@ def adds_bos(metadata: Mapping[str, Any]) -> bool:
         "tokenizer.ggml.model"
     ) in ("llama", _GEMMA4)
     return bool(metadata.get("tokenizer.ggml.add_bos_token", default))
+
+
+def adds_eos(metadata: Mapping[str, Any]) -> bool:
+    """Return whether a whole text is encoded with an EOS token at its end."""
+    default = metadata.get("tokenizer.ggml.model") == "t5"
+    return bool(metadata.get("tokenizer.ggml.add_eos_token", default))
 
 
 def _text(metadata: Mapping[str, Any], key: str) -> str | None:
@@ -243,22 +253,30 @@ def _merges(metadata: Mapping[str, Any], vocab: Mapping[str, int]) -> list[str]:
 
 
 def _post_processor(metadata: Mapping[str, Any], pre: str, tokens: list[str]) -> dict[str, Any]:
+    """Return the post-processor, which adds the BOS and EOS tokens of a whole text."""
     plain = byte_level(use_regex=True)
-    bos = token_at(metadata, "bos")
-    if not adds_bos(metadata) or bos is None:
+    bos = token_at(metadata, "bos") if adds_bos(metadata) else None
+    eos = token_at(metadata, "eos") if adds_eos(metadata) else None
+    if bos is None and eos is None:
         return plain
-    bos_id = metadata["tokenizer.ggml.bos_token_id"]
-    first = {"SpecialToken": {"id": bos, "type_id": 0}}
-    second = {"SpecialToken": {"id": bos, "type_id": 1}}
+
+    def text(name: str, number: int) -> list[dict[str, Any]]:
+        parts = [("SpecialToken", bos), ("Sequence", name), ("SpecialToken", eos)]
+        return [{kind: {"id": key, "type_id": number}} for kind, key in parts if key is not None]
+
+    added = {"bos": bos, "eos": eos}
+    ids = {
+        token: metadata[f"tokenizer.ggml.{name}_token_id"]
+        for name, token in added.items()
+        if token is not None
+    }
     template = {
         "type": "TemplateProcessing",
-        "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [
-            first,
-            {"Sequence": {"id": "A", "type_id": 0}},
-            second,
-            {"Sequence": {"id": "B", "type_id": 1}},
-        ],
-        "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}},
+        "single": text("A", 0),
+        "pair": [*text("A", 0), *text("B", 1)],
+        "special_tokens": {
+            token: {"id": token, "ids": [token_id], "tokens": [token]}
+            for token, token_id in ids.items()
+        },
     }
     return {"type": "Sequence", "processors": [plain, template]}

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Model"]
 
 _MAX_CARD_LINES = 200
+_MAX_VOCAB_SIZE = 1 << 31
 
 
 class Model:
@@ -74,9 +75,9 @@ class Model:
         config_json, quantization_config = split_settings(path, read_json(path / "config.json"))
         config = ModelConfig.from_hf(config_json)
         generation = _read_optional(path / "generation_config.json")
-        if generation.get("eos_token_id") is not None:
-            eos_ids = token_ids(generation, "eos_token_id", config.vocab_size)
-            config = dataclasses.replace(config, eos_ids=eos_ids)
+        eos_ids = [i for i in _generation_eos_ids(generation) if i < config.vocab_size]
+        if eos_ids:
+            config = dataclasses.replace(config, eos_ids=tuple(eos_ids))
         has_own_head = config.tied_embeddings and has_separate_head(
             path, config, quantization_config
         )
@@ -134,6 +135,12 @@ class Model:
             notes.append("the files have an output matrix of their own: embeddings are not tied")
         source = GgufSource.read(self.path)
         notes += () if source is None else source.notes
+        for token_id in _generation_eos_ids(self.generation_config):
+            if token_id >= config.vocab_size:
+                notes.append(
+                    f"generation_config.json: eos_token_id {token_id} is ignored: "
+                    f"the vocabulary has {config.vocab_size} tokens"
+                )
         return tuple(notes)
 
     @property
@@ -200,6 +207,15 @@ def _declared_class(config_json: Mapping[str, Any]) -> str | None:
     if any(name in ARCHITECTURES for name in names):
         return None
     return multimodal_class(config_json) or next(iter(names), None)
+
+
+def _generation_eos_ids(generation_config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the end tokens of `generation_config.json`, which may be outside the vocabulary."""
+    try:
+        return token_ids(generation_config, "eos_token_id", _MAX_VOCAB_SIZE)
+    except BadModelFile as error:
+        problem = str(error).removeprefix("config.json: ")
+        raise BadModelFile(f"generation_config.json: {problem}", error.hint) from None
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

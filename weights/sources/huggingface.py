@@ -20,12 +20,15 @@ _COPIED = (
     GENERATION_CONFIG,
     "tokenizer.json",
     "tokenizer_config.json",
+    "tekken.json",
     "tokenizer.model",
+    "tiktoken.model",
+    "spiece.model",
+    "ice_text.model",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "qwen.tiktoken",
     "chat_template.jinja",
     "chat_template.json",
     "README.md",
@@ -63,7 +66,9 @@ def _small_files(
     # Both spellings exist. Every version of transformers reads the older one.
     spellings = {"dtype", "torch_dtype"} & config_json.keys() or {"torch_dtype"}
     config_json |= dict.fromkeys(spellings, dtype)
-    names = [*_COPIED, *(f"{_TEMPLATES}/{p.name}" for p in source.glob(f"{_TEMPLATES}/*.jinja"))]
+    ranks = sorted(path.name for path in source.glob("*.tiktoken"))
+    templates = (f"{_TEMPLATES}/{path.name}" for path in source.glob(f"{_TEMPLATES}/*.jinja"))
+    names = [*_COPIED, *ranks, *templates]
     copied = [name for name in names if (source / name).is_file()]
     files = {name: (source / name).read_bytes() for name in copied}
     files["config.json"] = encode_json(config_json)

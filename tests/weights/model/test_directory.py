@@ -48,9 +48,20 @@ def test_end_tokens_of_the_generation_config_take_precedence(folder: Path) -> No
     assert Model.open(folder).config.eos_ids == (2,)
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
     assert Model.open(folder).config.eos_ids == (7, 8)
-    (folder / "generation_config.json").write_text('{"eos_token_id": 50}')
-    with pytest.raises(BadModelFile, match="eos_token_id"):
+    (folder / "generation_config.json").write_text('{"eos_token_id": ["7"]}')
+    with pytest.raises(BadModelFile, match=r"generation_config\.json: eos_token_id"):
         Model.open(folder)
+
+
+@pytest.mark.parametrize(("ids", "used"), [(50, (2,)), ([7, 50], (7,)), (-1, (2,))])
+def test_end_tokens_outside_the_vocabulary_are_told(
+    folder: Path, ids: int | list[int], used: tuple[int, ...]
+) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    model = Model.open(folder)
+    assert model.config.eos_ids == used
+    told = [note for note in model.notes if "generation_config.json: eos_token_id 50" in note]
+    assert len(told) == (ids != -1)
 
 
 @pytest.mark.parametrize(
