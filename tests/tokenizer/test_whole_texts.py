@@ -14,6 +14,7 @@ from swiftchat.weights.gguf.config import tokenizer_config_json
 from swiftchat.weights.gguf.tokenizer import tokenizer_files
 from tests.support.declared_tokens import CONTROL, VOCAB, added_entry, tokenizer_json, write
 from tests.support.sentencepiece_models import trained
+from tests.support.tekken import tekken
 
 BOS, EOS = VOCAB["<s>"], VOCAB["</s>"]
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}
@@ -146,30 +147,6 @@ def test_gguf_placeholder_as_pad_token() -> None:
     keys = {"model": "gpt2", "pre": "gpt-2", "merges": ["a b"], "padding_token_id": 0}
     file = _Gguf(tokens=names, token_type=types, **keys)
     assert "pad_token" not in tokenizer_config_json(file)  # type: ignore[arg-type]
-
-
-def tekken(**changes: Any) -> dict[str, Any]:
-    """Return a `tekken.json` with the first 14 control tokens and a padded vocabulary."""
-    tokens = [*(bytes([byte]) for byte in range(256)), b"ab", b"abc", b" Vi\xe1\xbb\x87t", b"pad"]
-    names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
-    names += ["[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
-    names += ["[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]"]
-    entries = [{"rank": n, "token_str": name, "is_control": True} for n, name in enumerate(names)]
-    return {
-        "config": {
-            "pattern": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s+(?!\S)|\s+",
-            "num_vocab_tokens": len(tokens),
-            "default_vocab_size": 20 + len(tokens) - 1,
-            "default_num_special_tokens": 20,
-            "version": "v11",
-        },
-        "vocab": [
-            {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
-            for rank, token in enumerate(tokens)
-        ],
-        "special_tokens": entries,
-        **changes,
-    }
 
 
 def test_tekken_equals_transformers(tmp_path: Path) -> None:

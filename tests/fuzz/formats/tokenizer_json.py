@@ -24,6 +24,7 @@ TEXTS = (
     "",
     "ab",
 )
+_PARTS = ("normalizer", "pre_tokenizer", "decoder", "added_tokens", "post_processor")
 _SPECIALS = ["<unk>", "<s>", "</s>", "<|end|>"]
 _PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+"
 
@@ -116,13 +117,13 @@ def _mutate(chance: random.Random, data: bytes) -> bytes:
     if which < 2:
         return dump_json(chance, mutate_tree(chance, tree))
     if which < 5:
-        key = chance.choice(("normalizer", "pre_tokenizer", "decoder", "added_tokens"))
+        key = chance.choice(_PARTS)
         if tree[key] is not None:
             tree[key] = mutate_tree(chance, tree[key])
         else:
             tree[key] = chance.choice(_trees())[key]
     elif which == 5:
-        key = chance.choice(("normalizer", "pre_tokenizer", "decoder", "added_tokens"))
+        key = chance.choice(_PARTS)
         tree[key] = chance.choice(_trees())[key]
     elif which == 6:
         model = tree["model"]
