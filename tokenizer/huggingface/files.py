@@ -8,12 +8,21 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile, ModelNotFound
 
-__all__ = ["MORE_TEMPLATES", "parsed", "parsed_object", "read_files", "text_of", "vocabulary_name"]
+__all__ = [
+    "MORE_TEMPLATES",
+    "NEIGHBORS",
+    "VOCABULARIES",
+    "parsed",
+    "parsed_object",
+    "read_files",
+    "text_of",
+    "vocabulary_name",
+]
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MAX_FILE_BYTES = 1 << 28
 # A directory may have several vocabularies; the first one found is used.
-_VOCABULARIES = (
+VOCABULARIES = (
     "tokenizer.json",
     "tekken.json",  # Mistral's
     "tiktoken.model",  # a rank file: Kimi's
@@ -23,7 +32,7 @@ _VOCABULARIES = (
     "ice_text.model",
     "vocab.json",
 )
-_NEIGHBORS = (
+NEIGHBORS = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -55,11 +64,11 @@ def read_files(path: Path) -> dict[str, bytes]:
         directory = path.parent
         names = [path.name]
     else:
-        names = [name for name in _VOCABULARIES if (path / name).is_file()]
+        names = [name for name in VOCABULARIES if (path / name).is_file()]
         names = (names or sorted(file.name for file in path.glob("*.tiktoken")))[:1]
         if not names:
             raise ModelNotFound(f"tokenizer.json is missing in {path}")
-    names += [name for name in _NEIGHBORS if (directory / name).is_file()]
+    names += [name for name in NEIGHBORS if (directory / name).is_file()]
     templates = sorted((directory / MORE_TEMPLATES).glob("*.jinja"))
     if len(templates) > _MAX_TEMPLATES:
         raise BadModelFile(f"{MORE_TEMPLATES} has too many files")
@@ -69,11 +78,11 @@ def read_files(path: Path) -> dict[str, bytes]:
 
 def vocabulary_name(files: Mapping[str, bytes]) -> str:
     """Return the name of the vocabulary among `files`; raises `ModelNotFound` if none is."""
-    others = [n for n in files if n not in _NEIGHBORS and not n.startswith(MORE_TEMPLATES)]
-    for name in (*_VOCABULARIES, *sorted(others)):
+    others = [n for n in files if n not in NEIGHBORS and not n.startswith(MORE_TEMPLATES)]
+    for name in (*VOCABULARIES, *sorted(others)):
         if name in files:
             return name
-    raise ModelNotFound(f"{_VOCABULARIES[0]} is missing")
+    raise ModelNotFound(f"{VOCABULARIES[0]} is missing")
 
 
 def text_of(files: Mapping[str, bytes], name: str) -> str:

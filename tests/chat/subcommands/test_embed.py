@@ -56,6 +56,30 @@ def test_texts_files_and_stdin_equal_transformers(folder: Path, tmp_path: Path) 
         assert_close(one["embedding"], expected(folder, text, "mean"))
 
 
+@pytest.mark.parametrize("flags", [{}, {"add_bos_token": False}])
+def test_tokens_that_a_post_processor_adds(
+    folder: Path, tmp_path: Path, flags: dict[str, bool]
+) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    start, end = ([entry["content"], entry["id"]] for entry in spec["added_tokens"])
+    offsets = {"trim_offsets": True, "add_prefix_space": False}
+    spec["post_processor"] = {"type": "RobertaProcessing", "cls": start, "sep": end, **offsets}
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | flags
+    for name, value in (("tokenizer.json", spec), ("tokenizer_config.json", config)):
+        (tmp_path / name).unlink()
+        (tmp_path / name).write_text(json.dumps(value))
+    report = json.loads(run(tmp_path, "Brot", "--json").stdout)
+    model = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float32)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    with torch.inference_mode():
+        hidden = model(torch.tensor([theirs("Brot").input_ids])).last_hidden_state[0]
+    (found,) = report["embeddings"]
+    assert found["tokens"] == 6
+    assert_close(found["embedding"], hidden.mean(0))
+
+
 def test_lines_as_an_array_and_as_normalized_text(folder: Path, tmp_path: Path) -> None:
     lines = f"{TEXTS[0]}\n\n{TEXTS[1]}\n"
     output = tmp_path / "new" / "out.npy"

@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file
 
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
+from swiftchat.tokenizer.huggingface.files import NEIGHBORS, VOCABULARIES
 from swiftchat.weights.convert.convert import convert, estimate_conversion
 from swiftchat.weights.formats.safetensors import read_header
 from swiftchat.weights.gguf.model_files import write_model_files
@@ -96,6 +97,16 @@ def test_all_chat_templates_are_kept(tmp_path: Path) -> None:
     (tmp_path / "a" / "additional_chat_templates" / "rag.jinja").write_text("file")
     convert(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b" / "additional_chat_templates" / "rag.jinja").read_text() == "file"
+
+
+def test_all_files_of_tokenizers_are_kept(tmp_path: Path, source: Path) -> None:
+    names = {*VOCABULARIES, *NEIGHBORS, "other.tiktoken"} - {"generation_config.json"}
+    convert(source, tmp_path / "model")
+    for name in names:
+        (tmp_path / "model" / name).write_text(json.dumps({"name": name}))
+    convert(tmp_path / "model", tmp_path / "out")
+    for name in names:
+        assert json.loads((tmp_path / "out" / name).read_text()) == {"name": name}
 
 
 def test_license_and_end_tokens_are_kept(tmp_path: Path) -> None:

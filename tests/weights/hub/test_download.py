@@ -27,8 +27,10 @@ from swiftchat.errors import (
     FileSystemError,
     ModelNotFound,
 )
+from swiftchat.tokenizer.huggingface.files import MORE_TEMPLATES, NEIGHBORS, VOCABULARIES
 from swiftchat.weights.download import download, plan_download
 from swiftchat.weights.hub.cache import HubCache
+from swiftchat.weights.hub.listing import HubFile, Listing, select_files
 from swiftchat.weights.store import Store
 from tests.support.fake_hub import COMMIT, MODEL, WEIGHTS, FakeHub, Fault, in_use
 
@@ -42,6 +44,14 @@ DEFAULT = [
     "odd[1].json",
     "tokenizer.json",
 ]
+
+
+def test_all_files_of_tokenizers_are_downloaded() -> None:
+    names = {*VOCABULARIES, *NEIGHBORS, "qwen.tiktoken", MORE_TEMPLATES + "tools.jinja"}
+    files = {name: HubFile(name, 1, "0" * 40) for name in (*names, "model.safetensors", "x.gguf")}
+    listing = Listing("owner/model", "main", "0" * 40, None, files)
+    found = {file.name for file in select_files(listing, None, (), ())}
+    assert found == {*names, "model.safetensors"}
 
 
 @pytest.fixture
