@@ -85,7 +85,7 @@ def _control_tokens(spec: Mapping[str, Any], config: Mapping[str, Any], name: st
         rank = entry.get("rank") if isinstance(entry, dict) else None
         if not isinstance(text, str) or not 0 < len(text) <= _MAX_TOKEN_CHARACTERS:
             _reject(name, f"special_tokens[{number}].token_str", "is not a short string")
-        if not _is_count(rank) or rank >= len(entries) or rank in found:
+        if not isinstance(rank, int) or not 0 <= rank < len(entries) or rank in found:
             _reject(name, f"special_tokens[{number}].rank", "is not one of 0 to the number of them")
         found[rank] = text
     if len(set(found.values())) < len(found):
