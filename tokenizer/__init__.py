@@ -14,7 +14,8 @@ The file decides which algorithm is used and whose ids it gives; n is the length
 | kind | files | ids of | algorithm |
 |---|---|---|---|
 | byte-level BPE | `tokenizer.json`; `vocab.json` + `merges.txt` | `tokenizers` | exact BPE |
-| byte-level BPE | `*.tiktoken`, Meta's `tokenizer.model` | `tiktoken` | exact BPE |
+| byte-level BPE | `*.tiktoken`, `tiktoken.model`, Meta's `tokenizer.model` | `tiktoken` | same |
+| byte-level BPE | `tekken.json` | `mistral-common` | exact BPE |
 | SentencePiece BPE | `tokenizer.model` | `sentencepiece` | exact BPE |
 | | `tokenizer.json` | `tokenizers` | exact BPE |
 | SentencePiece Unigram | `tokenizer.model` | `sentencepiece` | Viterbi, O(n · longest piece) |
@@ -37,6 +38,9 @@ a library's Unicode tables, ids depend on that version; `regex` here is usually 
 
 GGUF files are read by `swiftchat.weights`, which this package does not import:
 `Tokenizer.from_files(tokenizer_files(GgufFile.open(path).metadata))`.
+
+Tokens that the files beside a vocabulary declare have the ids that transformers gives them
+(`huggingface/declared_tokens.py`): those of the vocabulary, or the next ones.
 
 Untrusted text never becomes a control token: `encode` recognizes none, and `template/provenance.py`
 separates a template's own text from messages, tools and other variables. Invalid files raise

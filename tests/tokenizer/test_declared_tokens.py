@@ -104,6 +104,17 @@ def test_renumbered_tokens_equal_the_library(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).special_tokens[CONTROL[0]] == 257
 
 
+def test_a_vocabulary_with_gaps_keeps_its_ids() -> None:
+    """`tokenizers` gives a new token the number of tokens, which may be the id of another one."""
+    vocab = {text: number for text, number in VOCAB.items() if text != "x"} | {"z": len(VOCAB) - 1}
+    del vocab["ab"]
+    spec = tokenizer_json([], vocab)
+    spec["model"]["merges"] = []
+    ours = Tokenizer.from_json(spec, {"pad_token": NEW, "eos_token": "<n2>"})
+    assert ours.encode("z") == [len(VOCAB) - 1]
+    assert ours.special_tokens == {"<n2>": len(VOCAB), NEW: len(VOCAB) + 1}
+
+
 def test_templates_may_use_all_named_tokens() -> None:
     config = {
         "extra_special_tokens": {"image_token": "<s>"},

@@ -88,6 +88,13 @@ class DeclaredTokens:
         }
         return cls(by_id, named, extra, unmarked)
 
+    @property
+    def texts(self) -> set[str]:
+        """The texts of all declared tokens."""
+        return {
+            token.content for token in (*self.by_id.values(), *self.named.values(), *self.extra)
+        }
+
     def added_to(
         self,
         tokens: Iterable[AddedToken],
@@ -131,15 +138,22 @@ def numbered(tokens: Iterable[AddedToken], vocab: Mapping[str, int]) -> tuple[Ad
     """Return the tokens as `tokenizers` adds them to `vocab` one after the other.
 
     A token has its id in `vocab`, or the next one after the vocabulary and the tokens before it.
-    One that is added again changes the flags, but stays a control token.
+    (In a vocabulary with gaps that may be the id of another token, which is left out here.) One
+    that is added again changes the flags, but stays a control token.
     """
     found: dict[str, AddedToken] = {}
     next_id = len(vocab)
+    taken: set[int] | None = None
     for token in tokens:
         if not token.content:
             continue
         before = found.get(token.content)
-        token_id = vocab.get(token.content, next_id) if before is None else before.id
+        token_id = vocab.get(token.content) if before is None else before.id
+        if token_id is None:
+            taken = set(vocab.values()) if taken is None else taken
+            while next_id in taken:
+                next_id += 1
+            token_id = next_id
         special = token.special or (before is not None and before.special)
         found[token.content] = replace(token, id=token_id, special=special)
         next_id = max(next_id, token_id + 1)

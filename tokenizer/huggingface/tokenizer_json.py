@@ -55,7 +55,7 @@ def tokenizer_json_pipeline(
     pieces = _pieces(model) if kind == "Unigram" else {}
     vocab = {piece: n for n, piece in enumerate(pieces)} if pieces else _vocab(model)
     merged = _merges(model, vocab) if kind == "BPE" else ([], [], "")
-    added = declared.added_to(own_tokens(spec), vocab, set(merged[1]))
+    added = declared.added_to(own_tokens(spec), vocab, declared.texts.intersection(merged[1]))
     special = {token.content for token in added if token.special}
     stages, makes_symbols = steps(spec.get("pre_tokenizer"))
     byte_level = makes_symbols or Symbols() in stages
