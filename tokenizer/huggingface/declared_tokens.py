@@ -117,15 +117,15 @@ class DeclaredTokens:
         marked = {token.content for token in first if token.special}
         likely = {self.named[role].content for role in _ROLES[:2] if role in self.named}
         likely |= {content for content in self.unmarked if content.strip()}
-        names = {token.content for token in self.named.values()}
         # A text and an object with flags are different: the later one changes the flags.
         more = dict.fromkeys((*self.named.values(), *self.extra))
         found = numbered((*first, *(t for t in more if t.content not in known)), vocab)
+        listed = {token.content for token in more}
 
         def is_special(token: AddedToken) -> bool:
             content = token.content
             if len(content) == 1 or content in ordinary:
-                return content in marked and content not in names
+                return content in marked and content not in listed
             return token.special or content in likely
 
         return tuple(replace(token, special=is_special(token)) for token in found)
