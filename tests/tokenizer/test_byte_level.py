@@ -348,7 +348,7 @@ def test_loading_smollm2(smollm2: Path, tmp_path: Path) -> None:
     Tokenizer.load(smollm2)
     assert time.process_time() - start < 6
     assert ours.bos_id == 1
-    assert ours.eos_ids == (2,)
+    assert ours.eos_ids == (2, 0)
     assert ours.vocab_size == 49152
     assert ours.special_tokens["<|im_end|>"] == 2
     with pytest.raises(ModelNotFound):
