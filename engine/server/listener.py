@@ -19,7 +19,7 @@ from swiftchat.engine.api.params import ServeConfig
 from swiftchat.engine.api.protocol import MAX_MESSAGE_BYTES, VERSION, EngineStatus, Message
 from swiftchat.engine.server.connection import TerminalConnection
 from swiftchat.engine.server.serve import EngineServer
-from swiftchat.errors import DeviceError, FileSystemError, SwiftchatError, UsageError
+from swiftchat.errors import BadModelFile, DeviceError, FileSystemError, SwiftchatError, UsageError
 
 _HEARTBEAT_S = 1.0
 _MAX_TERMINALS = 16
@@ -216,7 +216,10 @@ class Listener:
         match message:
             case {"name": str() as name, "start": int() as start} if name in self._sizes:
                 start = min(max(start, 0), self._sizes[name])
-                return {"type": "file", "data": read_piece(self._directory, name, start)}
+                try:
+                    return {"type": "file", "data": read_piece(self._directory, name, start)}
+                except BadModelFile as error:
+                    return protocol.error_message(error)
         return protocol.error_message(UsageError("the model has no such file"))
 
 

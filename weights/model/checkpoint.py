@@ -2,7 +2,6 @@
 
 import difflib
 import mmap
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, FileSystemError
+from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
+from swiftchat.weights.files.paths import is_inside
 from swiftchat.weights.files.reading import prefetch, read_small_file, release_pages
 from swiftchat.weights.formats.safetensors import read_header
 from swiftchat.weights.formats.tensor_info import TensorInfo
@@ -114,7 +115,7 @@ class Checkpoint:
         """
         if file not in self._maps:
             try:
-                with file.open("rb") as opened:
+                with open_regular(file) as opened:
                     self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
             except OSError as error:
                 raise FileSystemError(f"cannot map {file}: {error.strerror}") from error
@@ -259,11 +260,8 @@ def _sharded(directory: Path, index: str) -> dict[str, TensorInfo]:
 def _path_inside(directory: Path, name: str) -> Path:
     """Return the file's path; `BadModelFile` if a symbolic link leaves the model's folders."""
     path = directory / name
-    real = Path(os.path.realpath(path))
-    # The hub cache has links in `snapshots` to files in `blobs`.
-    blobs = [p.parent / "blobs" for p in directory.parents if p.name == "snapshots"]
-    if not any(map(real.is_relative_to, (directory, *blobs))):
+    if not is_inside(directory, path):
         raise BadModelFile(f"{path} is a link to a file outside the model's directory")
-    if not real.is_file():
+    if not path.is_file():
         raise BadModelFile(f"{path} is missing")
     return path

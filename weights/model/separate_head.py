@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swiftchat.errors import BadModelFile
+from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import tensor_name
 from swiftchat.weights.formats.weight_files import (
@@ -47,7 +48,7 @@ def _may_contain(path: Path, name: str) -> bool:
     """Return whether the list of tensors at the start of a file, or in an index, has a name."""
     for listing in (SAFETENSORS_FILE, SAFETENSORS_INDEX, TORCH_INDEX):
         if (path / listing).is_file():
-            with (path / listing).open("rb") as file:
+            with open_regular(path / listing) as file:
                 start = file.read(8)
                 length = int.from_bytes(start, "little") if listing == SAFETENSORS_FILE else -1
                 text = file.read(min(length, _MAX_LISTING_BYTES) if length >= 0 else -1)

@@ -1,6 +1,7 @@
 """The listener of an engine: authentication, invalid messages, and terminals' answers."""
 
 import contextlib
+import os
 import socket
 import stat
 from collections.abc import Iterator
@@ -315,6 +316,39 @@ def test_terminal_fetches_only_the_models_text_files(
     with pytest.raises(BadModelFile, match=r"config\.json received from the engine does not match"):
         engine.fetch_model_files(tmp_path)
     engine.close()
+
+
+def test_files_that_links_point_to_are_sent_only_inside_the_folder(tmp_path: Path) -> None:
+    model, secret = tmp_path / "models--a--b" / "snapshots" / "0" / "model", tmp_path / "secret"
+    tiny.make("llama", model)
+    secret.write_text("a secret")
+    blob = tmp_path / "models--a--b" / "blobs" / "0"
+    blob.parent.mkdir()
+    blob.write_text("{}")
+    (model / "special_tokens_map.json").symlink_to(blob)  # as in huggingface_hub's cache
+    (model / "added_tokens.json").symlink_to("config.json")
+    (model / "notes.txt").symlink_to(secret)
+    (model / "loop.txt").symlink_to("loop.txt")
+    (model / "additional_chat_templates").symlink_to(tmp_path)
+    (tmp_path / "secret.jinja").write_text("a secret")
+    os.mkfifo(model / "fifo.txt")
+    with serving(model, str(tmp_path / "s")) as listener:
+        engine = connected_client(listener).engine
+        names = [file.name for file in engine.files]
+        # A file that was listed is replaced by a link while the engine runs.
+        (model / "added_tokens.json").unlink()
+        (model / "added_tokens.json").symlink_to(secret)
+        engine.close()
+        engine = connect_engine(str(listener.address), None)
+        request = {"type": "file", "name": "added_tokens.json", "start": 0}
+        assert engine._request(request)["type"] == "error"
+        engine.close()
+    assert names == [
+        "added_tokens.json",
+        "config.json",
+        "generation_config.json",
+        "special_tokens_map.json",
+    ]
 
 
 @pytest.mark.parametrize(
