@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 import requests
 
 from swiftchat.errors import BadModelFile, DownloadError, ModelNotFound
+from swiftchat.errors.addresses import without_passwords
 from swiftchat.weights.hub.listing import HubFile, Listing
 
 __all__ = ["Hub", "HubUnreachable"]
@@ -181,7 +182,7 @@ class Hub:
         """Return the error for a status of 400 and above; `X-Error-Code` is the hub's own code."""
         status, code = response.status_code, response.headers.get("X-Error-Code", "")
         host = urlsplit(response.url).hostname or "the hub"
-        page = f"{_without_password(self.endpoint)}/{repo}"
+        page = f"{without_passwords(self.endpoint)}/{repo}"
         if code == "GatedRepo":
             how = "with the token's account" if self.token else "and set HF_TOKEN"
             return DownloadError(
@@ -217,11 +218,6 @@ class Hub:
         if status >= 500 or status == 408:
             return HubUnreachable(f"{host} failed (HTTP {status})", "try again later")
         return DownloadError(f"{host} rejected the request (HTTP {status})", "try again later")
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _causes(error: BaseException) -> set[str]:

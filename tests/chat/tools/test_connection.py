@@ -14,6 +14,7 @@ from swiftchat.chat.tools.connection import Connections, ServerError
 from swiftchat.chat.tools.result import result_text
 from swiftchat.chat.tools.servers import ServerSpec
 from swiftchat.chat.tools.toolbox import Toolbox
+from swiftchat.errors import UsageError
 from tests.support import mcp_sdk_server, mcp_server
 from tests.support.worker_processes import command_line
 
@@ -108,8 +109,10 @@ def test_tools_with_the_same_name_get_the_name_of_their_server() -> None:
         one, two = toolbox.tools["one_add"], toolbox.tools["two_add"]
         assert toolbox.call(two, {"a": "2", "b": 3}) == "5"
         assert toolbox.is_allowed(one) and not toolbox.is_allowed(two)
-        toolbox.allow("add")
-        assert toolbox.is_allowed(two)
+        with pytest.raises(UsageError, match="does not say which tool") as caught:
+            toolbox.allow("add")
+        assert caught.value.hint == "write one.add or two.add"
+        assert toolbox.allow("two.add") == "two.add" and toolbox.is_allowed(two)
 
 
 def test_tools_that_no_model_can_be_given_are_left_out() -> None:
