@@ -8,6 +8,7 @@ from bs4 import BeautifulSoup
 from markdownify import MarkdownConverter
 
 from swiftchat.chat.attachments.attachment import Attachment
+from swiftchat.chat.attachments.hidden_text import hidden_text_notes
 from swiftchat.chat.attachments.user_text import TEXT_ONLY, decode_text
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import DownloadError, UsageError
@@ -86,7 +87,8 @@ def _read(name: str, response: requests.Response) -> bytes:
 
 def _page(name: str, content: bytes, kind: str, charset: str | None) -> Attachment:
     if kind in _HTML:
-        return Attachment(name, sanitize(_markdown(content, charset)))
+        text = _markdown(content, charset)
+        return Attachment(name, sanitize(text), hidden_text_notes(name, text))
     if charset:
         try:
             content = content.decode(charset, "replace").encode()
@@ -97,7 +99,7 @@ def _page(name: str, content: bytes, kind: str, charset: str | None) -> Attachme
         raise UsageError(f"{name} is not a text", TEXT_ONLY)
     text, num_invalid = decoded
     notes = [f"{name} is not valid UTF-8; bytes replaced: {num_invalid}"] if num_invalid else []
-    return Attachment(name, sanitize(text), notes)
+    return Attachment(name, sanitize(text), [*notes, *hidden_text_notes(name, text)])
 
 
 def _markdown(content: bytes, charset: str | None) -> str:
