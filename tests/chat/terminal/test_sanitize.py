@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from swiftchat.chat.terminal.sanitize import escape_invisible, sanitize
 
-HIDDEN = "\u202a\u202b\u202d\u202e\u2061\u2066\u2067\u2069\u206f\ufeff\ufff9\U0001d173\U000e0001\U000e0041"
+HIDDEN = (
+    "\u202a\u202b\u202d\u202e\u2061\u2066\u2067\u2069\u206f\ufeff\ufff9"
+    "\U0001d173\U000e0001\U000e0041"
+)
 JOINERS_AND_MARKS = "\u200c\u200d\u061c\u200e\u200f\u00ad\u200b\u2060\u0600"
 
 
