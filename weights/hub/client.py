@@ -17,9 +17,9 @@ from urllib.parse import quote, urlsplit
 
 import requests
 
-from swiftchat.errors import BadModelFile, DownloadError, ModelNotFound
+from swiftchat.errors import BadModelFile, DownloadError, ModelNotFound, UsageError
 from swiftchat.errors.addresses import without_passwords
-from swiftchat.weights.hub.listing import HubFile, Listing
+from swiftchat.weights.hub.listing import HubFile, Listing, is_revision
 
 __all__ = ["Hub", "HubUnreachable"]
 
@@ -73,8 +73,16 @@ class Hub:
         return cls(constants.ENDPOINT, token, float(constants.HF_HUB_DOWNLOAD_TIMEOUT))
 
     def listing(self, repo: str, revision: str | None) -> Listing:
-        """Return the files of `repo` at `revision` (None: the main branch)."""
-        revision = revision or "main"
+        """Return the files of `repo` at `revision` (None: the main branch).
+
+        Raises `UsageError` for what no branch, tag or commit can be named: the name becomes a path
+        in the cache.
+        """
+        revision = "main" if revision is None else revision
+        if not is_revision(revision):
+            raise UsageError(
+                f"{revision[:200]!r} is not a revision", "give a branch, a tag or a commit"
+            )
         url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
         with self._get(url, repo, revision) as response:
             text = _read_all(self._chunks(response), _MAX_LISTING_BYTES, f"the list of {repo}")
