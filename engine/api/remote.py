@@ -139,9 +139,11 @@ class RemoteEngine:
     def _request(self, message: Message) -> dict[str, Any]:
         try:
             protocol.send(self.connection, message)
-            if not self.connection.poll(self._answer_s):
-                raise DeviceError(f"no answer from {self.address} in {self._answer_s:.0f} s")
-            answer = protocol.receive(self.connection, protocol.MAX_MESSAGE_BYTES)
+            answer = protocol.receive_within(
+                self.connection, self._answer_s, protocol.MAX_MESSAGE_BYTES
+            )
+        except TimeoutError as error:
+            raise DeviceError(f"no answer from {self.address} in {self._answer_s:.0f} s") from error
         except (EOFError, OSError) as error:
             raise DeviceError(
                 f"{self.address} closed the connection",

@@ -141,14 +141,10 @@ class Listener:
 
     def _authenticate(self, terminal: TerminalConnection) -> bool:
         """Receive the hello and check its token and version; return whether they are right."""
-        timeout = threading.Timer(_HANDSHAKE_S, terminal.close)
-        timeout.start()
         try:
-            hello = terminal.receive()
+            hello = terminal.receive_within(_HANDSHAKE_S)
         except (EOFError, OSError):
             return False
-        finally:
-            timeout.cancel()
         if not self._has_token(hello) or hello["type"] != "hello":
             return False
         refusal = self._refusal(hello)
