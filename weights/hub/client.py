@@ -9,7 +9,7 @@ import email.utils
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -19,11 +19,13 @@ import requests
 
 from swiftchat.errors import BadModelFile, DownloadError, ModelNotFound, UsageError
 from swiftchat.errors.addresses import without_passwords
+from swiftchat.errors.deadline import within
 from swiftchat.weights.hub.listing import HubFile, Listing, is_revision
 
 __all__ = ["Hub", "HubUnreachable"]
 
 _CONNECT_TIMEOUT_S = 5.0
+_SMALL_ANSWER_S = 300.0  # for all of a list of files, or an index
 _CHUNK_BYTES = 1 << 17
 _MAX_LISTING_BYTES = 64 * 1024 * 1024
 _NETWORK_HINT = "check the network, then run the same command again"
@@ -84,8 +86,12 @@ class Hub:
                 f"{revision[:200]!r} is not a revision", "give a branch, a tag or a commit"
             )
         url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
-        with self._get(url, repo, revision) as response:
-            text = _read_all(self._chunks(response), _MAX_LISTING_BYTES, f"the list of {repo}")
+
+        def read() -> bytes:
+            with self._get(url, repo, revision) as response:
+                return _read_all(self._chunks(response), _MAX_LISTING_BYTES, f"the list of {repo}")
+
+        text = self._within_time(read)
         try:
             answer = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -96,8 +102,12 @@ class Hub:
 
     def content(self, listing: Listing, file: HubFile, max_bytes: int) -> bytes:
         """Return a small file, verified; `BadModelFile` if it is larger or differs."""
-        with self.open(listing, file, 0) as (_, chunks):
-            content = _read_all(chunks, max_bytes, f"{file.name} of {listing.repo}")
+
+        def read() -> bytes:
+            with self.open(listing, file, 0) as (_, chunks):
+                return _read_all(chunks, max_bytes, f"{file.name} of {listing.repo}")
+
+        content = self._within_time(read)
         if not file.matches(content):
             raise BadModelFile(
                 f"{file.name} of {listing.repo} differs from the hub's list", "try again"
@@ -127,6 +137,14 @@ class Hub:
                     f"{self._host} sent another range of {file.name} than requested"
                 )
             yield start, self._chunks(response)
+
+    def _within_time(self, read: Callable[[], bytes]) -> bytes:
+        """Return the whole of a small answer. Raises `HubUnreachable` if it takes too long."""
+        try:
+            return within(_SMALL_ANSWER_S, read)
+        except TimeoutError as error:
+            late = f"{self._host} did not answer completely within {_SMALL_ANSWER_S:.0f} s"
+            raise HubUnreachable(late, _NETWORK_HINT) from error
 
     @property
     def _host(self) -> str:
