@@ -28,8 +28,8 @@ def fetch_page(url: str, *, offline: bool = False) -> Attachment:
     """Fetch a page; HTML becomes Markdown without links and images.
 
     At most 4 MiB, five redirects, and a minute for all of it. Control characters are replaced by
-    visible glyphs. Raises `UsageError` with `offline` and for a page that is not text, `DownloadError` if it
-    cannot be fetched.
+    visible glyphs. Raises `UsageError` with `offline` and for a page that is not text,
+    `DownloadError` if it cannot be fetched.
     """
     name = _public_address(url)
     if offline:
