@@ -14,6 +14,7 @@ from swiftchat.weights.gguf.source import SOURCE_FILE
 MAX_FILE_BYTES = 1 << 28
 PIECE_BYTES = 1 << 20  # sent in one message
 _MAX_FILES = 200
+_MAX_TOTAL_BYTES = 1 << 29
 _SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".txt", ".py")
 _NAME = re.compile(r"(additional_chat_templates/)?[A-Za-z0-9_][A-Za-z0-9_.+-]{0,120}")
 
@@ -44,6 +45,18 @@ class TextFile:
                 ):
                     return cls(name, size_bytes, sha256)
         raise BadModelFile(f"the engine offers an invalid model file: {wire!r:.80}")
+
+
+def files_from_wire(wires: list[Any]) -> list[TextFile]:
+    """Decode the list of a model's files. Raises `BadModelFile` for one that is too long."""
+    if len(wires) > _MAX_FILES:
+        raise BadModelFile(f"the engine offers {len(wires)} model files, more than {_MAX_FILES}")
+    files = [TextFile.from_wire(wire) for wire in wires]
+    if (total := sum(file.size_bytes for file in files)) > _MAX_TOTAL_BYTES:
+        raise BadModelFile(
+            f"the engine offers model files of {total} bytes, more than {_MAX_TOTAL_BYTES}"
+        )
+    return files
 
 
 def text_files(directory: Path) -> list[TextFile]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
-from swiftchat.engine.api.model_files import TextFile
+from swiftchat.engine.api.model_files import TextFile, files_from_wire
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.remote import RemoteEngine, connect_engine, read_token
@@ -368,6 +368,15 @@ def test_files_that_links_point_to_are_sent_only_inside_the_folder(tmp_path: Pat
 def test_unsafe_model_files_raise(wire: Any) -> None:
     with pytest.raises(BadModelFile, match="invalid model file"):
         TextFile.from_wire(wire)
+
+
+def test_too_many_or_too_large_model_files_raise() -> None:
+    files = [[f"{number}.json", 1 << 28, "0" * 64] for number in range(2)]
+    assert len(files_from_wire(files)) == 2
+    with pytest.raises(BadModelFile, match="bytes, more than"):
+        files_from_wire([*files, ["x.json", 1, "0" * 64]])
+    with pytest.raises(BadModelFile, match="offers 201 model files"):
+        files_from_wire([["x.json", 0, "0" * 64]] * 201)
 
 
 @pytest.mark.parametrize(
