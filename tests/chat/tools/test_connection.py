@@ -7,10 +7,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import psutil
 import pytest
+from mcp.client import stdio
 
-from swiftchat.chat.tools.connection import Connections, ServerError
+from swiftchat.chat.tools import connection as connection_module
+from swiftchat.chat.tools.connection import Connections, ServerError, bound_messages
 from swiftchat.chat.tools.result import result_text
 from swiftchat.chat.tools.servers import ServerSpec
 from swiftchat.chat.tools.toolbox import Toolbox
@@ -88,6 +91,30 @@ def test_a_call_that_takes_too_long_is_an_error_and_the_next_one_works(tmp_path:
         with pytest.raises(ServerError, match="did not answer within 1 s"):
             server.call("wait", {"file": str(tmp_path / "pid")}, 1)
         assert server.is_alive
+
+
+def test_a_message_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK would keep all of it, until the memory or the time of the call ends."""
+    with Connections() as connections:
+        server = connections.open(ServerSpec("s", (*COMMAND, "endless")))
+        with pytest.raises(ServerError, match="writes no MCP messages, but other text"):
+            server.wait_ready()
+
+
+def test_only_what_is_too_long_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "_MAX_MESSAGE_CHARACTERS", 10)
+    bound_messages()
+    chunks = ["ab\n", "x" * 8, "x" * 8, "x" * 99, "x\ncd\ne", "f\n"]
+
+    class Source:
+        async def receive(self, max_bytes: int = 0) -> bytes:
+            return chunks.pop(0).encode()
+
+    async def read() -> str:
+        stream = stdio.TextReceiveStream(Source())  # type: ignore[attr-defined, arg-type]
+        return "".join([await stream.receive() for _ in range(len(chunks))])
+
+    assert anyio.run(read) == f"ab\n{'x' * 8}\ncd\nef\n"
 
 
 def test_a_server_gets_no_variables_but_its_own(
