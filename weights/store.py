@@ -154,8 +154,12 @@ class Store:
 
     def has(self, name: str) -> bool:
         """Return whether the model of this full name or alias is stored."""
-        models = [*self._local(), *self._hub_candidates(name)]
-        return _find_exact(name, models) is not None
+        return self.named(name) is not None
+
+    def named(self, name: str) -> Path | None:
+        """Return the directory of the stored model of this full name or alias; never a path."""
+        found = _find_exact(name, [*self._local(), *self._hub_candidates(name)])
+        return None if found is None else found.path
 
     def hub_folder(self) -> Path:
         """Return the folder of huggingface_hub's cache."""

@@ -4,6 +4,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from swiftchat.chat.attachments.hidden_text import hidden_text_notes
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.streams import read_stdin
 from swiftchat.errors import FileSystemError, UsageError
@@ -96,7 +97,7 @@ def _decoded(name: str, content: bytes) -> UserText:
         raise NotText(f"{name} is not a text file", TEXT_ONLY)
     text, num_invalid = decoded
     notes = [f"{name} is not valid UTF-8; bytes replaced: {num_invalid}"] if num_invalid else []
-    return UserText(text, notes)
+    return UserText(text, [*notes, *hidden_text_notes(name, text)])
 
 
 def _tell_silence() -> None:

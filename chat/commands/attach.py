@@ -11,6 +11,7 @@ from typing import IO
 
 from swiftchat.chat.attachments.attachment import Attachment
 from swiftchat.chat.attachments.files import read_attachments
+from swiftchat.chat.attachments.hidden_text import hidden_text_notes
 from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.terminal.sanitize import sanitize
@@ -77,9 +78,13 @@ def run_shell(state: ChatState, command: str) -> None:
         output, size = _run(command)
     if size > _MAX_OUTPUT:
         print(f"only the first {_MAX_OUTPUT} of {size} characters are stored")
-    state.shell_output = Attachment(f"$ {command}", output) if output else None
+    state.shell_output = _shell_output(command, output) if output else None
     if output:
         print("/attach sends this with the next message")
+
+
+def _shell_output(command: str, output: str) -> Attachment:
+    return Attachment(f"$ {command}", output, hidden_text_notes("the output", output))
 
 
 def _run(command: str) -> tuple[str, int]:

@@ -131,8 +131,8 @@ pip install 'swiftchat[mcp]', and a model whose chat template takes tools.
 
 Each call is shown with its arguments and asked for: y, n, or a for always in
 this conversation. With -p and in pipes there is no question: a call is refused
-unless --allow-tool NAME (or all) allows it. NAME is that of the server, or
-SERVER.NAME as /tools lists it. Ctrl-C cancels a call.
+unless --allow-tool NAME (or all) allows it. NAME is SERVER.NAME as /tools lists
+it, or the name alone if only one server has it. Ctrl-C cancels a call.
 
 In the configuration file:
 

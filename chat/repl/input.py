@@ -27,6 +27,7 @@ from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.signals import delayed_exit
+from swiftchat.errors.addresses import without_passwords
 from swiftchat.weights.files.private import create_private_folder, open_private
 
 PLACEHOLDER = "Send a message (/? for help)"
@@ -148,8 +149,9 @@ class _History(FileHistory):
 
     def store_string(self, string: str) -> None:
         # A full disk must not lose the message. Invalid UTF-8 from the terminal becomes surrogates,
-        # which cannot be encoded. Placeholders of pastes are valid only in this chat.
-        string = self._pastes.unfold(string)
+        # which cannot be encoded. Placeholders of pastes are valid only in this chat. A file keeps
+        # no passwords; the entry of this chat has them.
+        string = without_passwords(self._pastes.unfold(string))
         with contextlib.suppress(OSError):
             super().store_string(string.encode("utf-8", "replace").decode())
 

@@ -130,6 +130,8 @@ def import_sessions(files: tuple[str, ...]) -> None:
     """Import conversations: exported JSON, ChatGPT's conversations.json, lists of messages."""
     from swiftchat.chat.history.importer import import_conversations
     from swiftchat.chat.options.chat_options import saved_settings
+    from swiftchat.chat.options.imported_settings import imported_settings
+    from swiftchat.weights.store import default_store
 
     found = []
     for file in files:
@@ -141,6 +143,11 @@ def import_sessions(files: tuple[str, ...]) -> None:
             _, problems = saved_settings(conversation.settings)
             if problems:
                 raise UsageError(f"{file}: settings of a conversation: {problems[0]}")
+            conversation.settings, left_out = imported_settings(
+                conversation.settings, default_store()
+            )
+            for reason in left_out:
+                print_notice(f"warning: {file}: left out: {reason}")
             found.append(conversation)
     with open_store() as store:
         for conversation in found:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import SwiftchatError
+from swiftchat.errors.addresses import without_passwords
 from swiftchat.weights.files.private import create_private_folder, open_private
 
 _MAX_REPORTS = 20  # older ones are removed
@@ -68,7 +69,7 @@ def write_report(error: BaseException, folder: Path) -> Path:
     moment = time.strftime("%Y-%m-%d-%H%M%S", time.localtime(seconds))
     path = folder / f"{moment}-{nanoseconds:09}-{os.getpid()}.txt"
     head = f"swiftchat {version('swiftchat')}, Python {platform.python_version()}"
-    text = "".join(traceback.format_exception(error))
+    text = without_passwords("".join(traceback.format_exception(error)))
     with os.fdopen(open_private(path, os.O_EXCL | os.O_WRONLY), "wb") as file:
         file.write(f"{head}, {platform.platform()}\n\n{text}".encode("utf-8", "replace"))
     # In the order of time, unless the clock was set back.

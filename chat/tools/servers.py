@@ -11,6 +11,7 @@ from typing import Any, Never
 from urllib.parse import urlsplit
 
 from swiftchat.errors import FileSystemError, UsageError
+from swiftchat.errors.addresses import without_passwords
 
 NONE = "none"  # as the value of --mcp: no servers, not even those of the configuration file
 # Programs that run another one, which names the server.
@@ -40,8 +41,9 @@ def parse_servers(values: Iterable[str], offline: bool) -> list[ServerSpec]:
     for value in values:
         for spec in [] if value == NONE else _parse(value):
             if offline and spec.url and not _is_loopback(spec.url):
+                address = without_passwords(spec.url)
                 raise UsageError(
-                    f"the server {spec.name} is at {spec.url}, which --offline does not allow",
+                    f"the server {spec.name} is at {address}, which --offline does not allow",
                     "leave out --offline, or the server",
                 )
             number, name = 1, spec.name
@@ -54,7 +56,8 @@ def parse_servers(values: Iterable[str], offline: bool) -> list[ServerSpec]:
 
 def _parse(value: str) -> list[ServerSpec]:
     if value.startswith(("http://", "https://")):
-        return [ServerSpec(_host(value), url=value)]
+        # Without dots: they separate the name of a server from that of its tool.
+        return [ServerSpec(_plain(_host(value)), url=value)]
     path = Path(value).expanduser()
     if value.endswith(".json") and (path.is_file() or len(value.split()) == 1):
         return _read(path, value)
@@ -71,7 +74,12 @@ def _name_of(words: list[str]) -> str:
     """Return a name for a server from its command line: the last program or package in it."""
     names = (Path(word).stem for word in words if not word.startswith("-"))
     name = next((name for name in names if not _LAUNCHERS.fullmatch(name)), words[0])
-    return re.sub(r"[^\w-]+", "-", name, flags=re.ASCII).strip("-")[:64] or "server"
+    return _plain(name) or "server"
+
+
+def _plain(name: str) -> str:
+    """Return a name with letters, digits, `_` and `-` only, "" if there are none."""
+    return re.sub(r"[^\w-]+", "-", name, flags=re.ASCII).strip("-")[:64]
 
 
 def _read(path: Path, name: str) -> list[ServerSpec]:
@@ -99,7 +107,7 @@ def _read(path: Path, name: str) -> list[ServerSpec]:
 def _spec(key: str, fields: Any, place: str) -> ServerSpec:
     if not isinstance(fields, dict):
         _reject(f"{place} is not an object")
-    name = re.sub(r"[^\w-]+", "-", key, flags=re.ASCII).strip("-")[:64]
+    name = _plain(key)
     if not name:
         _reject(f"{place}: the name needs a letter or a digit")
     if fields.get("type", fields.get("transport")) == "sse":
@@ -128,7 +136,7 @@ def _host(url: str) -> str:
     try:
         return urlsplit(url).hostname or "server"
     except ValueError:
-        _reject(f"--mcp {url!r} is not an address")
+        _reject(f"--mcp {without_passwords(url)!r} is not an address")
 
 
 def _is_loopback(url: str) -> bool:

@@ -1,11 +1,12 @@
-"""Paths that a user types."""
+"""Paths that a user types, and links in the folders of models."""
 
 import errno
+import os
 from pathlib import Path
 
 from swiftchat.errors import FileSystemError
 
-__all__ = ["user_path"]
+__all__ = ["is_inside", "user_path"]
 
 
 def user_path(text: str) -> Path:
@@ -30,3 +31,14 @@ def user_path(text: str) -> Path:
     except ValueError:  # a null character; no such file exists
         pass
     return path
+
+
+def is_inside(directory: Path, path: Path) -> bool:
+    """Return whether a path stays in a model's folder when all links are followed.
+
+    A model in huggingface_hub's cache has links in `snapshots` to the files in `blobs`.
+    """
+    folder = Path(os.path.realpath(directory))
+    real = Path(os.path.realpath(path))
+    blobs = [parent.parent / "blobs" for parent in folder.parents if parent.name == "snapshots"]
+    return any(map(real.is_relative_to, (folder, *blobs)))

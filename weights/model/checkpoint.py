@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, DamagedModelFile, FileSystemError
+from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.files.reading import prefetch, read_small_file, release_pages
@@ -118,7 +119,7 @@ class Checkpoint:
         """
         if file not in self._maps:
             try:
-                with file.open("rb") as opened:
+                with open_regular(file) as opened:
                     self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
             except OSError as error:
                 raise FileSystemError(f"cannot map {file}: {error.strerror}") from error
@@ -271,7 +272,7 @@ def _equal(one: TensorInfo, other: TensorInfo) -> bool:
     """Return whether two tensors have the same elements; reads them a part at a time."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    with one.file.open("rb") as first, other.file.open("rb") as second:
+    with open_regular(one.file) as first, open_regular(other.file) as second:
         first.seek(one.offset)
         second.seek(other.offset)
         parts = range(0, one.nbytes, _COMPARED_BYTES)

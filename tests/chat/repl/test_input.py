@@ -147,6 +147,15 @@ def test_history_by_arrow_prefix_and_search(read: Read) -> None:
     assert read("alph\x12\x03x\r") == "alphx"  # Ctrl-C ends the search, not the line
 
 
+def test_the_history_file_has_no_passwords(tmp_path: Path) -> None:
+    history = open_history(tmp_path / "history", Pastes())
+    typed = "/read https://me:pa@ss@host.example/a?b https://TOKEN@git.example/x@y and a@b.example"
+    history.append_string(typed)
+    text = (tmp_path / "history").read_text()
+    assert "+/read https://host.example/a?b https://git.example/x@y and a@b.example\n" in text
+    assert history.get_strings() == [typed], "in this chat it can be sent again"
+
+
 def test_the_history_file_replaces_invalid_bytes(tmp_path: Path) -> None:
     file = tmp_path / "history"
     open_history(file, Pastes()).append_string("caf\udce9")
