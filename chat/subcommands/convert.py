@@ -11,7 +11,7 @@ import click
 
 from swiftchat.chat.model.adapters import Weighted
 from swiftchat.chat.model.description import format_bytes
-from swiftchat.chat.options.option_types import MAX_RANKS
+from swiftchat.chat.options.option_types import MAX_RANKS, Whole
 from swiftchat.chat.options.size import Size
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.progress import progress_display
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.option("--skip", multiple=True, help="Exclude tensors whose names match this pattern.")
 @click.option(
     "--tp",
-    type=click.IntRange(1, MAX_RANKS),
+    type=Whole(1, MAX_RANKS),
     default=1,
     metavar="N",
     help="Shard for N GPUs, one file each; the result runs with this --tp only.",

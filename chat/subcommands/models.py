@@ -15,7 +15,7 @@ from swiftchat.chat.options.completion import (
     complete_models,
     complete_removable,
 )
-from swiftchat.chat.options.option_types import MAX_RANKS
+from swiftchat.chat.options.option_types import MAX_RANKS, Whole
 from swiftchat.chat.terminal.output import print_line, print_notice
 from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
@@ -152,13 +152,13 @@ def _disk_use(
 @click.argument("name", default="", shell_complete=complete_models)
 @click.option(
     "--tp",
-    type=click.IntRange(1, MAX_RANKS),
+    type=Whole(1, MAX_RANKS),
     metavar="N",
     help="Show memory per GPU for tensor parallel on N GPUs; default: all sizes.",
 )
 @click.option(
     "--pp",
-    type=click.IntRange(1, MAX_RANKS),
+    type=Whole(1, MAX_RANKS),
     default=1,
     metavar="N",
     help="Show memory per GPU for N pipeline stages.",

@@ -15,6 +15,7 @@ from swiftchat.chat.history.transcript import as_json as as_json_text
 from swiftchat.chat.history.transcript import as_markdown, write_file
 from swiftchat.chat.options.completion import complete_sessions
 from swiftchat.chat.options.duration import Duration
+from swiftchat.chat.options.option_types import Whole
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
@@ -27,7 +28,7 @@ _COLUMNS = (
     Column("MODEL", left_out=2, is_shortened=True),
     Column("TITLE", is_shortened=True),
 )
-_MOST = click.IntRange(1, 10**6)
+_MOST = Whole(1, 10**6)
 _NO_SESSIONS = "no saved conversations; chats are saved automatically"
 
 

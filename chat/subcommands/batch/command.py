@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS
-from swiftchat.chat.options.option_types import MAX_AT_A_TIME, OnceOption
+from swiftchat.chat.options.option_types import MAX_AT_A_TIME, OnceOption, Whole
 from swiftchat.chat.options.parameters import ALL_PARAMETERS
 from swiftchat.chat.subcommands.score import ENGINE_OPTIONS, MODEL
 from swiftchat.chat.terminal.output import print_notice
@@ -41,7 +41,7 @@ _OPTIONS = {
 @click.option("--overwrite", is_flag=True, help="Answer all lines again, also those in -o.")
 @click.option(
     "--parallel",
-    type=click.IntRange(1, MAX_AT_A_TIME),
+    type=Whole(1, MAX_AT_A_TIME),
     metavar="N",
     help="Answers at a time; default: 16. More need more memory for the KV cache.",
 )
