@@ -1,6 +1,7 @@
 """Files as attachments: patterns, the encoding, refusal of everything but text."""
 
 import glob
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def _matching(pattern: str, source: str) -> Iterator[Attachment]:
     # Path.glob would need the pattern split into a root and a relative part.
     names = [
         name
-        for name in sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+        for name in sorted(glob.glob(_with_literals(pattern), recursive=True))  # noqa: PTH207
         if Path(name).is_file()
     ]
     if not names:
@@ -60,6 +61,18 @@ def _matching(pattern: str, source: str) -> Iterator[Attachment]:
     first = found[0]
     yield Attachment(first.name, first.text, (*notes, *first.notes))
     yield from found[1:]
+
+
+def _with_literals(pattern: str) -> str:
+    """Return a pattern in which the parts that exist as they stand, such as `[id]`, are literal."""
+    done = ""
+    for part in re.split("(/)", pattern):
+        literal = glob.escape(part)
+        # Behind ** the whole tree would be searched for each part.
+        is_searched = literal != part and "**" not in f"{done}{part}"
+        is_literal = is_searched and any(glob.iglob(done + literal))  # noqa: PTH207
+        done += literal if is_literal else part
+    return done
 
 
 def _file(name: str) -> Attachment:

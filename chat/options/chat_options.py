@@ -22,6 +22,7 @@ from swiftchat.chat.options.option_types import (
     ModelOption,
     RankCount,
     TextsOption,
+    UserPath,
     Whole,
     flag,
     once,
@@ -49,6 +50,7 @@ _INPUT = (
     ),
     once(
         "--soft-prompt",
+        type=UserPath(),
         metavar="DIR",
         shell_complete=complete_files,
         help="Put a soft prompt before the prompt: prefix, prompt or p-tuning.",
@@ -65,7 +67,7 @@ _INPUT = (
         help="Put a file or page before the prompt (repeatable).",
     ),
     once("-s", "--system", help="System prompt."),
-    once("--system-file", type=click.Path(), help="Read the system prompt from a file."),
+    once("--system-file", type=UserPath(), help="Read the system prompt from a file."),
     once(
         "--role",
         env=False,
@@ -146,6 +148,7 @@ _FORMAT = (
     once(
         "--grammar",
         env=False,
+        type=UserPath(),
         metavar="FILE",
         shell_complete=complete_files,
         help="Answer with text of this grammar (Lark or GBNF).",
@@ -246,7 +249,7 @@ _CONNECTION = (
         metavar="HOST:PORT|PATH",
         help="Use a running engine; see swiftchat help hosts.",
     ),
-    option("--token-file", type=click.Path(), help="File with the token of that engine."),
+    option("--token-file", type=UserPath(), help="File with the token of that engine."),
     flag("--no-attach", help="Load the model even if swiftchat serve has it."),
     flag("--offline", help="Never use the network."),
 )

@@ -14,6 +14,7 @@ from swiftchat.chat.options.parameters import (
 from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.engine.api.params import EngineConfig, NumRanks, SamplingParams
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import user_path
 
 _LOGPROBS = ("logprobs", "prompt_logprobs")  # parameters of each answer that are not saved
 _NUMBERS = tuple(
@@ -251,8 +252,8 @@ class ChatConfig:
         options = {name: getattr(self, name) for name in SESSION_OPTIONS}
         options |= {name: value for name, value in changes.items() if name in options}
         for name in ("model", "template"):
-            if options[name] and Path(options[name]).exists():
-                options[name] = str(Path(options[name]).absolute())
+            if options[name] and (path := user_path(options[name])).exists():
+                options[name] = str(path.absolute())
         return {name: value for name, value in options.items() if value not in (None, ())}
 
     def engine(self) -> EngineConfig:

@@ -16,6 +16,7 @@ from swiftchat.chat.options.parameters import (
 )
 from swiftchat.chat.options.size import Size
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import user_path
 
 MAX_RANKS = 1024
 MAX_AT_A_TIME = 4096  # answers
@@ -39,6 +40,14 @@ class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic befor
             message = f"{shown(text)} is neither auto nor a number from 1 to {MAX_RANKS}"
             self.fail(message, param, ctx)
         return int(text)
+
+
+class UserPath(click.Path):
+    """A path with `~` for a home folder, wherever the value stands; `-` stays as it is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = value if value == "-" else str(user_path(str(value)))
+        return super().convert(path, param, ctx)
 
 
 class Whole(click.IntRange):

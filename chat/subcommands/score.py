@@ -8,7 +8,7 @@ import click
 
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS, ENGINE_NAMES
 from swiftchat.chat.options.completion import complete_models
-from swiftchat.chat.options.option_types import Whole
+from swiftchat.chat.options.option_types import UserPath, Whole
 from swiftchat.engine.api.params import MAX_COUNT, MAX_LOGPROBS
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ SCHEMA = 1
 
 
 @click.command(params=[MODEL, *(one for one in CHAT_OPTIONS if one.name in ENGINE_OPTIONS)])
-@click.argument("file", type=click.Path())
+@click.argument("file", type=UserPath())
 @click.option(
     "--context",
     type=Whole(2, MAX_COUNT),

@@ -15,7 +15,7 @@ from swiftchat.chat.history.transcript import as_json as as_json_text
 from swiftchat.chat.history.transcript import as_markdown, write_file
 from swiftchat.chat.options.completion import complete_sessions
 from swiftchat.chat.options.duration import Duration
-from swiftchat.chat.options.option_types import Whole
+from swiftchat.chat.options.option_types import UserPath, Whole
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
@@ -105,7 +105,7 @@ def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
 
 @sessions.command()
 @click.argument("id_or_name", metavar="ID", shell_complete=complete_sessions)
-@click.argument("file", type=click.Path(), default="-")
+@click.argument("file", type=UserPath(), default="-")
 @click.option(
     "--format",
     "file_format",
@@ -126,7 +126,7 @@ def export(id_or_name: str, file: str, file_format: str | None, force: bool) -> 
 
 
 @sessions.command(name="import")
-@click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path())
+@click.argument("files", metavar="FILE…", nargs=-1, required=True, type=UserPath())
 def import_sessions(files: tuple[str, ...]) -> None:
     """Import conversations: exported JSON, ChatGPT's conversations.json, lists of messages."""
     from swiftchat.chat.history.importer import import_conversations

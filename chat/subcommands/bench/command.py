@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swiftchat.chat.options.completion import complete_models, complete_shapes
-from swiftchat.chat.options.option_types import MAX_AT_A_TIME, MAX_RANKS, Number, RankCount, Whole
+from swiftchat.chat.options.option_types import (
+    MAX_AT_A_TIME,
+    MAX_RANKS,
+    Number,
+    RankCount,
+    UserPath,
+    Whole,
+)
 from swiftchat.chat.options.parameters import PARAMETERS
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
@@ -97,7 +104,10 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
 @click.option("--threads", type=Number(PARAMETERS["threads"]), help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
-    "--plot", metavar="terminal|FILE.png", help="Also plot tokens/s against context length."
+    "--plot",
+    type=UserPath(),
+    metavar="terminal|FILE.png",
+    help="Also plot tokens/s against context length.",
 )
 def bench(
     model: str | None,
