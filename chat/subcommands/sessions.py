@@ -92,7 +92,7 @@ def show(id_or_name: str, as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
-    """Find messages that contain all words or word parts."""
+    """Find messages, names and titles that contain all words or word parts, in any case."""
     with open_store() as store:
         found = store.search(" ".join(words), most)
     if as_json:
