@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from swiftchat.chat.attachments.user_text import read_content
 from swiftchat.chat.history.conversation import SHORT_ID
 from swiftchat.chat.history.listing import Column, format_time, print_found, print_table
 from swiftchat.chat.history.store import open_store
@@ -16,10 +17,11 @@ from swiftchat.chat.history.transcript import as_markdown, write_file
 from swiftchat.chat.options.completion import complete_sessions
 from swiftchat.chat.options.duration import Duration
 from swiftchat.chat.options.option_types import UserPath, Whole
+from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
-from swiftchat.errors import FileSystemError, UsageError
+from swiftchat.errors import SwiftchatError, UsageError
 
 _COLUMNS = (
     Column("ID"),
@@ -29,6 +31,7 @@ _COLUMNS = (
     Column("TITLE", is_shortened=True),
 )
 _MOST = Whole(1, 10**6)
+_MAX_NOTES = 20  # of a file that is imported
 _NO_SESSIONS = "no saved conversations; chats are saved automatically"
 
 
@@ -127,26 +130,40 @@ def export(id_or_name: str, file: str, file_format: str | None, force: bool) -> 
 
 @sessions.command(name="import")
 @click.argument("files", metavar="FILE…", nargs=-1, required=True, type=UserPath())
-def import_sessions(files: tuple[str, ...]) -> None:
-    """Import conversations: exported JSON, ChatGPT's conversations.json, lists of messages."""
-    from swiftchat.chat.history.importer import import_conversations
-    from swiftchat.chat.options.chat_options import saved_settings
+@click.pass_context
+def import_sessions(ctx: click.Context, files: tuple[str, ...]) -> None:
+    """Import conversations: exported JSON, ChatGPT's conversations.json or zip, messages.
 
-    found = []
+    What cannot be imported is left out and named. FILE - is stdin.
+    """
+    errors = []
     for file in files:
         try:
-            data = Path(file).read_bytes()
-        except OSError as error:
-            raise FileSystemError.reading(file, error) from error
-        for conversation in import_conversations(data, file):
-            _, problems = saved_settings(conversation.settings)
-            if problems:
-                raise UsageError(f"{file}: settings of a conversation: {problems[0]}")
-            found.append(conversation)
+            _import(file)
+        except SwiftchatError as error:
+            if len(files) == 1:
+                raise
+            errors.append(print_error(error, debug=False))
+    if errors:
+        ctx.exit(errors[0])
+
+
+def _import(file: str) -> None:
+    from swiftchat.chat.history.importer import MAX_BYTES, import_conversations
+    from swiftchat.chat.options.chat_options import saved_settings
+
+    notes: list[str] = []
+    found = import_conversations(read_content(file, MAX_BYTES), file, notes.append)
     with open_store() as store:
         for conversation in found:
+            conversation.settings, problems = saved_settings(conversation.settings)
+            notes += (f"{file}: a setting of {conversation.title!r}: {one}" for one in problems)
             store.save(conversation)
             print(f"{conversation.id[:SHORT_ID]}  {sanitize(conversation.title)}")
+    for note in notes[:_MAX_NOTES]:
+        print_notice(f"warning: left out: {note}")
+    if len(notes) > _MAX_NOTES:
+        print_notice(f"warning: left out: {len(notes) - _MAX_NOTES} more")
 
 
 @sessions.command()
