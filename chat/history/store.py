@@ -301,7 +301,8 @@ class SessionStore:
         """Convert errors of the system and of SQLite into `FileSystemError`."""
         try:
             yield
-        except (sqlite3.Error, MemoryError) as error:  # a damaged row can announce any length
+        except (sqlite3.Error, MemoryError, UnicodeDecodeError) as error:
+            # A damaged row can announce any length; the name in a message can be no text.
             raise FileSystemError(f"conversations in {self.path}: {error or 'damaged'}") from error
         except OSError as error:
             raise FileSystemError(f"conversations in {self.path}: {error.strerror}") from error
