@@ -143,15 +143,21 @@ class SessionStore:
     """The conversations in one file, which is created if it is missing; a context manager.
 
     A damaged file is renamed and replaced by a new one, and `warn` is called. A read-only file can
-    be read. Methods raise `FileSystemError` for other failures.
+    be read; where no file can be created, there are no conversations. Methods raise
+    `FileSystemError` for other failures.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self.path = path
         self._warn = warn
+        self._unwritable: OSError | None = None  # why there is no file
         with self._converted_errors():
             try:
                 self._db = _open(path)
+            except OSError as error:
+                if path.exists():
+                    raise
+                self._db, self._unwritable = _connect(":memory:"), error
             except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 if not _is_damage(error):
                     raise
@@ -168,6 +174,9 @@ class SessionStore:
 
     def save(self, conversation: Conversation) -> None:
         """Write the unsaved messages of a conversation in one transaction."""
+        if self._unwritable is not None:
+            with self._converted_errors():
+                raise self._unwritable
         self._with_recovery(lambda: self._save(conversation))
 
     def load(self, session_id: str) -> Conversation:
@@ -356,6 +365,10 @@ def _open(path: Path) -> sqlite3.Connection:
         if error.errno not in _FORBIDDEN or not path.exists():
             raise
         return _open_read_only(path)
+    return _connect(path)
+
+
+def _connect(path: Path | str) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
     try:
         _read_leniently(db)
