@@ -150,14 +150,15 @@ class SessionStore:
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self.path = path
         self._warn = warn
-        self._unwritable: OSError | None = None  # why there is no file
+        self._is_empty = False  # whether `_db` stands for a file that could not be created
         with self._converted_errors():
             try:
                 self._db = _open(path)
             except OSError as error:
-                if path.exists():
+                # A file in the place of the folder is a mistake that should be seen.
+                if isinstance(error, FileExistsError) or path.exists():
                     raise
-                self._db, self._unwritable = _connect(":memory:"), error
+                self._db, self._is_empty = _connect(":memory:"), True
             except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 if not _is_damage(error):
                     raise
@@ -174,9 +175,9 @@ class SessionStore:
 
     def save(self, conversation: Conversation) -> None:
         """Write the unsaved messages of a conversation in one transaction."""
-        if self._unwritable is not None:
+        if self._is_empty:
             with self._converted_errors():
-                raise self._unwritable
+                self._db, self._is_empty = _open(self.path), False
         self._with_recovery(lambda: self._save(conversation))
 
     def load(self, session_id: str) -> Conversation:

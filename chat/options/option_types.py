@@ -55,13 +55,17 @@ class Whole(click.IntRange):
 
     def __init__(self, low: int, high: int) -> None:
         super().__init__(low, high)
+        self._low, self._high = low, high
         self.rule = f"a whole number between {low} and {high}"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return super().convert(str(value), param, ctx)
-        except click.BadParameter:
+            number: int | None = int(str(value))
+        except ValueError:
+            number = None
+        if number is None or not self._low <= number <= self._high:
             self.fail(f"must be {self.rule}, not {shown(str(value))}", param, ctx)
+        return number
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2

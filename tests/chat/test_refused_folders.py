@@ -138,7 +138,7 @@ def test_nothing_can_be_saved_where_nothing_was_saved(
     assert_error(run(*SWIFTCHAT, "sessions", "import", str(file)), 8, str(folder))
 
 
-@pytest.mark.parametrize("place", ["file", "file/inner"])
+@pytest.mark.parametrize("place", ["file/inner", "file/inner/deeper"])
 def test_a_store_that_cannot_be_created_is_empty(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with SessionStore(tmp_path / place / "sessions.db", pytest.fail) as store:
