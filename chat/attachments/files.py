@@ -1,6 +1,7 @@
 """Files as attachments: patterns, the encoding, refusal of everything but text."""
 
 import glob
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -57,7 +58,7 @@ def _attachments(source: str, offline: bool) -> Iterator[Attachment]:
 
 def _matching(pattern: str, source: str) -> Iterator[Attachment]:
     """Yield the text files that match a pattern, sorted; the first has a note on the others."""
-    names, links = matching_files(pattern, source)
+    names, links = matching_files(_with_literals(pattern), source)
     notes = [f"{name} is left out: a link out of the folder; -f NAME attaches it" for name in links]
 
     def text_files() -> Iterator[Attachment]:
@@ -78,6 +79,18 @@ def _matching(pattern: str, source: str) -> Iterator[Attachment]:
     first = found[0]
     yield Attachment(first.name, first.text, (*notes, *first.notes))
     yield from found[1:]
+
+
+def _with_literals(pattern: str) -> str:
+    """Return a pattern in which the parts that exist as they stand, such as `[id]`, are literal."""
+    done = ""
+    for part in re.split("(/)", pattern):
+        literal = glob.escape(part)
+        # Behind ** the whole tree would be searched for each part.
+        is_searched = literal != part and "**" not in f"{done}{part}"
+        is_literal = is_searched and any(glob.iglob(done + literal))  # noqa: PTH207
+        done += literal if is_literal else part
+    return done
 
 
 def _file(name: str) -> Attachment:

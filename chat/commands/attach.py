@@ -3,7 +3,6 @@
 import codecs
 import io
 import os
-import shlex
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import split_words
 
 _MAX_OUTPUT = 1 << 20  # characters
 _END_LIMIT_S = 2  # of a command that was interrupted
@@ -23,10 +23,7 @@ _END_LIMIT_S = 2  # of a command that was interrupted
 
 def read(state: ChatState, argument: str) -> None:
     """Attach files and pages, and print the tokens of each; without an argument list them."""
-    try:
-        words = shlex.split(argument)
-    except ValueError as error:
-        raise UsageError(f"/read: {error}") from None
+    words = split_words(argument, "/read")
     if not words:
         _list(state)
         return

@@ -21,7 +21,7 @@ from prompt_toolkit.layout.processors import Processor, Transformation, Transfor
 from swiftchat.chat.repl.keyboard_input import KeyboardInput, open_output
 from swiftchat.chat.repl.message import is_unfinished
 from swiftchat.chat.repl.pastes import Pastes
-from swiftchat.chat.repl.shell_paths import ShellPathCompleter
+from swiftchat.chat.repl.shell_paths import ShellPathCompleter, last_word
 from swiftchat.chat.repl.word_wrap import WordWrap
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import print_notice
@@ -225,7 +225,14 @@ class _CommandCompleter(Completer):
                 yield Completion(text, -len(typed), display_meta=sanitize(offered[text]))
             if matches:
                 return
-        if has_more and (name == "/read" or name.startswith("!")):
+        takes_paths = name == "/read" or name.startswith("!")
+        if name.startswith("/"):
+            takes_paths = takes_paths or _is_path(last_word(rest)[0])
+        if has_more and takes_paths:
             yield from self._shell_paths.get_completions(Document(rest), complete_event)
-        elif "/" in word or word.startswith("~"):
+        elif _is_path(word):
             yield from self._paths.get_completions(Document(word), complete_event)
+
+
+def _is_path(word: str) -> bool:
+    return "/" in word or word.startswith("~")

@@ -3,7 +3,6 @@
 import ipaddress
 import json
 import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 
 from swiftchat.errors import FileSystemError, UsageError
 from swiftchat.errors.addresses import without_passwords
+from swiftchat.weights.files.paths import split_words, user_path
 
 NONE = "none"  # as the value of --mcp: no servers, not even those of the configuration file
 # Programs that run another one, which names the server.
@@ -58,15 +58,14 @@ def _parse(value: str) -> list[ServerSpec]:
     if value.startswith(("http://", "https://")):
         # Without dots: they separate the name of a server from that of its tool.
         return [ServerSpec(_plain(_host(value)), url=value)]
-    path = Path(value).expanduser()
+    path = user_path(value)
     if value.endswith(".json") and (path.is_file() or len(value.split()) == 1):
         return _read(path, value)
-    try:
-        words = shlex.split(value)
-    except ValueError as error:
-        _reject(f"--mcp {value!r}: {error}")
+    words = split_words(value, "--mcp")
     if not words:
         _reject("--mcp has an empty command")
+    # As in a shell, `~/bin/server` is a path.
+    words = [str(user_path(word)) if word.startswith("~/") else word for word in words]
     return [ServerSpec(_name_of(words), tuple(words))]
 
 
@@ -122,6 +121,7 @@ def _spec(key: str, fields: Any, place: str) -> ServerSpec:
         _reject(f"{place}.args is not a list of texts")
     if not isinstance(cwd, str | None):
         _reject(f"{place}.cwd is not a text")
+    command, cwd = str(user_path(command)), cwd and str(user_path(cwd))
     return ServerSpec(name, (command, *args), _texts(fields, "env", place), cwd)
 
 

@@ -94,3 +94,27 @@ def test_unreadable_and_endless_files(tmp_path: Path) -> None:
         read_attachments(["/dev/zero"])
     with pytest.raises(FileSystemError, match="nouser-x"):
         read_attachments(["~nouser-x/a"])
+
+
+def test_parts_of_a_pattern_that_exist_are_literal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("src/(p)/[id]/page.ts", "src/(p)/i/page.ts", "src/q/[id]/page.ts", "src/a?/[!x].ts")
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(name)
+
+    def found(pattern: str) -> list[str]:
+        return [one.text for one in read_attachments([pattern])]
+
+    assert found("src/(p)/[id]/*") == [names[0]]
+    assert found("src/(p)/[id]/page.*") == [names[0]]
+    assert found("src/*/[id]/*") == [names[0], names[2]]
+    assert found("src/(p)/[hij]/*") == [names[1]]
+    assert found("src/a?/*.ts") == [names[3]]
+    assert found("src/a?/[!x].ts") == [names[3]]
+    assert found(f"{tmp_path}/src/(p)/[id]//*") == [names[0]]
+    assert found("./src/**/[id]/*.ts") == [names[1]]  # behind ** a part is a pattern
+    with pytest.raises(UsageError, match="no file matches"):
+        read_attachments(["src/(p)/[xyz]/*"])
