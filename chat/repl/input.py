@@ -16,6 +16,7 @@ from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
+from prompt_toolkit.output import ColorDepth
 
 from swiftchat.chat.repl.keyboard_input import KeyboardInput, open_output
 from swiftchat.chat.repl.message import is_unfinished
@@ -48,6 +49,8 @@ class InputLine:
         toolbar: Callable[[], StyleAndTextTuples] | None,
         is_vi: bool = False,
         keyboard: Keyboard | None = None,
+        *,
+        is_colored: bool = True,
     ) -> None:
         self._pastes = Pastes()
         self._keyboard = keyboard
@@ -74,6 +77,7 @@ class InputLine:
             refresh_interval=0.5 if toolbar else 0,  # shows the loading progress
             input=self._input,
             output=None if keyboard is None else open_output(),
+            color_depth=_color_depth(is_colored),
         )
         self._session.default_buffer.on_text_changed += self._pastes.keep_short
 
@@ -110,6 +114,14 @@ class InputLine:
     def _has_typed_text(self) -> bool:
         """Return whether the line has text other than the default."""
         return get_app().current_buffer.text not in ("", self._default)
+
+
+def _color_depth(is_colored: bool) -> ColorDepth | None:
+    """Return the depth for menu and toolbar; None leaves the choice to prompt_toolkit."""
+    if not is_colored:
+        return ColorDepth.DEPTH_1_BIT
+    # Against NO_COLOR, which prompt_toolkit would obey.
+    return ColorDepth.DEPTH_4_BIT if ColorDepth.from_env() is ColorDepth.DEPTH_1_BIT else None
 
 
 def _placeholder() -> StyleAndTextTuples:

@@ -63,6 +63,30 @@ def in_shell(program: Program, *answers: object) -> Terminal:
     return terminal
 
 
+@pytest.mark.parametrize(
+    ("options", "env", "is_colored"),
+    [
+        (("--color", "never"), {}, False),
+        (("--theme", "none"), {}, False),
+        ((), {"NO_COLOR": "1"}, False),
+        (("--color", "always"), {"NO_COLOR": "1"}, True),
+        (("--raw",), {}, True),
+    ],
+)
+def test_menu_and_toolbar_have_colors_as_answers_have(
+    program: Program, options: tuple[str, ...], env: dict[str, str], is_colored: bool
+) -> None:
+    command, *args = program.command("**Bold** `code`.", options=options)
+    terminal = Terminal(command, args, **{"NO_COLOR": "", "FORCE_COLOR": "", **env})
+    terminal.wait_for("Send a message")
+    terminal.type_now("/s\t")
+    terminal.wait_for("/sessions")
+    sequences = re.findall(rb"\x1b\[([\d;]*)m", terminal.raw)
+    numbers = {int(number) for text in sequences for number in text.split(b";") if number}
+    assert bool(numbers & {*range(30, 50), *range(90, 108)} - {39, 49}) == is_colored
+    terminal.kill()
+
+
 def test_ctrl_z_and_fg_while_typing(program: Program) -> None:
     terminal = in_shell(program, "Answered.")
     terminal.type("a draft")
