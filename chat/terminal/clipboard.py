@@ -4,7 +4,7 @@ import base64
 import subprocess
 from collections.abc import Callable, Mapping
 
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.sanitize import sanitize_prose
 from swiftchat.errors import UsageError
 
 # xterm's limit for one OSC 52 sequence, which other terminals adopted.
@@ -19,7 +19,7 @@ def copy(text: str, env: Mapping[str, str], write: Callable[[str], None]) -> str
     Over SSH, and where the desktop has no clipboard, tmux gets it, or the terminal as OSC 52
     through `write`; terminals do not acknowledge that. Raises `UsageError` if there is no way.
     """
-    text = sanitize(text)
+    text = sanitize_prose(text)
     is_remote = bool(env.get("SSH_TTY") or env.get("SSH_CONNECTION"))
     if not is_remote and _copy_to_desktop(text):
         return "copied"

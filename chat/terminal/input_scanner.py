@@ -32,8 +32,8 @@ _REPLIES = re.compile(
     rb"\x1b[\]P_^X][^\x07\x1b\x03]*(?:\x07|\x1b\\)|"
     + rb"\x1b(?:\]\d|P[\d$+>!|]|_G)[^\x07\x1b\x03]*(?=\x03)"
 )
-# The beginning of a sequence or of an answer, with the rest to come.
-_BEGUN_REPLY = rb"(?:\]\d|P[\d$+>!|]|_G)[^\x07\x1b\x03]*\x1b?"
+# The beginning of a sequence or of an answer, with the rest to come; no answer has an Enter.
+_BEGUN_REPLY = rb"(?:\]\d|P[\d$+>!|]|_G)[^\x07\x1b\x03\x04\x1a\r\n]*\x1b?"
 _BEGUN_SEQUENCE = rb"\[(?:\[|M[^\x00-\x1f]{0,2}|[0-?]{0,64}[ -/]{0,8})"
 _BEGUN = re.compile(rb"\x1b(?:" + _BEGUN_SEQUENCE + rb"|" + _BEGUN_REPLY + rb"|[\]PO_])?\Z")
 _NOT_TEXT = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")

@@ -14,6 +14,9 @@ _BIDI = dict.fromkeys(
 )
 _LINES = dict.fromkeys([0x2028, 0x2029], 0xFFFD)
 _TABLE = {**_C0, 0x7F: 0x2421, **_C1, **_BIDI, **_LINES}
+# The marks and isolates of Hebrew and Arabic prose, whose effect ends with the line.
+_DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x2066, 0x206A))
+_PROSE_TABLE = {code: glyph for code, glyph in _TABLE.items() if code not in _DIRECTIONS}
 
 
 def sanitize(text: str) -> str:
@@ -22,3 +25,11 @@ def sanitize(text: str) -> str:
     Each character is replaced by exactly one, so a text may be sanitized in pieces.
     """
     return text.translate(_TABLE)
+
+
+def sanitize_prose(text: str) -> str:
+    """As `sanitize`, for the text of an answer: direction marks and isolates stay.
+
+    Overrides and embeddings become visible, and in code, names and questions all of them do.
+    """
+    return text.translate(_PROSE_TABLE)
