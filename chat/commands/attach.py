@@ -110,7 +110,7 @@ def _note(status: int) -> str:
         return "interrupted"
     if number in _STOP_SIGNALS:
         return "stopped, and ended: a stopped command cannot go on here"
-    if number in iter(signal.Signals):
+    if number in set(signal.Signals):
         return f"ended by {signal.Signals(number).name}"
     return f"exit status {status}" if status else ""
 
