@@ -1,6 +1,9 @@
 """Texts that a user gives as a file or on stdin, whatever their encoding."""
 
+import contextlib
+import os
 import stat
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +19,7 @@ _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\
 # Formats without zero bytes at their beginning.
 _OTHER_FORMATS = (b"%PDF-", b"%!PS", b"{\\rtf")
 _SAMPLE_CHARACTERS = 8192
+_NO_TERMINAL = "type the text, or name a file"
 
 
 class NotText(UsageError):
@@ -49,6 +53,8 @@ def read_content(source: str, max_bytes: int) -> bytes:
     """Read the file that a user has named, or stdin for `-`; raises as `read_text` does."""
     try:
         if source == "-":
+            if sys.stdin.isatty():
+                raise UsageError("- is stdin, which is a terminal", _NO_TERMINAL)
             content = read_stdin(max_bytes, _tell_silence)
         else:
             content = _read_file(source, max_bytes)
@@ -65,10 +71,22 @@ def _read_file(source: str, max_bytes: int) -> bytes:
     path = user_path(source)
     if path.is_dir():
         raise UsageError(f"{source} is a folder", "name a file")
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) and _is_own_output(status):
+        raise UsageError(f"{source} is an output of this program", "name a file")
     with path.open("rb") as file:
-        if stat.S_ISCHR(path.stat().st_mode) and file.isatty():
-            raise UsageError(f"{source} is a terminal", "type the text, or name a file")
+        if stat.S_ISCHR(status.st_mode) and file.isatty():
+            raise UsageError(f"{source} is a terminal", _NO_TERMINAL)
         return file.read(max_bytes + 1)
+
+
+def _is_own_output(status: os.stat_result) -> bool:
+    """Return whether reading a pipe would wait for what this process itself writes."""
+    if not (stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)):
+        return False
+    with contextlib.suppress(OSError):
+        return any(os.path.samestat(status, os.fstat(descriptor)) for descriptor in (1, 2))
+    return False
 
 
 def read_stdin_text(*, may_be_missing: bool = False) -> UserText:

@@ -27,8 +27,7 @@ def copy_answer(state: ChatState, argument: str) -> None:
             text, name = _code_block(answer, number)
         case _:
             raise UsageError(f"/copy cannot copy {shown(argument)}", "/copy [code [N]|all]")
-    copy(text, os.environ, write)
-    print(f"copied {name}, {len(text)} characters")
+    print(f"{copy(text, os.environ, write)} {name}, {len(text)} characters")
 
 
 def _code_block(answer: Message, number: int | None) -> tuple[str, str]:

@@ -156,7 +156,7 @@ CONVERSATION_PAGES = {
 }
 KEYS = (
     ("Enter", "send"),
-    ("Alt-Enter, Ctrl-J", "new line"),
+    ("Alt-Enter, Ctrl-J", "new line; Shift-Enter where the terminal tells it from Enter"),
     ("\\ at the end of a line", 'continue on the next line; or """ around a block'),
     ("Ctrl-C", "stop the answer; clear the line; twice: leave"),
     ("Ctrl-D", "leave"),

@@ -16,11 +16,11 @@ from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
-from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
+from prompt_toolkit.output import ColorDepth
 
 from swiftchat.chat.repl.keyboard_input import KeyboardInput, open_output
 from swiftchat.chat.repl.message import is_unfinished
-from swiftchat.chat.repl.pastes import Pastes
+from swiftchat.chat.repl.pastes import Pastes, ShownLine, without_placeholders
 from swiftchat.chat.repl.shell_paths import ShellPathCompleter, last_word
 from swiftchat.chat.repl.word_wrap import WordWrap
 from swiftchat.chat.terminal.keyboard import Keyboard
@@ -50,6 +50,8 @@ class InputLine:
         toolbar: Callable[[], StyleAndTextTuples] | None,
         is_vi: bool = False,
         keyboard: Keyboard | None = None,
+        *,
+        is_colored: bool = True,
     ) -> None:
         self._pastes = Pastes()
         self._keyboard = keyboard
@@ -72,11 +74,13 @@ class InputLine:
             history=open_history(history_file, self._pastes),
             placeholder=_placeholder if toolbar else None,
             bottom_toolbar=toolbar,
-            input_processors=[_Sanitizer(), WordWrap(prompt, continuation)],
+            input_processors=[ShownLine(self._pastes), WordWrap(prompt, continuation)],
             refresh_interval=0.5 if toolbar else 0,  # shows the loading progress
             input=self._input,
             output=None if keyboard is None else open_output(),
+            color_depth=_color_depth(is_colored),
         )
+        self._session.default_buffer.on_text_changed += self._pastes.keep_short
 
     def prompt(self, default: str = "", pre_run: Callable[[], None] | None = None) -> str:
         """Return the next message; the line starts with `default`.
@@ -113,12 +117,12 @@ class InputLine:
         return get_app().current_buffer.text not in ("", self._default)
 
 
-class _Sanitizer(Processor):
-    """Makes control characters in the line visible: it may contain text of a file."""
-
-    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
-        fragments = transformation_input.fragments
-        return Transformation([(style, sanitize(text)) for style, text, *_ in fragments])
+def _color_depth(is_colored: bool) -> ColorDepth | None:
+    """Return the depth for menu and toolbar; None leaves the choice to prompt_toolkit."""
+    if not is_colored:
+        return ColorDepth.DEPTH_1_BIT
+    # Against NO_COLOR, which prompt_toolkit would obey.
+    return ColorDepth.DEPTH_4_BIT if ColorDepth.from_env() is ColorDepth.DEPTH_1_BIT else None
 
 
 def _placeholder() -> StyleAndTextTuples:
@@ -193,9 +197,7 @@ def _key_bindings(pastes: Pastes, is_typed: Condition) -> KeyBindings:
 
     @keys.add("c-x", "c-e", filter=_is_typing)
     def _edit(event: KeyPressEvent) -> None:
-        buffer = event.current_buffer
-        buffer.document = Document(pastes.unfold(buffer.text))
-        buffer.open_in_editor()  # returns to the line; Enter sends it
+        pastes.edit(event.current_buffer)  # returns to the line; Enter sends it
 
     return keys
 
@@ -214,7 +216,8 @@ class _CommandCompleter(Completer):
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterable[Completion]:
-        name, has_more, rest = document.text_before_cursor.partition(" ")
+        typed_text = without_placeholders(document.text_before_cursor)
+        name, has_more, rest = typed_text.partition(" ")
         word = rest.rpartition(" ")[2] if has_more else name
         offered: Mapping[str, str] = {}
         if name.startswith("/"):

@@ -12,6 +12,7 @@ import json
 _C0 = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
 _REPLACED = (
     range(0x80, 0xA0),  # C1 controls
+    (0x61C, 0x200E, 0x200F),  # marks of the direction
     range(0x2028, 0x202F),  # line ends, and embeddings and overrides of the direction
     range(0x2061, 0x2065),  # invisible operators
     range(0x2066, 0x2070),  # isolates of the direction, deprecated controls
@@ -20,8 +21,8 @@ _REPLACED = (
     range(0x1D173, 0x1D17B),  # beams and slurs of music
     (0xE0001, *range(0xE0020, 0xE0080)),  # tags: a second, invisible ASCII
 )
-# Languages need the other characters of Unicode's class of format characters (Cf): joiners, marks
-# of the direction (U+061C, U+200E, U+200F), places for line breaks, and signs that have glyphs.
+# Languages need the other characters of Unicode's class of format characters (Cf): joiners, places
+# for line breaks, and signs that have glyphs.
 _TABLE = {**_C0, 0x7F: 0x2421, **{code: 0xFFFD for codes in _REPLACED for code in codes}}
 
 # Characters that look like nothing, although Python calls them printable.
@@ -29,6 +30,9 @@ _BLANK = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
     + "".join(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
 )
+# The marks and isolates of Hebrew and Arabic prose, whose effect ends with the line.
+_DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x2066, 0x206A))
+_PROSE_TABLE = {code: glyph for code, glyph in _TABLE.items() if code not in _DIRECTIONS}
 
 
 def sanitize(text: str) -> str:
@@ -50,3 +54,11 @@ def escape_invisible(text: str) -> str:
         else json.dumps(character)[1:-1]
         for character in text
     )
+
+
+def sanitize_prose(text: str) -> str:
+    """As `sanitize`, for the text of an answer: direction marks and isolates stay.
+
+    Overrides and embeddings become visible, and in code, names and questions all of them do.
+    """
+    return text.translate(_PROSE_TABLE)

@@ -1,5 +1,9 @@
 """Files as attachments: the fence, patterns, encodings, refusal of everything but text."""
 
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +122,33 @@ def test_parts_of_a_pattern_that_exist_are_literal(
     assert found("./src/**/[id]/*.ts") == [names[1]]  # behind ** a part is a pattern
     with pytest.raises(UsageError, match="no file matches"):
         read_attachments(["src/(p)/[xyz]/*"])
+
+
+def test_terminals_and_the_outputs_of_the_program_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reading them would wait for ever, and take keys from the prompt."""
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "r+b", buffering=0), os.fdopen(master, "wb") as keys:
+        keys.write(b"typed\n")
+        keys.flush()
+        for name in (os.ttyname(slave), f"/proc/self/fd/{slave}", f"/dev/fd/{slave}"):
+            with pytest.raises(UsageError, match="is a terminal"):
+                read_attachments([name])
+        with os.fdopen(os.dup(slave)) as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            with pytest.raises(UsageError, match="is stdin, which is a terminal"):
+                read_attachments(["-"])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_pipe_that_the_program_writes_is_refused(number: int) -> None:
+    script = (
+        "from swiftchat.chat.attachments.user_text import read_text\n"
+        f"try: read_text('/proc/self/fd/{number}')\n"
+        "except Exception as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == f"/proc/self/fd/{number} is an output of this program\n"

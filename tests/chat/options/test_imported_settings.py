@@ -40,7 +40,7 @@ def test_the_text_of_a_file_never_enters_the_prompt(
     for name in ("secret.txt", "secret"):
         (tmp_path / name).write_text("A SECRET {{ messages[0].content }}")
     done, stored = imported({"template": spelling.format(tmp_path), "seed": 5})
-    assert "warning: x.json: left out: the template " in done.stderr
+    assert "warning: left out: x.json: a setting of 'q': the template " in done.stderr
     assert stored.settings == {"seed": 5}
     assert program.run("--session", stored.id, "-p", "next").exit_code == 0
     assert "SECRET" not in program.engine.prompt_text()
