@@ -306,7 +306,7 @@ def _exit_code(run: Callable[[], object]) -> int:
 
 def _run() -> None:
     install_signal_handlers()
-    from swiftchat.chat.options.config import load_config_file
+    from swiftchat.chat.options.option_files import load_config_file
     from swiftchat.chat.options.project import current_project
 
     if instruction := os.environ.get(COMPLETE_VARIABLE):

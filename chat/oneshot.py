@@ -38,7 +38,7 @@ from swiftchat.chat.render.style import choose_style, is_accessible
 from swiftchat.chat.render.view import AnswerView, open_view, preload
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.process_age import process_age_s
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.sanitize import sanitize, sanitize_prose
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.tools.reported_calls import ReportedCalls
 from swiftchat.chat.tools.rounds import ToolRounds
@@ -248,7 +248,7 @@ class OneShot:
         elif self._is_json:
             if reason == "stop":
                 is_exact = self._style.mode == "exact"
-                write((answer.text if is_exact else sanitize(answer.text)) + "\n")
+                write((answer.text if is_exact else sanitize_prose(answer.text)) + "\n")
             else:
                 print(f"incomplete answer: {sanitize(answer.text)}", file=sys.stderr)
 

@@ -3,6 +3,7 @@
 It is here because every package may import this one, and four of them start children.
 """
 
+import os
 import sys
 
 
@@ -22,3 +23,20 @@ def python_file(path: str, *arguments: str) -> list[str]:
     `site`, which takes most of the time of a start.
     """
     return [sys.executable, "-I", "-S", path, *arguments]
+
+
+def child_folder() -> str | None:
+    """Return the folder for a child process: None, the working folder, or / if that was deleted.
+
+    Libraries of the engine cannot be loaded without a working folder.
+    """
+    return None if has_working_folder() else "/"
+
+
+def has_working_folder() -> bool:
+    """Return whether the working folder exists and relative paths have a meaning."""
+    try:
+        os.getcwd()  # noqa: PTH109 (pathlib would need 5 ms to be imported)
+    except OSError:
+        return False
+    return True

@@ -1,13 +1,18 @@
 """Files made from models, in a cache folder: small files of GGUF files, and conversions.
 
+A cache is never necessary: what cannot be written there is made in a folder of the process.
+
 `gguf/KEY/FILE NAME` is the model directory of a GGUF file, whose weights stay in that file;
 `NAME-KEY` is a conversion. KEY is a digest of the place of the model.
 """
 
+import atexit
+import functools
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +26,7 @@ __all__ = [
     "conversion_path",
     "derived_files",
     "gguf_directory",
+    "in_cache",
     "snapshot_conversion",
 ]
 
@@ -47,12 +53,16 @@ def gguf_directory(cache: Path, file: Path) -> Path:
     """Return the model directory of a GGUF file, made or renewed if the file has changed.
 
     It has the name of the file. Raises `ModelNotFound` if there is no file, `BadModelFile` if it
-    is damaged or not supported, `FileSystemError` if the directory cannot be written.
+    is damaged or not supported, `FileSystemError` if no directory can be written.
     """
     # Links are not followed: in some caches they lead to files that are named by digests.
     absolute = Path(os.path.abspath(file))  # noqa: PTH100
     if not absolute.is_file():
         raise ModelNotFound(f"no file {file}")
+    return in_cache(cache, lambda folder: _gguf_directory(folder, absolute))
+
+
+def _gguf_directory(cache: Path, absolute: Path) -> Path:
     directory = cache / _GGUF / _key(str(absolute)) / absolute.name
     if _is_current(directory):
         return directory
@@ -72,6 +82,10 @@ def gguf_directory(cache: Path, file: Path) -> Path:
 
 def snapshot_conversion(cache: Path, snapshot: Path, progress: Progress | None) -> Path:
     """Return the conversion of a snapshot of the hub cache, made on first use."""
+    return in_cache(cache, lambda folder: _snapshot_conversion(folder, snapshot, progress))
+
+
+def _snapshot_conversion(cache: Path, snapshot: Path, progress: Progress | None) -> Path:
     destination = conversion_path(cache, snapshot)
     if not destination.is_dir():
         # Imported here: looking up a name must not import numpy.
@@ -84,6 +98,35 @@ def snapshot_conversion(cache: Path, snapshot: Path, progress: Progress | None) 
             if not destination.is_dir():
                 raise
     return destination
+
+
+def in_cache(cache: Path, make: Callable[[Path], Path]) -> Path:
+    """Return what `make` makes below the cache, or below a folder of this process.
+
+    The latter is used if the cache cannot be written, and removed when the process ends.
+    """
+    try:
+        return make(cache)
+    except (FileSystemError, OSError) as error:
+        try:
+            return make(_temporary_cache())
+        except (FileSystemError, OSError):
+            if isinstance(error, OSError):
+                raise FileSystemError(f"cannot use {cache}: {error.strerror}") from error
+            raise error from None
+
+
+@functools.cache
+def _temporary_cache() -> Path:
+    """Create the folder. Raises OSError."""
+    folder, owner = Path(tempfile.mkdtemp(prefix="swiftchat-cache-")), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not in a fork of the process
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
 
 
 def conversion_path(cache: Path, snapshot: Path) -> Path:
@@ -110,7 +153,7 @@ def derived_files(cache: Path) -> Iterator[DerivedFiles]:
 def _is_current(directory: Path) -> bool:
     try:
         source = GgufSource.read(directory)
-    except BadModelFile:
+    except (BadModelFile, FileSystemError):
         return False
     return source is not None and source.is_current
 

@@ -1,6 +1,7 @@
 """The models stored on this machine, found by name."""
 
 import builtins
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -154,8 +155,12 @@ class Store:
 
     def has(self, name: str) -> bool:
         """Return whether the model of this full name or alias is stored."""
-        models = [*self._local(), *self._hub_candidates(name)]
-        return _find_exact(name, models) is not None
+        return self.named(name) is not None
+
+    def named(self, name: str) -> Path | None:
+        """Return the directory of the stored model of this full name or alias; never a path."""
+        found = _find_exact(name, [*self._local(), *self._hub_candidates(name)])
+        return None if found is None else found.path
 
     def hub_folder(self) -> Path:
         """Return the folder of huggingface_hub's cache."""
@@ -183,9 +188,10 @@ class Store:
 
     def _derived(self, name: str) -> StoredModel | None:
         """Return the files made from the model `name`, or from the GGUF file with that path."""
-        path = Path(os.path.abspath(user_path(name)))  # noqa: PTH100 - links are kept
-        models = self.derived()
-        found = [model for model in models if model.origin == path]
+        models, found = self.derived(), []
+        with contextlib.suppress(FileNotFoundError):  # the working folder was deleted
+            path = Path(os.path.abspath(user_path(name)))  # noqa: PTH100 - links are kept
+            found = [model for model in models if model.origin == path]
         found = found or [model for model in models if model.name.lower() == name.lower()]
         if len(found) > 1:
             places = ", ".join(str(model.origin or model.path) for model in found)
@@ -273,7 +279,7 @@ def _folders(path: Path) -> list[Path]:
         return sorted(
             entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")
         )
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise FileSystemError.reading(path, error) from error

@@ -1,6 +1,5 @@
 """Pages at http and https addresses as attachments."""
 
-import time
 from urllib.parse import urlsplit, urlunsplit
 
 import requests
@@ -8,9 +7,11 @@ from bs4 import BeautifulSoup
 from markdownify import MarkdownConverter
 
 from swiftchat.chat.attachments.attachment import Attachment
+from swiftchat.chat.attachments.hidden_text import hidden_text_notes
 from swiftchat.chat.attachments.user_text import TEXT_ONLY, decode_text
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import DownloadError, UsageError
+from swiftchat.errors.deadline import within
 
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_REDIRECTS = 5
@@ -26,29 +27,37 @@ _HINT = "check the address and the network"
 def fetch_page(url: str, *, offline: bool = False) -> Attachment:
     """Fetch a page; HTML becomes Markdown without links and images.
 
-    At most 4 MiB, five redirects and a minute. Control characters are replaced by visible glyphs.
-    Raises `UsageError` with `offline` and for a page that is not text, `DownloadError` if it
-    cannot be fetched.
+    At most 4 MiB, five redirects, and a minute for all of it. Control characters are replaced by
+    visible glyphs. Raises `UsageError` with `offline` and for a page that is not text,
+    `DownloadError` if it cannot be fetched.
     """
     name = _public_address(url)
     if offline:
         raise UsageError(f"{name} needs network access", "leave out --offline, or save the page")
     try:
-        with requests.Session() as session:
-            session.max_redirects = _MAX_REDIRECTS
-            session.headers["User-Agent"] = "swiftchat"
-            timeout = (_CONNECT_TIMEOUT_S, _STALL_S)
-            with session.get(url, stream=True, timeout=timeout) as response:
-                if not response.ok:
-                    raise DownloadError(f"{name}: HTTP status {response.status_code}", _HINT)
-                kind, charset = _content_type(name, response)
-                content = _read(name, response)
+        kind, charset, content = within(_TOTAL_S, lambda: _fetch(url, name))
+    except TimeoutError as error:
+        message = f"{name} took longer than {_TOTAL_S:.0f} s"
+        raise DownloadError(message, "try again later") from error
     except requests.TooManyRedirects as error:
         raise DownloadError(f"{name}: more than {_MAX_REDIRECTS} redirects", _HINT) from error
     except (requests.RequestException, ValueError) as error:
         # The library's message may contain the user name and password of the address.
         raise DownloadError(f"{name} cannot be fetched: {_cause(error)}", _HINT) from error
     return _page(name, content, kind, charset)
+
+
+def _fetch(url: str, name: str) -> tuple[str, str | None, bytes]:
+    """Return the type, the charset and the content of a page."""
+    with requests.Session() as session:
+        session.max_redirects = _MAX_REDIRECTS
+        session.headers["User-Agent"] = "swiftchat"
+        timeout = (_CONNECT_TIMEOUT_S, _STALL_S)
+        with session.get(url, stream=True, timeout=timeout) as response:
+            if not response.ok:
+                raise DownloadError(f"{name}: HTTP status {response.status_code}", _HINT)
+            kind, charset = _content_type(name, response)
+            return kind, charset, _read(name, response)
 
 
 def _public_address(url: str) -> str:
@@ -74,19 +83,18 @@ def _content_type(name: str, response: requests.Response) -> tuple[str, str | No
 
 
 def _read(name: str, response: requests.Response) -> bytes:
-    end, content = time.monotonic() + _TOTAL_S, bytearray()
+    content = bytearray()
     for chunk in response.iter_content(_CHUNK_BYTES):
         content += chunk
         if len(content) > _MAX_BYTES:
             raise UsageError(f"{name} is larger than {_MAX_BYTES >> 20} MiB", "save a part of it")
-        if time.monotonic() > end:
-            raise DownloadError(f"{name} took longer than {_TOTAL_S:.0f} s", "try again later")
     return bytes(content)
 
 
 def _page(name: str, content: bytes, kind: str, charset: str | None) -> Attachment:
     if kind in _HTML:
-        return Attachment(name, sanitize(_markdown(content, charset)))
+        text = _markdown(content, charset)
+        return Attachment(name, sanitize(text), hidden_text_notes(name, text))
     if charset:
         try:
             content = content.decode(charset, "replace").encode()
@@ -97,7 +105,7 @@ def _page(name: str, content: bytes, kind: str, charset: str | None) -> Attachme
         raise UsageError(f"{name} is not a text", TEXT_ONLY)
     text, num_invalid = decoded
     notes = [f"{name} is not valid UTF-8; bytes replaced: {num_invalid}"] if num_invalid else []
-    return Attachment(name, sanitize(text), notes)
+    return Attachment(name, sanitize(text), [*notes, *hidden_text_notes(name, text)])
 
 
 def _markdown(content: bytes, charset: str | None) -> str:

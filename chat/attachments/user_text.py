@@ -1,9 +1,13 @@
 """Texts that a user gives as a file or on stdin, whatever their encoding."""
 
+import contextlib
+import os
 import stat
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from swiftchat.chat.attachments.hidden_text import hidden_text_notes
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.streams import read_stdin
 from swiftchat.errors import FileSystemError, UsageError
@@ -15,6 +19,7 @@ _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\
 # Formats without zero bytes at their beginning.
 _OTHER_FORMATS = (b"%PDF-", b"%!PS", b"{\\rtf")
 _SAMPLE_CHARACTERS = 8192
+_NO_TERMINAL = "type the text, or name a file"
 
 
 class NotText(UsageError):
@@ -41,19 +46,47 @@ def read_text(source: str) -> UserText:
     Raises `NotText`; `UsageError` for more than 32 MiB, a folder and a terminal; `FileSystemError`
     if the file cannot be read.
     """
-    if source == "-":
-        return read_stdin_text()
-    path = user_path(source)
+    return _decoded("stdin" if source == "-" else source, read_content(source, _MAX_BYTES))
+
+
+def read_content(source: str, max_bytes: int) -> bytes:
+    """Read the file that a user has named, or stdin for `-`; raises as `read_text` does."""
     try:
-        if path.is_dir():
-            raise UsageError(f"{source} is a folder", "name a file")
-        with path.open("rb") as file:
-            if stat.S_ISCHR(path.stat().st_mode) and file.isatty():
-                raise UsageError(f"{source} is a terminal", "type the text, or name a file")
-            content = file.read(_MAX_BYTES + 1)
+        if source == "-":
+            if sys.stdin.isatty():
+                raise UsageError("- is stdin, which is a terminal", _NO_TERMINAL)
+            content = read_stdin(max_bytes, _tell_silence)
+        else:
+            content = _read_file(source, max_bytes)
     except OSError as error:
-        raise FileSystemError.reading(source, error) from error
-    return _decoded(source, content)
+        name = "stdin" if source == "-" else source
+        raise FileSystemError.reading(name, error) from error
+    if len(content) > max_bytes:
+        name = "stdin" if source == "-" else source
+        raise UsageError(f"{name} is larger than {max_bytes >> 20} MiB", "give a part of it")
+    return content
+
+
+def _read_file(source: str, max_bytes: int) -> bytes:
+    path = user_path(source)
+    if path.is_dir():
+        raise UsageError(f"{source} is a folder", "name a file")
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) and _is_own_output(status):
+        raise UsageError(f"{source} is an output of this program", "name a file")
+    with path.open("rb") as file:
+        if stat.S_ISCHR(status.st_mode) and file.isatty():
+            raise UsageError(f"{source} is a terminal", _NO_TERMINAL)
+        return file.read(max_bytes + 1)
+
+
+def _is_own_output(status: os.stat_result) -> bool:
+    """Return whether reading a pipe would wait for what this process itself writes."""
+    if not (stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)):
+        return False
+    with contextlib.suppress(OSError):
+        return any(os.path.samestat(status, os.fstat(descriptor)) for descriptor in (1, 2))
+    return False
 
 
 def read_stdin_text(*, may_be_missing: bool = False) -> UserText:
@@ -62,12 +95,11 @@ def read_stdin_text(*, may_be_missing: bool = False) -> UserText:
     With `may_be_missing` a stdin that cannot be read, as under `nohup`, has an empty text.
     """
     try:
-        content = read_stdin(_MAX_BYTES, _tell_silence)
-    except OSError as error:
-        if may_be_missing:
-            return UserText("")
-        raise FileSystemError.reading("stdin", error) from error
-    return _decoded("stdin", content)
+        return _decoded("stdin", read_content("-", _MAX_BYTES))
+    except FileSystemError:
+        if not may_be_missing:
+            raise
+        return UserText("")
 
 
 def decode_text(content: bytes) -> tuple[str, int] | None:
@@ -89,14 +121,12 @@ def decode_text(content: bytes) -> tuple[str, int] | None:
 
 
 def _decoded(name: str, content: bytes) -> UserText:
-    if len(content) > _MAX_BYTES:
-        raise UsageError(f"{name} is larger than {_MAX_BYTES >> 20} MiB", "give a part of it")
     decoded = None if content.startswith(_OTHER_FORMATS) else decode_text(content)
     if decoded is None:
         raise NotText(f"{name} is not a text file", TEXT_ONLY)
     text, num_invalid = decoded
     notes = [f"{name} is not valid UTF-8; bytes replaced: {num_invalid}"] if num_invalid else []
-    return UserText(text, notes)
+    return UserText(text, [*notes, *hidden_text_notes(name, text)])
 
 
 def _tell_silence() -> None:

@@ -4,18 +4,23 @@ from collections.abc import Mapping
 
 from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.options.parameters import shown
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import only_path, split_words
 
 _USAGE = "/lora load DIR[=SCALE], use NAME[=SCALE] …, off or list"
 
 
 def lora(state: ChatState, argument: str) -> None:
     """Load adapters, or choose those of the next answers."""
-    adapters, (action, *rest) = state.chat_model.adapters, argument.split() or ["list"]
+    adapters, (action, *rest) = (
+        state.chat_model.adapters,
+        split_words(argument, "/lora") or ["list"],
+    )
     match action:
         case "load" if rest:
-            adapters.load(argument.split(maxsplit=1)[1])
+            adapters.load(only_path(argument.split(maxsplit=1)[1], "/lora load"))
         case "use" if rest:
             adapters.use(rest)
         case "off" if not rest:
@@ -23,7 +28,7 @@ def lora(state: ChatState, argument: str) -> None:
         case "list" if not rest:
             pass
         case _:
-            raise UsageError(f"/lora cannot {argument!r}", _USAGE)
+            raise UsageError(f"/lora cannot {shown(argument)}", _USAGE)
     if not adapters.loaded:
         print("no adapter is loaded")
     for name, adapter in adapters.loaded.items():

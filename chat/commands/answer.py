@@ -2,9 +2,10 @@
 
 import os
 
-from swiftchat.chat.commands.command import Command
+from swiftchat.chat.commands.command import Command, count_of
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Message
+from swiftchat.chat.options.parameters import shown
 from swiftchat.chat.render.view import show
 from swiftchat.chat.terminal.clipboard import copy
 from swiftchat.chat.terminal.output import write
@@ -22,12 +23,11 @@ def copy_answer(state: ChatState, argument: str) -> None:
             name = "the conversation"
         case ["code"]:
             text, name = _code_block(answer, None)
-        case ["code", number] if number.isdecimal():
-            text, name = _code_block(answer, int(number))
+        case ["code", text] if (number := count_of(text)) is not None:
+            text, name = _code_block(answer, number)
         case _:
-            raise UsageError(f"/copy cannot copy {argument!r}", "/copy [code [N]|all]")
-    copy(text, os.environ, write)
-    print(f"copied {name}, {len(text)} characters")
+            raise UsageError(f"/copy cannot copy {shown(argument)}", "/copy [code [N]|all]")
+    print(f"{copy(text, os.environ, write)} {name}, {len(text)} characters")
 
 
 def _code_block(answer: Message, number: int | None) -> tuple[str, str]:
@@ -55,7 +55,7 @@ def show_reasoning(state: ChatState, argument: str) -> None:
 def think(state: ChatState, argument: str) -> None:
     chat_model = state.chat_model
     if argument not in ("", "on", "off", "auto"):
-        raise UsageError(f"/think is on, off or auto, not {argument!r}")
+        raise UsageError(f"/think is on, off or auto, not {shown(argument)}")
     if argument in ("on", "off") and not chat_model.can_switch_thinking:
         raise UsageError(
             "the model's chat template has no switch for thinking",

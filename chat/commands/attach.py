@@ -1,31 +1,26 @@
 """Attachments of the next message: files and pages (`/read`), shell output (`!CMD`, `/attach`)."""
 
-import codecs
-import io
-import os
-import shlex
 import signal
-import subprocess
-from collections.abc import Iterator, Sequence
-from typing import IO
+from collections.abc import Sequence
 
 from swiftchat.chat.attachments.attachment import Attachment
 from swiftchat.chat.attachments.files import read_attachments
+from swiftchat.chat.attachments.hidden_text import hidden_text_notes
 from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.terminal.child import ShellCommand, plain_text
+from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import split_words
 
 _MAX_OUTPUT = 1 << 20  # characters
-_END_LIMIT_S = 2  # of a command that was interrupted
+_STOP_SIGNALS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGSTOP)
 
 
 def read(state: ChatState, argument: str) -> None:
     """Attach files and pages, and print the tokens of each; without an argument list them."""
-    try:
-        words = shlex.split(argument)
-    except ValueError as error:
-        raise UsageError(f"/read: {error}") from None
+    words = split_words(argument, "/read")
     if not words:
         _list(state)
         return
@@ -70,67 +65,56 @@ def _list(state: ChatState) -> None:
 
 
 def run_shell(state: ChatState, command: str) -> None:
-    """Run a shell command, print its output as it arrives, and store it for `/attach`."""
+    """Run a shell command on the terminal, and store its output as a text for `/attach`."""
     if not command:
         raise UsageError("! needs a command", "!ls")
+    shown = _Output()
     with state.keyboard.lent():
-        output, size = _run(command)
-    if size > _MAX_OUTPUT:
-        print(f"only the first {_MAX_OUTPUT} of {size} characters are stored")
-    state.shell_output = Attachment(f"$ {command}", output) if output else None
+        try:
+            ended = ShellCommand(command, shown.add)
+            state.keyboard.type_again(ended.unread)
+            note = _note(ended.status)
+        except KeyboardInterrupt:
+            note = "interrupted"
+        if shown.text and not shown.text.endswith("\n"):
+            print()
+    if note:
+        print(note)
+    output = plain_text(shown.text)
+    if shown.size > _MAX_OUTPUT:
+        print(f"only the first {_MAX_OUTPUT} of {shown.size} characters are stored")
+    state.shell_output = _shell_output(command, output) if output else None
     if output:
         print("/attach sends this with the next message")
 
 
-def _run(command: str) -> tuple[str, int]:
-    """Run and print; return the beginning of the output and the number of its characters."""
-    shell = os.environ.get("SHELL") or "/bin/sh"
-    process = subprocess.Popen(
-        [shell, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    assert process.stdout is not None
-    output, size = "", 0
-    is_interrupted = False
-    try:
-        for text in _decoded(process.stdout):
-            print(sanitize(text), end="", flush=True)
-            output += text[: max(0, _MAX_OUTPUT - size)]
-            size += len(text)
-        process.wait()  # however long: the command may close its output and go on
-    except KeyboardInterrupt:
-        # The terminal has sent SIGINT to the process group; this reaches a process outside of it.
-        process.send_signal(signal.SIGINT)
-        is_interrupted = True
-    finally:
-        process.stdout.close()
-        code = _wait(process)
-    if is_interrupted:
-        print("\ninterrupted")  # below the ^C that the terminal has shown
-    elif output and not output.endswith("\n"):
-        print()
-    if code < 0 and not is_interrupted:
-        print(f"ended by {signal.Signals(-code).name}")
-    elif code > 0:
-        print(f"exit status {code}")
-    return output, size
+def _shell_output(command: str, output: str) -> Attachment:
+    return Attachment(f"$ {command}", output, hidden_text_notes("the output", output))
 
 
-def _decoded(stream: IO[bytes]) -> Iterator[str]:
-    """Decode a stream as it arrives, with newlines as line ends."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    lines = io.IncrementalNewlineDecoder(decoder, translate=True)
-    while data := os.read(stream.fileno(), 1 << 16):
-        yield lines.decode(data)
-    yield lines.decode(b"", final=True)
+class _Output:
+    """The beginning of an output, and the number of all its characters."""
+
+    def __init__(self) -> None:
+        self.text, self.size = "", 0
+
+    def add(self, text: str) -> None:
+        """Show a piece on the terminal as it is."""
+        write(text)
+        self.text += text[: max(0, _MAX_OUTPUT - self.size)]
+        self.size += len(text)
 
 
-def _wait(process: "subprocess.Popen[bytes]") -> int:
-    """Return the exit status; kill the process if it does not end within the limit."""
-    try:
-        return process.wait(_END_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+def _note(status: int) -> str:
+    """Return what to tell about the exit status of a shell command."""
+    number = status - 128
+    if number == signal.SIGINT:
+        return "interrupted"
+    if number in _STOP_SIGNALS:
+        return "stopped, and ended: a stopped command cannot go on here"
+    if number in set(signal.Signals):
+        return f"ended by {signal.Signals(number).name}"
+    return f"exit status {status}" if status else ""
 
 
 def attach(state: ChatState, argument: str) -> None:

@@ -5,10 +5,11 @@ No message is ever lost: the path that a command leaves stays as a branch.
 
 from collections.abc import Sequence
 
-from swiftchat.chat.commands.command import Command, Next
+from swiftchat.chat.commands.command import Command, Next, count_of
 from swiftchat.chat.commands.sessions import show_end
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Conversation, Message
+from swiftchat.chat.options.parameters import shown
 from swiftchat.chat.terminal.editor import edit_text
 from swiftchat.chat.terminal.output import print_line
 from swiftchat.errors import UsageError
@@ -18,9 +19,10 @@ _NUM_SAME = 12  # characters before the difference of two previews
 
 
 def undo(state: ChatState, argument: str) -> Next | None:
-    if argument and not (argument.isdecimal() and int(argument) > 0):
-        raise UsageError(f"/undo needs a number of turns, not {argument!r}")
-    num_undone = state.conversation.undo(int(argument or 1))
+    num_turns = count_of(argument or "1")
+    if not num_turns:
+        raise UsageError(f"/undo needs a number of turns, not {shown(argument)}")
+    num_undone = state.conversation.undo(num_turns)
     state.save()
     num_left = len([m for m in state.conversation.messages if m.role == "user"])
     print(f"took back {num_undone} turn{'' if num_undone == 1 else 's'}; {num_left} left")
@@ -67,13 +69,13 @@ def _chosen_message(path: list[Message], argument: str) -> Message:
         raise UsageError("there is no message to edit", "send a message first")
     if not argument:
         return next((m for m in reversed(path) if m.role == "user"), path[-1])
-    number = int(argument) if argument.removeprefix("-").isdecimal() else 0
-    if not number or abs(number) > len(path):
+    number = count_of(argument.removeprefix("-"))
+    if not number or number > len(path):
         raise UsageError(
-            f"/edit needs a message from 1 to {len(path)}, not {argument!r}",
+            f"/edit needs a message from 1 to {len(path)}, not {shown(argument)}",
             "odd numbers are usually your messages; -1 is the last message",
         )
-    return path[number - 1 if number > 0 else number]
+    return path[-number if argument.startswith("-") else number - 1]
 
 
 def _branch_notice(conversation: Conversation, old_tip: Message) -> str:
@@ -134,8 +136,8 @@ def _num_common(*sequences: Sequence[object]) -> int:
 
 def switch(state: ChatState, argument: str) -> None:
     leaves = state.conversation.branches()
-    number = int(argument) if argument.isdecimal() else 0
-    if not 1 <= number <= len(leaves):
+    number = count_of(argument)
+    if not number or number > len(leaves):
         raise UsageError(f"/switch needs a branch from 1 to {len(leaves)}", "/branches lists them")
     state.conversation.tip = leaves[number - 1]
     state.save()

@@ -22,6 +22,20 @@ Handler = Callable[[ChatState, str], Next | None]  # None means Next.PROMPT
 Completion = tuple[str, ...] | Callable[[ChatState], Mapping[str, str]]
 
 
+_MAX_DIGITS = 9
+
+
+def count_of(argument: str) -> int | None:
+    """Return the number that an argument is, None for another text; not above 10^9.
+
+    No conversation has so many messages, and Python converts no text of thousands of digits.
+    """
+    if not argument.isdecimal():
+        return None
+    digits = argument.lstrip("0") or "0"
+    return int(digits) if len(digits) <= _MAX_DIGITS else 10**_MAX_DIGITS
+
+
 @dataclass(frozen=True)
 class Command:
     """A command that is typed at the prompt.

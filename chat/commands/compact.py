@@ -3,9 +3,11 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
+from swiftchat.chat.commands.command import count_of
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.model.chat_model import ChatModel
+from swiftchat.chat.options.parameters import shown
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 
@@ -18,11 +20,11 @@ _SUMMARY_HEADING = "Summary of our conversation so far:"
 
 def compact(state: ChatState, argument: str) -> None:
     """Start a branch that has a summary in place of all but the last turns (default: one)."""
-    if argument and not argument.isdecimal():
-        raise UsageError(f"/compact needs a number of turns to keep, not {argument!r}")
+    num_kept_turns = count_of(argument or "1")
+    if num_kept_turns is None:
+        raise UsageError(f"/compact needs a number of turns to keep, not {shown(argument)}")
     path = state.conversation.messages
     starts = [i for i, message in enumerate(path) if message.role == "user"]
-    num_kept_turns = int(argument or 1)
     if len(starts) <= num_kept_turns:
         raise UsageError(
             "there is nothing to summarize yet",

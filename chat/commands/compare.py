@@ -8,6 +8,7 @@ from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.model.find import find_model
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import only_path
 
 if TYPE_CHECKING:
     from swiftchat.weights.model.directory import Model
@@ -20,18 +21,19 @@ def compare(state: ChatState, argument: str) -> Next:
     """
     if not argument:
         raise UsageError("/compare needs a model", "/models lists them")
+    name = only_path(argument, "/compare")
     path = state.conversation.messages
     if "user" not in [message.role for message in path[:-1]] or path[-1].role == "user":
         raise UsageError("there is no answer to compare", "send a message first")
-    folder, model = open_model(state, argument)
+    folder, model = open_model(state, name)
     if folder == state.chat_model.path:
-        raise UsageError(f"{argument} is the current model", "/regen answers again")
+        raise UsageError(f"{name} is the current model", "/regen answers again")
     if state.compared is None or state.compared.path != folder:
         state.close_compared()
         if not _fits(state, model):
             print_notice("both models do not fit in memory: the current one is loaded again after")
             state.chat_model.close()
-        state.compared = state.chat_model.for_model(folder, argument)
+        state.compared = state.chat_model.for_model(folder, name)
     return Next.COMPARE
 
 

@@ -1,11 +1,14 @@
 """Commands about the model and the context: `/model`, `/models`, `/tokens`, `/compact`."""
 
+import shlex
+
 from swiftchat.chat.commands.command import Command
 from swiftchat.chat.commands.compact import compact
 from swiftchat.chat.commands.compare import compare, open_model
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.model.description import format_bytes
 from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.weights.files.paths import only_path
 
 _PREVIEW = 40  # characters
 
@@ -16,11 +19,12 @@ def change_model(state: ChatState, argument: str) -> None:
         name, location = state.chat_model.settings["model"], str(state.chat_model.model.location)
         print(sanitize(name if name == location else f"{name} ({location})"))
         return
-    path, _ = open_model(state, argument)
+    name = only_path(argument, "/model")
+    path, _ = open_model(state, name)
     state.close_compared()
     adapters = state.chat_model.adapters
     state.chat_model.close()  # first: there may not be memory for both
-    state.chat_model = state.chat_model.for_model(path, argument)
+    state.chat_model = state.chat_model.for_model(path, name)
     # The ids belong to the old vocabulary.
     state.conversation.last_turn = state.last_answer = None
     state.count_context()
@@ -48,7 +52,8 @@ def _complete_models(state: ChatState) -> dict[str, str]:
     """Names and sizes of the models on this machine."""
     from swiftchat.weights.store import default_store
 
-    return {model.name: format_bytes(model.size_bytes) for model in default_store().list()}
+    found = default_store().list()
+    return {shlex.quote(model.name): format_bytes(model.size_bytes) for model in found}
 
 
 def show_tokens(state: ChatState, argument: str) -> None:

@@ -6,6 +6,7 @@ from swiftchat.chat.model.output_format import schema_format
 from swiftchat.chat.options.parameters import UNSET
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import only_path
 
 
 def schema(state: ChatState, argument: str) -> None:
@@ -16,8 +17,10 @@ def schema(state: ChatState, argument: str) -> None:
     elif argument and model.tools:
         raise UsageError("an answer with a schema calls no tools", "/tools off, then /schema")
     elif argument:
+        is_text = argument.startswith("{")
         model.output_format = schema_format(
-            argument, has_instruction=not state.config.no_schema_prompt
+            argument if is_text else only_path(argument, "/schema"),
+            has_instruction=not state.config.no_schema_prompt,
         )
     form = model.output_format
     print("answers may be any text" if form is None else sanitize(f"answers match: {form.name}"))

@@ -22,7 +22,7 @@ from swiftchat.chat.commands.tools import TOOL_COMMANDS
 from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.help.conversation_pages import KEYS
 from swiftchat.chat.help.pages import PAGES, page, parameter_help
-from swiftchat.chat.options.parameters import ALL_PARAMETERS
+from swiftchat.chat.options.parameters import ALL_PARAMETERS, shown
 from swiftchat.errors import SwiftchatError, UsageError
 
 
@@ -51,7 +51,7 @@ def _help_about(name: str) -> None:
         parameters = [one.name for one in ALL_PARAMETERS]
         near = difflib.get_close_matches(name, (*PAGES, *BY_NAME, *parameters), n=1)
         hint = f"did you mean /help {near[0]}? " if near else ""
-        raise UsageError(f"no help on {name!r}", f"{hint}/help lists commands and topics")
+        raise UsageError(f"no help on {shown(name)}", f"{hint}/help lists commands and topics")
     usage, summary = command.help_row
     print("\n".join(filter(None, (f"{usage}  {summary}", command.details))))
 

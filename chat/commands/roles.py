@@ -18,16 +18,13 @@ from swiftchat.chat.options.roles import (
 )
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
-from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.errors import SwiftchatError
+from swiftchat.weights.files.paths import split_words
 
 
 def role(state: ChatState, argument: str) -> None:
     """List the roles, show one, or use one with values for its variables."""
-    try:
-        words = shlex.split(argument)
-    except ValueError as error:
-        raise UsageError(f"/role: {error}", "close the quotes") from None
-    match words:
+    match split_words(argument, "/role"):
         case []:
             _list_roles()
         case ["show", name]:

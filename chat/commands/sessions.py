@@ -12,6 +12,7 @@ from swiftchat.chat.options.config import sampling_changes
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.weights.files.paths import only_path, user_path
 
 _COLUMNS = (
     Column(""),
@@ -100,13 +101,14 @@ def save(state: ChatState, argument: str) -> None:
 
 def export(state: ChatState, argument: str) -> None:
     is_forced = argument.startswith("--force ")
-    argument = argument.removeprefix("--force ").strip()
+    name = argument.removeprefix("--force ").strip()
+    file = only_path(name, "/export") if name else ""
     formats = {".md": as_markdown, ".json": as_json}
-    to_text = next((formats[suffix] for suffix in formats if argument.endswith(suffix)), None)
+    to_text = next((formats[suffix] for suffix in formats if file.endswith(suffix)), None)
     if to_text is None:
         raise UsageError("/export needs a file that ends in .md or .json", "/export talk.md")
-    write_file(argument, to_text(state.conversation), force=is_forced)
-    print(sanitize(f"written to {argument}"))
+    write_file(file, to_text(state.conversation), force=is_forced)
+    print(sanitize(f"written to {user_path(file)}"))
 
 
 def fork(state: ChatState, argument: str) -> None:

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable
 
-from swiftchat.chat.commands.command import Command
+from swiftchat.chat.commands.command import Command, count_of
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.model.description import describe, property_label, property_text
@@ -18,6 +18,7 @@ from swiftchat.chat.options.parameters import (
     ChoiceParameter,
     Parameter,
     option_name,
+    shown,
 )
 from swiftchat.chat.render.logprobs import as_terminal_text
 from swiftchat.chat.render.stats import answer_rows, block_row, memory_line
@@ -65,7 +66,7 @@ def _settable(name: str) -> str:
     aliases = [alias for parameter in PARAMETERS.values() for alias in parameter.aliases]
     near = difflib.get_close_matches(found, [*_SETTABLE, *aliases], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise UsageError(f"no parameter {name!r}", f"{hint}/set lists the parameters")
+    raise UsageError(f"no parameter {shown(name)}", f"{hint}/set lists the parameters")
 
 
 def _set_value(state: ChatState, parameter: Parameter | ChoiceParameter, text: str) -> None:
@@ -162,23 +163,26 @@ def show(state: ChatState, argument: str) -> None:
     """Show a topic, or the conversation: its end, its last N turns, or all of it."""
     if argument in _SHOW:
         _SHOW[argument](state)
-    elif argument in ("", "all") or (argument.isdecimal() and int(argument)):
-        _show_conversation(state, argument)
+    elif argument in ("", "all"):
+        _show_conversation(state, is_all=argument == "all")
+    elif num_turns := count_of(argument):
+        _show_conversation(state, num_turns)
     else:
         names = ", ".join(("all", *_SHOW))
-        raise UsageError(f"/show has no {argument!r}", f"it has {names}, or a number of turns")
+        raise UsageError(f"/show has no {shown(argument)}", f"it has {names}, or a number of turns")
 
 
-def _show_conversation(state: ChatState, argument: str) -> None:
+def _show_conversation(state: ChatState, num_turns: int = 0, *, is_all: bool = False) -> None:
+    """Print the last turns, all, or by default the end."""
     from swiftchat.chat.render.markdown_view import terminal_size
     from swiftchat.chat.render.reprint import conversation_rows, end_rows, last_turns
 
     path, width = state.conversation.messages, terminal_size()[0]
     if not path:
         raise UsageError("there are no messages yet", "send a message first")
-    if argument:
-        shown = path if argument == "all" else last_turns(path, int(argument))
-        rows, is_cut = conversation_rows(state.style, shown, width), False
+    if is_all or num_turns:
+        messages = path if is_all else last_turns(path, num_turns)
+        rows, is_cut = conversation_rows(state.style, messages, width), False
     else:
         rows, is_cut = end_rows(state.style, path, width, _MAX_ROWS)
     write("".join(f"{row}\n" for row in rows))
@@ -189,7 +193,7 @@ def _show_conversation(state: ChatState, argument: str) -> None:
 def show_stats(state: ChatState, argument: str) -> None:
     """Show the last answer, the context and the memory; with `all` the engine's counters too."""
     if argument not in ("", "all"):
-        raise UsageError(f"/stats has no {argument!r}", "/stats or /stats all")
+        raise UsageError(f"/stats has no {shown(argument)}", "/stats or /stats all")
     info = state.chat_model.engine.info
     rows = answer_rows(state.last_answer, info) if state.last_answer else {"answer": "none yet"}
     size, used = state.chat_model.context_tokens, state.conversation.context_used

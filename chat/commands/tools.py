@@ -30,8 +30,8 @@ def tools(state: ChatState, argument: str) -> None:
             toolbox.is_on = False
             print("the tools are off")
         case ["allow", name]:
-            toolbox.allow(name)
-            print(sanitize(f"{name} is called without asking until the end of this chat"))
+            label = toolbox.allow(name)
+            print(sanitize(f"{label} is called without asking until the end of this chat"))
         case _:
             raise UsageError(f"/tools cannot {argument!r}", "/tools, /tools on|off|allow NAME")
 

@@ -1,5 +1,6 @@
 """Bodies of requests: bounded in size, checked against a model of their fields."""
 
+import asyncio
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -7,19 +8,24 @@ from starlette.requests import ClientDisconnect, Request
 
 from swiftchat.chat.endpoint.errors import ApiError
 
+BODY_S = 60.0
 MAX_BODY_BYTES = 1 << 23  # more than a prompt of a million tokens
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:
-    """Read and check a JSON body; raises `ApiError`."""
+    """Read and check a JSON body, which has a minute to arrive; raises `ApiError`."""
     content = bytearray()
     _check_size(int(request.headers.get("content-length", 0)))
     try:
-        async for part in request.stream():
-            content += part
-            _check_size(len(content))
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                content += part
+                _check_size(len(content))
+    except TimeoutError as error:
+        message = f"the body did not come within {BODY_S:.0f} s"
+        raise ApiError(408, message, "request_timeout") from error
     except ClientDisconnect as error:
         raise ApiError(400, "the client has disconnected") from error
     try:

@@ -6,6 +6,7 @@ from typing import Self
 import uvicorn
 
 from swiftchat.chat.endpoint.app import Api
+from swiftchat.chat.endpoint.protocol import MAX_CONNECTIONS, BoundedProtocol
 from swiftchat.chat.endpoint.token import ApiToken
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.terminal.output import print_notice
@@ -13,7 +14,6 @@ from swiftchat.engine.api.address import Address
 from swiftchat.errors import UsageError
 
 _SHUTDOWN_S = 1  # for answers in progress, after Ctrl-C
-_MAX_CONNECTIONS = 256
 
 
 class EndpointServer:
@@ -51,10 +51,10 @@ class EndpointServer:
             lifespan="off",
             ws="none",
             loop="asyncio",
-            http="h11",
+            http=BoundedProtocol,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=_MAX_CONNECTIONS,
+            limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=_SHUTDOWN_S,
         )
         server = uvicorn.Server(config)

@@ -3,13 +3,13 @@
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import user_path
 
 VARIABLE = "SWIFTCHAT_API_TOKEN"
 _TOKEN_BYTES = 32
@@ -33,7 +33,7 @@ def find_token(file: str | None, environ: Mapping[str, str]) -> ApiToken:
     if file is not None:
         source = file
         try:
-            text = Path(file).expanduser().read_text("utf-8")
+            text = user_path(file).read_text("utf-8")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise UsageError(f"cannot read the token in {file}: {reason}") from error

@@ -37,7 +37,7 @@ Every conversation is saved while you chat, in one file that only you can read.
   swiftchat sessions search tides     search for words
   swiftchat --session 3f2a            continue the one whose ID begins with 3f2a
   swiftchat sessions export 3f2a talk.md
-  swiftchat sessions import conversations.json
+  swiftchat sessions import conversations.json   also the zip of an export
   swiftchat sessions rm 3f2a          delete it permanently
   swiftchat --no-save                 do not save this conversation
 
@@ -131,8 +131,8 @@ pip install 'swiftchat[mcp]', and a model whose chat template takes tools.
 
 Each call is shown with its arguments and asked for: y, n, or a for always in
 this conversation. With -p and in pipes there is no question: a call is refused
-unless --allow-tool NAME (or all) allows it. NAME is that of the server, or
-SERVER.NAME as /tools lists it. Ctrl-C cancels a call.
+unless --allow-tool NAME (or all) allows it. NAME is SERVER.NAME as /tools lists
+it, or the name alone if only one server has it. Ctrl-C cancels a call.
 
 In the configuration file:
 
@@ -156,7 +156,7 @@ CONVERSATION_PAGES = {
 }
 KEYS = (
     ("Enter", "send"),
-    ("Alt-Enter, Ctrl-J", "new line"),
+    ("Alt-Enter, Ctrl-J", "new line; Shift-Enter where the terminal tells it from Enter"),
     ("\\ at the end of a line", 'continue on the next line; or """ around a block'),
     ("Ctrl-C", "stop the answer; clear the line; twice: leave"),
     ("Ctrl-D", "leave"),

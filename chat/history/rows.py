@@ -1,10 +1,13 @@
-"""The rows of the store as conversations; values that are not what they should be are left out."""
+"""Rows of the store and conversations; wrong values in a row are left out."""
 
+import json
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from swiftchat.chat.history.conversation import Conversation, Message
+from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation, Message
 from swiftchat.chat.history.fields import count_of, json_of, settings_of, text_of, time_of
+from swiftchat.chat.history.search import folded_unless_ascii
 from swiftchat.chat.history.tool_call import parse_tool_calls
 
 _ROLES = ("user", "assistant", "tool")
@@ -62,3 +65,34 @@ def _message_of(row: Mapping[str, Any], parent: Message | None) -> Message | Non
         time_of(row["seconds"]),
         calls,
     )
+
+
+def session_row(conversation: Conversation) -> dict[str, Any]:
+    """Return the columns of a conversation, which is used now."""
+    return {
+        "id": conversation.id,
+        "name": _value(conversation.name),
+        "title": _value(conversation.title),
+        "system": _value(conversation.system),
+        "settings": _value(conversation.settings),
+        "tip": conversation.tip and conversation.tip.id,
+        "created": conversation.created,
+        "updated": time.time(),
+    }
+
+
+def message_row(conversation: Conversation, message: Message) -> dict[str, Any]:
+    """Return the columns of a message."""
+    columns = {name: _value(getattr(message, name)) for name in MESSAGE_FIELDS}
+    parent = message.parent and message.parent.id
+    columns["folded"] = folded_unless_ascii(columns["content"])
+    return {"id": message.id, "session": conversation.id, "parent": parent, **columns}
+
+
+def _value(value: Any) -> Any:
+    """Convert a value for SQLite: dicts and calls to JSON, surrogates (wrong bytes) to `?`."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return json.dumps([call.as_object() for call in value]) if value else None
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -6,6 +6,8 @@ trees, `parent` is NULL at a root; `params` are sampling parameters as JSON, `fi
 while an answer is generated, `tool_calls` is a JSON list or NULL. Times are seconds since 1970.
 `search` indexes the contents by trigrams, to find parts of words and words of languages without
 spaces; answers that grow, or whose program was killed, are not in it and are searched as they are.
+`folded` is the content without upper case, NULL for ASCII. `used` counts the saves of all
+conversations: the order in which they were used does not depend on the clock.
 
 Every save is one transaction in a write-ahead log: a killed program loses only
 uncommitted changes, and readers never wait. Only the process that created a message writes it, so
@@ -14,7 +16,6 @@ two processes in one conversation create two branches and overwrite only the tip
 
 import contextlib
 import errno
-import json
 import os
 import sqlite3
 import time
@@ -22,10 +23,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation, Message
+from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation
 from swiftchat.chat.history.fields import json_of, settings_of, text_of, time_of
-from swiftchat.chat.history.rows import conversation_of
-from swiftchat.chat.history.search import UNFINISHED, Found, find_messages, find_names
+from swiftchat.chat.history.rows import conversation_of, message_row, session_row
+from swiftchat.chat.history.search import (
+    UNFINISHED,
+    Found,
+    add_functions,
+    find_messages,
+    find_names,
+)
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import FileSystemError, UsageError
 from swiftchat.weights.files.private import create_private_folder, open_private
@@ -38,12 +45,15 @@ _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 _DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-def _index(row: str, command: str = "NULL") -> str:
+def _index(row: str, command: str = "NULL", *, is_folded: bool = True) -> str:
     """Return a statement that adds a row to the index, or removes it, if it is finished."""
+    content = f"coalesce({row}.folded, {row}.content)" if is_folded else f"{row}.content"
     is_finished = UNFINISHED.replace("role", f"{row}.role").replace("finish", f"{row}.finish")
     return f"""INSERT INTO search (search, rowid, content)
-        SELECT {command}, {row}.number, {row}.content WHERE NOT ({is_finished});"""
+        SELECT {command}, {row}.number, {content} WHERE NOT ({is_finished});"""
 
+
+_USE = """UPDATE sessions SET used = (SELECT max(used) + 1 FROM sessions) WHERE id = new.id;"""
 
 # One entry for each version of the schema; `user_version` is the number of those applied.
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -80,20 +90,48 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "DROP TRIGGER messages_delete",
         "DROP TRIGGER messages_update",
         f"""CREATE TRIGGER messages_insert AFTER INSERT ON messages BEGIN
+            {_index("new", is_folded=False)} END""",
+        f"""CREATE TRIGGER messages_delete AFTER DELETE ON messages BEGIN
+            {_index("old", "'delete'", is_folded=False)} END""",
+        f"""CREATE TRIGGER messages_update
+            AFTER UPDATE OF content, role, finish_reason ON messages BEGIN
+            {_index("old", "'delete'", is_folded=False)}
+            {_index("new", is_folded=False)} END""",
+    ),
+    (
+        "ALTER TABLE sessions ADD COLUMN used INTEGER NOT NULL DEFAULT 0",
+        """UPDATE sessions SET used =
+            (SELECT coalesce(max(number), 0) FROM messages WHERE session = sessions.id)""",
+        "DROP INDEX sessions_updated",
+        "CREATE INDEX sessions_used ON sessions (used)",
+        f"CREATE TRIGGER sessions_insert AFTER INSERT ON sessions BEGIN {_USE} END",
+        f"CREATE TRIGGER sessions_update AFTER UPDATE OF updated ON sessions BEGIN {_USE} END",
+        # The index has folded texts: SQLite knows the case of few scripts.
+        "ALTER TABLE messages ADD COLUMN folded TEXT",
+        "DROP TRIGGER messages_update",
+        "UPDATE messages SET folded = folded_unless_ascii(CAST(content AS BLOB))",
+        "DROP TABLE search",
+        "CREATE VIRTUAL TABLE search USING fts5 (content, content = '', tokenize = 'trigram')",
+        f"""INSERT INTO search (rowid, content) SELECT number, coalesce(folded, content)
+            FROM messages WHERE NOT ({UNFINISHED})""",
+        "DROP TRIGGER messages_insert",
+        "DROP TRIGGER messages_delete",
+        f"""CREATE TRIGGER messages_insert AFTER INSERT ON messages BEGIN
             {_index("new")} END""",
         f"""CREATE TRIGGER messages_delete AFTER DELETE ON messages BEGIN
             {_index("old", "'delete'")} END""",
         f"""CREATE TRIGGER messages_update
-            AFTER UPDATE OF content, role, finish_reason ON messages BEGIN
+            AFTER UPDATE OF content, folded, role, finish_reason ON messages BEGIN
             {_index("old", "'delete'")} {_index("new")} END""",
     ),
 )
 
+_COLUMNS = (*MESSAGE_FIELDS, "folded")
 # An interrupted save can be repeated: a message with a known id is updated, not doubled.
 _MESSAGE = f"""
-    INSERT INTO messages (id, session, parent, {", ".join(MESSAGE_FIELDS)})
-    VALUES (:id, :session, :parent, :{", :".join(MESSAGE_FIELDS)})
-    ON CONFLICT (id) DO UPDATE SET {", ".join(f"{name} = :{name}" for name in MESSAGE_FIELDS)}"""
+    INSERT INTO messages (id, session, parent, {", ".join(_COLUMNS)})
+    VALUES (:id, :session, :parent, :{", :".join(_COLUMNS)})
+    ON CONFLICT (id) DO UPDATE SET {", ".join(f"{name} = :{name}" for name in _COLUMNS)}"""
 _SESSION = """
     INSERT INTO sessions (id, name, title, system, settings, tip, created, updated)
     VALUES (:id, :name, :title, :system, :settings, :tip, :created, :updated)
@@ -105,15 +143,22 @@ class SessionStore:
     """The conversations in one file, which is created if it is missing; a context manager.
 
     A damaged file is renamed and replaced by a new one, and `warn` is called. A read-only file can
-    be read. Methods raise `FileSystemError` for other failures.
+    be read; where no file can be created, there are no conversations. Methods raise
+    `FileSystemError` for other failures.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self.path = path
         self._warn = warn
+        self._is_empty = False  # whether `_db` stands for a file that could not be created
         with self._converted_errors():
             try:
                 self._db = _open(path)
+            except OSError as error:
+                # A file in the place of the folder is a mistake that should be seen.
+                if isinstance(error, FileExistsError) or path.exists():
+                    raise
+                self._db, self._is_empty = _connect(":memory:"), True
             except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 if not _is_damage(error):
                     raise
@@ -130,6 +175,9 @@ class SessionStore:
 
     def save(self, conversation: Conversation) -> None:
         """Write the unsaved messages of a conversation in one transaction."""
+        if self._is_empty:
+            with self._converted_errors():
+                self._db, self._is_empty = _open(self.path), False
         self._with_recovery(lambda: self._save(conversation))
 
     def load(self, session_id: str) -> Conversation:
@@ -153,7 +201,7 @@ class SessionStore:
                 (SELECT count(*) FROM messages WHERE session = sessions.id) AS num_messages,
                 (SELECT count(*) FROM messages WHERE session = sessions.id AND role = 'user')
                     AS num_questions
-            FROM sessions ORDER BY updated DESC, id LIMIT ?""",
+            FROM sessions ORDER BY used DESC, id LIMIT ?""",
             limit,
         )
         found = [dict(row) for row in rows]
@@ -173,7 +221,7 @@ class SessionStore:
         if not rows and id_or_name.strip():
             start = id_or_name.lower()
             rows = self._rows(
-                "SELECT id FROM sessions WHERE substr(id, 1, ?) = ? ORDER BY updated DESC",
+                "SELECT id FROM sessions WHERE substr(id, 1, ?) = ? ORDER BY used DESC",
                 len(start),
                 start,
             )
@@ -188,7 +236,7 @@ class SessionStore:
         )
 
     def search(self, text: str, limit: int = 50) -> list[Found]:
-        """Return the names, then the messages that contain all words.
+        """Return the names and titles, then the messages that contain all words.
 
         The last used conversations are first.
         """
@@ -231,12 +279,12 @@ class SessionStore:
             # Another process may have removed the conversation: then save all of it again.
             messages = conversation.unsaved if known.fetchone() else conversation.tree
             try:
-                self._db.execute(_SESSION, _session_row(conversation))
+                self._db.execute(_SESSION, session_row(conversation))
             except sqlite3.IntegrityError:
                 raise UsageError(
                     f"another conversation has the name {conversation.name}", "choose another name"
                 ) from None
-            rows = [_message_row(conversation, message) for message in messages]
+            rows = [message_row(conversation, message) for message in messages]
             self._db.executemany(_MESSAGE, rows)
         conversation.unsaved.clear()
 
@@ -263,7 +311,8 @@ class SessionStore:
         """Convert errors of the system and of SQLite into `FileSystemError`."""
         try:
             yield
-        except (sqlite3.Error, MemoryError) as error:  # a damaged row can announce any length
+        except (sqlite3.Error, MemoryError, UnicodeDecodeError) as error:
+            # A damaged row can announce any length; the name in a message can be no text.
             raise FileSystemError(f"conversations in {self.path}: {error or 'damaged'}") from error
         except OSError as error:
             raise FileSystemError(f"conversations in {self.path}: {error.strerror}") from error
@@ -302,7 +351,7 @@ def list_names(path: Path, limit: int = 200) -> list[tuple[str, str | None, str]
             sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=0.1, uri=True)
         ) as db:
             return db.execute(
-                "SELECT id, name, title FROM sessions ORDER BY updated DESC, id LIMIT ?", (limit,)
+                "SELECT id, name, title FROM sessions ORDER BY used DESC, id LIMIT ?", (limit,)
             ).fetchall()
     except (sqlite3.Error, UnicodeDecodeError):  # as `_is_damage`
         return []
@@ -317,6 +366,10 @@ def _open(path: Path) -> sqlite3.Connection:
         if error.errno not in _FORBIDDEN or not path.exists():
             raise
         return _open_read_only(path)
+    return _connect(path)
+
+
+def _connect(path: Path | str) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
     try:
         _read_leniently(db)
@@ -352,6 +405,7 @@ def _open_read_only(path: Path) -> sqlite3.Connection:
 
 def _read_leniently(db: sqlite3.Connection) -> None:
     """Return rows by name, and texts that are not UTF-8 with replacement characters."""
+    add_functions(db)
     db.row_factory = sqlite3.Row
     db.text_factory = lambda data: data.decode("utf-8", "replace")
 
@@ -391,31 +445,3 @@ def _is_damage(error: sqlite3.DatabaseError | UnicodeDecodeError) -> bool:
         return True
     code = getattr(error, "sqlite_errorcode", 0)  # the low byte of an extended code
     return code & 0xFF in _DAMAGE_CODES
-
-
-def _session_row(conversation: Conversation) -> dict[str, Any]:
-    return {
-        "id": conversation.id,
-        "name": _value(conversation.name),
-        "title": _value(conversation.title),
-        "system": _value(conversation.system),
-        "settings": _value(conversation.settings),
-        "tip": conversation.tip and conversation.tip.id,
-        "created": conversation.created,
-        "updated": time.time(),
-    }
-
-
-def _message_row(conversation: Conversation, message: Message) -> dict[str, Any]:
-    columns = {name: _value(getattr(message, name)) for name in MESSAGE_FIELDS}
-    parent = message.parent and message.parent.id
-    return {"id": message.id, "session": conversation.id, "parent": parent, **columns}
-
-
-def _value(value: Any) -> Any:
-    """Convert a value for SQLite: dicts and calls to JSON, surrogates (wrong bytes) to `?`."""
-    if isinstance(value, dict):
-        return json.dumps(value)
-    if isinstance(value, list):
-        return json.dumps([call.as_object() for call in value]) if value else None
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

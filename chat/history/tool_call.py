@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from swiftchat.chat.terminal.sanitize import escape_invisible
+
 _ID_CHARACTERS = 9  # Mistral's templates accept only ids of nine letters and digits
 _MAX_DEPTH = 64
 
@@ -24,13 +26,16 @@ class ToolCall:
 
     @property
     def text(self) -> str:
-        """The call as one line; not sanitized."""
+        """The call as one line; see `labeled`."""
         return self.labeled(self.name)
 
     def labeled(self, label: str) -> str:
-        """Return the call as one line with another name of the tool."""
+        """Return the call as one line with another name of the tool.
+
+        What has no glyph is escaped, so that a user who approves the call sees all of it.
+        """
         arguments = json.dumps(self.arguments, ensure_ascii=False) if self.arguments else ""
-        return f"{label} {arguments}".rstrip()
+        return escape_invisible(f"{label} {arguments}".rstrip())
 
     def as_object(self) -> dict[str, Any]:
         return {"id": self.id, "name": self.name, "arguments": self.arguments}

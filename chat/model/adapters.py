@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.engine.api.tuning import MAX_SCALE, Tuning
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import user_path
 
 if TYPE_CHECKING:
     from swiftchat.weights.adapters.adapter import Adapter
@@ -26,7 +27,7 @@ class Weighted:
     def parse(cls, text: str) -> "Weighted":
         """Parse DIR[=SCALE]; raises `UsageError` for a scale that is too large, or an empty DIR."""
         name, separator, number = text.rpartition("=")
-        scale = _number(number) if separator and not Path(text).exists() else None
+        scale = _number(number) if separator and not user_path(text).exists() else None
         if scale is None:
             name, scale = text, 1.0
         if not name:
@@ -75,7 +76,7 @@ class Adapters:
         from swiftchat.weights.adapters.open import open_adapter
 
         weighted = Weighted.parse(text)
-        adapter = open_adapter(Path(weighted.text).expanduser().absolute(), self._config())
+        adapter = open_adapter(user_path(weighted.text).absolute(), self._config())
         name = self._name_of(adapter)
         self.loaded[name] = adapter
         self.in_use[name] = weighted.scale
@@ -116,7 +117,7 @@ def open_adapters(config: ChatConfig, path: Path) -> Adapters | None:
     for text in config.lora:
         adapters.load(text)
     if config.soft_prompt is not None:
-        found = Path(config.soft_prompt).expanduser().absolute()
+        found = user_path(config.soft_prompt).absolute()
         adapters.soft_prompt = open_soft_prompt(found, shape)
     return adapters
 

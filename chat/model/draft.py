@@ -8,6 +8,7 @@ from swiftchat.chat.model.find import find_model
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import BadModelFile, UsageError
+from swiftchat.weights.files.paths import user_path
 
 
 def with_draft(config: ChatConfig, path: Path) -> ChatConfig:
@@ -25,7 +26,7 @@ def with_draft(config: ChatConfig, path: Path) -> ChatConfig:
 
     if config.draft == MTP:
         return config  # the engine looks for the layer before it loads the model
-    heads = Path(config.draft).expanduser()
+    heads = user_path(config.draft)
     if are_heads(heads):
         open_heads(heads, Model.open(path).config)
         return replace(config, draft=str(heads.resolve()))

@@ -27,6 +27,8 @@ _SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "conta
 _LISTS = ("prefixItems", "anyOf", "allOf", "oneOf", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _DEFINITIONS = ("$defs", "definitions")
+_MAX_CHECKED_CHARACTERS = 1 << 26
+_MAX_SHOWN = 400  # characters of an error
 
 
 @dataclass(frozen=True)
@@ -166,15 +168,16 @@ def _json_format(name: str, schema: Mapping[str, Any], instruction: str) -> Outp
     if message := _fault(schema):
         path, message = _innermost_fault(schema, message)
         raise UsageError(
-            f"the schema cannot be enforced at {path}: {message}",
+            f"the schema cannot be enforced at {_short(path)}: {_short(message)}",
             "remove the keyword, or express it with others",
         )
     return OutputFormat(name, _schema_grammar(schema), instruction, is_json=True)
 
 
 def _schema_grammar(schema: Mapping[str, Any]) -> dict[str, Any]:
-    # Options of the schema itself take precedence.
-    guidance = {"whitespace_pattern": _WHITESPACE, **schema.get("x-guidance", {})}
+    # Options of the schema itself take precedence; llguidance rejects what is no object.
+    own = schema.get("x-guidance", {})
+    guidance = {"whitespace_pattern": _WHITESPACE, **own} if isinstance(own, dict) else own
     return {"json_schema": {**schema, "x-guidance": guidance}}
 
 
@@ -194,11 +197,18 @@ def _grammar_fault(grammar: Mapping[str, Any]) -> str:
 
 
 def _innermost_fault(schema: Mapping[str, Any], message: str) -> tuple[str, str]:
-    """Return the JSON pointer of the innermost schema with a fault, and the fault."""
+    """Return the JSON pointer of the innermost schema with a fault, and the fault.
+
+    In a very large schema it may be one around the innermost.
+    """
     definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
     pointer, current = "#", schema
+    checks_left = _MAX_CHECKED_CHARACTERS // len(json.dumps(schema))  # none checks more than that
     while True:
         for step, inner in _inner_schemas(current):
+            checks_left -= 1
+            if checks_left < 0:
+                return pointer, message
             if found := _fault({**definitions, **inner}):
                 pointer, current, message = f"{pointer}/{step}", inner, found
                 break
@@ -219,6 +229,15 @@ def _inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str
         yield from ((pointer, one) for pointer, one in found if isinstance(one, dict))
 
 
+def _short(text: str) -> str:
+    """Return the two ends of a text that may be very long."""
+    return (
+        text
+        if len(text) <= _MAX_SHOWN
+        else f"{text[: _MAX_SHOWN // 2]} … {text[-_MAX_SHOWN // 2 :]}"
+    )
+
+
 def _escaped_key(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")  # RFC 6901
 
@@ -237,7 +256,7 @@ def _parse(text: str, name: str) -> Mapping[str, Any]:
 
 def _checked(name: Literal["--regex", "--grammar"], grammar: Mapping[str, Any]) -> OutputFormat:
     if message := _grammar_fault(grammar):
-        raise UsageError(f"{name}: {message}", "see swiftchat help formats")
+        raise UsageError(f"{name}: {_short(message)}", "see swiftchat help formats")
     return OutputFormat(name, grammar)
 
 

@@ -6,6 +6,7 @@ from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.remote import RemoteEngine, connect_engine, read_token
 from swiftchat.errors import DeviceError
+from swiftchat.weights.derived import in_cache
 from swiftchat.weights.files.paths import user_path
 
 
@@ -22,9 +23,8 @@ class RemoteEngineFactory:
         self._address, self._token_file = address, token_file
         self._unused: RemoteEngine | None = self._connect()
         self.name, self._files = self._unused.name, self._unused.files
-        self.folder = self._unused.fetch_model_files(
-            platformdirs.user_cache_path("swiftchat") / "far"
-        )
+        cache = platformdirs.user_cache_path("swiftchat") / "far"
+        self.folder = in_cache(cache, self._unused.fetch_model_files)
 
     def start(self, config: EngineConfig, path: Path) -> EngineClient:
         """Return a client of the engine; reconnect after the first call.

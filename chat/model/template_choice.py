@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swiftchat.errors import BadModelFile, FileSystemError, UsageError
+from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.files.paths import user_path
+from swiftchat.weights.files.reading import read_small_file
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Tokenizer
@@ -77,10 +78,6 @@ def _listed(names: Iterable[str]) -> str:
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise BadModelFile(f"the chat template {path} is larger than {_MAX_FILE_BYTES} bytes")
-        return path.read_bytes().decode()
-    except OSError as error:
-        raise FileSystemError.reading(path, error) from error
+        return read_small_file(path, _MAX_FILE_BYTES).decode()
     except UnicodeDecodeError as error:
         raise BadModelFile(f"the chat template {path} is not UTF-8 text") from error

@@ -2,7 +2,7 @@
 
 import click
 
-from swiftchat.chat.options.option_types import option, parameter, texts
+from swiftchat.chat.options.option_types import Whole, option, parameter, texts
 from swiftchat.engine.api.params import MAX_LOGPROBS, MAX_SAMPLES
 
 ANSWER: tuple[click.Option, ...] = (
@@ -32,7 +32,7 @@ ANSWER: tuple[click.Option, ...] = (
     option(
         "--samples",
         env=False,
-        type=click.IntRange(1, MAX_SAMPLES),
+        type=Whole(1, MAX_SAMPLES),
         default=1,
         metavar="N",
         help="With -p and batch: N answers at the same time, with consecutive seeds.",
@@ -47,7 +47,7 @@ ANSWER: tuple[click.Option, ...] = (
     option(
         "--prompt-logprobs",
         env=False,
-        type=click.IntRange(0, MAX_LOGPROBS),
+        type=Whole(0, MAX_LOGPROBS),
         is_flag=False,
         flag_value=5,
         metavar="[N]",

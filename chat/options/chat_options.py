@@ -22,6 +22,8 @@ from swiftchat.chat.options.option_types import (
     ModelOption,
     RankCount,
     TextsOption,
+    UserPath,
+    Whole,
     flag,
     once,
     option,
@@ -48,6 +50,7 @@ _INPUT = (
     ),
     once(
         "--soft-prompt",
+        type=UserPath(),
         metavar="DIR",
         shell_complete=complete_files,
         help="Put a soft prompt before the prompt: prefix, prompt or p-tuning.",
@@ -64,7 +67,7 @@ _INPUT = (
         help="Put a file or page before the prompt (repeatable).",
     ),
     once("-s", "--system", help="System prompt."),
-    once("--system-file", type=click.Path(), help="Read the system prompt from a file."),
+    once("--system-file", type=UserPath(), help="Read the system prompt from a file."),
     once(
         "--role",
         env=False,
@@ -126,7 +129,7 @@ _TOOLS = (
     ),
     option(
         "--max-tool-rounds",
-        type=click.IntRange(1, 100),
+        type=Whole(1, 100),
         default=8,
         metavar="N",
         help="How often the model may call tools for one answer.",
@@ -145,6 +148,7 @@ _FORMAT = (
     once(
         "--grammar",
         env=False,
+        type=UserPath(),
         metavar="FILE",
         shell_complete=complete_files,
         help="Answer with text of this grammar (Lark or GBNF).",
@@ -202,7 +206,7 @@ _ENGINE = (
     ),
     option(
         "--pp",
-        type=click.IntRange(1, MAX_RANKS),
+        type=Whole(1, MAX_RANKS),
         default=1,
         metavar="N",
         help="Pipeline parallelism: N stages of --tp GPUs each, for GPUs with slow links.",
@@ -245,7 +249,7 @@ _CONNECTION = (
         metavar="HOST:PORT|PATH",
         help="Use a running engine; see swiftchat help hosts.",
     ),
-    option("--token-file", type=click.Path(), help="File with the token of that engine."),
+    option("--token-file", type=UserPath(), help="File with the token of that engine."),
     flag("--no-attach", help="Load the model even if swiftchat serve has it."),
     flag("--offline", help="Never use the network."),
 )
@@ -267,9 +271,12 @@ CONFIG_NAMES = {option.name for option in CHAT_OPTIONS if option.name and option
 FILE_NAMES = CONFIG_NAMES | {"mcp", "allow_tool"}
 
 
-def typed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of options in their types. Raises `UsageError` for an invalid value."""
-    return {name: _typed(name, value) for name, value in settings.items()}
+def typed(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """Return the values of options in their types.
+
+    Raises `UsageError` for an invalid value, which begins with `place`.
+    """
+    return {name: _typed(name, value, place) for name, value in settings.items()}
 
 
 def saved_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -284,24 +291,21 @@ def saved_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
         if name not in SESSION_OPTIONS:
             continue
         try:
-            found[name] = _typed(name, value)
+            found[name] = _typed(name, value, "")
         except UsageError as error:
             problems.append(error.message)
     return found, problems
 
 
+_VALUE_HINT = "swiftchat chat --help explains the options"
 _BY_NAME = {option.name: option for option in CHAT_OPTIONS}
 
 
-def _typed(name: str, value: object) -> Any:
-    option = _BY_NAME[name]
+def _typed(name: str, value: object, place: str) -> Any:
     try:
-        is_text = option.type is click.STRING and not option.multiple
-        if is_text and not isinstance(value, str | None):
-            raise click.BadParameter(f"must be a text, not {value!r}")
-        return option.type_cast_value(click.Context(click.Command("swiftchat")), value)
+        return _BY_NAME[name].type_cast_value(click.Context(click.Command("swiftchat")), value)
     except click.BadParameter as error:
-        raise UsageError(f"{name}: {error.message}") from None
+        raise UsageError(f"{place}{name}: {error.message}", _VALUE_HINT) from None
 
 
 EVERYDAY = (

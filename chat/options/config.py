@@ -1,6 +1,5 @@
 """The options of a chat, from flags, environment and configuration file, in one frozen value."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,11 @@ from swiftchat.chat.options.parameters import (
     BEAM_PARAMETERS,
     PARAMETERS,
     TEXTS_PARAMETERS,
-    named_options,
-    option_name,
 )
 from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.engine.api.params import EngineConfig, NumRanks, SamplingParams
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import user_path
 
 _LOGPROBS = ("logprobs", "prompt_logprobs")  # parameters of each answer that are not saved
 _NUMBERS = tuple(
@@ -25,7 +23,6 @@ _NUMBERS = tuple(
 # Parameters of each answer.
 SAMPLING_OPTIONS = (*_NUMBERS, *TEXTS_PARAMETERS)
 _LENGTHS = ("max_tokens", "min_tokens")
-_LIST_OPTIONS = ("mcp", "allow_tool")
 # Options that are saved with a conversation.
 SESSION_OPTIONS = ("model", "template", *SAMPLING_OPTIONS)
 
@@ -255,8 +252,8 @@ class ChatConfig:
         options = {name: getattr(self, name) for name in SESSION_OPTIONS}
         options |= {name: value for name, value in changes.items() if name in options}
         for name in ("model", "template"):
-            if options[name] and Path(options[name]).exists():
-                options[name] = str(Path(options[name]).absolute())
+            if options[name] and (path := user_path(options[name])).exists():
+                options[name] = str(path.absolute())
         return {name: value for name, value in options.items() if value not in (None, ())}
 
     def engine(self) -> EngineConfig:
@@ -303,56 +300,3 @@ def config_path() -> Path:
     import platformdirs
 
     return platformdirs.user_config_path("swiftchat") / "config.toml"
-
-
-def load_config_file(known: set[str]) -> dict[str, Any]:
-    """Return the values of the configuration file by option name, {} without a file.
-
-    Raises `UsageError` for invalid TOML and for an unknown option.
-    """
-    path = config_path()
-    if not path.is_file():
-        return {}
-    import tomllib
-
-    try:
-        values = tomllib.loads(read_text(str(path)).told())
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{path}: {error}", "swiftchat config path prints the path of the file"
-        ) from error
-    for name in values:
-        if option_name(name) not in known:
-            raise unknown_option(str(path), name, known)
-        _check_value(str(path), name, values[name])
-    return named_options(values, str(path))
-
-
-def _check_value(file: str, name: str, value: object) -> None:
-    """Raise `UsageError` for a value of a type that the option cannot have."""
-    option = option_name(name)
-    if _is_list_of_texts(value) and option in (*_LIST_OPTIONS, *TEXTS_PARAMETERS, "lora"):
-        return
-    if option in _LIST_OPTIONS:
-        raise UsageError(f"{file}: {name} is not a list of texts", f'write it as {name} = ["…"]')
-    if not isinstance(value, str | int | float):
-        raise UsageError(
-            f"{file}: the value of {name} is neither a text nor a number",
-            f'write it as {name} = 0.5 or {name} = "…"',
-        )
-    is_flag = isinstance(getattr(ChatConfig, option, None), bool)
-    if is_flag and not isinstance(value, bool | str):
-        raise UsageError(f"{file}: {name} is neither true nor false", f"write it as {name} = true")
-
-
-def _is_list_of_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
-
-
-def unknown_option(file: str, name: str, known: Collection[str]) -> UsageError:
-    """Return the error for an unknown option in a file, with the most similar known one."""
-    import difflib
-
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
-    hint = f"did you mean {near[0]}?" if near else "swiftchat config show lists the options"
-    return UsageError(f"{file}: unknown option {name!r}", hint)

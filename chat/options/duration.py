@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from swiftchat.chat.options.parameters import shown
+
 _MAX_S = 100 * 366 * 86400
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -23,7 +25,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic before
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value).strip())
         seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
         if not 0 < seconds < _MAX_S:
-            self.fail(f"{value!r} is not a time such as 90s, 10m, 2h or 7d", param, ctx)
+            self.fail(f"{shown(value)} is not a time such as 90s, 10m, 2h or 7d", param, ctx)
         return seconds
 
 

@@ -7,23 +7,27 @@ from typing import Any, Self
 
 import click
 
-from swiftchat.chat.options.config import config_path
 from swiftchat.chat.options.parameters import (
     PARAMETERS,
     TEXTS_PARAMETERS,
     ChoiceParameter,
     Parameter,
+    shown,
 )
+from swiftchat.chat.options.size import Size
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import user_path
 
 MAX_RANKS = 1024
 MAX_AT_A_TIME = 4096  # answers
+_MAX_BITS = 10_000
 
 
 class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
     """A number of ranks or `auto`."""
 
     name = "number or auto"
+    rule = f"auto or a number from 1 to {MAX_RANKS}"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return "N|auto"
@@ -33,8 +37,35 @@ class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic befor
             return value
         text = str(value)
         if not re.fullmatch("[0-9]{1,4}", text) or not 1 <= int(text) <= MAX_RANKS:
-            self.fail(f"{value!r} is neither auto nor a number from 1 to {MAX_RANKS}", param, ctx)
+            message = f"{shown(text)} is neither auto nor a number from 1 to {MAX_RANKS}"
+            self.fail(message, param, ctx)
         return int(text)
+
+
+class UserPath(click.Path):
+    """A path with `~` for a home folder, wherever the value stands; `-` stays as it is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = value if value == "-" else str(user_path(str(value)))
+        return super().convert(path, param, ctx)
+
+
+class Whole(click.IntRange):
+    """A whole number between two others."""
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__(low, high)
+        self._low, self._high = low, high
+        self.rule = f"a whole number between {low} and {high}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number: int | None = int(str(value))
+        except ValueError:
+            number = None
+        if number is None or not self._low <= number <= self._high:
+            self.fail(f"must be {self.rule}, not {shown(str(value))}", param, ctx)
+        return number
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
@@ -45,28 +76,28 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # not generic before c
     def __init__(self, parameter: Parameter | ChoiceParameter) -> None:
         self._parameter = parameter
 
+        self.rule = parameter.rule
+        self.is_choice = isinstance(parameter, ChoiceParameter)  # which may have true and false
+
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         found = self._parameter
         return "N" if isinstance(found, Parameter) else f"[{'|'.join(found.choices)}]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        text = str(value).lower() if isinstance(value, bool) else str(value)  # TOML has true
         try:
-            return self._parameter.parse(text)
+            return self._parameter.parse(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
 class Colors(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
-    """Colors as `NAME=STYLE,…`, in a configuration file also as a table."""
+    """Colors as `NAME=STYLE,…`."""
 
     name = "name=style,…"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from swiftchat.chat.terminal.theme import parse_colors
 
-        if isinstance(value, dict):
-            value = ",".join(f"{name}={style}" for name, style in value.items())
         try:
             parse_colors(str(value))
         except ValueError as error:
@@ -79,6 +110,38 @@ class ChatOption(click.Option):
 
     Help texts and errors show its short flag and one long flag, not the aliases of a parameter.
     """
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Convert a value, wherever it stands. Raises `click.BadParameter`.
+
+        A value in a file counts as the text that a flag would have: numbers are for options with
+        numbers, `true` and `false` for flags, lists for options that can be repeated.
+        """
+        if value is not None:
+            value = self._texts(value) if self.multiple else self._text(value)
+        return super().type_cast_value(ctx, value)
+
+    def _text(self, value: object) -> str | bool:
+        match value:
+            case str():
+                return value
+            case bool():
+                if self.is_flag:
+                    return value
+                if isinstance(self.type, Number) and self.type.is_choice:
+                    return str(value).lower()
+            case int() | float():
+                # Python writes no more than 4300 digits.
+                if isinstance(self.type, _NUMBERS) and _is_writable(value):
+                    return str(value)
+        wanted = "true or false" if self.is_flag else "a text"
+        wanted = getattr(self.type, "rule", wanted)
+        raise click.BadParameter(f"must be {wanted}, not {_described(value)}", param=self)
+
+    def _texts(self, value: object) -> list[str]:
+        if isinstance(value, list | tuple) and all(isinstance(text, str) for text in value):
+            return list(value)
+        raise click.BadParameter(f"must be a list of texts, not {_described(value)}", param=self)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         return click.Option.get_help_record(self._without_aliases(), ctx)
@@ -94,27 +157,41 @@ class ChatOption(click.Option):
         if source is click.core.ParameterSource.ENVIRONMENT:
             names = [self.envvar] if isinstance(self.envvar, str) else list(self.envvar or ())
             return next(name for name in names if os.environ.get(name))
-        if source is click.core.ParameterSource.DEFAULT_MAP:
-            return f"{self.name} in {config_path()}"
         return click.Option.get_error_hint(self._without_aliases(), ctx)
 
 
 class TextsOption(ChatOption):
-    """An option with any number of texts; a variable has one on each line."""
+    """An option with any number of texts; a variable has one on each line, a file may have one."""
 
-    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        texts = [value] if isinstance(value, str) else value
-        if texts is not None and not _are_texts(texts):
-            raise click.BadParameter(f"must be a text or a list of texts, not {value!r}", ctx, self)
-        return super().type_cast_value(ctx, texts)
+    def _texts(self, value: object) -> list[str]:
+        return super()._texts([value] if isinstance(value, str) else value)
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
         text = self.resolve_envvar_value(ctx)
         return None if text is None else text.split("\n")
 
 
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+_NUMBERS = (Number, RankCount, Size, Whole)
+
+
+def _is_writable(value: float) -> bool:
+    return not isinstance(value, int) or value.bit_length() <= _MAX_BITS
+
+
+def _described(value: object) -> str:
+    """Return a value of any type for an error."""
+    match value:
+        case str():
+            return shown(value)
+        case bool():
+            return str(value).lower()
+        case int() if not _is_writable(value):
+            return "a number with thousands of digits"
+        case list() | tuple():
+            return "a list"
+        case dict():
+            return "a table"
+    return shown(value)
 
 
 class OnceOption(ChatOption):

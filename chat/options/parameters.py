@@ -1,8 +1,6 @@
 """The table of the parameters that flags, `/set`, roles and the configuration file can change."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from swiftchat.engine.api.params import (
     EARLY_STOPPING,
@@ -12,11 +10,18 @@ from swiftchat.engine.api.params import (
     SPECULATE,
     Range,
 )
-from swiftchat.errors import UsageError
 
 UNSET = ("off", "default")  # values that unset a parameter
 # Parameters that need `beams`.
 BEAM_PARAMETERS = ("length_penalty", "early_stopping", "diversity_rate")
+_MAX_SHOWN = 40  # characters of a value in an error
+
+
+def shown(value: object) -> str:
+    """Return a value for an error: a text in quotes, and the beginning of a long one."""
+    text = str(value)
+    text = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+    return repr(text) if isinstance(value, str) else text
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Parameter:
         except ValueError:
             value = None
         if value is None or value not in self.range:
-            raise ValueError(f"must be {self.rule}, not {text!r}")
+            raise ValueError(f"must be {self.rule}, not {shown(text)}")
         return value
 
 
@@ -84,7 +89,7 @@ class ChoiceParameter:
         if text == "default":
             return None
         if text not in self.choices:
-            raise ValueError(f"must be {self.rule}, not {text!r}")
+            raise ValueError(f"must be {self.rule}, not {shown(text)}")
         return text
 
 
@@ -241,17 +246,3 @@ def option_name(name: str) -> str:
     """Return the name of the option that a name or alias stands for, with `_` for `-`."""
     name = name.replace("-", "_")
     return _NAMES.get(name, name)
-
-
-def named_options(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return values by option name; `source` is the name of their file for errors.
-
-    Raises `UsageError` if two names stand for one option.
-    """
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        option = option_name(name)
-        if option in found:
-            raise UsageError(f"{source}: {option} is set twice", f"remove one: {name}")
-        found[option] = value
-    return found

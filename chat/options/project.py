@@ -13,7 +13,8 @@ from typing import Any
 
 from swiftchat.chat.options.chat_options import typed
 from swiftchat.chat.options.config import SAMPLING_OPTIONS
-from swiftchat.chat.options.parameters import TEXTS_PARAMETERS, option_name
+from swiftchat.chat.options.option_files import parse_toml
+from swiftchat.chat.options.parameters import option_name
 from swiftchat.errors import UsageError
 
 FILE_NAME = ".swiftchat.toml"
@@ -50,11 +51,9 @@ def current_project() -> Project | None:
 
 
 def _load(path: Path) -> Project:
-    import tomllib
-
     try:
-        values = tomllib.loads(_read(path))
-    except (OSError, ValueError, RecursionError) as error:
+        values = parse_toml(_read(path))
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         return Project(path, notices=(f"{path} is ignored: {reason}",))
     accepted: dict[str, Any] = {}
@@ -89,18 +88,14 @@ def _checked(name: str, value: Any, folder: Path) -> Any:
     """Return the value of an option. Raises `UsageError` if a project file may not set it."""
     if name not in PROJECT_OPTIONS:
         raise UsageError("a project file sets only model, role and sampling parameters")
-    is_texts = name in TEXTS_PARAMETERS and isinstance(value, list)
-    is_texts = is_texts and all(isinstance(one, str) for one in value)
-    if isinstance(value, bool) or not (is_texts or isinstance(value, str | int | float)):
-        raise UsageError("it is neither a string nor a number")
+    value = typed({name: value})[name]
     if name == "model":
-        return _checked_model(str(value), folder)
+        return _checked_model(value, folder)
     if name == "role":
         from swiftchat.chat.options.roles import role_file
 
-        role_file(str(value))
-        return str(value)
-    return typed({name: value})[name]
+        role_file(value)
+    return value
 
 
 def _checked_model(value: str, folder: Path) -> str:

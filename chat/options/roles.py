@@ -11,12 +11,16 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.attachments.user_text import read_text
-from swiftchat.chat.options.config import config_path, unknown_option
-from swiftchat.chat.options.parameters import TEXTS_PARAMETERS, named_options, option_name
+from swiftchat.chat.options.config import config_path
+from swiftchat.chat.options.option_files import read_options
+from swiftchat.chat.options.parameters import shown
 from swiftchat.errors import UsageError
+
+if TYPE_CHECKING:
+    import yaml
 
 _FENCE = "---"
 _MAX_CHARACTERS = 1 << 18
@@ -113,16 +117,17 @@ def parse_role(text: str, known: Collection[str], file: str) -> Role:
             f"{file}: the second line {_FENCE} is missing", f"end the options with a line {_FENCE}"
         )
     header = "\n".join(lines[1 : ends[0]])
-    values = _parse_header(header, file)
-    defaults = _parse_defaults(header, file) if values.pop("variables", None) is not None else {}
-    settings = _parse_settings(values, {*known, "prompt"}, file)
+    nodes = _parse_header(header, file)
+    defaults = _parse_defaults(nodes.pop("variables", None), file)
+    texts = {key: _text_of(node, key, file) for key, node in nodes.items()}
+    settings = read_options(texts, {*known, "prompt"}, file)
     system, prompt = settings.pop("system", ""), settings.pop("prompt", "")
     body = "\n".join(lines[ends[0] + 1 :]).strip()
     if body and system:
         raise UsageError(
             f"{file}: both `system` and a text below the options", "remove one of them"
         )
-    return _with_variables(Role(settings, body or str(system), str(prompt).strip(), defaults))
+    return _with_variables(Role(settings, body or system, prompt.strip(), defaults))
 
 
 def _with_variables(role: Role) -> Role:
@@ -131,51 +136,67 @@ def _with_variables(role: Role) -> Role:
     return replace(role, defaults={**dict.fromkeys(used), **role.defaults})
 
 
-def _parse_header(header: str, file: str) -> dict[Any, Any]:
+def _parse_header(header: str, file: str) -> "dict[str, yaml.Node]":
+    """Return the nodes of the options by key.
+
+    A value is the text that stands in the file, as behind a flag: YAML would make a number of
+    3.10 and 1:30, and true of `on`.
+    """
     import yaml
 
+    hint = "write the options as YAML: `top_k: 40`"
     try:
-        values = yaml.safe_load(header)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: {error}", "write the options as YAML: `top_k: 40`") from error
-    if not isinstance(values, dict | None):
-        raise UsageError(f"{file}: the options are not a mapping", "write them as `top_k: 40`")
-    return values or {}
+        root = yaml.compose(header, yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"{file}: {error}", hint) from error
+    except RecursionError as error:
+        raise UsageError(f"{file}: the options are nested too deeply", hint) from error
+    if root is None or root.tag == _NULL:
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        raise UsageError(f"{file}: the options are not a mapping", hint)
+    nodes: dict[str, yaml.Node] = {}
+    for key, value in root.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise UsageError(f"{file}: a name of an option is not a text", hint)
+        if key.value in nodes:
+            raise UsageError(f"{file}: {shown(key.value)} is set twice", "remove one")
+        nodes[key.value] = value
+    return nodes
 
 
-def _parse_settings(values: dict[Any, Any], known: Collection[str], file: str) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for key, value in values.items():
-        option = option_name(str(key))
-        if option not in known:
-            raise unknown_option(file, str(key), known)
-        is_texts = option in TEXTS_PARAMETERS and isinstance(value, list)
-        is_texts = is_texts and all(isinstance(one, str) for one in value)
-        if not (is_texts or isinstance(value, str | int | float)):
-            raise UsageError(
-                f"{file}: the value of {key} is neither a string nor a number",
-                "put a text with braces between quotes",
-            )
-        settings[str(key)] = value
-    return named_options(settings, file)
-
-
-def _parse_defaults(header: str, file: str) -> dict[str, str | None]:
-    """Return the defaults of `variables` as they stand in the file, 3.10 as "3.10"."""
+def _text_of(node: "yaml.Node", key: str, file: str) -> str | list[str]:
+    """Return the text of an option, or its list of texts."""
     import yaml
 
-    root = yaml.compose(header, yaml.SafeLoader)
-    assert isinstance(root, yaml.MappingNode)
-    node = next(value for key, value in root.value if key.value == "variables")
+    nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    if not all(isinstance(one, yaml.ScalarNode) for one in nodes):
+        raise UsageError(
+            f"{file}: {shown(key)} is neither a text nor a list of texts",
+            "put a text with braces between quotes",
+        )
+    if any(one.tag == _NULL for one in nodes):
+        raise UsageError(f"{file}: {shown(key)} has no value", "write one, or remove the line")
+    texts: list[str] = [one.value for one in nodes]
+    return texts if isinstance(node, yaml.SequenceNode) else texts[0]
+
+
+def _parse_defaults(node: "yaml.Node | None", file: str) -> dict[str, str | None]:
+    """Return the defaults of `variables`, None for those without one."""
+    import yaml
+
+    if node is None or node.tag == _NULL:
+        return {}
     if not isinstance(node, yaml.MappingNode):
         raise UsageError(f"{file}: `variables` is not a mapping", "write it as `lang: python`")
     defaults: dict[str, str | None] = {}
     for name, default in node.value:
         if not (isinstance(name.value, str) and re.fullmatch(_NAME, name.value)):
+            written = shown(name.value) if isinstance(name.value, str) else "a list"
             raise UsageError(
-                f"{file}: {name.value!r} cannot name a variable", "write it as `lang: python`"
+                f"{file}: {written} cannot name a variable", "write it as `lang: python`"
             )
         if not isinstance(default, yaml.ScalarNode):
-            raise UsageError(f"{file}: the default of {name.value} is not a text or a number")
+            raise UsageError(f"{file}: the default of {shown(name.value)} is not a text")
         defaults[name.value] = None if default.tag == _NULL else default.value
     return defaults

@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from swiftchat.chat.options.parameters import shown
+
 _MAX_BYTES = 1 << 62
 _UNITS = ("", "K", "M", "G", "T")
 
@@ -19,6 +21,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # not generic before cli
 
     def __init__(self, *, is_positive: bool = False) -> None:
         self._least = int(is_positive)
+        self.rule = f"a size such as {'' if is_positive else '0, '}500M, 8G or 8GiB"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         text = str(value).strip()
@@ -28,6 +31,5 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # not generic before cli
             base = 1024 if (found[3] or "").lower() == "ib" else 1000
             num_bytes = float(found[1]) * base ** _UNITS.index(found[2].upper())
         if not self._least <= num_bytes <= _MAX_BYTES:
-            examples = "500M, 8G or 8GiB" if self._least else "0, 500M, 8G or 8GiB"
-            self.fail(f"{value!r} is not a size such as {examples}", param, ctx)
+            self.fail(f"{shown(text)} is not {self.rule}", param, ctx)
         return int(num_bytes)

@@ -10,6 +10,7 @@ The result depends on the lines of the text only, not on the pieces in which it 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 from swiftchat.chat.render.parse import Container, Kind, Leaf, parse_blocks
@@ -111,9 +112,31 @@ class BlockStream:
             yield from self._emit_finished(is_end=False)
         self._num_quote_marks = line.count(">") if _is_blank(line) else 0
         self._number += 1
+        if self._is_too_long and not self.is_in_fence:  # whose lines are dropped anyway
+            yield from self._cut()
+
+    @property
+    def _is_too_long(self) -> bool:
         num_chars = sum(len(line.text) for line in self._lines)
-        if len(self._lines) > _MAX_PARSED_LINES or num_chars > _MAX_PARSED_CHARS:
-            yield from self._flush()
+        return len(self._lines) > _MAX_PARSED_LINES or num_chars > _MAX_PARSED_CHARS
+
+    def _cut(self) -> Iterator[Block]:
+        """Yield all buffered lines; later lines continue the containers of the last block."""
+        leaves = parse_blocks([line.text for line in self._lines], self._order)
+        path = leaves[-1].path if leaves else ()
+        openings = [
+            self._lines[start]._replace(text=_opening(self._lines[start].text, len(list(group))))
+            for start, group in groupby(path, key=lambda container: container.start)
+        ]
+        item = next((container for container in path if container.kind == "item"), None)
+        yield from self._flush()
+        if not openings:
+            return
+        self._order = item.order if item and not item.is_first else None
+        self._lines = [*openings, _Line("", openings[-1].number, 0)]
+        self._num_emitted = len(parse_blocks([line.text for line in openings], self._order))
+        if self._is_too_long:
+            self._drop_lines(len(self._lines))
 
     def _emit_unparsed(self, part: str, ends: bool) -> Iterator[Block]:
         """Yield part of a line as plain text; inside a fence it continues the code."""
@@ -249,6 +272,19 @@ class _HeldTable:
         new = lines[2:] if self.lines or self.was_emitted else lines
         self.lines += [line.text for line in new]
         self.last = max(self.last, lines[-1].number)
+
+
+def _opening(line: str, num_marks: int) -> str:
+    """Return a line that opens the containers of the given number of marks, with another text."""
+    position = 0
+    for _ in range(num_marks):
+        found = _MARKS.match(line, position)
+        if found is None:
+            return f"{line[:position]} {line[position:].strip()} x"
+        position = found.end()
+    rest = line[position:]
+    num_blanks = len(rest) - len(rest.lstrip(" "))
+    return line[:position] + " " * (num_blanks if 1 <= num_blanks <= 4 else 1) + "x"
 
 
 def _is_blank(line: str) -> bool:

@@ -4,7 +4,7 @@ from markdown_it.token import Token
 from rich.text import Text
 
 from swiftchat.chat.render.parse import parser
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.sanitize import sanitize, sanitize_prose
 
 # The parser takes quadratic time in the number of brackets; longer texts are not parsed.
 _MAX_BRACKETS = 200
@@ -29,14 +29,14 @@ def styled(content: str, marks: bool = False) -> Text:
         name = token.type.removesuffix("_open").removesuffix("_close")
         if name == "link":
             if token.nesting == 1:
-                links.append((_clean(str(token.attrs["href"])), len(text)))
+                links.append((sanitize(_clean(str(token.attrs["href"]))), len(text)))
             else:
                 _add_address(text, *links.pop())
         if name in _STYLES:
             open_styles.append(_STYLES[name]) if token.nesting == 1 else open_styles.pop()
         elif token.type == "code_inline":
             code = f"`{token.content}`" if marks else token.content
-            text.append(_clean(code), style)
+            text.append(sanitize(_clean(code)), style)
             text.stylize(_CODE_STYLE, len(text) - len(code))
         elif token.type in ("softbreak", "hardbreak"):
             text.append("\n")
@@ -57,4 +57,4 @@ def _add_address(text: Text, address: str, start: int) -> None:
 
 def _clean(content: str) -> str:
     # Sanitize again: the parser has replaced entities such as &#8238; by characters.
-    return sanitize(content).replace("\t", " ")
+    return sanitize_prose(content).replace("\t", " ")

@@ -20,7 +20,7 @@ from swiftchat.chat.render.live_region import LiveRegion, Size
 from swiftchat.chat.render.rows import MarkdownRows
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.render.verbatim import VerbatimStream
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.sanitize import sanitize, sanitize_prose
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.answer import Answer
@@ -78,7 +78,7 @@ class MarkdownView:
                 self._add_reasoning(piece)
             elif piece:
                 self._fold_reasoning()
-                for block in self._blocks.push(sanitize(piece)):
+                for block in self._blocks.push(sanitize_prose(piece)):
                     self._add(self._rows.render(block, self._size()[0]))
             is_due = self._clock() - self._last_drawn_s >= _MIN_INTERVAL_S
             if is_due and (self._style.is_live or self._unwritten):
@@ -101,7 +101,7 @@ class MarkdownView:
         if not self._is_reasoning and not self._style.is_live:
             self._unwritten.append("Thinking…")
         self._is_reasoning = True
-        self._reasoning = (self._reasoning + sanitize(piece))[-_MAX_REASONING_CHARS:]
+        self._reasoning = (self._reasoning + sanitize_prose(piece))[-_MAX_REASONING_CHARS:]
 
     def _fold_reasoning(self) -> None:
         if self._is_reasoning:
@@ -121,6 +121,7 @@ class MarkdownView:
             self._region.draw(rows, tail, "Thinking…", self._ansi.dim)
         else:
             tail, in_fence = self._blocks.tail(_TAIL_LINES), self._blocks.is_in_fence
+            tail = list(map(sanitize, tail)) if in_fence else tail
             if in_fence and tail[-1]:
                 tail[-1] = self._rows.unfinished_code(tail[-1], self._size()[0])
             self._region.draw(rows, tail, by_words=not in_fence)

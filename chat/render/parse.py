@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from swiftchat.chat.render.emphasis import add_wide_emphasis
 from swiftchat.chat.render.math import add_math
 
 Kind = Literal["paragraph", "heading", "code", "fence", "rule", "table", "math", "plain"]
@@ -66,6 +67,7 @@ def parser() -> MarkdownIt:
     parser.disable(["reference", "html_block", "html_inline"])
     parser.core.ruler.enableOnly(["normalize", "block"])
     add_math(parser)
+    add_wide_emphasis(parser)
     return parser
 
 

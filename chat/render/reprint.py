@@ -13,7 +13,7 @@ from swiftchat.chat.render.markdown_view import AnsiEncoder
 from swiftchat.chat.render.rows import MarkdownRows
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.render.verbatim import VerbatimStream, is_json
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.sanitize import sanitize, sanitize_prose
 
 _CONSOLE = Console(width=80)  # rich reads the tab size from it
 _MAX_RESULT_ROWS, _MAX_RESULT_COLUMNS = 6, 200  # of a tool
@@ -71,11 +71,11 @@ def _rows(style: Style, message: Message, width: int) -> list[str]:
     note = [sanitize(f"calls {call.text}") for call in message.tool_calls]
     note += ["⏹ stopped"] if message.interrupted else []
     if not style.is_rendered:
-        return [*sanitize(message.content).splitlines(), *note, ""]
+        return [*sanitize_prose(message.content).splitlines(), *note, ""]
     encoder, rows = AnsiEncoder(style), MarkdownRows(style.mode == "accessible")
     blocks = VerbatimStream() if is_json(message.content) else BlockStream()
     found = [Text("…done thinking", "dim"), Text()] if message.reasoning else []
-    for block in (*blocks.push(sanitize(message.content)), *blocks.finish()):
+    for block in (*blocks.push(sanitize_prose(message.content)), *blocks.finish()):
         found += rows.render(block, width)
     return [*label, *map(encoder.encode, found), *note, ""]
 

@@ -11,6 +11,7 @@ from swiftchat.chat.render.blocks import Block
 from swiftchat.chat.render.highlight import Highlighter
 from swiftchat.chat.render.inline import styled
 from swiftchat.chat.render.table import TableRows
+from swiftchat.chat.terminal.sanitize import sanitize
 
 _HEADINGS = {"1": "bold underline", "2": "bold"}
 _MAX_RULE_COLUMNS = 60
@@ -88,7 +89,7 @@ class MarkdownRows:
             case "fence":
                 return self._fence(block, width)
             case "code":
-                return _folded(Text(block.content.rstrip("\n")), width)
+                return _folded(Text(sanitize(block.content.rstrip("\n"))), width)
             case "math":
                 return _folded(Text(block.content), width)
             case "table":
@@ -113,11 +114,11 @@ class MarkdownRows:
         if not block.content:
             return [Text("end of code")] if block.ends and self._marks else []
         indent = Text(_indent(width))
-        rows = _folded(self._highlighter.styled(block.content), width - len(indent))
+        rows = _folded(self._highlighter.styled(sanitize(block.content)), width - len(indent))
         return [indent + row for row in rows]
 
     def _plain(self, block: Block, width: int) -> list[Text]:
-        rows = chop_cells(self._overlong + block.content.expandtabs(4), width) or [""]
+        rows = chop_cells(self._overlong + sanitize(block.content).expandtabs(4), width) or [""]
         self._overlong = "" if block.ends else rows.pop()
         return [Text(row) for row in rows]
 

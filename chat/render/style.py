@@ -52,18 +52,23 @@ def choose_style(config: "ChatConfig", env: Mapping[str, str], at_terminal: bool
 
     Flags override NO_COLOR, which overrides FORCE_COLOR. FORCE_COLOR does not affect pipes.
     """
-    accessible = is_accessible(config, env)
     if config.raw or config.no_template or not (at_terminal or config.color == "always"):
         return Style("raw" if at_terminal else "exact")
-    forced = env.get("FORCE_COLOR", "") not in ("", "0")
-    auto_colored = not env.get("NO_COLOR") and (forced or not accessible)
-    colored = config.color == "always" or (config.color == "auto" and auto_colored)
-    colored = colored and config.theme != "none"
+    colored = is_colored(config, env)
     theme = choose_theme(config.theme, parse_colors(config.colors or ""), env)
-    if accessible:
+    if is_accessible(config, env):
         return Style("accessible", colored, theme=theme)
     rewraps = any(env.get(name) for name in _REWRAPPING)
     return Style("markdown", colored, at_terminal, rewraps, theme)
+
+
+def is_colored(config: "ChatConfig", env: Mapping[str, str]) -> bool:
+    """Return whether a terminal gets colors, in answers and around the input line."""
+    if config.theme == "none" or config.color == "never":
+        return False
+    forced = env.get("FORCE_COLOR", "") not in ("", "0")
+    auto_colored = not env.get("NO_COLOR") and (forced or not is_accessible(config, env))
+    return config.color == "always" or auto_colored
 
 
 def can_ask_background(config: "ChatConfig", style: Style, env: Mapping[str, str]) -> bool:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.terminal.output import write
-from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.sanitize import sanitize_prose
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.answer import Answer
@@ -61,7 +61,7 @@ class PlainView:
     def push(self, piece: str) -> None:
         if piece and not isinstance(piece, ReasoningText):
             self._ends_line = piece.endswith("\n")
-            write(sanitize(piece) if self._sanitized else piece)
+            write(sanitize_prose(piece) if self._sanitized else piece)
 
     def pause(self) -> None:
         """Do nothing: this view redraws no rows."""

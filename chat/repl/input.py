@@ -16,17 +16,18 @@ from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
-from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
+from prompt_toolkit.output import ColorDepth
 
 from swiftchat.chat.repl.keyboard_input import KeyboardInput, open_output
 from swiftchat.chat.repl.message import is_unfinished
-from swiftchat.chat.repl.pastes import Pastes
-from swiftchat.chat.repl.shell_paths import ShellPathCompleter
+from swiftchat.chat.repl.pastes import Pastes, ShownLine, without_placeholders
+from swiftchat.chat.repl.shell_paths import ShellPathCompleter, last_word
 from swiftchat.chat.repl.word_wrap import WordWrap
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.signals import delayed_exit
+from swiftchat.errors.addresses import without_passwords
 from swiftchat.weights.files.private import create_private_folder, open_private
 
 PLACEHOLDER = "Send a message (/? for help)"
@@ -49,6 +50,8 @@ class InputLine:
         toolbar: Callable[[], StyleAndTextTuples] | None,
         is_vi: bool = False,
         keyboard: Keyboard | None = None,
+        *,
+        is_colored: bool = True,
     ) -> None:
         self._pastes = Pastes()
         self._keyboard = keyboard
@@ -71,11 +74,13 @@ class InputLine:
             history=open_history(history_file, self._pastes),
             placeholder=_placeholder if toolbar else None,
             bottom_toolbar=toolbar,
-            input_processors=[_Sanitizer(), WordWrap(prompt, continuation)],
+            input_processors=[ShownLine(self._pastes), WordWrap(prompt, continuation)],
             refresh_interval=0.5 if toolbar else 0,  # shows the loading progress
             input=self._input,
             output=None if keyboard is None else open_output(),
+            color_depth=_color_depth(is_colored),
         )
+        self._session.default_buffer.on_text_changed += self._pastes.keep_short
 
     def prompt(self, default: str = "", pre_run: Callable[[], None] | None = None) -> str:
         """Return the next message; the line starts with `default`.
@@ -112,12 +117,12 @@ class InputLine:
         return get_app().current_buffer.text not in ("", self._default)
 
 
-class _Sanitizer(Processor):
-    """Makes control characters in the line visible: it may contain text of a file."""
-
-    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
-        fragments = transformation_input.fragments
-        return Transformation([(style, sanitize(text)) for style, text, *_ in fragments])
+def _color_depth(is_colored: bool) -> ColorDepth | None:
+    """Return the depth for menu and toolbar; None leaves the choice to prompt_toolkit."""
+    if not is_colored:
+        return ColorDepth.DEPTH_1_BIT
+    # Against NO_COLOR, which prompt_toolkit would obey.
+    return ColorDepth.DEPTH_4_BIT if ColorDepth.from_env() is ColorDepth.DEPTH_1_BIT else None
 
 
 def _placeholder() -> StyleAndTextTuples:
@@ -148,8 +153,9 @@ class _History(FileHistory):
 
     def store_string(self, string: str) -> None:
         # A full disk must not lose the message. Invalid UTF-8 from the terminal becomes surrogates,
-        # which cannot be encoded. Placeholders of pastes are valid only in this chat.
-        string = self._pastes.unfold(string)
+        # which cannot be encoded. Placeholders of pastes are valid only in this chat. A file keeps
+        # no passwords; the entry of this chat has them.
+        string = without_passwords(self._pastes.unfold(string))
         with contextlib.suppress(OSError):
             super().store_string(string.encode("utf-8", "replace").decode())
 
@@ -191,9 +197,7 @@ def _key_bindings(pastes: Pastes, is_typed: Condition) -> KeyBindings:
 
     @keys.add("c-x", "c-e", filter=_is_typing)
     def _edit(event: KeyPressEvent) -> None:
-        buffer = event.current_buffer
-        buffer.document = Document(pastes.unfold(buffer.text))
-        buffer.open_in_editor()  # returns to the line; Enter sends it
+        pastes.edit(event.current_buffer)  # returns to the line; Enter sends it
 
     return keys
 
@@ -212,7 +216,8 @@ class _CommandCompleter(Completer):
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterable[Completion]:
-        name, has_more, rest = document.text_before_cursor.partition(" ")
+        typed_text = without_placeholders(document.text_before_cursor)
+        name, has_more, rest = typed_text.partition(" ")
         word = rest.rpartition(" ")[2] if has_more else name
         offered: Mapping[str, str] = {}
         if name.startswith("/"):
@@ -223,7 +228,14 @@ class _CommandCompleter(Completer):
                 yield Completion(text, -len(typed), display_meta=sanitize(offered[text]))
             if matches:
                 return
-        if has_more and (name == "/read" or name.startswith("!")):
+        takes_paths = name == "/read" or name.startswith("!")
+        if name.startswith("/"):
+            takes_paths = takes_paths or _is_path(last_word(rest)[0])
+        if has_more and takes_paths:
             yield from self._shell_paths.get_completions(Document(rest), complete_event)
-        elif "/" in word or word.startswith("~"):
+        elif _is_path(word):
             yield from self._paths.get_completions(Document(word), complete_event)
+
+
+def _is_path(word: str) -> bool:
+    return "/" in word or word.startswith("~")

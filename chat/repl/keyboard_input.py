@@ -5,12 +5,12 @@ import codecs
 import contextlib
 import errno
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 from prompt_toolkit.application import get_app_or_none
+from prompt_toolkit.input.ansi_escape_sequences import ANSI_SEQUENCES
 from prompt_toolkit.input.base import Input
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.input.vt100_parser import Vt100Parser
@@ -20,9 +20,9 @@ from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.output.vt100 import Vt100_Output
 
 from swiftchat.chat.terminal.input_scanner import InputEvent
+from swiftchat.chat.terminal.key_sequences import CURSOR_REPORT, SEQUENCE
 from swiftchat.chat.terminal.keyboard import Keyboard
 
-_CURSOR_REPORT = re.compile(rb"\x1b\[\d+;\d+R")
 # Keys that would act instead of editing the draft.
 _NOT_IN_A_DRAFT = (Keys.ControlC, Keys.ControlD, Keys.ControlZ, Keys.SIGINT)
 
@@ -65,7 +65,7 @@ class KeyboardInput(Input):
         self._keyboard.clear_wakeup()
         app = get_app_or_none()
         if app is not None and app.is_done:  # prompt_toolkit waits for cursor reports only
-            event = self._keyboard.take_if(lambda event: bool(_CURSOR_REPORT.match(event.data)))
+            event = self._keyboard.take_if(lambda event: bool(CURSOR_REPORT.match(event.data)))
         else:
             event = self._keyboard.take()
             self._keyboard.wake()  # to read the next event
@@ -79,8 +79,12 @@ class KeyboardInput(Input):
         if event.is_paste:
             text = event.data.decode("utf-8", "replace")
             return [*self.flush_keys(), KeyPress(Keys.BracketedPaste, text)]
+        if SEQUENCE.fullmatch(event.data):
+            self._parser.feed(_known(event.data.decode("ascii", "replace")))
+            return self._take_keys()
         self._parser.feed(self._decoder.decode(event.data))
-        return self._take_keys()
+        # The scanner has waited for what could follow an Escape.
+        return self.flush_keys() if event.data == b"\x1b" else self._take_keys()
 
     def _take_keys(self) -> list[KeyPress]:
         keys = self._keys[:]
@@ -131,6 +135,21 @@ class KeyboardInput(Input):
         if self._callback is not None:
             loop.add_reader(self.fileno(), self._callback)
             self._keyboard.wake()
+
+
+def _known(sequence: str) -> str:
+    """Return a sequence that prompt_toolkit knows: else the key without modifiers, else none.
+
+    It would insert the characters of an unknown sequence.
+    """
+    if sequence in ANSI_SEQUENCES or CURSOR_REPORT.fullmatch(sequence.encode()):
+        return sequence
+    number, _, rest = sequence.partition(";")
+    final = rest[-1:]
+    plain = (
+        number + final if final == "~" else f"\x1bO{final}" if final in "PQS" else f"\x1b[{final}"
+    )
+    return plain if final and plain in ANSI_SEQUENCES else ""
 
 
 def _in_draft(key: KeyPress) -> KeyPress:

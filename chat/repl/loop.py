@@ -16,7 +16,13 @@ from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
 from swiftchat.chat.model.tools import start_tools
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.chat.render.style import can_ask_background, choose_style, is_accessible, is_dumb
+from swiftchat.chat.render.style import (
+    can_ask_background,
+    choose_style,
+    is_accessible,
+    is_colored,
+    is_dumb,
+)
 from swiftchat.chat.repl.comparison import compare
 from swiftchat.chat.repl.hints import Hints, hints_file
 from swiftchat.chat.repl.input import InputLine
@@ -178,6 +184,7 @@ class Repl:
             None if self._is_accessible else lambda: toolbar(self.state),
             self.state.config.editing_mode == "vi",
             keyboard,
+            is_colored=is_colored(self.state.config, os.environ),
         )
 
     def _read(self) -> str:

@@ -28,7 +28,7 @@ class PlainPrompt:
             if default:
                 write(f"{sanitize(default)}\n(Enter sends it again)\n")
             if text:
-                write(f"{sanitize(text)}(Enter sends this; more lines are added to it)\n")
+                write(f"{sanitize(text)}{_offer(text)}\n")
             write(_PROMPT)
             if pre_run is not None:
                 pre_run()
@@ -38,8 +38,7 @@ class PlainPrompt:
                     raise EOFError
                 text += _text(event)
                 if event.is_paste:
-                    num_lines = text.count("\n")
-                    write(f"\n({num_lines} lines; Enter sends them)\n{_PROMPT}")
+                    write(f"\n{_offer(text)}\n{_PROMPT}")
                 elif is_unfinished(text.removesuffix("\n")):
                     text = text.removesuffix("\n").removesuffix("\\") + "\n"
                     write("... ")
@@ -59,6 +58,14 @@ class PlainPrompt:
                 raise EOFError
             self._keyboard.wait()
         return event
+
+
+def _offer(text: str) -> str:
+    """Return what is told about lines that wait: those before the prompt, and those pasted."""
+    num_lines = len(text.removesuffix("\n").split("\n"))
+    return (
+        "(1 line; Enter sends it)" if num_lines == 1 else f"({num_lines} lines; Enter sends them)"
+    )
 
 
 def _text(event: InputEvent) -> str:

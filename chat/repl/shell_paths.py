@@ -1,4 +1,4 @@
-"""Path completion in a line of shell words: after `!` and `/read`."""
+"""Path completion in a line of shell words: after `!` and commands."""
 
 import re
 from collections.abc import Iterable

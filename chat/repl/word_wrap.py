@@ -1,6 +1,7 @@
 """Soft wrapping of the input line between words."""
 
 from bisect import bisect_right
+from itertools import accumulate
 
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
@@ -32,7 +33,7 @@ class WordWrap(Processor):
             padded.append(fragment)
         # Positions in the padded text of the characters that follow a padding.
         starts = list(pads)
-        totals = [sum(list(pads.values())[: n + 1]) for n in range(len(pads))]
+        totals = list(accumulate(pads.values()))
         shifted = [begin + total for begin, total in zip(starts, totals, strict=True)]
 
         def to_display(position: int) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiftchat.errors import DeviceError, UsageError
-from swiftchat.errors.interpreter import python_module
+from swiftchat.errors.interpreter import child_folder, python_module
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -97,7 +97,12 @@ def _run_model(request: dict[str, Any], progress: "Progress") -> None:
     with (
         tempfile.TemporaryFile() as stderr,
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+            command,
+            cwd=child_folder(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
         ) as child,
     ):
         assert child.stdin is not None and child.stdout is not None

@@ -11,12 +11,13 @@ import click
 
 from swiftchat.chat.model.adapters import Weighted
 from swiftchat.chat.model.description import format_bytes
-from swiftchat.chat.options.option_types import MAX_RANKS
+from swiftchat.chat.options.option_types import MAX_RANKS, UserPath, Whole
 from swiftchat.chat.options.size import Size
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import user_path
 
 if TYPE_CHECKING:
     from swiftchat.weights.convert.convert import ConversionEstimate
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source", type=click.Path())
-@click.argument("destination", type=click.Path())
+@click.argument("source", type=UserPath())
+@click.argument("destination", type=UserPath())
 @click.option(
     "--dtype",
     type=click.Choice(["bfloat16", "float16", "float32"]),
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 @click.option("--skip", multiple=True, help="Exclude tensors whose names match this pattern.")
 @click.option(
     "--tp",
-    type=click.IntRange(1, MAX_RANKS),
+    type=Whole(1, MAX_RANKS),
     default=1,
     metavar="N",
     help="Shard for N GPUs, one file each; the result runs with this --tp only.",
@@ -129,7 +130,7 @@ def convert(
         "only": only,
         "skip": skip,
         "tp": tp,
-        "adapters": [(Path(one.text), one.scale) for one in map(Weighted.parse, merge_lora)],
+        "adapters": [(user_path(one.text), one.scale) for one in map(Weighted.parse, merge_lora)],
     }
     path = Path(source)
     if not path.exists():

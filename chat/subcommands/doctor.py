@@ -11,7 +11,7 @@ import click
 from swiftchat.chat.options.completion import complete_models
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import DeviceError, UsageError
-from swiftchat.errors.interpreter import python_module
+from swiftchat.errors.interpreter import child_folder, python_module
 
 _MARKS = {"ok": "ok", "note": "--", "problem": "!!"}
 _TIMEOUT_S = 120  # the driver may hang
@@ -81,7 +81,11 @@ def _run(what: str, timeout_s: float | None, *arguments: str) -> dict[str, Any]:
     command = python_module("swiftchat.engine.doctor", *arguments)
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s
+            command,
+            cwd=child_folder(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
         raise DeviceError(

@@ -13,11 +13,12 @@ import click
 
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS
 from swiftchat.chat.options.completion import complete_files
-from swiftchat.chat.options.option_types import OnceOption
+from swiftchat.chat.options.option_types import OnceOption, UserPath
 from swiftchat.chat.subcommands.score import ENGINE_OPTIONS, MODEL
 from swiftchat.engine.api.params import POOLINGS
 from swiftchat.errors import FileSystemError, UsageError
 from swiftchat.weights.files.output import is_stdout, is_stream, open_output
+from swiftchat.weights.files.paths import user_path
 
 if TYPE_CHECKING:
     from swiftchat.chat.model.chat_model import ChatModel
@@ -60,7 +61,7 @@ class Input:
     "--output",
     cls=OnceOption,
     metavar="FILE.npy",
-    type=click.Path(path_type=Path),
+    type=UserPath(path_type=Path),
     help="Write a float32 array [texts, width] to this file; - is stdout.",
 )
 def embed(
@@ -155,10 +156,10 @@ def _texts(inputs: tuple[str, ...], is_text: bool, lines: bool) -> Iterator[Inpu
 def _is_file(argument: str) -> bool:
     """Return whether an argument names a file; `FileSystemError` for a folder or missing file."""
     try:
-        path = Path(argument)
+        path = user_path(argument)
         exists = argument != "" and path.exists()
         is_folder = path.is_dir()
-    except (OSError, ValueError):  # too long for a name, or a null character
+    except (FileSystemError, OSError, ValueError):  # too long for a name, or a null character
         return False
     if not exists and _PATH.fullmatch(argument):
         raise FileSystemError(f"cannot read {argument}: no such file", "for a text, add --text")

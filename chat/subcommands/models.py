@@ -2,7 +2,6 @@
 
 import json as json_module
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,11 +14,12 @@ from swiftchat.chat.options.completion import (
     complete_models,
     complete_removable,
 )
-from swiftchat.chat.options.option_types import MAX_RANKS
+from swiftchat.chat.options.option_types import MAX_RANKS, Whole
 from swiftchat.chat.terminal.output import print_line, print_notice
 from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import user_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,13 +152,13 @@ def _disk_use(
 @click.argument("name", default="", shell_complete=complete_models)
 @click.option(
     "--tp",
-    type=click.IntRange(1, MAX_RANKS),
+    type=Whole(1, MAX_RANKS),
     metavar="N",
     help="Show memory per GPU for tensor parallel on N GPUs; default: all sizes.",
 )
 @click.option(
     "--pp",
-    type=click.IntRange(1, MAX_RANKS),
+    type=Whole(1, MAX_RANKS),
     default=1,
     metavar="N",
     help="Show memory per GPU for N pipeline stages.",
@@ -177,8 +177,8 @@ def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> No
     """
     from swiftchat.weights.adapters.describe import describe_adapter, is_adapter
 
-    if name and is_adapter(Path(name)):
-        _print_properties(describe_adapter(Path(name)), as_json)
+    if name and is_adapter(user_path(name)):
+        _print_properties(describe_adapter(user_path(name)), as_json)
         return
     from swiftchat.chat.model.memory import context_limits, device_memory, parallel_memory
     from swiftchat.tokenizer import Tokenizer

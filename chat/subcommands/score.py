@@ -8,6 +8,7 @@ import click
 
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS, ENGINE_NAMES
 from swiftchat.chat.options.completion import complete_models
+from swiftchat.chat.options.option_types import UserPath, Whole
 from swiftchat.engine.api.params import MAX_COUNT, MAX_LOGPROBS
 
 if TYPE_CHECKING:
@@ -28,22 +29,22 @@ SCHEMA = 1
 
 
 @click.command(params=[MODEL, *(one for one in CHAT_OPTIONS if one.name in ENGINE_OPTIONS)])
-@click.argument("file", type=click.Path())
+@click.argument("file", type=UserPath())
 @click.option(
     "--context",
-    type=click.IntRange(2, MAX_COUNT),
+    type=Whole(2, MAX_COUNT),
     metavar="N",
     help="Tokens that the model reads at a time; default: its context.",
 )
 @click.option(
     "--stride",
-    type=click.IntRange(1, MAX_COUNT),
+    type=Whole(1, MAX_COUNT),
     metavar="N",
     help="New tokens of each further context; default: half of it.",
 )
 @click.option(
     "--logprobs",
-    type=click.IntRange(0, MAX_LOGPROBS),
+    type=Whole(0, MAX_LOGPROBS),
     is_flag=False,
     flag_value=0,
     metavar="[N]",

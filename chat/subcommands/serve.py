@@ -12,6 +12,7 @@ import click
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS, ENGINE_NAMES
 from swiftchat.chat.options.completion import complete_models
 from swiftchat.chat.options.duration import Duration, format_duration
+from swiftchat.chat.options.option_types import UserPath
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.errors import DeviceError, EngineStopped, UsageError
@@ -41,7 +42,7 @@ _MODEL = click.Argument(
 @click.option("--openai", metavar="HOST:PORT", help="Also serve an OpenAI-compatible HTTP API.")
 @click.option(
     "--token-file",
-    type=click.Path(),
+    type=UserPath(),
     help="File with the token that HTTP clients must send.",
 )
 @click.option("--allow-remote", is_flag=True, help="Allow --openai to listen for other machines.")

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from swiftchat.chat.attachments.user_text import read_content
 from swiftchat.chat.history.conversation import SHORT_ID
 from swiftchat.chat.history.listing import Column, format_time, print_found, print_table
 from swiftchat.chat.history.store import open_store
@@ -15,10 +16,12 @@ from swiftchat.chat.history.transcript import as_json as as_json_text
 from swiftchat.chat.history.transcript import as_markdown, write_file
 from swiftchat.chat.options.completion import complete_sessions
 from swiftchat.chat.options.duration import Duration
+from swiftchat.chat.options.option_types import UserPath, Whole
+from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
-from swiftchat.errors import FileSystemError, UsageError
+from swiftchat.errors import SwiftchatError, UsageError
 
 _COLUMNS = (
     Column("ID"),
@@ -27,7 +30,8 @@ _COLUMNS = (
     Column("MODEL", left_out=2, is_shortened=True),
     Column("TITLE", is_shortened=True),
 )
-_MOST = click.IntRange(1, 10**6)
+_MOST = Whole(1, 10**6)
+_MAX_NOTES = 20  # of a file that is imported
 _NO_SESSIONS = "no saved conversations; chats are saved automatically"
 
 
@@ -91,7 +95,7 @@ def show(id_or_name: str, as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
-    """Find messages that contain all words or word parts."""
+    """Find messages, names and titles that contain all words or word parts, in any case."""
     with open_store() as store:
         found = store.search(" ".join(words), most)
     if as_json:
@@ -104,7 +108,7 @@ def search(words: tuple[str, ...], most: int, as_json: bool) -> None:
 
 @sessions.command()
 @click.argument("id_or_name", metavar="ID", shell_complete=complete_sessions)
-@click.argument("file", type=click.Path(), default="-")
+@click.argument("file", type=UserPath(), default="-")
 @click.option(
     "--format",
     "file_format",
@@ -125,27 +129,48 @@ def export(id_or_name: str, file: str, file_format: str | None, force: bool) -> 
 
 
 @sessions.command(name="import")
-@click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path())
-def import_sessions(files: tuple[str, ...]) -> None:
-    """Import conversations: exported JSON, ChatGPT's conversations.json, lists of messages."""
-    from swiftchat.chat.history.importer import import_conversations
-    from swiftchat.chat.options.chat_options import saved_settings
+@click.argument("files", metavar="FILE…", nargs=-1, required=True, type=UserPath())
+@click.pass_context
+def import_sessions(ctx: click.Context, files: tuple[str, ...]) -> None:
+    """Import conversations: exported JSON, ChatGPT's conversations.json or zip, messages.
 
-    found = []
+    What cannot be imported is left out and named. FILE - is stdin.
+    """
+    errors = []
     for file in files:
         try:
-            data = Path(file).read_bytes()
-        except OSError as error:
-            raise FileSystemError.reading(file, error) from error
-        for conversation in import_conversations(data, file):
-            _, problems = saved_settings(conversation.settings)
-            if problems:
-                raise UsageError(f"{file}: settings of a conversation: {problems[0]}")
-            found.append(conversation)
+            _import(file)
+        except SwiftchatError as error:
+            if len(files) == 1:
+                raise
+            errors.append(print_error(error, debug=False))
+    if errors:
+        ctx.exit(errors[0])
+
+
+def _import(file: str) -> None:
+    from swiftchat.chat.history.importer import MAX_BYTES, import_conversations
+    from swiftchat.chat.options.chat_options import saved_settings
+    from swiftchat.chat.options.imported_settings import imported_settings
+    from swiftchat.weights.store import default_store
+
+    notes: list[str] = []
+    models = default_store()
+    found = import_conversations(read_content(file, MAX_BYTES), file, notes.append)
     with open_store() as store:
         for conversation in found:
+            conversation.settings, problems = saved_settings(conversation.settings)
+            conversation.settings, left_out = imported_settings(conversation.settings, models)
+            notes += (
+                f"{file}: a setting of {conversation.title!r}: {one}"
+                for one in (*problems, *left_out)
+            )
             store.save(conversation)
             print(f"{conversation.id[:SHORT_ID]}  {sanitize(conversation.title)}")
+    for note in notes[:_MAX_NOTES]:
+        print_notice(f"warning: left out: {note}")
+    if len(notes) > _MAX_NOTES:
+        print_notice(f"warning: left out: {len(notes) - _MAX_NOTES} more")
 
 
 @sessions.command()

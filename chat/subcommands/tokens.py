@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swiftchat.chat.options.completion import complete_models
+from swiftchat.chat.options.option_types import UserPath
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.weights.files.paths import user_path
 
@@ -21,7 +22,7 @@ _COLOR, _RESET = "\x1b[30;46m", "\x1b[0m"
 
 
 @click.command()
-@click.argument("file", type=click.Path())
+@click.argument("file", type=UserPath())
 @click.option(
     "-m",
     "--model",

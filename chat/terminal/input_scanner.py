@@ -4,13 +4,16 @@ A terminal with bracketed paste marks the beginning and the end of a paste. Past
 come from terminals that have none, and from the time before the program could ask for them. They
 are recognized by their speed: an Enter with more text right behind it was not typed.
 
-Answers of the terminal are taken out; that to the question for its background color is kept.
+Keys of all protocols become those of a legacy terminal. Answers and reports of the terminal are
+taken out; the answer to the question for its background color is kept.
 """
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+from swiftchat.chat.terminal.key_sequences import SEQUENCE, key_bytes
 
 ASK_BACKGROUND = b"\x1b]11;?\x1b\\"
 PASTE_START, PASTE_END = b"\x1b[200~", b"\x1b[201~"
@@ -23,18 +26,19 @@ _WARY_S = 1.0
 _MAX_TYPED_BYTES = 1024  # more at once was not typed
 
 _ENTER_BEFORE_TEXT = re.compile(rb"(?<!\x1b)[\r\n](?=[\t\r\n -~\x80-\xff])")
-_CURSOR_REPORT = rb"\x1b\[\d+;\d+R"
-# At most one key that may end the prompt, and cursor position reports apart from keys.
-_PIECE = re.compile(
-    _CURSOR_REPORT + rb"|(?:(?!" + _CURSOR_REPORT + rb")[^\r\n\x03\x04\x1a])*[\r\n\x03\x04\x1a]"
-    rb"|(?:(?!" + _CURSOR_REPORT + rb")[^\r\n\x03\x04\x1a])+"
+_PIECE = re.compile(rb"[^\r\n\x03\x04\x1a]*[\r\n\x03\x04\x1a]|[^\r\n\x03\x04\x1a]+")
+# Answers of the terminal to questions: no program waits for them any more. Ctrl-C ends one.
+_REPLIES = re.compile(
+    rb"\x1b[\]P_^X][^\x07\x1b\x03]*(?:\x07|\x1b\\)|"
+    + rb"\x1b(?:\]\d|P[\d$+>!|]|_G)[^\x07\x1b\x03]*(?=\x03)"
 )
-# Answers of the terminal to questions: no program waits for them any more.
-_REPLIES = re.compile(rb"\x1b[\]P_^X][^\x07\x1b]*(?:\x07|\x1b\\)")
+# The beginning of a sequence or of an answer, with the rest to come; no answer has an Enter.
+_BEGUN_REPLY = rb"(?:\]\d|P[\d$+>!|]|_G)[^\x07\x1b\x03\x04\x1a\r\n]*\x1b?"
+_BEGUN_SEQUENCE = rb"\[(?:\[|M[^\x00-\x1f]{0,2}|[0-?]{0,64}[ -/]{0,8})"
+_BEGUN = re.compile(rb"\x1b(?:" + _BEGUN_SEQUENCE + rb"|" + _BEGUN_REPLY + rb"|[\]PO_])?\Z")
 _NOT_TEXT = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _BACKGROUND = b"\x1b]11;"  # begins the answer to ASK_BACKGROUND
-_BACKGROUND_START = re.compile(rb"\x1b(?:\](?:1(?:1(?:;[ -~]{0,64}\x1b?)?)?)?)?\Z")
-_MAX_PAUSES = 10  # within the answer of the terminal
+_MAX_PAUSES = 10  # within a sequence or an answer of the terminal
 _SIGNAL_KEYS = re.compile(rb"([\x03\x1a])")
 
 
@@ -58,8 +62,8 @@ class InputScanner:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.background: bytes | None = None  # the terminal's background color, once it has told
         self._clock = clock
-        self._num_pauses = 0  # in the held beginning of an answer
-        self._held = b""  # may be the beginning of PASTE_START
+        self._num_pauses = 0  # in the held beginning
+        self._held = b""  # the beginning of a sequence, an answer, or PASTE_START
         self._paste: bytearray | None = None  # between the marks
         self._unmarked: bytearray | None = None  # of a paste without marks
         self._wary_until = float("-inf")
@@ -91,7 +95,7 @@ class InputScanner:
         # A paste whose end mark is lost must not swallow Ctrl-C.
         if self._paste is not None and self._has_paused and data == b"\x03":
             events += self._end_paste()
-        self._has_paused = False
+        self._has_paused, self._num_pauses = False, 0
         data, self._held = self._held + data, b""
         while data:
             if self._paste is not None:
@@ -102,20 +106,20 @@ class InputScanner:
                 events += self._plain(plain) + self._end_unmarked()
                 self._paste = bytearray()
             else:
-                answer = _BACKGROUND_START.search(plain)
-                num_held = len(answer[0]) if answer else _overlap(plain, PASTE_START)
-                self._held = plain[len(plain) - num_held :]
-                events += self._plain(plain[: len(plain) - num_held])
+                begun = _BEGUN.search(plain)
+                self._held = begun[0] if begun else b""
+                events += self._plain(plain.removesuffix(self._held))
         return events
 
     def pause(self) -> list[InputEvent]:
         """Return the events that only a pause completes."""
         self._has_paused = True
-        if self._held.startswith(_BACKGROUND) and self._num_pauses < _MAX_PAUSES:
+        # A key may have sent as much; more has come apart on a slow line.
+        is_cut = len(self._held) > 2 or self._held in (b"\x1b[", b"\x1b]")
+        if is_cut and self._num_pauses < _MAX_PAUSES:
             self._num_pauses += 1
             return self._end_unmarked()
-        held, self._held = self._held, b""
-        held = b"" if held.startswith(_BACKGROUND) else held
+        held, self._held = b"" if is_cut else self._held, b""
         return [*self._plain(held), *self._end_unmarked()]
 
     def finish(self) -> list[InputEvent]:
@@ -152,8 +156,9 @@ class InputScanner:
         if not data:
             return []
         if self._unmarked is None and self._is_typed(data):
-            return [InputEvent(False, piece) for piece in _PIECE.findall(data)]
+            return list(_typed(data))
         events: list[InputEvent] = []
+        data = SEQUENCE.sub(lambda sequence: _pasted_key(key_bytes(sequence[0])), data)
         for part in _SIGNAL_KEYS.split(data):
             if _SIGNAL_KEYS.fullmatch(part):
                 events += [*self._end_unmarked(), InputEvent(False, part)]
@@ -174,6 +179,19 @@ class InputScanner:
         return is_alone or self._clock() >= self._wary_until or not re.search(rb"[\r\n]", data)
 
 
-def _overlap(data: bytes, mark: bytes) -> int:
-    """Return the length of the longest end of `data` that begins `mark`."""
-    return next((n for n in range(len(mark) - 1, 0, -1) if data.endswith(mark[:n])), 0)
+def _typed(data: bytes) -> Iterator[InputEvent]:
+    """Yield each sequence as an event of its own: as the key that it means."""
+    start = 0
+    for sequence in SEQUENCE.finditer(data):
+        for piece in _PIECE.findall(data[start : sequence.start()]):
+            yield InputEvent(False, piece)
+        if key := key_bytes(sequence[0]):
+            yield InputEvent(False, key)
+        start = sequence.end()
+    for piece in _PIECE.findall(data[start:]):
+        yield InputEvent(False, piece)
+
+
+def _pasted_key(key: bytes) -> bytes:
+    """Return what a key means in a pasted text: Ctrl-C, Ctrl-Z and characters."""
+    return key if len(key) == 1 or not key.startswith(b"\x1b") else b""

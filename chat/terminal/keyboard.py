@@ -169,6 +169,17 @@ class Keyboard:
         finally:
             self._take_back()
 
+    def type_again(self, keys: bytes) -> None:
+        """Keep keys that another program was given and has not read: as a part of the draft.
+
+        Call it while the terminal is lent.
+        """
+        if self._is_open and keys:
+            self._scanner.expect_paste()
+            self._events.extend(self._scanner.feed(keys))
+            if not self._is_dumb:
+                self._write(_ERASE_LINE)  # it has been echoed; the prompt will show it
+
     @contextlib.contextmanager
     def erasing(self, before_suspend: Callable[[], None]) -> Iterator[None]:
         """Call a function, which should erase redrawn rows, before the program is suspended."""

@@ -5,6 +5,7 @@ import sys
 from typing import TextIO
 
 from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.errors.addresses import without_passwords
 
 
 def write(text: str) -> None:
@@ -14,13 +15,16 @@ def write(text: str) -> None:
 
 
 def print_line(text: str, indent: int = 0) -> None:
-    """Print one line on stdout, sanitized; further rows on the terminal are indented."""
-    print(wrapped(sanitize(text), sys.stdout, indent), flush=True)
+    """Print one line on stdout, sanitized; further rows on the terminal are indented.
+
+    Passwords in addresses are left out.
+    """
+    print(wrapped(sanitize(without_passwords(text)), sys.stdout, indent), flush=True)
 
 
 def print_notice(text: str) -> None:
-    """Print one line to stderr, sanitized."""
-    print(wrapped(sanitize(text), sys.stderr), file=sys.stderr, flush=True)
+    """Print one line to stderr, sanitized, without passwords in addresses."""
+    print(wrapped(sanitize(without_passwords(text)), sys.stderr), file=sys.stderr, flush=True)
 
 
 def wrapped(line: str, stream: TextIO, indent: int = 0) -> str:

@@ -33,6 +33,7 @@ _CLOSE_S = 8.0  # longer than the SDK needs to kill a server
 _NONSENSE_S = 5.0  # time to start for a server that writes something else than messages
 _MAX_PAGES = 16  # of a list of tools
 _NUM_STDERR_LINES = 20
+_MAX_MESSAGE_CHARACTERS = 1 << 24
 _STDERR_LINE_BYTES = 500
 
 
@@ -61,6 +62,7 @@ class Connections:
         from anyio.from_thread import start_blocking_portal
 
         # The SDK logs what a server sends wrong, and the last resort of logging is stderr.
+        bound_messages()
         logger = logging.getLogger("mcp")
         logger.addHandler(logging.NullHandler())
         logger.propagate = False
@@ -93,6 +95,30 @@ class Connections:
             connection.wait_closed()
         self._opened.clear()
         self._stack.close()
+
+
+def bound_messages() -> None:
+    """Have the SDK drop what is longer than a message may be; it keeps a line of any length.
+
+    The beginning becomes an invalid message, as other text does.
+    """
+    from anyio.streams.text import TextReceiveStream
+    from mcp.client import stdio
+
+    class BoundedText(TextReceiveStream):
+        num_characters = 0  # since the last line end
+
+        async def receive(self) -> str:
+            text = await super().receive()
+            _, line_end, rest = text.partition("\n")
+            was_dropped = self.num_characters > _MAX_MESSAGE_CHARACTERS
+            last = text.rpartition("\n")[2]
+            self.num_characters = len(last) + (0 if line_end else self.num_characters)
+            if was_dropped:
+                return rest
+            return text if self.num_characters <= _MAX_MESSAGE_CHARACTERS else "\n"
+
+    stdio.TextReceiveStream = BoundedText  # type: ignore[attr-defined]
 
 
 class Connection:

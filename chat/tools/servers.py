@@ -3,7 +3,6 @@
 import ipaddress
 import json
 import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any, Never
 from urllib.parse import urlsplit
 
 from swiftchat.errors import FileSystemError, UsageError
+from swiftchat.errors.addresses import without_passwords
+from swiftchat.weights.files.paths import split_words, user_path
 
 NONE = "none"  # as the value of --mcp: no servers, not even those of the configuration file
 # Programs that run another one, which names the server.
@@ -40,8 +41,9 @@ def parse_servers(values: Iterable[str], offline: bool) -> list[ServerSpec]:
     for value in values:
         for spec in [] if value == NONE else _parse(value):
             if offline and spec.url and not _is_loopback(spec.url):
+                address = without_passwords(spec.url)
                 raise UsageError(
-                    f"the server {spec.name} is at {spec.url}, which --offline does not allow",
+                    f"the server {spec.name} is at {address}, which --offline does not allow",
                     "leave out --offline, or the server",
                 )
             number, name = 1, spec.name
@@ -54,16 +56,16 @@ def parse_servers(values: Iterable[str], offline: bool) -> list[ServerSpec]:
 
 def _parse(value: str) -> list[ServerSpec]:
     if value.startswith(("http://", "https://")):
-        return [ServerSpec(_host(value), url=value)]
-    path = Path(value).expanduser()
+        # Without dots: they separate the name of a server from that of its tool.
+        return [ServerSpec(_plain(_host(value)), url=value)]
+    path = user_path(value)
     if value.endswith(".json") and (path.is_file() or len(value.split()) == 1):
         return _read(path, value)
-    try:
-        words = shlex.split(value)
-    except ValueError as error:
-        _reject(f"--mcp {value!r}: {error}")
+    words = split_words(value, "--mcp")
     if not words:
         _reject("--mcp has an empty command")
+    # As in a shell, `~/bin/server` is a path.
+    words = [str(user_path(word)) if word.startswith("~/") else word for word in words]
     return [ServerSpec(_name_of(words), tuple(words))]
 
 
@@ -71,7 +73,12 @@ def _name_of(words: list[str]) -> str:
     """Return a name for a server from its command line: the last program or package in it."""
     names = (Path(word).stem for word in words if not word.startswith("-"))
     name = next((name for name in names if not _LAUNCHERS.fullmatch(name)), words[0])
-    return re.sub(r"[^\w-]+", "-", name, flags=re.ASCII).strip("-")[:64] or "server"
+    return _plain(name) or "server"
+
+
+def _plain(name: str) -> str:
+    """Return a name with letters, digits, `_` and `-` only, "" if there are none."""
+    return re.sub(r"[^\w-]+", "-", name, flags=re.ASCII).strip("-")[:64]
 
 
 def _read(path: Path, name: str) -> list[ServerSpec]:
@@ -99,7 +106,7 @@ def _read(path: Path, name: str) -> list[ServerSpec]:
 def _spec(key: str, fields: Any, place: str) -> ServerSpec:
     if not isinstance(fields, dict):
         _reject(f"{place} is not an object")
-    name = re.sub(r"[^\w-]+", "-", key, flags=re.ASCII).strip("-")[:64]
+    name = _plain(key)
     if not name:
         _reject(f"{place}: the name needs a letter or a digit")
     if fields.get("type", fields.get("transport")) == "sse":
@@ -114,6 +121,7 @@ def _spec(key: str, fields: Any, place: str) -> ServerSpec:
         _reject(f"{place}.args is not a list of texts")
     if not isinstance(cwd, str | None):
         _reject(f"{place}.cwd is not a text")
+    command, cwd = str(user_path(command)), cwd and str(user_path(cwd))
     return ServerSpec(name, (command, *args), _texts(fields, "env", place), cwd)
 
 
@@ -128,7 +136,7 @@ def _host(url: str) -> str:
     try:
         return urlsplit(url).hostname or "server"
     except ValueError:
-        _reject(f"--mcp {url!r} is not an address")
+        _reject(f"--mcp {without_passwords(url)!r} is not an address")
 
 
 def _is_loopback(url: str) -> bool:

@@ -52,15 +52,19 @@ class Tool:
 class Toolbox:
     """The tools of several servers; a context manager that ends the servers.
 
-    `allowed` are names or labels of tools, or `all`, that are called without a question. A tool
-    that the user allows for one conversation is allowed there only, until the program ends.
+    `allowed` are labels or names of tools, or `all`, that are called without a question. A name
+    stands for the label of the only tool with this name, from the first time that all servers run:
+    no server can later offer a tool that is allowed. A tool that the user allows for one
+    conversation is allowed there only, until the program ends.
     """
 
     def __init__(self, specs: Sequence[ServerSpec], allowed: Collection[str] = ()) -> None:
         self.is_on = True
         self.tools: dict[str, Tool] = {}
         self._specs = specs
-        self._allowed = set(allowed)
+        self._allows_all = ALL in allowed
+        self._allowed = {label for label in allowed if "." in label}
+        self._allowed_names = set(allowed) - self._allowed - {ALL}
         self._allowed_in: set[tuple[str, str]] = set()  # conversation id, label
         self._connections: Connections | None = None
         self._by_server: dict[str, Connection] = {}
@@ -109,6 +113,7 @@ class Toolbox:
             except ServerError as error:
                 warn(error)
         self._read_tools(warn)
+        self._resolve_names(warn)
 
     def _runs(self, server: str) -> bool:
         return server in self._by_server and self._by_server[server].is_alive
@@ -131,12 +136,46 @@ class Toolbox:
                 else:
                     self.tools[name] = made
 
-    def allow(self, name: str) -> None:
-        """Allow a tool until the program ends. Raises `UsageError` for an unknown name."""
-        known = {ALL, *(n for tool in self.tools.values() for n in _names(tool))}
-        if name not in known:
+    def _resolve_names(self, warn: Callable[[SwiftchatError], object]) -> None:
+        """Replace the allowed names by labels, once all servers run."""
+        if not all(self._runs(spec.name) for spec in self._specs):
+            return
+        for name in sorted(self._allowed_names):
+            try:
+                self._allowed.add(self._label(name))
+            except UsageError as error:
+                warn(error)
+        self._allowed_names.clear()
+
+    def _label(self, name: str) -> str:
+        """Return the label that a label or a name stands for. Raises `UsageError` unless it is one.
+
+        A name with a dot may be another server's label, and `all` means every tool: neither is
+        looked for among the names.
+        """
+        labels = [tool.label for tool in self.tools.values()]
+        if name in labels:
+            return name
+        named = [tool.label for tool in self.tools.values() if tool.server_name == name]
+        if len(named) == 1 and "." not in name and name != ALL:
+            return named[0]
+        if not named:
             raise UsageError(f"there is no tool {name!r}", "/tools lists the tools")
-        self._allowed.add(name)
+        raise UsageError(
+            f"the name {name!r} does not say which tool is meant", f"write {' or '.join(named)}"
+        )
+
+    def allow(self, name: str) -> str:
+        """Allow a tool, or `all`, until the program ends; return its label.
+
+        Raises `UsageError` for an unknown name, and for one that may mean several tools.
+        """
+        if name == ALL and not any(tool.server_name == ALL for tool in self.tools.values()):
+            self._allows_all = True
+            return ALL
+        label = self._label(name)
+        self._allowed.add(label)
+        return label
 
     def allow_in(self, conversation_id: str, tool: Tool) -> None:
         """Allow a tool in one conversation."""
@@ -145,7 +184,7 @@ class Toolbox:
     def is_allowed(self, tool: Tool, conversation_id: str = "") -> bool:
         """Return whether a tool may be called without a question."""
         is_here = (conversation_id, tool.label) in self._allowed_in
-        return is_here or not self._allowed.isdisjoint({ALL, *_names(tool)})
+        return is_here or self._allows_all or tool.label in self._allowed
 
     def call(self, tool: Tool, arguments: dict[str, Any]) -> str:
         """Call a tool and return its result as text. Raises `ServerError`."""
@@ -170,11 +209,6 @@ _RULES = (
     f"names have up to 64 letters, digits, _, - and .; parameters up to {_MAX_SCHEMA_CHARACTERS} "
     "characters"
 )
-
-
-def _names(tool: Tool) -> set[str]:
-    """Return the names by which a user allows a tool."""
-    return {tool.server_name, tool.label}
 
 
 def _tool(server: str, name: str, tool: "mcp_types.Tool") -> Tool | None:

@@ -11,6 +11,7 @@ from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from swiftchat.engine.api import protocol
+from swiftchat.engine.api.event_check import EventCheck
 from swiftchat.engine.api.local import LocalEngine
 from swiftchat.engine.api.params import EngineConfig, SamplingParams, ServeConfig
 from swiftchat.engine.api.protocol import (
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _READER_EXIT_S = 5.0  # for the reader thread to notice a closed connection
 _CHECK_INTERVAL_S = 1.0  # between checks of the engine while a caller waits for it
+
+_MAX_EARLY_STATS = 16
 
 T = TypeVar("T")
 Arrival = tuple[float, Event | SwiftchatError]  # its time, in `perf_counter` seconds
@@ -128,7 +131,7 @@ class EngineClient:
         self._info: EngineInfo | None = None
         self._failure: SwiftchatError | None = None
         self._progress: Progress | None = None
-        self._generations: dict[int, Queue[Arrival]] = {}
+        self._generations: dict[int, tuple[Queue[Arrival], EventCheck]] = {}
         self._stats: Queue[Message | SwiftchatError] = Queue()
         self._num_stats_due = 0  # replies to come, those of interrupted calls too
         self._closing = False
@@ -204,7 +207,7 @@ class EngineClient:
                 raise self._failure
             generation_id, self._next_id = self._next_id, self._next_id + 1
             events: Queue[Arrival] = Queue()
-            self._generations[generation_id] = events
+            self._generations[generation_id] = events, EventCheck(prompt, params)
         self._command(
             {
                 "type": "generate",
@@ -222,8 +225,8 @@ class EngineClient:
 
         With `measure`, include the GPU's bandwidth ceiling, which the first such call measures.
         """
+        self._num_stats_due += 1  # first: the answer may come at once
         self._command({"type": "stats", "measure": measure})
-        self._num_stats_due += 1
         while True:  # replies come in the order of the calls
             answer = self._next(self._stats)
             if isinstance(answer, SwiftchatError):
@@ -309,6 +312,8 @@ class EngineClient:
                     self._state.notify_all()
             case "alive":
                 pass
+            case "stats" if self._stats.qsize() >= self._num_stats_due + _MAX_EARLY_STATS:
+                raise WireError("stats that nobody asked for")
             case "stats":
                 self._stats.put(message)
             case "error" if message.get("id") is None:
@@ -318,10 +323,14 @@ class EngineClient:
                 ended = kind in ("finished", "error")
                 generation_id = decode(message.get("id"), int, "id")
                 with self._state:
-                    find = self._generations.pop if ended else self._generations.get
-                    events = find(generation_id, None)
-                if events is None:
-                    raise WireError(f"no generation has the id {generation_id}")
+                    found = self._generations.get(generation_id)
+                    if found is None:
+                        raise WireError(f"no generation has the id {generation_id}")
+                    events, check = found
+                    if not isinstance(event, SwiftchatError):
+                        check.check(event)
+                    if ended:
+                        del self._generations[generation_id]
                 events.put((time.perf_counter(), event))
 
     def _fail(self, error: SwiftchatError) -> None:
@@ -331,6 +340,6 @@ class EngineClient:
                 self._failure = error
             waiting, self._generations = list(self._generations.values()), {}
             self._state.notify_all()
-        for events in waiting:
+        for events, _ in waiting:
             events.put((time.perf_counter(), self._failure))
         self._stats.put(self._failure)

@@ -11,7 +11,7 @@ from swiftchat.engine.api import protocol
 from swiftchat.engine.api.child_process import exit_reason, stop_signal
 from swiftchat.engine.api.params import EngineConfig, ServeConfig
 from swiftchat.errors import DeviceError
-from swiftchat.errors.interpreter import python_module
+from swiftchat.errors.interpreter import child_folder, python_module
 
 _EXIT_S = 2.5  # for a worker to save its KV blocks and exit before it is killed
 _CRASH_S = 20.0  # for a worker that has closed its connection to exit: it may write a core file
@@ -35,6 +35,7 @@ class LocalEngine:
         # A session of its own: Ctrl-C in the terminal is for the chat, which sends `cancel`.
         self._process = subprocess.Popen(
             python_module("swiftchat.engine.worker", "--fd", str(worker_socket.fileno())),
+            cwd=child_folder(),
             pass_fds=[worker_socket.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._stderr,

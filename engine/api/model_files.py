@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from swiftchat.errors import BadModelFile
+from swiftchat.errors.regular_file import open_regular
+from swiftchat.weights.files.paths import is_inside
 from swiftchat.weights.gguf.source import SOURCE_FILE
 
 MAX_FILE_BYTES = 1 << 28
 PIECE_BYTES = 1 << 20  # sent in one message
 _MAX_FILES = 200
+_MAX_TOTAL_BYTES = 1 << 29
 _SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".txt", ".py")
 _NAME = re.compile(r"(additional_chat_templates/)?[A-Za-z0-9_][A-Za-z0-9_.+-]{0,120}")
 
@@ -44,15 +47,28 @@ class TextFile:
         raise BadModelFile(f"the engine offers an invalid model file: {wire!r:.80}")
 
 
+def files_from_wire(wires: list[Any]) -> list[TextFile]:
+    """Decode the list of a model's files. Raises `BadModelFile` for one that is too long."""
+    if len(wires) > _MAX_FILES:
+        raise BadModelFile(f"the engine offers {len(wires)} model files, more than {_MAX_FILES}")
+    files = [TextFile.from_wire(wire) for wire in wires]
+    if (total := sum(file.size_bytes for file in files)) > _MAX_TOTAL_BYTES:
+        raise BadModelFile(
+            f"the engine offers model files of {total} bytes, more than {_MAX_TOTAL_BYTES}"
+        )
+    return files
+
+
 def text_files(directory: Path) -> list[TextFile]:
-    """List the text files of a model directory, sorted by name."""
-    found = [*directory.glob("*"), *directory.glob("additional_chat_templates/*.jinja")]
-    return [
-        TextFile(name, len(content), hashlib.sha256(content).hexdigest())
-        for name, path in sorted((path.relative_to(directory).as_posix(), path) for path in found)
-        if _is_text_name(name) and _is_text(path)
-        for content in [path.read_bytes()]
-    ][:_MAX_FILES]
+    """List the text files of a model directory, sorted by name, but links that leave it."""
+    paths = [*directory.glob("*"), *directory.glob("additional_chat_templates/*.jinja")]
+    found = []
+    for name in sorted(path.relative_to(directory).as_posix() for path in paths):
+        if _is_text_name(name) and _is_text(directory, name):
+            with open_regular(directory / name) as file:
+                content = file.read(MAX_FILE_BYTES)
+            found.append(TextFile(name, len(content), hashlib.sha256(content).hexdigest()))
+    return found[:_MAX_FILES]
 
 
 def digest(files: list[TextFile]) -> str:
@@ -60,8 +76,9 @@ def digest(files: list[TextFile]) -> str:
     return hashlib.sha256(repr([file.to_wire() for file in files]).encode()).hexdigest()
 
 
-def _is_text(path: Path) -> bool:
-    if path.name.endswith(".index.json") or not path.is_file():
+def _is_text(directory: Path, name: str) -> bool:
+    path = directory / name
+    if name.endswith(".index.json") or not (path.is_file() and is_inside(directory, path)):
         return False
     return path.stat().st_size <= MAX_FILE_BYTES
 
@@ -73,7 +90,12 @@ def _is_text_name(name: str) -> bool:
 
 
 def read_piece(directory: Path, name: str, start: int) -> bytes:
-    """Read up to `PIECE_BYTES` of a file from byte `start` on."""
-    with (directory / name).open("rb") as file:
+    """Read up to `PIECE_BYTES` of a file from byte `start` on.
+
+    Raises `BadModelFile` if it has become a link out of the folder, or is not regular.
+    """
+    if not is_inside(directory, directory / name):
+        raise BadModelFile(f"{name} is a link to a file outside the model's directory")
+    with open_regular(directory / name) as file:
         file.seek(start)
         return file.read(PIECE_BYTES)

@@ -15,7 +15,11 @@ message keeps, forks or drops a conversation: each request carries the ids of th
 the prefix cache finds the KV blocks by content (`engine.schedule.blocks`).
 """
 
+import contextlib
+import os
+import socket
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -58,6 +62,33 @@ def receive(connection: "Connection", max_bytes: int | None = None) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise WireError("a message without a type")
     return message
+
+
+def receive_within(connection: "Connection", seconds: float, max_bytes: int) -> Message:
+    """Receive a message that is there completely after so many seconds; raises as `receive` does.
+
+    Raises `TimeoutError` if it is not, even if parts of it come all the time; the connection is
+    then shut down.
+    """
+    is_late = threading.Event()
+    with socket.socket(fileno=os.dup(connection.fileno())) as connected:
+
+        def give_up() -> None:
+            is_late.set()
+            with contextlib.suppress(OSError):  # already closed
+                connected.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(seconds, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            return receive(connection, max_bytes)
+        except (EOFError, OSError) as error:
+            if is_late.is_set():
+                raise TimeoutError(f"no message within {seconds:.0f} s") from error
+            raise
+        finally:
+            timer.cancel()
 
 
 def several(messages: Sequence[Message]) -> Message:

@@ -13,7 +13,7 @@ from typing import Any
 
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
-from swiftchat.engine.api.model_files import TextFile, digest
+from swiftchat.engine.api.model_files import TextFile, digest, files_from_wire
 from swiftchat.engine.api.protocol import EngineStatus, Message
 from swiftchat.engine.api.wire import WireError
 from swiftchat.errors import BadModelFile, DeviceError, FileSystemError, UsageError
@@ -63,7 +63,7 @@ class RemoteEngine:
         match welcome:
             case {"type": "welcome", "name": str() as name, "files": list() as files}:
                 self.name = name
-                self.files = [TextFile.from_wire(wire) for wire in files]
+                self.files = files_from_wire(files)
             case _:
                 raise DeviceError(f"the program at {self.address} is not a swiftchat engine")
 
@@ -139,9 +139,11 @@ class RemoteEngine:
     def _request(self, message: Message) -> dict[str, Any]:
         try:
             protocol.send(self.connection, message)
-            if not self.connection.poll(self._answer_s):
-                raise DeviceError(f"no answer from {self.address} in {self._answer_s:.0f} s")
-            answer = protocol.receive(self.connection, protocol.MAX_MESSAGE_BYTES)
+            answer = protocol.receive_within(
+                self.connection, self._answer_s, protocol.MAX_MESSAGE_BYTES
+            )
+        except TimeoutError as error:
+            raise DeviceError(f"no answer from {self.address} in {self._answer_s:.0f} s") from error
         except (EOFError, OSError) as error:
             raise DeviceError(
                 f"{self.address} closed the connection",

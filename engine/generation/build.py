@@ -52,6 +52,7 @@ from swiftchat.engine.schedule.states import MAX_VERIFIED, StateSlots
 from swiftchat.engine.speculation.proposer import Proposer
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.heads.open import are_heads
+from swiftchat.weights.model.unread import unread_note
 
 
 def build_engine(
@@ -284,6 +285,8 @@ def _engine_info(
     config, weights, stages = setup.config, decoder.weights, decoder.stages
     dtype = dtype_name(setup.dtype)
     is_dequantized = setup.is_quantized and not has_quantized(weights)
+    unread = [] if setup.checkpoint is None else setup.checkpoint.unread
+    notes = cpu_note(config.device, setup.device), unread_note(unread)
     return EngineInfo(
         device=describe_device(setup.device, computed_by, is_dequantized),
         dtype=dtype,
@@ -299,5 +302,5 @@ def _engine_info(
         load_s=time.perf_counter() - started,
         tp=decoder.ranks.size,
         pp=stages.size,
-        note=cpu_note(config.device, setup.device),
+        note="; ".join(filter(None, notes)),
     )

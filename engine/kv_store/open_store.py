@@ -54,6 +54,7 @@ def open_store(
         try:
             identity = CacheIdentity.of(model, engine, config, device.cache, ctx_size_tokens)
             disk = Disk(KVFolder(folder, engine.cache_max_bytes), identity, staging)
-        except FileSystemError as error:
-            warnings.append(f"there is no KV cache on disk: {error.message}")
+        except (FileSystemError, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error.message
+            warnings.append(f"there is no KV cache on disk: {reason}")
     return BlockStore(device.allocator, block_bytes(tensors), host, disk, warnings)

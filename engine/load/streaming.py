@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.errors import BadModelFile, FileSystemError
+from swiftchat.errors.regular_file import open_regular
 
 T = TypeVar("T")
 
@@ -186,13 +187,11 @@ def _row_chunks(copy: Copy, max_bytes: int) -> Iterator[Copy]:
 @contextlib.contextmanager
 def _open(file: Path) -> Iterator[int]:
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        opened = open_regular(file)
     except OSError as error:
         raise FileSystemError.reading(file, error) from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with opened:
+        yield opened.fileno()
 
 
 def _read(copy: Copy, descriptor: int, buffer: Tensor) -> None:

@@ -4,10 +4,12 @@ import contextlib
 import os
 import secrets
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from queue import Empty, Queue
 from typing import Any
 
 import msgpack
@@ -19,7 +21,8 @@ from swiftchat.engine.ranks.launch import Launch
 from swiftchat.errors import DeviceError
 
 JOIN_TIMEOUT_S = 300.0  # for the last rank, counted from rank 0's start
-_HANDSHAKE_S, _MAX_HANDSHAKE_BYTES = 5.0, 4096
+# Limits for a connection before it is authenticated: time and size of the hello, number at a time.
+_HANDSHAKE_S, _MAX_HANDSHAKE_BYTES, _MAX_HANDSHAKES = 5.0, 4096, 256
 _RANK_0_KEY = "rank 0"
 _LOST_HINT = (
     "see the rank's own log for the cause; the conversation is kept: restart the engine, "
@@ -89,32 +92,64 @@ def accept_ranks(
     """
     secret, deadline = secrets.token_hex(16), time.monotonic() + timeout_s
     joined: dict[int, RemoteRank] = {}
+    arrived: Queue[RemoteRank] = Queue()
     with _listen(launch.host, 0) as listening:
         address, port = listening.getsockname()[:2]
         store.set(_RANK_0_KEY, msgpack.packb([port, secret]))
-        while len(joined) < launch.size - 1:
-            listening.settimeout(max(0.001, deadline - time.monotonic()))
-            try:
-                connected, _ = listening.accept()
-            except TimeoutError:
-                missing = ", ".join(str(r) for r in range(1, launch.size) if r not in joined)
-                raise DeviceError(
-                    f"ranks not joined within {timeout_s:.0f} s: {missing}", _ADDRESS_HINT
-                ) from None
-            rank = _handshake(connected, secret)
-            if rank is not None and 0 < rank.rank < launch.size and rank.rank not in joined:
-                joined[rank.rank] = rank
+        accepting = threading.Thread(
+            target=_accept, args=(listening, secret, arrived), name="rendezvous", daemon=True
+        )
+        accepting.start()
+        try:
+            while len(joined) < launch.size - 1:
+                rank = arrived.get(timeout=max(0.001, deadline - time.monotonic()))
+                if 0 < rank.rank < launch.size and rank.rank not in joined:
+                    joined[rank.rank] = rank
+        except Empty:
+            missing = ", ".join(str(r) for r in range(1, launch.size) if r not in joined)
+            raise DeviceError(
+                f"ranks not joined within {timeout_s:.0f} s: {missing}", _ADDRESS_HINT
+            ) from None
+        finally:
+            with contextlib.suppress(OSError):  # wakes the accepting thread
+                listening.shutdown(socket.SHUT_RDWR)
+            accepting.join(_HANDSHAKE_S)
     return [joined[rank] for rank in sorted(joined)], address
+
+
+def _accept(listening: socket.socket, secret: str, arrived: "Queue[RemoteRank]") -> None:
+    """Put the ranks that connect into `arrived` until the socket is shut down.
+
+    Each peer is on a thread of its own: one that sends nothing, or only a part of its hello,
+    delays no other.
+    """
+    handshakes = threading.Semaphore(_MAX_HANDSHAKES)
+
+    def receive(connected: socket.socket) -> None:
+        try:
+            rank = _handshake(connected, secret)
+        finally:
+            handshakes.release()
+        if rank is not None:
+            arrived.put(rank)
+
+    while True:
+        handshakes.acquire()
+        try:
+            connected, _ = listening.accept()
+        except OSError:
+            return
+        threading.Thread(target=receive, args=(connected,), daemon=True).start()
 
 
 def _handshake(connected: socket.socket, secret: str) -> RemoteRank | None:
     """Receive a rank's hello; None, with the connection closed, if the secret does not match."""
-    set_tcp_options(connected)
+    with contextlib.suppress(OSError):  # it has disconnected already
+        set_tcp_options(connected)
     connection = Connection(connected.detach())
     hello: dict[str, Any] = {}
     with contextlib.suppress(EOFError, OSError):
-        if connection.poll(_HANDSHAKE_S):
-            hello = protocol.receive(connection, _MAX_HANDSHAKE_BYTES)
+        hello = protocol.receive_within(connection, _HANDSHAKE_S, _MAX_HANDSHAKE_BYTES)
     match hello:
         case {
             "secret": str() as received,

@@ -7,7 +7,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from swiftchat.engine.api import protocol
-from swiftchat.engine.api.protocol import Message
+from swiftchat.engine.api.protocol import MAX_MESSAGE_BYTES, Message
 
 
 class TerminalConnection:
@@ -31,6 +31,12 @@ class TerminalConnection:
 
     def receive(self) -> Message:
         return protocol.receive(self._connection, self.max_bytes)
+
+    def receive_within(self, seconds: float) -> Message:
+        """Receive a message that comes completely within so many seconds."""
+        return protocol.receive_within(
+            self._connection, seconds, self.max_bytes or MAX_MESSAGE_BYTES
+        )
 
     def send(self, message: Message) -> None:
         try:

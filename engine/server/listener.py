@@ -19,7 +19,7 @@ from swiftchat.engine.api.params import ServeConfig
 from swiftchat.engine.api.protocol import MAX_MESSAGE_BYTES, VERSION, EngineStatus, Message
 from swiftchat.engine.server.connection import TerminalConnection
 from swiftchat.engine.server.serve import EngineServer
-from swiftchat.errors import DeviceError, FileSystemError, SwiftchatError, UsageError
+from swiftchat.errors import BadModelFile, DeviceError, FileSystemError, SwiftchatError, UsageError
 
 _HEARTBEAT_S = 1.0
 _MAX_TERMINALS = 16
@@ -141,14 +141,10 @@ class Listener:
 
     def _authenticate(self, terminal: TerminalConnection) -> bool:
         """Receive the hello and check its token and version; return whether they are right."""
-        timeout = threading.Timer(_HANDSHAKE_S, terminal.close)
-        timeout.start()
         try:
-            hello = terminal.receive()
+            hello = terminal.receive_within(_HANDSHAKE_S)
         except (EOFError, OSError):
             return False
-        finally:
-            timeout.cancel()
         if not self._has_token(hello) or hello["type"] != "hello":
             return False
         refusal = self._refusal(hello)
@@ -216,7 +212,10 @@ class Listener:
         match message:
             case {"name": str() as name, "start": int() as start} if name in self._sizes:
                 start = min(max(start, 0), self._sizes[name])
-                return {"type": "file", "data": read_piece(self._directory, name, start)}
+                try:
+                    return {"type": "file", "data": read_piece(self._directory, name, start)}
+                except BadModelFile as error:
+                    return protocol.error_message(error)
         return protocol.error_message(UsageError("the model has no such file"))
 
 

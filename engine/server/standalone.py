@@ -33,6 +33,7 @@ from swiftchat.engine.ranks.supervisor import RankSupervisor
 from swiftchat.engine.server.listener import Listener
 from swiftchat.engine.server.serve import EngineServer
 from swiftchat.errors import BadModelFile, EngineStopped, SwiftchatError, UsageError
+from swiftchat.weights.files.reading import read_small_file
 from swiftchat.weights.store import default_store
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ def check_same_model(path: Path, digest: str) -> None:
 
 
 def _digest(path: Path) -> str:
-    return hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
+    return hashlib.sha256(read_small_file(path / "config.json")).hexdigest()
 
 
 def _engine_config(options: argparse.Namespace, size: int) -> EngineConfig:

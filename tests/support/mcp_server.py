@@ -1,9 +1,9 @@
 """An MCP server for tests, without the SDK: `mcp_server.py [MODE]`.
 
 It speaks the first protocol, as most servers do, and imports only Python's own modules. Modes are
-faults: `silent` never answers, `nonsense` writes text, `noisy` writes escape sequences to stderr
-and ends, `deaf FILE` ignores the end of its input and SIGTERM, `strange` has tools with invalid
-names and parameters.
+faults: `silent` never answers, `endless` writes a message without an end, `nonsense` writes text,
+`noisy` writes escape sequences to stderr and ends, `deaf FILE` ignores the end of its input and
+SIGTERM, `strange` has tools with invalid names and parameters.
 """
 
 import json
@@ -129,6 +129,9 @@ def main() -> None:
     mode = sys.argv[1] if len(sys.argv) > 1 else ""
     if mode == "silent":
         time.sleep(600)
+    if mode == "endless":
+        while True:
+            sys.stdout.write("x" * (1 << 20))
     if mode == "nonsense":
         print("\x1b[31mWelcome!", flush=True)
         time.sleep(600)

@@ -58,6 +58,8 @@ class Terminal:
 
     def wait_read(self, seconds: float = 60) -> None:
         """Wait until the program has read all keys."""
+        # psutil remembers the terminals that there were at its first question.
+        psutil._psposix.get_terminal_map.cache_clear()
         terminal = os.open(psutil.Process(self.process.pid).terminal(), os.O_RDONLY | os.O_NOCTTY)
         try:
             deadline = time.monotonic() + seconds

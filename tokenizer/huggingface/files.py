@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.errors import BadModelFile, ModelNotFound
+from swiftchat.errors.regular_file import open_regular
 
 __all__ = [
     "MORE_TEMPLATES",
@@ -115,8 +116,10 @@ def parsed_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 def _read(file: Path) -> bytes:
     try:
-        if file.stat().st_size > _MAX_FILE_BYTES:
-            raise BadModelFile(f"{file.name} is larger than {_MAX_FILE_BYTES} bytes")
-        return file.read_bytes()
+        with open_regular(file) as opened:
+            content = opened.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise BadModelFile(f"{file.name} cannot be read: {error}") from None
+    if len(content) > _MAX_FILE_BYTES:
+        raise BadModelFile(f"{file.name} is larger than {_MAX_FILE_BYTES} bytes")
+    return content

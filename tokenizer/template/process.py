@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from swiftchat.errors.interpreter import python_module
+from swiftchat.errors.interpreter import child_folder, python_module
 from swiftchat.tokenizer.template.worker import TIME_LIMIT_SIGNAL
 
 __all__ = ["TemplateProcess", "TemplateProcessError"]
@@ -62,6 +62,7 @@ class TemplateProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         worker = subprocess.Popen(
             python_module("swiftchat.tokenizer.template.worker"),
+            cwd=child_folder(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

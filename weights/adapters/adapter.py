@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.parallel.tensor_parallel import TensorKey
 
 __all__ = ["Adapter", "Floats", "LowRank", "Read", "TokenRows", "content_digest"]
@@ -95,7 +96,7 @@ def content_digest(files: tuple[Path, ...]) -> bytes:
     """Return the SHA-256 of the files' content, one after the other."""
     digest = hashlib.sha256()
     for file in files:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             while chunk := opened.read(_CHUNK_BYTES):
                 digest.update(chunk)
     return digest.digest()

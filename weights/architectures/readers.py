@@ -121,7 +121,7 @@ def class_name(config: Fields) -> str:
         if name in (CHATGLM, CHATGLM_6B):
             return chatglm_generation(config)
         if name in ARCHITECTURES:
-            return name
+            return str(name)
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in CLASS_OF_TYPE:
         return CLASS_OF_TYPE[kind]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
+from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.adapters.merge import merge_adapters
 from swiftchat.weights.architectures.readers import DTYPES
 from swiftchat.weights.convert.layout import Layout, rank_layout, sharded_layout
@@ -179,9 +180,9 @@ def _fingerprint(plan: Plan, tp: int) -> str:
         digest.update(f"tp {tp}".encode())
     digest.update(encode_json(dict(plan.shapes)) + plan.fingerprint.encode())
     for path in plan.source_files:
-        size = path.stat().st_size
-        digest.update(size.to_bytes(8, "little"))
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(size.to_bytes(8, "little"))
             digest.update(file.read(_SAMPLE_BYTES))
             file.seek(max(0, size - _SAMPLE_BYTES))
             digest.update(file.read(_SAMPLE_BYTES))

@@ -1,4 +1,4 @@
-"""JSON files, bounded reads of model files, the check for other file types, memory maps."""
+"""JSON files, bounded reads of regular files, the check for other file types, memory maps."""
 
 import json
 import mmap
@@ -8,35 +8,44 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.errors import BadModelFile, DamagedModelFile, FileSystemError
+from swiftchat.errors.regular_file import open_regular
 
 __all__ = [
     "encode_json",
     "parse_json",
     "prefetch",
     "read_json",
+    "read_side_file",
     "read_small_file",
     "reject_other_content",
     "release_pages",
 ]
 
 _MAX_BYTES = 16 * 1024 * 1024
+_MAX_SIDE_FILE_BYTES = 1 << 28
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def read_small_file(path: Path) -> bytes:
-    """Return the content of a file of at most 16 MiB.
+def read_small_file(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
+    """Return the content of a regular file of at most `max_bytes`.
 
-    Raises `BadModelFile` for a larger file, a git-lfs pointer or a web page, `FileSystemError`
-    for one that cannot be read.
+    Raises `BadModelFile` for a larger file, one that is not regular, a git-lfs pointer or a web
+    page, `FileSystemError` for one that cannot be read.
     """
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise BadModelFile(f"{path}: larger than {_MAX_BYTES} bytes")
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read(max_bytes + 1)
     except OSError as error:
         raise FileSystemError.reading(path, error) from error
+    if len(content) > max_bytes:
+        raise BadModelFile(f"{path}: larger than {max_bytes} bytes")
     reject_other_content(path, content[:512])
     return content
+
+
+def read_side_file(path: Path) -> bytes:
+    """Return the content of a tokenizer or template file, which may be larger than others."""
+    return read_small_file(path, _MAX_SIDE_FILE_BYTES)
 
 
 def read_json(path: Path) -> dict[str, Any]:

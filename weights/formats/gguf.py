@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, FileSystemError, ModelNotFound
+from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.files.reading import reject_other_content, release_pages
 from swiftchat.weights.formats.gguf_header import GgufTensor, Header
 
@@ -53,7 +54,7 @@ class GgufFile:
         `FileSystemError` if it cannot be read.
         """
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 start = file.read(512)
                 _reject_other_files(path, start)
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

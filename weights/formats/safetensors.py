@@ -7,6 +7,7 @@ range of every tensor, and the data (see the format's description).
 import hashlib
 import json
 import math
+import os
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import DamagedModelFile
+from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.files.reading import parse_json, reject_other_content
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES, TensorInfo, reject_overlaps
 
@@ -46,8 +48,8 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     Raises `BadModelFile` with the file (and tensor) for an invalid length, dtype, shape or byte
     range, for tensors that overlap, and for a file of another type.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         start = file.read(512)
         reject_other_content(path, start)
         if len(start) < 8:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swiftchat.errors import BadModelFile, DamagedModelFile
+from swiftchat.weights.files.reading import read_small_file
 
 __all__ = ["read_table", "varint"]
 
@@ -30,9 +31,7 @@ def read_table(path: Path) -> dict[bytes, bytes]:
     Raises `BadModelFile` if the file is not a table, is larger than 4 MiB, truncated, compressed
     or damaged, or if its keys do not ascend.
     """
-    if path.stat().st_size > _MAX_BYTES:
-        raise BadModelFile(f"{path}: larger than {_MAX_BYTES} bytes")
-    content = path.read_bytes()
+    content = read_small_file(path, _MAX_BYTES)
     if len(content) < _FOOTER_BYTES or content[-len(_MAGIC) :] != _MAGIC:
         raise DamagedModelFile(f"{path}: not a TensorFlow table, or truncated")
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from swiftchat.errors import BadModelFile, DamagedModelFile, FileSystemError
+from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.files.reading import reject_other_content
 from swiftchat.weights.formats.safe_pickle import MAX_BYTES, OTHER_FORMAT_HINT, GlobalName, load
 
@@ -46,7 +47,7 @@ def read_container(
     truncated or big-endian, `FileSystemError` if it cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(512)
             reject_other_content(path, start)
             if start.startswith(b"PK\3\4"):

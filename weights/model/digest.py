@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.gguf.source import GgufSource
 
 __all__ = ["model_digest"]
@@ -28,7 +29,7 @@ def model_digest(path: Path) -> str:
         state = file.stat()
         is_small = state.st_size <= _WHOLE_BYTES
         content = ""
-        with suppress(PermissionError), file.open("rb") as opened:
+        with suppress(PermissionError), open_regular(file) as opened:
             content = hashlib.sha256(opened.read(-1 if is_small else _HEAD_BYTES)).hexdigest()
         times = [state.st_ino, state.st_mtime_ns, state.st_ctime_ns]
         entry = [file.name, state.st_size, content, [] if is_small else times]

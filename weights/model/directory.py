@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.errors import BadModelFile, ModelNotFound
+from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.multimodal import MULTIMODAL, multimodal_class
 from swiftchat.weights.architectures.readers import token_ids
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Model"]
 
-_MAX_CARD_LINES = 200
+_MAX_CARD_BYTES = 1 << 16
 _MAX_VOCAB_SIZE = 1 << 31
 
 
@@ -189,15 +190,16 @@ class Model:
         card = self.path / "README.md"
         if not card.is_file():
             return None
-        with card.open(encoding="utf-8", errors="replace") as lines:
-            if next(lines, "").strip() != "---":
+        with open_regular(card) as file:
+            lines = file.read(_MAX_CARD_BYTES).decode("utf-8", "replace").splitlines()
+        if not lines or lines[0].strip() != "---":
+            return None
+        for line in lines[1:]:
+            if line.strip() == "---":
                 return None
-            for _, line in zip(range(_MAX_CARD_LINES), lines, strict=False):
-                if line.strip() == "---":
-                    return None
-                key, _, value = line.partition(":")
-                if key == "license":
-                    return value.strip().strip("\"'") or None
+            key, _, value = line.partition(":")
+            if key == "license":
+                return value.strip().strip("\"'") or None
         return None
 
 

@@ -1,7 +1,6 @@
 """Configs of published models for random weights, to measure and test without downloads."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -9,6 +8,7 @@ from swiftchat.errors import ModelNotFound
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
+from swiftchat.weights.files.paths import user_path
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.model.dummy_gemma4 import GEMMA4_CONFIGS
 from swiftchat.weights.model.dummy_hybrids import HYBRID_CONFIGS
@@ -239,9 +239,10 @@ def dummy_config(name: str) -> ModelConfig:
     fields = DUMMY_CONFIGS.get(name)
     if fields is not None:
         return ModelConfig.from_hf(fields)
-    if not Path(name).is_file():
+    path = user_path(name)
+    if not path.is_file():
         raise ModelNotFound(
             f"no dummy config {name!r}, and no such config.json",
             f"known configs: {', '.join(DUMMY_CONFIGS)}",
         )
-    return ModelConfig.from_hf(read_json(Path(name)))
+    return ModelConfig.from_hf(read_json(path))

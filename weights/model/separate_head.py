@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiftchat.errors import BadModelFile
+from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import tensor_name
 from swiftchat.weights.formats.weight_files import (
@@ -61,7 +62,7 @@ def _may_contain(path: Path, stem: str) -> bool:
 
 def _listing(file: Path) -> bytes:
     """Return the text of an index, or the list of tensors at the start of a safetensors file."""
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         if file.suffix == ".json":
             return opened.read(_MAX_LISTING_BYTES)
         length = int.from_bytes(opened.read(8), "little")

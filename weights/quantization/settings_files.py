@@ -69,5 +69,6 @@ def _own_settings(config_json: Mapping[str, Any]) -> list[dict[str, Any]]:
             raise BadModelFile(f"config.json: {field} must be an object")
         if method is None and "quant_method" not in found:
             method = "mlx" if {"bits", "group_size"} <= found.keys() else None
-        return [({} if method is None else {"quant_method": method}) | found]
+        named = {} if method is None else {"quant_method": method}
+        return [{**named, **found}]
     return []

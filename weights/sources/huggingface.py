@@ -6,7 +6,7 @@ from typing import Any
 
 from swiftchat.weights.architectures.multimodal import language_model
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
-from swiftchat.weights.files.reading import encode_json, read_json
+from swiftchat.weights.files.reading import encode_json, read_json, read_side_file
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.rounding import DTYPE_NAMES
@@ -70,7 +70,7 @@ def _small_files(
     templates = (f"{_TEMPLATES}/{path.name}" for path in source.glob(f"{_TEMPLATES}/*.jinja"))
     names = [*_COPIED, *ranks, *templates]
     copied = [name for name in names if (source / name).is_file()]
-    files = {name: (source / name).read_bytes() for name in copied}
+    files = {name: read_side_file(source / name) for name in copied}
     files["config.json"] = encode_json(config_json)
     weight_files = {info.file for info in checkpoint.tensors.values()}
     return files, [source / name for name in ("config.json", *copied)] + sorted(weight_files)

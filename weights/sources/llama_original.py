@@ -14,7 +14,7 @@ import numpy as np
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.files.reading import encode_json, read_json
+from swiftchat.weights.files.reading import encode_json, read_json, read_side_file
 from swiftchat.weights.formats.torch_checkpoint import read_torch_checkpoint
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.quantization.rounding import DTYPE_NAMES
@@ -70,7 +70,8 @@ def plan(source: Path, dtype: str | None) -> Plan:
     config_json = _config_json(source, params, shards, dtype)
     config = parse_config(config_json, str(source / "params.json"))
     _reject_unknown(shards, config)
-    files = {name: (source / name).read_bytes() for name in _COPIED if (source / name).is_file()}
+    copied = [name for name in _COPIED if (source / name).is_file()]
+    files = {name: read_side_file(source / name) for name in copied}
     files["config.json"] = encode_json(config_json)
     files[GENERATION_CONFIG] = encode_json(_generation_json(config))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.files.reading import read_small_file
 from swiftchat.weights.formats.safe_pickle import PickledObject
 from swiftchat.weights.formats.torch_checkpoint import read_content, tensors_of
 from swiftchat.weights.model.checkpoint import Checkpoint
@@ -102,7 +103,7 @@ def _iteration(source: Path) -> Path:
     if _ranks(source):
         return source
     if (source / _LATEST).is_file():
-        text = (source / _LATEST).read_bytes()[:20].decode(errors="replace").strip()
+        text = read_small_file(source / _LATEST)[:20].decode(errors="replace").strip()
         if text == "release":
             return source / "release"
         if not text.isdecimal():

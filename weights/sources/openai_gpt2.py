@@ -12,7 +12,7 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
-from swiftchat.weights.files.reading import encode_json, read_json
+from swiftchat.weights.files.reading import encode_json, read_json, read_side_file
 from swiftchat.weights.formats.tensorflow_checkpoint import read_tensorflow_checkpoint
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.quantization.rounding import WIRE_NAMES
@@ -89,7 +89,7 @@ def _index(source: Path) -> Path:
     if not latest.is_file():
         raise BadModelFile(f"{source}: {len(found)} checkpoints, and {_LATEST} is missing")
     # A line of a protobuf text message: model_checkpoint_path: "NAME"
-    text = latest.read_bytes()[:4096].decode(errors="replace")
+    text = read_side_file(latest)[:4096].decode(errors="replace")
     match = re.search(r'^model_checkpoint_path:\s*"([^"]*)"', text, re.MULTILINE)
     name = match[1] if match else ""
     if source / f"{name}.index" not in found:
@@ -149,7 +149,7 @@ def _tokenizer_files(source: Path) -> dict[str, bytes]:
     config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}
     config |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), _END_OF_TEXT)
     return {
-        "vocab.json": encoder.read_bytes(),
-        "merges.txt": merges.read_bytes(),
+        "vocab.json": read_side_file(encoder),
+        "merges.txt": read_side_file(merges),
         "tokenizer_config.json": encode_json(config),
     }

@@ -103,7 +103,7 @@ def _start(chat_model: "ChatModel", line: Line, system: str | None) -> AnswerGro
         if params.beams is None and name in request.options:
             raise UsageError(f"{name} is for a beam search", "add beams to the line")
     stops = chat_model.config.texts(changes)["stop"]
-    num_samples = request.options.get("samples", chat_model.config.samples)
+    num_samples = request.options.get("samples") or chat_model.config.samples
     if chat_model.config.no_template:
         text = "".join(message["content"] for message in request.messages)
         return AnswerGroup(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS
-from swiftchat.chat.options.option_types import MAX_AT_A_TIME, OnceOption
+from swiftchat.chat.options.option_types import MAX_AT_A_TIME, OnceOption, UserPath, Whole
 from swiftchat.chat.options.parameters import ALL_PARAMETERS
 from swiftchat.chat.subcommands.score import ENGINE_OPTIONS, MODEL
 from swiftchat.chat.terminal.output import print_notice
@@ -29,19 +29,19 @@ _OPTIONS = {
 
 
 @click.command(params=[MODEL, *(one for one in CHAT_OPTIONS if one.name in _OPTIONS)])
-@click.argument("file", metavar="IN.jsonl", type=click.Path())
+@click.argument("file", metavar="IN.jsonl", type=UserPath())
 @click.option(
     "-o",
     "--output",
     cls=OnceOption,
-    type=click.Path(path_type=Path),
+    type=UserPath(path_type=Path),
     help="Write the answers to this file; - is stdout.",
 )
 @click.option("--as-finished", is_flag=True, help="Leave the answers in the order of their ends.")
 @click.option("--overwrite", is_flag=True, help="Answer all lines again, also those in -o.")
 @click.option(
     "--parallel",
-    type=click.IntRange(1, MAX_AT_A_TIME),
+    type=Whole(1, MAX_AT_A_TIME),
     metavar="N",
     help="Answers at a time; default: 16. More need more memory for the KV cache.",
 )

@@ -2,18 +2,14 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Never
 
-from swiftchat.chat.options.chat_options import typed
 from swiftchat.chat.options.config import SAMPLING_OPTIONS
-from swiftchat.chat.options.parameters import (
-    PARAMETERS,
-    ChoiceParameter,
-    named_options,
-    option_name,
-)
+from swiftchat.chat.options.option_files import read_options
+from swiftchat.chat.options.parameters import option_name, shown
 from swiftchat.errors import UsageError
 
 _OPTIONS = (*SAMPLING_OPTIONS, "logprobs", "samples")
@@ -37,10 +33,12 @@ class Line:
     def id(self) -> Any:
         """The field `id`, None for a line without one."""
         try:
-            value = json.loads(self.text)
+            value = json.loads(self.text, parse_constant=_refuse, parse_float=_finite)
+            found = value.get("id") if isinstance(value, dict) else None
+            json.dumps(found)  # an error for one that is nested too deeply for the output
         except (ValueError, RecursionError):
             return None
-        return value.get("id") if isinstance(value, dict) else None
+        return found
 
 
 @dataclass(frozen=True)
@@ -86,11 +84,28 @@ _HINT = 'write it as {"prompt": "Why is the sky blue?", "temperature": 0}'
 
 def _parse_json(text: str) -> Any:
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode()  # an error for half of a surrogate pair
         return value
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise UsageError("the line is not JSON: it is nested too deeply", _HINT) from error
+    except (json.JSONDecodeError, UnicodeEncodeError, _NoNumber) as error:
         raise UsageError(f"the line is not JSON: {error}", _HINT) from error
+    except ValueError as error:  # of `int`
+        raise UsageError("the line has a number with thousands of digits", _HINT) from error
+
+
+class _NoNumber(ValueError):
+    """A number that JSON does not have, or that no float has."""
+
+
+def _refuse(text: str) -> Never:
+    raise _NoNumber(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(shown(text))
 
 
 def _messages(value: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -110,10 +125,7 @@ def _messages(value: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    for name, value in settings.items():
+    for name in settings:
         if option_name(name) not in _OPTIONS:
-            raise UsageError(f"no option {name!r}", f"a line may have: {', '.join(_OPTIONS)}")
-        is_choice = isinstance(PARAMETERS.get(option_name(name)), ChoiceParameter)  # may be true
-        if isinstance(value, dict) or (isinstance(value, bool) and not is_choice):
-            raise UsageError(f"{name} must be a number or a text, not {json.dumps(value)}")
-    return typed(named_options(settings, "the line"))
+            raise UsageError(f"no option {shown(name)}", f"a line may have: {', '.join(_OPTIONS)}")
+    return read_options(settings, _OPTIONS, "the line")

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swiftchat.chat.options.completion import complete_models, complete_shapes
-from swiftchat.chat.options.option_types import MAX_AT_A_TIME, MAX_RANKS, Number, RankCount
+from swiftchat.chat.options.option_types import (
+    MAX_AT_A_TIME,
+    MAX_RANKS,
+    Number,
+    RankCount,
+    UserPath,
+    Whole,
+)
 from swiftchat.chat.options.parameters import PARAMETERS
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
@@ -36,14 +43,14 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
 )
 @click.option(
     "--prompt-tokens",
-    type=click.IntRange(1, _MAX_TOKENS),
+    type=Whole(1, _MAX_TOKENS),
     default=512,
     show_default=True,
     help="Prompt length of the prefill measurement.",
 )
 @click.option(
     "--answer-tokens",
-    type=click.IntRange(2, _MAX_TOKENS),
+    type=Whole(2, _MAX_TOKENS),
     default=128,
     show_default=True,
     help="Length of each answer.",
@@ -52,7 +59,7 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
     "--context",
     "contexts",
     multiple=True,
-    type=click.IntRange(0, _MAX_TOKENS),
+    type=Whole(0, _MAX_TOKENS),
     default=(0, 1024),
     show_default=True,
     help="Measure decoding after this many tokens (repeatable).",
@@ -61,14 +68,14 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
     "--batch",
     "batches",
     multiple=True,
-    type=click.IntRange(1, MAX_AT_A_TIME),
+    type=Whole(1, MAX_AT_A_TIME),
     default=(1, 4),
     show_default=True,
     help="Measure this many answers at once (repeatable).",
 )
 @click.option(
     "--runs",
-    type=click.IntRange(1, _MAX_RUNS),
+    type=Whole(1, _MAX_RUNS),
     default=3,
     show_default=True,
     help="Repetitions; the medians are printed.",
@@ -82,7 +89,7 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
 )
 @click.option(
     "--pp",
-    type=click.IntRange(1, MAX_RANKS),
+    type=Whole(1, MAX_RANKS),
     default=1,
     metavar="N",
     help="Pipeline parallel: number of stages of --tp GPUs each.",
@@ -97,7 +104,10 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
 @click.option("--threads", type=Number(PARAMETERS["threads"]), help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
-    "--plot", metavar="terminal|FILE.png", help="Also plot tokens/s against context length."
+    "--plot",
+    type=UserPath(),
+    metavar="terminal|FILE.png",
+    help="Also plot tokens/s against context length.",
 )
 def bench(
     model: str | None,

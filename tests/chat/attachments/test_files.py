@@ -1,5 +1,9 @@
 """Files as attachments: the fence, patterns, encodings, refusal of everything but text."""
 
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +98,57 @@ def test_unreadable_and_endless_files(tmp_path: Path) -> None:
         read_attachments(["/dev/zero"])
     with pytest.raises(FileSystemError, match="nouser-x"):
         read_attachments(["~nouser-x/a"])
+
+
+def test_parts_of_a_pattern_that_exist_are_literal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("src/(p)/[id]/page.ts", "src/(p)/i/page.ts", "src/q/[id]/page.ts", "src/a?/[!x].ts")
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(name)
+
+    def found(pattern: str) -> list[str]:
+        return [one.text for one in read_attachments([pattern])]
+
+    assert found("src/(p)/[id]/*") == [names[0]]
+    assert found("src/(p)/[id]/page.*") == [names[0]]
+    assert found("src/*/[id]/*") == [names[0], names[2]]
+    assert found("src/(p)/[hij]/*") == [names[1]]
+    assert found("src/a?/*.ts") == [names[3]]
+    assert found("src/a?/[!x].ts") == [names[3]]
+    assert found(f"{tmp_path}/src/(p)/[id]//*") == [names[0]]
+    assert found("./src/**/[id]/*.ts") == [names[1]]  # behind ** a part is a pattern
+    with pytest.raises(UsageError, match="no file matches"):
+        read_attachments(["src/(p)/[xyz]/*"])
+
+
+def test_terminals_and_the_outputs_of_the_program_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reading them would wait for ever, and take keys from the prompt."""
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "r+b", buffering=0), os.fdopen(master, "wb") as keys:
+        keys.write(b"typed\n")
+        keys.flush()
+        for name in (os.ttyname(slave), f"/proc/self/fd/{slave}", f"/dev/fd/{slave}"):
+            with pytest.raises(UsageError, match="is a terminal"):
+                read_attachments([name])
+        with os.fdopen(os.dup(slave)) as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            with pytest.raises(UsageError, match="is stdin, which is a terminal"):
+                read_attachments(["-"])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_pipe_that_the_program_writes_is_refused(number: int) -> None:
+    script = (
+        "from swiftchat.chat.attachments.user_text import read_text\n"
+        f"try: read_text('/proc/self/fd/{number}')\n"
+        "except Exception as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == f"/proc/self/fd/{number} is an output of this program\n"

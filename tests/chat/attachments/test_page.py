@@ -1,5 +1,8 @@
 """Pages as attachments: HTML, types, sizes, redirects, faults, no secrets in errors."""
 
+import contextlib
+import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -97,6 +100,30 @@ def test_a_slow_page_ends(server: tuple[str, list[str]], monkeypatch: pytest.Mon
     monkeypatch.setattr(page, "_TOTAL_S", -1.0)
     with pytest.raises(DownloadError, match="took longer"):
         page.fetch_page(f"{server[0]}/page")
+
+
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"])
+def test_a_page_that_comes_byte_by_byte_ends(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither headers nor a body prolong the time by parts that come always in time."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(page, "_TOTAL_S", 0.5)
+    is_over = threading.Event()
+
+    def trickle(listening: socket.socket) -> None:
+        with listening.accept()[0] as peer, contextlib.suppress(OSError):
+            peer.sendall(start)
+            while not is_over.wait(0.02):
+                peer.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sender = threading.Thread(target=trickle, args=(listening,))
+        sender.start()
+        try:
+            with pytest.raises(DownloadError, match="took longer than"):
+                page.fetch_page(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+        finally:
+            is_over.set()
+            sender.join()
 
 
 def test_offline_requests_nothing(server: tuple[str, list[str]]) -> None:

@@ -360,11 +360,11 @@ def test_read_rejects_missing_and_binary_files(chat: Chat, tmp_path: Path) -> No
 
 def test_shell_output_can_be_attached(chat: Chat) -> None:
     shown = chat.send("!printf 'a\\033[31mb\\r\\nc'; exit 3")
-    assert "a␛[31mb\nc\nexit status 3" in shown and "/attach" in shown
+    assert "a\x1b[31mb\r\nc\nexit status 3" in shown and "/attach" in shown
     chat.send("/attach")
     chat.send("why?", "x")
     prompt = chat.engine.prompt_text()
-    assert prompt.count("$ printf") == 2 and "b\nc\n```\n(end of $ printf" in prompt
+    assert prompt.count("$ printf") == 2 and "ab\nc\n```\n(end of $ printf" in prompt
     assert "nothing is attached" in chat.send("/attach")
     for wrong in ("!", "/attach x"):
         with pytest.raises(UsageError):

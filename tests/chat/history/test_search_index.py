@@ -55,15 +55,22 @@ def test_an_older_index_loses_unfinished_answers(
     path = tmp_path / "sessions.db"
     with monkeypatch.context() as patch:
         patch.setattr(store_module, "_MIGRATIONS", store_module._MIGRATIONS[:2])
-        with SessionStore(path, pytest.fail) as store:
-            conversation = Conversation()
-            conversation.add("user", "a question")
-            conversation.add("assistant", "killed while it wrote", None)
-            store.save(conversation)
-        assert indexed(path) == [1, 2]
+        SessionStore(path, pytest.fail).close()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("INSERT INTO sessions VALUES ('s', NULL, 't', NULL, '{}', 'b', 0, 0)")
+        for id_, parent, role, text in (
+            ("a", None, "user", "a question"),
+            ("b", "a", "assistant", "killed while it wrote"),
+        ):
+            db.execute(
+                """INSERT INTO messages (id, session, parent, role, content, params, created)
+                VALUES (?, 's', ?, ?, ?, '{}', 0)""",
+                (id_, parent, role, text),
+            )
+    assert indexed(path) == [1, 2]
     with SessionStore(path, pytest.fail) as store:
         assert indexed(path) == [1] and found(store, "killed") == ["assistant"]
-        loaded = store.load(conversation.id)
+        loaded = store.load("s")
         assert loaded.tip is not None
         loaded.tip.finish_reason = "interrupt"
         loaded.unsaved[loaded.tip] = None

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.options.config import ChatConfig, load_config_file
+from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.options.option_files import load_config_file
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.errors import UsageError
 
@@ -26,7 +27,7 @@ def test_invalid_values_in_generation_config_are_ignored(nonsense: dict) -> None
 @pytest.mark.fault(45)
 def test_the_configuration_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    monkeypatch.setattr("swiftchat.chat.options.config.config_path", lambda: file)
+    monkeypatch.setattr("swiftchat.chat.options.option_files.config_path", lambda: file)
     assert load_config_file({"temperature"}) == {}
     for name in ("temperature", "temp"):
         file.write_text(f"{name} = 0.5\n")

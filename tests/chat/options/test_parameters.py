@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from swiftchat.chat import cli
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS
-from swiftchat.chat.options.config import config_path, load_config_file
-from swiftchat.chat.options.option_types import Number
+from swiftchat.chat.options.chat_options import CHAT_OPTIONS, typed
+from swiftchat.chat.options.config import config_path
+from swiftchat.chat.options.option_files import load_config_file
 from swiftchat.chat.options.parameters import PARAMETERS, ChoiceParameter, Parameter
 from swiftchat.errors import UsageError
 from tests.chat.commands.test_commands import Chat, chat
@@ -106,7 +106,7 @@ def test_wrong_values_say_the_range(chat: Chat, option: str) -> None:
 
 
 def test_a_file_may_have_a_boolean() -> None:
-    assert Number(PARAMETERS["early_stopping"]).convert(True, None, None) == "true"
+    assert typed({"early_stopping": True}) == {"early_stopping": "true"}
 
 
 @pytest.mark.parametrize("word", ["off", "default"])
@@ -181,8 +181,9 @@ def test_the_conversations_of_older_versions_keep_their_temperature(chat: Chat) 
 @pytest.mark.fault(45)
 def test_errors_of_values_in_the_configuration_name_the_file() -> None:
     write_config("top_p = 7\n")
-    message = usage_error("-p", "x", default_map=load_config_file({"top_p"}))
-    assert f"top_p in {config_path()}: must be a number above 0" in message
+    with pytest.raises(UsageError) as caught:
+        load_config_file({"top_p"})
+    assert f"{config_path()}: top_p: must be a number above 0" in caught.value.message
 
 
 def test_help_shows_choices_as_they_are_typed() -> None:

@@ -284,7 +284,7 @@ def test_a_table_that_does_not_fit_becomes_a_list() -> None:
     assert shown(table, columns=16) == "- a: one\n  b: two\n  c: three"
 
 
-CONTROLS = "".join(map(chr, [*range(9), *range(11, 32), *range(127, 160), 0x202E, 0x2066, 0x2028]))
+CONTROLS = "".join(map(chr, [*range(9), *range(11, 32), *range(127, 160), 0x202E, 0x202A, 0x2028]))
 OUR_ESCAPES = re.compile(r"\x1b\[(?:[0-9;]*m|K|A|\?7[hl])")
 
 

@@ -1,6 +1,7 @@
 """Output style by options and environment; clipboard; import time."""
 
 import base64
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,15 +49,24 @@ def test_choose_style(
     assert (style.mode, style.is_colored, style.is_live) == (mode, colored, live)
 
 
-def test_copy_over_ssh_sends_osc_52() -> None:
+def test_copy_over_ssh_sends_osc_52(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
-    copy("grün\x07", {"SSH_TTY": "/dev/pts/0"}, written.append)
+    told = copy("grün\x07", {"SSH_TTY": "/dev/pts/0"}, written.append)
+    assert "may refuse it" in told
     sequence = "".join(written)
     assert sequence.startswith("\x1b]52;c;") and sequence.endswith("\x07")
-    assert base64.b64decode(sequence[7:-1]).decode() == "grün\x07"
+    assert base64.b64decode(sequence[7:-1]).decode() == "grün␇"
     with pytest.raises(UsageError, match="too many"):
         copy("x" * 60_000, {"SSH_TTY": "/dev/pts/0"}, written.append)
     assert len(written) == 1
+    # In tmux over SSH, which knows of SSH_CONNECTION only; there is no tmux to run.
+    monkeypatch.setenv("PATH", "/nowhere")
+    copy("text", {"SSH_CONNECTION": "1.2.3.4 1 5.6.7.8 22", "TMUX": "/socket"}, written.append)
+    assert written[1] == "\x1bPtmux;\x1b\x1b]52;c;dGV4dA==\x07\x1b\\"
+    copy("text" * 300, {"SSH_TTY": "/dev/pts/0", "STY": "1.screen"}, written.append)
+    parts = written[2].removeprefix("\x1bP").removesuffix("\x1b\\").split("\x1b\\\x1bP")
+    assert len(parts) > 1 and max(map(len, parts)) < 768
+    assert base64.b64decode("".join(parts)[7:-1]) == b"text" * 300
 
 
 def test_copy_uses_the_desktop_clipboard_without_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,15 +74,37 @@ def test_copy_uses_the_desktop_clipboard_without_ssh(monkeypatch: pytest.MonkeyP
 
     copied: list[str] = []
     monkeypatch.setattr(pyperclip, "copy", copied.append)
+    monkeypatch.setattr(pyperclip, "paste", lambda: copied[-1])
     copy("text", {}, lambda text: pytest.fail("unexpected output"))
     assert copied == ["text"]
+
+    # A program that fails does not say so: the terminal gets the text.
+    monkeypatch.setattr(pyperclip, "paste", lambda: "")
+    written: list[str] = []
+    assert "may refuse it" in copy("text", {}, written.append) and len(written) == 1
 
     def fail(text: str) -> None:
         raise pyperclip.PyperclipException("no mechanism")
 
     monkeypatch.setattr(pyperclip, "copy", fail)
     with pytest.raises(UsageError, match="no clipboard program"):
-        copy("text", {}, copied.append)
+        copy("text", {"TERM": "dumb"}, written.append)
+    assert len(written) == 1
+    assert "may refuse it" in copy("text", {"TERM": "xterm"}, written.append)
+
+
+def test_copy_in_tmux_over_ssh_sets_the_buffer_of_tmux(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmux = tmp_path / "tmux"
+    tmux.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/args\nexec cat > {tmp_path}/text\n')
+    tmux.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    env, written = {"SSH_CONNECTION": "a b", "TMUX": "/socket"}, list[str]()
+    told = copy("grün\x1b[2J" * 30_000, env, written.append)
+    assert "tmux" in told and written == []
+    assert (tmp_path / "args").read_text() == "load-buffer -w -\n"
+    assert (tmp_path / "text").read_text() == "grün␛[2J" * 30_000
 
 
 def test_the_prompt_does_not_import_slow_modules(tmp_path: Path) -> None:

@@ -14,13 +14,15 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.layout.controls import BufferControl
+from prompt_toolkit.layout.processors import TransformationInput
 from prompt_toolkit.output import DummyOutput
 
 from swiftchat.chat.commands.registry import BY_NAME, complete_argument
 from swiftchat.chat.repl.input import InputLine, open_history
 from swiftchat.chat.repl.keyboard_input import open_output
 from swiftchat.chat.repl.message import is_unfinished, message_of
-from swiftchat.chat.repl.pastes import Pastes
+from swiftchat.chat.repl.pastes import Pastes, ShownLine
 
 Read = Callable[..., str]
 SUMMARIES = {name: command.summary for name, command in BY_NAME.items()}
@@ -71,6 +73,8 @@ END_SIGNAL = """
 import asyncio, os, signal
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.layout.controls import BufferControl
+from prompt_toolkit.layout.processors import TransformationInput
 from prompt_toolkit.output import DummyOutput
 from swiftchat.chat.repl.input import InputLine
 from swiftchat.chat.terminal.signals import install_signal_handlers
@@ -116,12 +120,86 @@ def test_long_pastes_are_folded_until_sent(pipe: PipeInput, tmp_path: Path) -> N
 
     keys = f"sum up: \x1b[200~{PASTED}\x1b[201~ and \x1b[200~{other}\x1b[201~\r"
     assert read(keys) == f"sum up: {PASTED} and {other}"
-    shown = line._session.default_buffer.history.get_strings()[-1]
-    assert shown == "sum up: [pasted 30 lines] and [pasted 30 lines, 2]"
     assert "line 29" in file.read_text() and "[pasted" not in file.read_text()
     assert read("\x1b[A\r").startswith("sum up: line 0")  # recalled as placeholder, sent as text
-    assert read("\x7f\x7fx\r", PASTED) == "[pasted 30 linex"  # an edited placeholder is text
+    assert read("\x7fx\r", PASTED) == "x"  # a placeholder is deleted as a whole
+    assert read("\x01say \x05!\r", PASTED) == f"say {PASTED}!"
     assert read("\x1b[200~a\r\nb\x1b[201~\r") == "a\nb"
+    for typed in ("[pasted 30 lines]", "see [pasted 30 lines, 2]"):  # by the user, not by a paste
+        assert read(f"{typed}\r") == read("\r", typed) == typed
+        copied = f"sum up: [pasted 30 lines] {typed}"  # from the screen
+        assert read(f"\x1b[200~{copied}\x1b[201~\r") == copied
+        assert read(f"\x1b[200~{PASTED}\x1b[201~{typed}\r") == PASTED + typed
+    assert read("\r", "no \ud800 placeholder") == "no \ufffd placeholder"
+    assert read("/sy\x1b[200~" + PASTED + "\x1b[201~/\t\r") == f"/sy{PASTED}/"
+
+
+LONG_LINE = " ".join(f"word{i}" for i in range(30_000))
+
+
+def test_a_long_line_is_folded_wherever_it_comes_from(pipe: PipeInput, tmp_path: Path) -> None:
+    """Drawing it would take seconds at each key."""
+    file = tmp_path / "history"
+    file.write_text(f"\n# 2026\n+word first\n\n# 2026\n+{LONG_LINE}\n")
+    line, lengths = InputLine(SUMMARIES, words, file, lambda: []), list[int]()
+    line._session.default_buffer.on_text_changed += lambda buffer: lengths.append(len(buffer.text))
+
+    def read(keys: str, default: str = "") -> str:
+        pipe.send_text(keys)
+        return line.prompt(default)
+
+    assert read("\x1b[A!\r") == f"{LONG_LINE}!"
+    assert read("word\x1b[A\x1b[A\x1b[A\r") == "word first"  # the search goes on behind it
+    assert read("\r", LONG_LINE) == LONG_LINE  # /edit
+    pieces = [LONG_LINE[i : i + 3000] for i in range(0, 30_000, 3000)]
+    pasted = "".join(f"\x1b[200~{piece}\x1b[201~" for piece in pieces)
+    assert read(f"{pasted}\r") == LONG_LINE[:30_000]
+    assert max(lengths) <= 10_000
+
+
+def test_the_editor_gets_the_whole_text(
+    pipe: PipeInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editor, seen = tmp_path / "editor", tmp_path / "seen"
+    editor.write_text(f"#!/bin/sh\ncp $1 {seen}\n")
+    editor.chmod(0o700)
+    monkeypatch.setenv("VISUAL", str(editor))
+    line = InputLine(SUMMARIES, words, None, lambda: [])
+    buffer = line._session.default_buffer
+
+    def send_when_edited(_: object) -> None:
+        if seen.exists():
+            pipe.send_text("\r")
+        line._session.app.invalidate()
+
+    pipe.send_text("\x18\x05")
+    line._session.app.after_render += send_when_edited
+    assert line.prompt(LONG_LINE) == LONG_LINE and seen.read_text() == LONG_LINE
+    assert len(buffer.text) < 10_000
+
+
+@pytest.mark.parametrize("width", [20, 80])
+def test_the_cursor_moves_over_a_label_as_over_one_character(width: int) -> None:
+    pastes = Pastes()
+    text = f"see {pastes.fold_paste(PASTED)} and {pastes.fold_paste(PASTED.upper())}!"
+    drawn = ShownLine(pastes).apply_transformation(
+        TransformationInput(BufferControl(), Document(), 0, lambda i: i, [("", text)], width, 10)
+    )
+    shown = "".join(part for _, part, *_ in drawn.fragments)
+    assert shown == "see [pasted 30 lines] and [pasted 30 lines, 2]!"
+    ends = [4, 21, 26, 46, 47]
+    positions = [4, 5, 10, 11, 12]
+    assert [drawn.source_to_display(position) for position in positions] == ends
+    assert [drawn.display_to_source(column) for column in ends] == positions
+    assert drawn.display_to_source(10) == 4
+
+
+def test_of_a_long_line_in_a_search_the_beginning_is_drawn() -> None:
+    drawn = ShownLine(Pastes()).apply_transformation(
+        TransformationInput(BufferControl(), Document(), 0, lambda i: i, [("", LONG_LINE)], 80, 10)
+    )
+    assert sum(len(part) for _, part, *_ in drawn.fragments) == 10_000
+    assert drawn.source_to_display(len(LONG_LINE)) == 10_000
 
 
 def test_vi_keys(pipe: PipeInput) -> None:
@@ -145,6 +223,15 @@ def test_history_by_arrow_prefix_and_search(read: Read) -> None:
     assert read("al\x1b[A\x1b[A\r") == "alpha"
     assert read("\x12bet\r\r") == "beta"
     assert read("alph\x12\x03x\r") == "alphx"  # Ctrl-C ends the search, not the line
+
+
+def test_the_history_file_has_no_passwords(tmp_path: Path) -> None:
+    history = open_history(tmp_path / "history", Pastes())
+    typed = "/read https://me:pa@ss@host.example/a?b https://TOKEN@git.example/x@y and a@b.example"
+    history.append_string(typed)
+    text = (tmp_path / "history").read_text()
+    assert "+/read https://host.example/a?b https://git.example/x@y and a@b.example\n" in text
+    assert history.get_strings() == [typed], "in this chat it can be sent again"
 
 
 def test_the_history_file_replaces_invalid_bytes(tmp_path: Path) -> None:

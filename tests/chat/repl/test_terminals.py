@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -61,6 +62,30 @@ def in_shell(program: Program, *answers: object) -> Terminal:
     terminal.type(f"clear; {script}\r")
     terminal.wait_for("Send a message")
     return terminal
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "is_colored"),
+    [
+        (("--color", "never"), {}, False),
+        (("--theme", "none"), {}, False),
+        ((), {"NO_COLOR": "1"}, False),
+        (("--color", "always"), {"NO_COLOR": "1"}, True),
+        (("--raw",), {}, True),
+    ],
+)
+def test_menu_and_toolbar_have_colors_as_answers_have(
+    program: Program, options: tuple[str, ...], env: dict[str, str], is_colored: bool
+) -> None:
+    command, *args = program.command("**Bold** `code`.", options=options)
+    terminal = Terminal(command, args, **{"NO_COLOR": "", "FORCE_COLOR": "", **env})
+    terminal.wait_for("Send a message")
+    terminal.type_now("/s\t")
+    terminal.wait_for("/sessions")
+    sequences = re.findall(rb"\x1b\[([\d;]*)m", terminal.raw)
+    numbers = {int(number) for text in sequences for number in text.split(b";") if number}
+    assert bool(numbers & {*range(30, 50), *range(90, 108)} - {39, 49}) == is_colored
+    terminal.kill()
 
 
 def test_ctrl_z_and_fg_while_typing(program: Program) -> None:
@@ -252,3 +277,84 @@ def test_resizes_to_any_size_during_an_answer(program: Program) -> None:
     terminal.wait_for("Again.", 60)
     terminal.type("\x04")
     assert terminal.wait_end() == 0
+
+
+def test_a_full_screen_program_has_the_terminal(program: Program, tmp_path: Path) -> None:
+    """It reads keys, sees the size and its changes, and leaves the settings as they were."""
+    script = tmp_path / "screen.py"
+    script.write_text(FULL_SCREEN)
+    paths = {"PYTHON": sys.executable, "SCREEN": str(script)}
+    terminal = Terminal(*_split(program.command("Answer.")), **paths)
+    terminal.wait_for("Send a message")
+    terminal.type("!$PYTHON $SCREEN; echo end\r")
+    terminal.wait_for("size 80x24")
+    terminal.process.setwinsize(30, 100)
+    terminal.screen.resize(30, 100)
+    terminal.wait_for("size 100x30")
+    terminal.type_now("\x03\x1a\x1b[A")  # to the program: it has switched signals off
+    terminal.wait_for("keys b'\\x03\\x1a\\x1b[A'")
+    terminal.type_now("q")
+    terminal.wait_for("end\n/attach")
+    terminal.type("/attach\r")
+    terminal.wait_for("$ $PYTHON $SCREEN; echo end is attached to the next message")
+    terminal.type("hello\r")
+    terminal.wait_for("Answer.")
+    terminal.kill()
+
+
+FULL_SCREEN = r"""
+import os, signal, sys, tty
+tty.setraw(0)
+def show(*_):
+    size = os.get_terminal_size(0)
+    os.write(1, b"\x1b[?1049h\x1b[2J\x1b[Hsize %dx%d " % (size.columns, size.lines))
+signal.signal(signal.SIGWINCH, show)
+show()
+keys = b""
+while not keys.endswith(b"q"):
+    keys += os.read(0, 100)
+    os.write(1, b"\x1b[2;1Hkeys " + repr(keys).encode())
+os.write(1, b"\x1b[?1049l")
+os.system("stty sane")
+"""
+
+
+def test_ctrl_c_and_ctrl_z_of_a_command(program: Program) -> None:
+    """The chat neither ends nor stops; colors stay on the screen."""
+    terminal = in_shell(program, "Answer.")
+    terminal.type("!printf '\\033[31mred\\033[0m\\n'; cat\r")
+    terminal.wait_for("\nred")
+    assert b"\x1b[31mred" in terminal.raw
+    terminal.type_now("\x03")
+    terminal.wait_for("interrupted")
+    terminal.type("!cat\r")
+    terminal.wait_for("!cat\n")
+    terminal.type_now("typed\r")
+    terminal.wait_for(lambda text: text.count("typed") == 2)
+    terminal.type_now("\x1a")
+    terminal.wait_for("stopped, and ended")
+    terminal.type("hello\r")
+    terminal.wait_for("Answer.")
+    terminal.type("/bye\r")
+    terminal.wait_for(lambda text: text.rstrip().endswith("$"))
+    terminal.type("stty -a\r")
+    text = terminal.wait_for(lambda text: "icanon" in text and text.rstrip().endswith("$"))
+    assert " icanon" in text and " icrnl" in text and " -echo " not in text
+    terminal.kill()
+
+
+def test_a_command_in_the_background_leaves_the_prompt_alone(
+    program: Program, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    terminal = Terminal(*_split(program.command("Answer.")))
+    terminal.wait_for("Send a message")
+    background = f"(read x < {tmp_path}/pipe; echo late output; echo $x > {tmp_path}/done)"
+    terminal.type(f"!{background} &\r")
+    terminal.wait_for(lambda text: text.count(">>>") == 2 and "Send a message" in text)
+    (tmp_path / "pipe").write_text("go\n")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "done").exists():
+        assert time.monotonic() < deadline, terminal.look()
+    assert terminal.look().count("late output") == 1  # in the command
+    terminal.kill()

@@ -143,7 +143,7 @@ def test_the_end_of_the_engine_ends_the_batch(command: list[str], tmp_path: Path
         ('{"prompt": 1}', "prompt is not a string"),
         ('{"prompt": " "}', "the prompt is empty"),
         ('{"prompt": "a", "system": 1}', "system is not a string"),
-        ('{"prompt": "a", "top_k": true}', "top_k must be a number or a text"),
+        ('{"prompt": "a", "top_k": true}', "top_k: must be a whole number .*, not true"),
         ('{"prompt": "a", "top_k": "x"}', "top_k: must be a whole number"),
         ('{"prompt": "a", "temp": 1, "temperature": 1}', "temperature is set twice"),
         ('{"prompt": "a", "ctx_size": 1}', "no option 'ctx_size'"),
@@ -233,7 +233,7 @@ def test_the_answers_of_a_line_may_be_beams(fake: tuple[FakeEngine, ChatModel]) 
     [
         ({"samples": 2, "temperature": 0}, "2 samples with temperature 0"),
         ({"samples": 3, "beams": 2}, "--samples 3 is above --beams 2"),
-        ({"samples": 65}, "65 is not in the range"),
+        ({"samples": 65}, "between 1 and 64, not '65'"),
         ({"diversity_rate": 2}, "diversity_rate is for a beam search"),
     ],
 )
@@ -270,3 +270,10 @@ def test_choices_may_be_json_booleans() -> None:
         assert parse_request(line, None).options == {"beams": 2, "early_stopping": text}
     with pytest.raises(UsageError, match="speculate: must be auto, off, ngram or draft"):
         parse_request(Line(1, '{"prompt": "a", "speculate": true}'), None)
+
+
+def test_null_is_no_value_of_a_line(fake: tuple[FakeEngine, ChatModel]) -> None:
+    engine, chat_model = fake
+    engine.answers = [{"text": "fine"}]
+    (record,) = answered(chat_model, {"prompt": "a", "samples": None, "seed": None, "stop": None})
+    assert record["content"] == "fine"

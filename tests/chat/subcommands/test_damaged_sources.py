@@ -40,11 +40,6 @@ def index_out_of_the_folder(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def link_out_of_the_folder(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.symlink_to(weights.rename(folder.with_name("elsewhere.safetensors")))
-
-
 def web_page_for_a_shard(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     tiny_llama().save_pretrained(folder, max_shard_size="60KB")
@@ -63,7 +58,6 @@ def narrower_tensor(folder: Path) -> None:
     [
         (hostile_pickle, ("consolidated.00.pth", "pickle")),
         (index_out_of_the_folder, ("../elsewhere.safetensors", "is not a weight file")),
-        (link_out_of_the_folder, ("model.safetensors", "outside the model")),
         (web_page_for_a_shard, ("model-00002-of-", "web page")),
         (narrower_tensor, (Q, "expected [48, 48]", "found [24, 48]")),
     ],

@@ -351,8 +351,8 @@ def test_role_values_are_validated_like_flags(program: Program) -> None:
 
     roles_folder().mkdir(parents=True)
     (roles_folder() / "hot.md").write_text("---\ntemp: hot\n---\n")
-    result = program.run("--role", "hot", "-p", "x")
-    assert result.exit_code == 2 and "hot" in result.stderr
+    error = failure(program, "--role", "hot", "-p", "x")
+    assert error.exit_code == 2 and "hot.md: temperature: must be" in error.message
 
 
 def test_failed_one_shots_are_no_conversations(program: Program) -> None:

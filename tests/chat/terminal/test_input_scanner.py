@@ -5,8 +5,11 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prompt_toolkit.keys import Keys
 
+from swiftchat.chat.repl.keyboard_input import KeyboardInput
 from swiftchat.chat.terminal.input_scanner import InputEvent, InputScanner
+from swiftchat.chat.terminal.keyboard import Keyboard
 
 
 class Clock:
@@ -123,3 +126,128 @@ def test_the_rest_of_a_paste_that_another_program_has_begun_to_read() -> None:
 
 def test_replies_of_the_terminal_are_dropped() -> None:
     assert scan(b"a\x1b]11;rgb:0000/0000/0000\x07b\x1bP1+r\x1b\\c") == [("keys", b"abc")]
+
+
+KEYS = {  # by what is sent: the bytes of a legacy terminal
+    b"\x1b[27;2;13~": b"\n",  # Shift-Enter
+    b"\x1b[13;2u": b"\n",
+    b"\x1b[13;2:1u": b"\n",
+    b"\x1b[13;130u": b"\n",  # with num lock
+    b"\x1b[27;5;13~": b"\r",
+    b"\x1b[13u": b"\r",
+    b"\x1b[57414u": b"\r",  # Enter of the keypad
+    b"\x1b[13;3u": b"\x1b\r",
+    b"\x1b[99;5u": b"\x03",
+    b"\x1b[27;5;99~": b"\x03",
+    b"\x1b[99;69u": b"\x03",  # with caps lock
+    b"\x1b[1089::99;5u": b"",  # Ctrl with a letter that has no control character
+    b"\x1b[99;6u": b"\x03",
+    b"\x1b[99;5:3u": b"",  # released
+    b"\x1b[99;9u": b"",  # with Super
+    b"\x1b[27u": b"\x1b",
+    b"\x1b[27;1;27~": b"\x1b",
+    b"\x1b[97u": b"a",
+    b"\x1b[97:65;2u": b"A",
+    b"\x1b[97;2u": b"A",
+    b"\x1b[49:33;2u": b"!",
+    b"\x1b[97;;228u": b"\xc3\xa4",
+    b"\x1b[27;2;65~": b"A",
+    b"\x1b[98;3u": b"\x1bb",
+    b"\x1b[9;2u": b"\x1b[Z",
+    b"\x1b[127u": b"\x7f",
+    b"\x1b[127;3u": b"\x1b\x7f",
+    b"\x1b[32;5u": b"\x00",
+    b"\x1b[57400u": b"1",
+    b"\x1b[57419u": b"\x1b[A",
+    b"\x1b[57441;2u": b"",  # Shift alone
+    b"\x1b[1;129A": b"\x1b[A",
+    b"\x1b[1;133D": b"\x1b[1;5D",
+    b"\x1b[1;1:3A": b"",
+    b"\x1b[3;5~": b"\x1b[3;5~",
+    b"\x1b[P": b"\x1bOP",
+}
+REPORTS = [
+    b"\x1b[I",
+    b"\x1b[O",
+    b"\x1b[?1;2c",
+    b"\x1b[>41;354;0c",
+    b"\x1b[?2026;2$y",
+    b"\x1b[?0u",
+    b"\x1b[0n",
+    b"\x1b[8;24;80t",
+    b"\x1b[<35;10;5M",
+    b"\x1b[M !!",
+    b"\x1b[?997;1n",
+    b"\x1b[99999999999999999999u",
+    b"\x1b]11;rgb:0000/0000/0000\x07",
+    b"\x1b]52;c;aGVsbG8=\x1b\\",
+    b"\x1bP>|kitty(0.35)\x1b\\",
+    b"\x1bP1+r524742\x1b\\",
+    b"\x1b_Gi=1;OK\x1b\\",
+]
+
+
+@pytest.mark.parametrize(("sent", "key"), KEYS.items())
+def test_keys_of_every_protocol_act_as_keys_of_a_legacy_terminal(sent: bytes, key: bytes) -> None:
+    assert scan(sent) == ([("keys", key)] if key else [])
+    events = [event.data for event in scanned([b"a", sent, b"b"])]
+    assert b"".join(events) == b"a" + key + b"b"
+
+
+@given(st.sampled_from([*REPORTS, *KEYS]), st.data(), st.integers(0, 9))
+def test_no_split_of_a_sequence_inserts_its_characters(
+    sequence: bytes, data: st.DataObject, num_pauses: int
+) -> None:
+    """Also with pauses behind its first two bytes, as on a slow line."""
+    cut = data.draw(st.integers(1, len(sequence) - 1))
+    scanner = InputScanner(Clock())
+    events = scanner.feed(b"a") + scanner.feed(sequence[:cut])
+    for _ in range(num_pauses if cut > 2 else 0):
+        events += scanner.pause()
+    events += scanner.feed(sequence[cut:] + b"b") + scanner.pause()
+    assert b"".join(event.data for event in events) == b"a" + KEYS.get(sequence, b"") + b"b"
+
+
+def test_the_rest_of_a_sequence_that_never_comes_is_not_waited_for() -> None:
+    scanner = InputScanner(Clock())
+    events = scanner.feed(b"\x1b[12;")
+    while scanner.is_waiting:
+        events += scanner.pause()
+    assert events == [] and named(scanner.feed(b"a")) == [("keys", b"a")]
+
+
+def test_ctrl_c_ends_an_answer_without_an_end() -> None:
+    assert scan(b"\x1b]11;rgb:00", b"\x03") == [("keys", b"\x03")]
+
+
+@pytest.mark.parametrize("typed", [b"\x1bP", b"\x1bPx", b"\x1b]", b"\x1bOx", b"\x1b_"])
+def test_escape_and_a_letter_typed_fast_are_keys(typed: bytes) -> None:
+    """In vi mode they are two commands."""
+    scanner = InputScanner(Clock())
+    events = [event for byte in typed for event in scanner.feed(bytes([byte]))]
+    events += scanner.pause() + scanner.feed(b"y")
+    assert b"".join(event.data for event in events) == typed + b"y"
+
+
+@given(st.from_regex(rb"\x1b\[[0-?]{0,8}[ -/]?[@-~]", fullmatch=True))
+def test_no_sequence_inserts_its_characters(sequence: bytes) -> None:
+    """Unless it is the key of a character."""
+    if sequence in (b"\x1b[M", b"\x1b[["):  # more follows
+        return
+    keyboard = KeyboardInput(Keyboard())
+    inserted = [
+        key
+        for event in scanned([sequence])
+        for key in keyboard._parsed(event)
+        if not isinstance(key.key, Keys)
+    ]
+    is_character = sequence.endswith((b"u", b"~"))
+    assert len(inserted) <= is_character, inserted
+
+
+@pytest.mark.parametrize("modified", [b"\x1b[1;8P", b"\x1b[24;7~", b"\x1b[6;13~", b"\x1b[1;12C"])
+def test_modifiers_that_are_unknown_do_not_count(modified: bytes) -> None:
+    keyboard = KeyboardInput(Keyboard())
+    (event,) = scanned([modified])
+    (key,) = [key for key in keyboard._parsed(event) if key.key is not Keys.Escape]
+    assert isinstance(key.key, Keys)

@@ -50,13 +50,14 @@ def test_exit_commands(chat: Callable[..., Terminal], word: str) -> None:
 
 
 @pytest.mark.fault(11)
-def test_ctrl_c_during_an_answer_keeps_typed_text(chat: Callable[..., Terminal]) -> None:
+@pytest.mark.parametrize("key", ["\x03", "\x1b[99;5u"])  # of a legacy terminal, and of kitty
+def test_ctrl_c_during_an_answer_keeps_typed_text(chat: Callable[..., Terminal], key: str) -> None:
     terminal = chat({"text": "x" * 5000, "delay_s": 0.02}, "Second answer.")
     terminal.type("long\r")
     terminal.wait_for("xxxxx")
     terminal.type("typed meanwhile")
     terminal.wait_read()
-    terminal.type("\x03")
+    terminal.type(key)
     terminal.wait_for("stopped")
     terminal.wait_for(">>> typed meanwhile")
     terminal.type("\r")
@@ -90,7 +91,7 @@ def test_pasting_newlines_does_not_send(chat: Callable[..., Terminal]) -> None:
     terminal.wait_for("Got it.")
 
 
-@pytest.mark.parametrize("keys", ["\x1b\r", "\n", "\\\r"])
+@pytest.mark.parametrize("keys", ["\x1b\r", "\n", "\\\r", "\x1b[13;2u", "\x1b[I\x1b[27;2;13~"])
 def test_newline_keys_do_not_send(chat: Callable[..., Terminal], keys: str) -> None:
     terminal = chat("Sent.")
     terminal.type(f"first{keys}second")

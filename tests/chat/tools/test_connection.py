@@ -7,13 +7,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import psutil
 import pytest
+from mcp.client import stdio
 
-from swiftchat.chat.tools.connection import Connections, ServerError
+from swiftchat.chat.tools import connection as connection_module
+from swiftchat.chat.tools.connection import Connections, ServerError, bound_messages
 from swiftchat.chat.tools.result import result_text
 from swiftchat.chat.tools.servers import ServerSpec
 from swiftchat.chat.tools.toolbox import Toolbox
+from swiftchat.errors import UsageError
 from tests.support import mcp_sdk_server, mcp_server
 from tests.support.worker_processes import command_line
 
@@ -89,6 +93,30 @@ def test_a_call_that_takes_too_long_is_an_error_and_the_next_one_works(tmp_path:
         assert server.is_alive
 
 
+def test_a_message_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK would keep all of it, until the memory or the time of the call ends."""
+    with Connections() as connections:
+        server = connections.open(ServerSpec("s", (*COMMAND, "endless")))
+        with pytest.raises(ServerError, match="writes no MCP messages, but other text"):
+            server.wait_ready()
+
+
+def test_only_what_is_too_long_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "_MAX_MESSAGE_CHARACTERS", 10)
+    bound_messages()
+    chunks = ["ab\n", "x" * 8, "x" * 8, "x" * 99, "x\ncd\ne", "f\n"]
+
+    class Source:
+        async def receive(self, max_bytes: int = 0) -> bytes:
+            return chunks.pop(0).encode()
+
+    async def read() -> str:
+        stream = stdio.TextReceiveStream(Source())  # type: ignore[attr-defined, arg-type]
+        return "".join([await stream.receive() for _ in range(len(chunks))])
+
+    assert anyio.run(read) == f"ab\n{'x' * 8}\ncd\nef\n"
+
+
 def test_a_server_gets_no_variables_but_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -108,8 +136,10 @@ def test_tools_with_the_same_name_get_the_name_of_their_server() -> None:
         one, two = toolbox.tools["one_add"], toolbox.tools["two_add"]
         assert toolbox.call(two, {"a": "2", "b": 3}) == "5"
         assert toolbox.is_allowed(one) and not toolbox.is_allowed(two)
-        toolbox.allow("add")
-        assert toolbox.is_allowed(two)
+        with pytest.raises(UsageError, match="does not say which tool") as caught:
+            toolbox.allow("add")
+        assert caught.value.hint == "write one.add or two.add"
+        assert toolbox.allow("two.add") == "two.add" and toolbox.is_allowed(two)
 
 
 def test_tools_that_no_model_can_be_given_are_left_out() -> None:

@@ -167,7 +167,7 @@ def test_servers_and_allowed_tools_of_the_configuration_file(program: Program) -
 
 def test_a_server_in_the_configuration_file_that_is_no_list(program: Program) -> None:
     done = run_process(program.folder, "mcp = 'server'\n")
-    assert done.returncode == 2 and "mcp is not a list of texts" in done.stderr
+    assert done.returncode == 2 and "mcp: must be a list of texts" in done.stderr
 
 
 def test_a_role_and_the_environment_cannot_start_servers(

@@ -59,6 +59,17 @@ def test_a_call_is_made_only_after_a_yes(chat: Chat, reply: str, result: str) ->
     assert result in text.partition("result of add:")[2]
 
 
+def test_nothing_in_a_call_is_invisible(chat: Chat) -> None:
+    hidden = "\U000e0072\u200b\u2066\ufe01\u3164"
+    terminal = chat(tool_call("fail", message=f"x{hidden}"), "Done.")
+    terminal.type("go\r")
+    text = terminal.wait_for(QUESTION)
+    shown = r'calls mcp_server.fail {"message": "x\udb40\udc72\u200b\u2066\ufe01\u3164"}'
+    assert shown in text
+    terminal.type_now("n\r")
+    terminal.wait_for("Done.")
+
+
 def test_always_allows_a_tool_in_this_conversation_only(chat: Chat) -> None:
     terminal = chat(ADD, "One.", ADD, "Two.", ADD, "Three.")
     terminal.type("add\r")

@@ -10,6 +10,7 @@ import pytest
 
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.api.wire import WireError
 from swiftchat.errors import DeviceError
 
 
@@ -46,6 +47,13 @@ def test_a_late_reply_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPa
     for running in (1, 2):
         client._dispatch({"type": "stats", "running": running})
     assert client.stats() == {"running": 2}
+
+
+def test_endless_stats_are_not_kept() -> None:
+    client = EngineClient(EngineConfig(), Path(), remote=None)
+    with pytest.raises(WireError, match="nobody asked for"):
+        for _ in range(1000):
+            client._dispatch({"type": "stats"})
 
 
 class EndingEngine:

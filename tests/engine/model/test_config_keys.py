@@ -3,6 +3,7 @@
 Each case once differed silently from transformers.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +83,34 @@ def test_an_output_matrix_in_the_files_wins_over_tied_embeddings(
     model = Model.open(tmp_path)
     assert model.config.tied_embeddings != differs
     assert len(model.notes) == differs
+
+
+_KINDS = ["full_attention", "sliding_attention"] * 2
+
+
+@pytest.mark.parametrize(
+    ("model_type", "made", "changes"),
+    [
+        ("helium", {"mlp_bias": True}, {}),  # its biases are in the file
+        ("kolibri1", {"norm_topk_prob": False}, {"norm_topk_prob": None}),
+        ("bailing_hybrid", {"norm_topk_prob": False}, {"moe_renormalize": None}),
+        ("kimi_linear", {"norm_topk_prob": False}, {"moe_renormalize": None}),
+        ("phimoe", {"num_experts_per_tok": 1}, {}),  # its class uses two
+        # These classes have the same window in all layers.
+        *(
+            (model_type, {"sliding_window": 4}, {"layer_types": _KINDS})
+            for model_type in ("phimoe", "ministral3", "mistral", "starcoder2")
+        ),
+        ("gpt_neo", {}, {"layer_types": _KINDS}),
+    ],
+)
+def test_models_made_with_other_keys(
+    model_type: str, made: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """The weights belong to the keys, and the logits follow from what the class reads."""
+    expected = reference.copy_reference(model_type, tmp_path, **made)
+    config = json.loads((tmp_path / "config.json").read_text())
+    names = {"moe_renormalize", "norm_topk_prob"} if None in changes.values() else set()
+    kept = {name: value for name, value in config.items() if name not in names}
+    (tmp_path / "config.json").write_text(json.dumps(kept | changes))
+    assert reference.outcome(tmp_path, expected) == "equal"

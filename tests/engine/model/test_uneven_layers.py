@@ -147,6 +147,19 @@ def test_what_cannot_be_computed_is_refused(gemma4, changes: dict, message: str)
         ModelConfig.from_hf({**config, **changes})
 
 
+def test_numbers_of_layers_may_be_padded(gemma4) -> None:
+    """As transformers writes them for ten layers and more."""
+    config = json.loads((gemma4[0] / "config.json").read_text())
+    by_layer = config["per_layer_config"]
+    assert by_layer and all(name.isdecimal() for name in by_layer)
+    padded = {name.zfill(3): value for name, value in by_layer.items()}
+    expected = ModelConfig.from_hf(config)
+    assert ModelConfig.from_hf({**config, "per_layer_config": padded}) == expected
+    for bad in ({**by_layer, "00": {}, "0": {}}, {"6": {}}, {"x": {}}, {"": {}}, {"-1": {}}):
+        with pytest.raises(BadModelFile, match="per_layer_config must be"):
+            ModelConfig.from_hf({**config, "per_layer_config": bad})
+
+
 def test_what_gemma_3n_cannot_compute_is_refused(tmp_path: Path) -> None:
     reference.copy_reference("gemma3n_text", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

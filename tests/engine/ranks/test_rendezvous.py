@@ -1,11 +1,14 @@
 """Rendezvous of ranks on several hosts, and the variables of their launchers."""
 
+import contextlib
+import socket
 import threading
 from typing import Any
 
 import msgpack
 import pytest
 
+from swiftchat.engine.ranks import rendezvous
 from swiftchat.engine.ranks.launch import Launch
 from swiftchat.engine.ranks.rendezvous import accept_ranks, connect_to_rank_0
 from swiftchat.errors import DeviceError, UsageError
@@ -64,6 +67,36 @@ def test_error_lists_ranks_that_have_not_joined() -> None:
     with pytest.raises((EOFError, OSError)):
         rejected.recv_bytes()
     joined.close()
+
+
+def test_peers_that_send_half_a_hello_delay_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of the silent peers would last longer than the time to join."""
+    monkeypatch.setattr(rendezvous, "_HANDSHAKE_S", 600)
+    store, launch = Store(), Launch(0, 2, 0, "127.0.0.1", 1)
+    outcome: list[Any] = []
+    rank_0 = threading.Thread(target=lambda: outcome.append(accept_ranks(store, launch, 60)))
+    rank_0.start()
+    port = msgpack.unpackb(store.get("rank 0"))[0]
+    with contextlib.ExitStack() as peers:
+        for start in (b"", b"\0", b"\0\0\0\x40", b"\0\0\0\x40half") * 4:
+            peer = peers.enter_context(socket.create_connection(("127.0.0.1", port)))
+            peer.sendall(start)
+        connection, _ = connect_to_rank_0(store, Launch(1, 2, 0, "127.0.0.1", 1))
+        rank_0.join(60)
+    [(ranks, _)] = outcome
+    assert [rank.rank for rank in ranks] == [1]
+    connection.close()
+
+
+def test_half_a_hello_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_HANDSHAKE_S", 0.2)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as peer,
+    ):
+        peer.sendall(b"\0\0\0\x40half")
+        assert rendezvous._handshake(listening.accept()[0], "secret") is None
+        assert peer.recv(1) == b"", "the connection is closed"
 
 
 _TORCHRUN = {

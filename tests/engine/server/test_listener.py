@@ -1,6 +1,7 @@
 """The listener of an engine: authentication, invalid messages, and terminals' answers."""
 
 import contextlib
+import os
 import socket
 import stat
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
-from swiftchat.engine.api.model_files import TextFile
+from swiftchat.engine.api.model_files import TextFile, files_from_wire
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.remote import RemoteEngine, connect_engine, read_token
@@ -317,6 +318,39 @@ def test_terminal_fetches_only_the_models_text_files(
     engine.close()
 
 
+def test_files_that_links_point_to_are_sent_only_inside_the_folder(tmp_path: Path) -> None:
+    model, secret = tmp_path / "models--a--b" / "snapshots" / "0" / "model", tmp_path / "secret"
+    tiny.make("llama", model)
+    secret.write_text("a secret")
+    blob = tmp_path / "models--a--b" / "blobs" / "0"
+    blob.parent.mkdir()
+    blob.write_text("{}")
+    (model / "special_tokens_map.json").symlink_to(blob)  # as in huggingface_hub's cache
+    (model / "added_tokens.json").symlink_to("config.json")
+    (model / "notes.txt").symlink_to(secret)
+    (model / "loop.txt").symlink_to("loop.txt")
+    (model / "additional_chat_templates").symlink_to(tmp_path)
+    (tmp_path / "secret.jinja").write_text("a secret")
+    os.mkfifo(model / "fifo.txt")
+    with serving(model, str(tmp_path / "s")) as listener:
+        engine = connected_client(listener).engine
+        names = [file.name for file in engine.files]
+        # A file that was listed is replaced by a link while the engine runs.
+        (model / "added_tokens.json").unlink()
+        (model / "added_tokens.json").symlink_to(secret)
+        engine.close()
+        engine = connect_engine(str(listener.address), None)
+        request = {"type": "file", "name": "added_tokens.json", "start": 0}
+        assert engine._request(request)["type"] == "error"
+        engine.close()
+    assert names == [
+        "added_tokens.json",
+        "config.json",
+        "generation_config.json",
+        "special_tokens_map.json",
+    ]
+
+
 @pytest.mark.parametrize(
     "wire",
     [
@@ -334,6 +368,15 @@ def test_terminal_fetches_only_the_models_text_files(
 def test_unsafe_model_files_raise(wire: Any) -> None:
     with pytest.raises(BadModelFile, match="invalid model file"):
         TextFile.from_wire(wire)
+
+
+def test_too_many_or_too_large_model_files_raise() -> None:
+    files = [[f"{number}.json", 1 << 28, "0" * 64] for number in range(2)]
+    assert len(files_from_wire(files)) == 2
+    with pytest.raises(BadModelFile, match="bytes, more than"):
+        files_from_wire([*files, ["x.json", 1, "0" * 64]])
+    with pytest.raises(BadModelFile, match="offers 201 model files"):
+        files_from_wire([["x.json", 0, "0" * 64]] * 201)
 
 
 @pytest.mark.parametrize(

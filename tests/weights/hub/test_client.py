@@ -16,8 +16,10 @@ from swiftchat.errors import (
     DownloadError,
     ModelNotFound,
     SwiftchatError,
+    UsageError,
 )
 from swiftchat.weights.download import DownloadPlan, download, plan_download
+from swiftchat.weights.hub.listing import is_revision
 from swiftchat.weights.store import Store
 from tests.support.fake_hub import MODEL, FakeHub, Fault, in_use
 
@@ -34,6 +36,36 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "models", tmp_path / "cache", tmp_path / "hub")
+
+
+@pytest.mark.parametrize(
+    "revision",
+    [
+        "../..",
+        "..",
+        "a/../../b",
+        "/etc/x",
+        "a//b",
+        "a/",
+        ".git",
+        "a/.b",
+        "a\\b",
+        "a\n",
+        "x\x00",
+        "-f",
+        "",
+        "x" * 2000,
+    ],
+)
+def test_a_revision_is_no_path_out_of_the_cache(revision: str, hub: FakeHub, store: Store) -> None:
+    with pytest.raises(UsageError, match="is not a revision"):
+        plan_download(REPO, store, revision=revision)
+    assert hub.log == [] and not store.hub_folder().exists()
+
+
+@pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1", "a-b_c", "0123abcd", "größe"])
+def test_names_of_branches_and_tags_are_revisions(revision: str) -> None:
+    assert is_revision(revision)
 
 
 # Invalid listings

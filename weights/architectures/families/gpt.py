@@ -254,6 +254,7 @@ GPT: Mapping[str, Architecture] = {
         name="starcoder2",
         model_type="starcoder2",
         windowed=True,
+        same_windows=True,
         overrides=_starcoder2,
         renamed=frozen(rms_norm_eps="norm_epsilon"),
         tensors=llama_tensors(

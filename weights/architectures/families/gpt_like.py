@@ -144,6 +144,7 @@ GPT_LIKE: Mapping[str, Architecture] = {
         model_type="gpt_neo",
         overrides=_gpt_neo,
         windowed=True,
+        same_windows=True,
         supported_keys=frozenset({"sliding_window"}),
         renamed=frozen(
             num_hidden_layers="num_layers",

@@ -88,6 +88,7 @@ LLAMA: Mapping[str, Architecture] = {
         name="mistral",
         model_type="mistral",
         windowed=True,
+        same_windows=True,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
             max_position_embeddings=4096 * 32,

@@ -60,7 +60,7 @@ def _seed_oss(config: Fields) -> Mapping[str, Any]:
 
 
 def _no_output_bias(config: Fields) -> Mapping[str, Any]:
-    return {"output_bias": False, "mlp_bias": False}
+    return {"output_bias": False}
 
 
 def _ministral3(config: Fields) -> Mapping[str, Any]:
@@ -278,6 +278,7 @@ LLAMA_LIKE: Mapping[str, Architecture] = {
         model_type="ministral3",
         overrides=_ministral3,
         windowed=True,
+        same_windows=True,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
             max_position_embeddings=262_144,

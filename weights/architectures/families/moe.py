@@ -121,6 +121,7 @@ MOE: Mapping[str, Architecture] = {
         name="mixtral",
         model_type="mixtral",
         windowed=True,
+        same_windows=True,
         overrides=moe_overrides,
         supported_keys=frozenset({"num_local_experts"}),
         tensors=llama_tensors(

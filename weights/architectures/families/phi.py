@@ -77,6 +77,7 @@ PHI: Mapping[str, Architecture] = {
         name="phi3",
         model_type="phi3",
         windowed=True,
+        same_windows=True,
         overrides=_phi3,
         supported_keys=frozenset({"partial_rotary_factor"}),
         tensors=llama_tensors(

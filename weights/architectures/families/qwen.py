@@ -169,6 +169,7 @@ QWEN: Mapping[str, Architecture] = {
         name="qwen3_moe",
         model_type="qwen3_moe",
         windowed=True,
+        same_windows=True,
         overrides=_qwen3_moe,
         supported_keys=_MOE_KEYS,
         renamed=frozen(num_local_experts="num_experts"),

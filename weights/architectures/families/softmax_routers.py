@@ -112,6 +112,7 @@ def _phimoe(config: Fields) -> Mapping[str, Any]:
         "norm_bias": True,
         "lm_head_bias": flag(config, "lm_head_bias"),
         "router": RouterConfig("sparsemixer"),
+        "experts_per_token": 2,  # whatever config.json says
     }
 
 
@@ -267,6 +268,7 @@ SOFTMAX_ROUTERS: Mapping[str, Architecture] = {
         model_type="phimoe",
         overrides=_phimoe,
         windowed=True,
+        same_windows=True,
         supported_keys=MOE_KEYS,
         tensors=llama_tensors(
             {**MIXTRAL_EXPERTS, "lm_head_bias": "lm_head.bias"}, without=("gate", "up", "down")

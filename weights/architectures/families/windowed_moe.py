@@ -154,7 +154,7 @@ WINDOWED_MOE: Mapping[str, Architecture] = {
             num_experts_per_tok=6,
             moe_intermediate_size=512,
             shared_expert_intermediate_size=512,
-            norm_topk_prob=True,
+            norm_topk_prob=False,
         ),
     ),
     "FlintForCausalLM": Architecture(

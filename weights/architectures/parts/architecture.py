@@ -52,7 +52,8 @@ class Architecture:
     `ModelConfig` that the architecture fixes or reads in its own way, and optionally
     `layer_types`. `supported_keys` are keys of `unsupported_keys.NEUTRAL_VALUES` that the
     architecture reads; `rejected_keys` those that transformers reads and this program cannot
-    compute. With `windowed` it reads `sliding_window` and `layer_types`.
+    compute. With `windowed` it reads `sliding_window` and `layer_types`, with `same_windows` the
+    first only.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Architecture:
     supported_keys: frozenset[str] = frozenset()
     rejected_keys: frozenset[str] = frozenset()
     windowed: bool = False
+    same_windows: bool = False
     prefix: str = ""
     separate_norm_tensors: Mapping[str, str] = field(default_factory=frozen)
     shared_block_tensors: Mapping[str, str] = field(default_factory=frozen)
@@ -82,12 +84,16 @@ class Architecture:
         transformers reads depends on the architecture.
         """
         complete = {**self.defaults, **config}
+        if self.same_windows:
+            complete.pop("layer_types", None)
         for standard, own in self.renamed.items():
             value, other = config.get(own), config.get(standard)
             if value is not None and other is not None and value != other:
                 raise invalid(own, f"equal to {standard}", value)
             if complete.get(own) is not None:
                 complete[standard] = complete[own]
+            elif own in config and other is None and complete.get(standard) is True:
+                complete[standard] = False  # null, which is false in transformers
         return complete
 
 

@@ -1,0 +1,50 @@
+"""The model and the template that an imported conversation may set.
+
+The file may come from another person. A model or a template that is a path could be any file of
+this machine: its text would enter the prompt.
+"""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from swiftchat.chat.options.parameters import option_name
+from swiftchat.errors import SwiftchatError
+from swiftchat.weights.store import Store
+
+
+def imported_settings(
+    settings: Mapping[str, Any], store: Store
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings without a model or template that is only a path, and why it is left out.
+
+    The model must be installed, under its full name or short name; the template must be built in,
+    or one of that model's own. The values have the right types.
+    """
+    found, left_out = dict(settings), []
+    folder: Path | None = None
+    for name, value in settings.items():
+        if option_name(name) == "model":
+            folder = store.named(value)
+            if folder is None:
+                del found[name]
+                left_out.append(f"the model {value!r:.200} is not the name of an installed model")
+    for name, value in settings.items():
+        if option_name(name) == "template" and value not in _templates(folder):
+            del found[name]
+            left_out.append(f"the template {value!r:.200} is neither built in nor of its model")
+    return found, left_out
+
+
+def _templates(folder: Path | None) -> Collection[str]:
+    """Return the names of the built-in templates, and of those of the model in a folder."""
+    # Imported here: most conversations name no template.
+    from swiftchat.tokenizer import Tokenizer
+    from swiftchat.tokenizer.template.builtin import BUILT_IN
+
+    if folder is None:
+        return BUILT_IN
+    try:
+        return {*BUILT_IN, *Tokenizer.load(folder).templates}
+    except SwiftchatError:  # the model cannot be used either
+        return BUILT_IN
