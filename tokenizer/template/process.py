@@ -5,12 +5,13 @@ import signal
 import subprocess
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from swiftchat.errors.interpreter import python_module
+from swiftchat.tokenizer.template.own_text import OwnText
 from swiftchat.tokenizer.template.worker import TIME_LIMIT_SIGNAL
 
 __all__ = ["TemplateProcess", "TemplateProcessError"]
@@ -38,15 +39,21 @@ class TemplateProcess:
         self._worker: subprocess.Popen[bytes] | None = None
 
     def render(
-        self, variants: Sequence[Mapping[str, Any]], now: datetime, seconds: float
-    ) -> list[str | None]:
-        """Return the text of each of `variants`; None for one, other than the first, that fails.
+        self,
+        inputs: Mapping[str, Any],
+        own: Mapping[str, Any],
+        words: Collection[str],
+        now: datetime,
+        seconds: float,
+    ) -> str:
+        """Return the text, as `ChatTemplate.render` does.
 
         `seconds` limits the processor time. Raises `TemplateProcessError`.
         """
         worker = self._worker or self._start()
         self._worker = None  # until it has answered: an interrupted worker cannot be used again
-        line = _exchange(worker, {"variants": variants, "now": now.isoformat(), "seconds": seconds})
+        variables = {"inputs": inputs, "own": own, "words": list(words)}
+        line = _exchange(worker, {**variables, "now": now.isoformat(), "seconds": seconds})
         try:
             answer = json.loads(line)
         except ValueError:
@@ -56,8 +63,7 @@ class TemplateProcess:
         self._worker = worker
         if "error" in answer:
             raise TemplateProcessError(answer["error"])
-        texts: list[str | None] = answer["texts"]
-        return texts
+        return OwnText(answer["text"], [(low, high) for low, high in answer["ranges"]])
 
     def _start(self) -> subprocess.Popen[bytes]:
         worker = subprocess.Popen(

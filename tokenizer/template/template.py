@@ -1,6 +1,7 @@
 """Chat templates: a conversation as the text a model was trained on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Never
 
@@ -14,8 +15,9 @@ from swiftchat.tokenizer.template.sandbox import (
     UnboundedTemplate,
     compile_template,
     parse_template,
-    render_variants,
+    render,
 )
+from swiftchat.tokenizer.template.variables import variables_with_own
 
 __all__ = ["ChatTemplate"]
 
@@ -43,27 +45,26 @@ class ChatTemplate:
         except TEMPLATE_ERRORS as error:
             _reject(str(error))
 
-    def render(self, variants: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Render with each of `variants`, JSON values, with one time of day for all.
+    def render(
+        self, inputs: Mapping[str, Any], own: Mapping[str, Any], words: Collection[str]
+    ) -> str:
+        """Render with the caller's and the template's own variables, of JSON types.
 
-        A variant other than the first that fails gives None; a failure of the first raises
-        `BadModelFile`.
+        Returns an `OwnText`, or a `str` if nothing is the template's. Names of `inputs` in `words`
+        count as the template's. Raises `BadModelFile` if the template fails.
         """
-        self._now = datetime.now()
-        if self._compiled is None:
-            return self._render_in_process(variants)
-        try:
-            return render_variants(self._compiled, variants, _SECONDS, may_join_lists=False)
-        except UnboundedTemplate:
-            return self._render_in_process(variants)
-        except TEMPLATE_ERRORS as error:
-            _reject(str(error) or type(error).__name__)
-
-    def _render_in_process(self, variants: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        now = self._now = datetime.now()
+        if self._compiled is not None:
+            variables = variables_with_own(inputs, own, words)
+            with suppress(UnboundedTemplate):
+                try:
+                    return render(self._compiled, variables, _SECONDS, may_join_lists=False)
+                except TEMPLATE_ERRORS as error:
+                    _reject(str(error) or type(error).__name__)
         if self._process is None:
             self._process = TemplateProcess(self._source)
         try:
-            return self._process.render(variants, self._now, _SECONDS)
+            return self._process.render(inputs, own, words, now, _SECONDS)
         except TemplateProcessError as error:
             _reject(str(error))
 
