@@ -43,6 +43,8 @@ BODIES = [
     "{{ m.content | trim | tojson }}",
     "{{ m.content | e }}",
     "{{ m.content | safe }}",
+    "{{ (m.content | safe) + '<>' }}{{ '<>' + (m.content | safe) }}",
+    "{{ ('<>' | safe) + m.content }}{{ m.content ~ (m.content | safe).upper() }}",
     "{{ m.content | truncate(9) }}",
     "{{ m.content | indent(2) }}",
     "{{ m.content | wordcount }}{{ m.content }}",

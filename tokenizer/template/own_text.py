@@ -200,7 +200,8 @@ def own_ranges(text: str) -> Ranges:
 def as_text(value: Any) -> str:
     """Return `str(value)`; numbers, booleans and None count as the template's."""
     if isinstance(value, str):
-        return OwnText(value, value._own) if isinstance(value, _OwnMarkup) else str(value)
+        # Other operations on a `_OwnMarkup` return one without ranges.
+        return OwnText(value, own_ranges(value)) if isinstance(value, _OwnMarkup) else str(value)
     text = str(value)
     return own(text) if value is None or isinstance(value, bool | int | float) else text
 
