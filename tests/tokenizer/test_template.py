@@ -18,7 +18,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.tokenizer.template.bounded import is_bounded
 from swiftchat.tokenizer.template.process import TemplateProcess, TemplateProcessError
-from swiftchat.tokenizer.template.sandbox import parse_template
+from swiftchat.tokenizer.template.sandbox import TemplateLimitExceeded, parse_template
 from tests.support.chat_templates import trained_tokenizer
 from tests.support.worker_processes import command_line
 
@@ -342,7 +342,7 @@ def test_worker_process_stays_and_is_replaced() -> None:
         process.render({"n": "x"}, *arguments)
     assert process.render({"n": 2, "pid": 8}, *arguments) == "8"
     assert workers() - others == first
-    with pytest.raises(TemplateProcessError, match="exceeds its time limit"):
+    with pytest.raises(TemplateLimitExceeded, match="exceeds its time limit"):
         process.render({"n": 99999}, *arguments[:-1], 0.05)
     assert process.render({"n": 2, "pid": 9}, *arguments) == "9"
     second = workers() - others

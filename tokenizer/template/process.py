@@ -12,6 +12,7 @@ from typing import Any
 
 from swiftchat.errors.interpreter import python_module
 from swiftchat.tokenizer.template.own_text import OwnText
+from swiftchat.tokenizer.template.sandbox import TemplateLimitExceeded
 from swiftchat.tokenizer.template.worker import TIME_LIMIT_SIGNAL
 
 __all__ = ["TemplateProcess", "TemplateProcessError"]
@@ -24,7 +25,7 @@ _MAX_END_S = 10.0
 
 
 class TemplateProcessError(Exception):
-    """The template failed, or exceeded a limit."""
+    """The template failed."""
 
 
 class TemplateProcess:
@@ -48,7 +49,8 @@ class TemplateProcess:
     ) -> str:
         """Return the text, as `ChatTemplate.render` does.
 
-        `seconds` limits the processor time. Raises `TemplateProcessError`.
+        `seconds` limits the processor time. Raises `TemplateProcessError`, or
+        `TemplateLimitExceeded` for a limit.
         """
         worker = self._worker or self._start()
         self._worker = None  # until it has answered: an interrupted worker cannot be used again
@@ -59,8 +61,13 @@ class TemplateProcess:
         except ValueError:
             with suppress(subprocess.TimeoutExpired):  # it has closed its output, so it ends itself
                 worker.wait(_MAX_END_S)
-            raise TemplateProcessError(_reason(_end(worker))) from None
+            status = _end(worker)
+            if status in (-TIME_LIMIT_SIGNAL, -signal.SIGKILL):  # the worker's limit, and ours
+                raise TemplateLimitExceeded("it exceeds its time limit") from None
+            raise TemplateProcessError(f"its process ended with status {status}") from None
         self._worker = worker
+        if "exceeded" in answer:
+            raise TemplateLimitExceeded(answer["exceeded"])
         if "error" in answer:
             raise TemplateProcessError(answer["error"])
         return OwnText(answer["text"], [(low, high) for low, high in answer["ranges"]])
@@ -108,9 +115,3 @@ def _end(worker: subprocess.Popen[bytes]) -> int:
         worker.stdin.close()
     worker.kill()
     return worker.wait()
-
-
-def _reason(status: int) -> str:
-    if status in (-TIME_LIMIT_SIGNAL, -signal.SIGKILL):  # the worker's limit, and ours
-        return "it exceeds its time limit"
-    return f"its process ended with status {status}"

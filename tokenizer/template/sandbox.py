@@ -31,6 +31,7 @@ from swiftchat.tokenizer.template.own_text import (
 
 __all__ = [
     "TEMPLATE_ERRORS",
+    "TemplateLimitExceeded",
     "UnboundedTemplate",
     "compile_template",
     "parse_template",

@@ -1,9 +1,9 @@
 """Chat templates: a conversation as the text a model was trained on."""
 
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, Never
+from typing import Any
 
 import jinja2
 
@@ -12,6 +12,7 @@ from swiftchat.tokenizer.template.bounded import is_bounded
 from swiftchat.tokenizer.template.process import TemplateProcess, TemplateProcessError
 from swiftchat.tokenizer.template.sandbox import (
     TEMPLATE_ERRORS,
+    TemplateLimitExceeded,
     UnboundedTemplate,
     compile_template,
     parse_template,
@@ -19,10 +20,14 @@ from swiftchat.tokenizer.template.sandbox import (
 )
 from swiftchat.tokenizer.template.variables import variables_with_own
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "TemplateStopped"]
 
 _MAX_SOURCE_CHARACTERS = 1 << 18
 _SECONDS = 1.7  # of processor time: a busy machine does not reject a template
+
+
+class TemplateStopped(BadModelFile):
+    """The template exceeded its limit of time or output."""
 
 
 class ChatTemplate:
@@ -38,12 +43,10 @@ class ChatTemplate:
         self._now = datetime.now()
         self._compiled: jinja2.Template | None = None
         self._process: TemplateProcess | None = None
-        try:
+        with _rejections():
             # Compiling evaluates constants, which can take unbounded time, so check first.
             if is_bounded(parse_template(source)):
                 self._compiled = compile_template(source, lambda: self._now)
-        except TEMPLATE_ERRORS as error:
-            _reject(str(error))
 
     def render(
         self, inputs: Mapping[str, Any], own: Mapping[str, Any], words: Collection[str]
@@ -51,26 +54,34 @@ class ChatTemplate:
         """Render with the caller's and the template's own variables, of JSON types.
 
         Returns an `OwnText`, or a `str` if nothing is the template's. Names of `inputs` in `words`
-        count as the template's. Raises `BadModelFile` if the template fails.
+        count as the template's. Raises `BadModelFile` if the template fails, `TemplateStopped` if
+        it exceeds a limit.
         """
         now = self._now = datetime.now()
         if self._compiled is not None:
             variables = variables_with_own(inputs, own, words)
-            with suppress(UnboundedTemplate):
-                try:
-                    return render(self._compiled, variables, _SECONDS, may_join_lists=False)
-                except TEMPLATE_ERRORS as error:
-                    _reject(str(error) or type(error).__name__)
+            with suppress(UnboundedTemplate), _rejections():
+                return render(self._compiled, variables, _SECONDS, may_join_lists=False)
         if self._process is None:
             self._process = TemplateProcess(self._source)
-        try:
+        with _rejections():
             return self._process.render(inputs, own, words, now, _SECONDS)
-        except TemplateProcessError as error:
-            _reject(str(error))
 
 
-def _reject(reason: str) -> Never:
-    raise BadModelFile(
+@contextmanager
+def _rejections() -> Iterator[None]:
+    """Raise errors of a template as `BadModelFile`, those of limits as `TemplateStopped`."""
+    try:
+        yield
+    except TemplateLimitExceeded as error:
+        raise TemplateStopped(*_rejection(str(error))) from None
+    except (*TEMPLATE_ERRORS, TemplateProcessError) as error:
+        raise BadModelFile(*_rejection(str(error) or type(error).__name__)) from None
+
+
+def _rejection(reason: str) -> tuple[str, str]:
+    """Return the message and the hint."""
+    return (
         f"the chat template cannot be used: {reason[:300]}",
         "choose another with --template, or use --no-template to complete plain text",
     )

@@ -2,8 +2,8 @@
 
 It reads lines of JSON from stdin: first `{source}`, then tasks
 `{inputs, own, words, now, seconds}`. It answers each task with a line on stdout: `{text, ranges}`,
-with the ranges that the template wrote, or `{error}`. It ends with its stdin, and by a signal when
-a task takes more than `seconds` of processor time.
+with the ranges that the template wrote, or `{error}`, or `{exceeded}` for a limit. It ends with its
+stdin, and by a signal when a task takes more than `seconds` of processor time.
 """
 
 import json
@@ -18,6 +18,7 @@ import jinja2
 from swiftchat.tokenizer.template.own_text import own_ranges
 from swiftchat.tokenizer.template.sandbox import (
     TEMPLATE_ERRORS,
+    TemplateLimitExceeded,
     compile_template,
     render,
 )
@@ -42,6 +43,8 @@ class _Renderer:
                 self._template = compile_template(self._source, lambda: self._now)
             variables = variables_with_own(task["inputs"], task["own"], task["words"])
             text = render(self._template, variables, task["seconds"], may_join_lists=True)
+        except TemplateLimitExceeded as error:
+            return {"exceeded": str(error)}
         except TEMPLATE_ERRORS as error:
             return {"error": str(error) or type(error).__name__}
         return {"text": text, "ranges": own_ranges(text)}
