@@ -21,12 +21,8 @@ from swiftchat.chat.model.template_variables import (
     has_thinking_switch,
     thinking_variables,
 )
-from swiftchat.chat.model.tool_support import (
-    ToolSupport,
-    find_tool_support,
-    has_tool_messages,
-    without_tools,
-)
+from swiftchat.chat.model.tool_messages import has_tool_messages, without_tools
+from swiftchat.chat.model.tool_support import ToolSupport, find_tool_support
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.chat.terminal.output import print_notice
@@ -359,19 +355,22 @@ class ChatModel:
         """
         tokenizer = self.tokenizer
         earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
-        variables: dict[str, Any] = {} if tools is None else {"tools": list(tools)}
+        variables: dict[str, Any] = {}
         if self.think != "auto":
             variables |= thinking_variables(self.think == "on")
         variables |= more_variables or {}
 
         def encode(messages: Sequence[Mapping[str, Any]]) -> "Prompt":
-            source = self.template.source
+            source, all_variables = self.template.source, variables
             if tools or has_tool_messages(messages):
                 support = self._find_tool_support()
                 source = support.source if support else source
-                messages = support.adapted(messages) if support else without_tools(messages)
+                messages = support.adapt(messages) if support else without_tools(messages)
+                if tools:
+                    listed = support.variables(tools) if support else {"tools": list(tools)}
+                    all_variables = {**listed, **variables}
             return tokenizer.prompt(
-                messages, earlier=earlier, template=source, answer_prefix=prefix, **variables
+                messages, earlier=earlier, template=source, answer_prefix=prefix, **all_variables
             )
 
         return encode

@@ -9,7 +9,8 @@ from swiftchat.errors import UsageError
 _SWITCHES = ("enable_thinking", "thinking")
 # A variable, not the attribute or key of a message.
 _SWITCH = re.compile(r"(?<![.\w'\"])(?:enable_)?thinking\b")
-_EFFORT = re.compile(r"(?<![.\w'\"])reasoning_effort\b")  # gpt-oss, Solar Open, Hy3
+# `reasoning_effort` in gpt-oss, Solar Open and Hy3, `thinking_effort` in Kimi K3.
+_EFFORT = re.compile(r"(?<![.\w'\"])(?:reasoning|thinking)_effort\b")
 
 
 def has_thinking_switch(source: str) -> bool:
@@ -29,11 +30,11 @@ def effort_variables(effort: str, source: str, *, can_reason: bool) -> dict[str,
     reasons at all: if not, there is nothing to do. Raises `UsageError` if the template can do
     neither.
     """
-    has_effort, has_switch = _EFFORT.search(source) is not None, has_thinking_switch(source)
-    if not (has_effort or has_switch) and can_reason:
+    efforts, has_switch = _EFFORT.findall(source), has_thinking_switch(source)
+    if not (efforts or has_switch) and can_reason:
         raise UsageError(
             f"the chat template cannot set reasoning_effort {effort!r:.40}",
             "leave reasoning_effort out: this model always reasons in the same way",
         )
     switch = thinking_variables(effort != "none") if has_switch else {}
-    return {**switch, **({"reasoning_effort": effort} if has_effort else {})}
+    return {**switch, **dict.fromkeys(efforts, effort)}

@@ -48,10 +48,10 @@ class OwnText(str):
         return self
 
     def __add__(self, other: str) -> str:
-        # `Markup` escapes what it is added to.
-        if not isinstance(other, str) or isinstance(other, Markup):
-            return NotImplemented
-        return join_texts((self, other))
+        if isinstance(other, str) and not isinstance(other, Markup):
+            return join_texts((self, other))
+        # `Markup` escapes what it is added to, an undefined value says that it is none.
+        return NotImplemented if hasattr(type(other), "__radd__") else str.__add__(self, other)
 
     def __radd__(self, other: str) -> str:
         return join_texts((other, self)) if isinstance(other, str) else NotImplemented
