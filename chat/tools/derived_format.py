@@ -2,6 +2,7 @@
 
 import re
 
+from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.tools.formats import ToolFormat
 from swiftchat.chat.tools.parsers import parse_argument_keys, parse_json
 
@@ -46,7 +47,7 @@ def derive_tool_format(shown: str, plain: str, name: str, argument: str) -> Tool
     separator = _ONE_TAG.match(shown, start + len(name))
     each = own[-1] if len(own) > 1 else ""
 
-    def parse(text: str):  # type: ignore[no-untyped-def]
+    def parse(text: str) -> list[ToolCall]:
         return parse_argument_keys(text, release, each, separator[0] if separator else "")
 
     return ToolFormat("", (opens,), close, parse)

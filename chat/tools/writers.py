@@ -1,7 +1,7 @@
 """Texts between the markers of a tool call, for templates that leave calls out."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from swiftchat.chat.history.tool_call import ToolCall
 
@@ -11,9 +11,9 @@ def write_json(calls: Sequence[ToolCall]) -> list[str]:
     return [f"[{', '.join(map(_json_object, calls))}]"]
 
 
-def write_objects(calls: Sequence[ToolCall]) -> Iterator[str]:
-    """Yield a JSON object for each call."""
-    return (f"\n{_json_object(call)}\n" for call in calls)
+def write_objects(calls: Sequence[ToolCall]) -> list[str]:
+    """Return a JSON object for each call."""
+    return [f"\n{_json_object(call)}\n" for call in calls]
 
 
 def write_python(calls: Sequence[ToolCall]) -> list[str]:

@@ -79,7 +79,8 @@ class OwnText(str):
         found = list(_PERCENT.finditer(self))
         if any(match[1] != "s" for match in found) or len(found) != len(values):
             return plain
-        pieces, done = [], 0
+        pieces: list[str] = []
+        done = 0
         for match, value in zip(found, values, strict=True):
             pieces += (self[done : match.start()], as_text(value))
             done = match.end()

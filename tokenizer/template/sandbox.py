@@ -50,6 +50,7 @@ TEMPLATE_ERRORS = (
     AttributeError,
     LookupError,
     MemoryError,
+    NameError,  # in the code that Jinja generates
     RuntimeError,
     SyntaxError,
     TypeError,

@@ -61,7 +61,7 @@ def harmless_words(inputs: Mapping[str, Any], special_tokens: Iterable[str]) -> 
     if not unknown:
         return sorted(words)
     could_be_control = _ControlTokenParts(special_tokens)
-    return sorted(words - set(filter(could_be_control, unknown)))
+    return sorted(words - {text for text in unknown if could_be_control(text)})
 
 
 def _copied(inputs: Mapping[str, Any], change_name: Callable[[str], str]) -> dict[str, Any]:
