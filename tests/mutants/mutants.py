@@ -138,9 +138,9 @@ MUTANTS = (
     # Templates and tokenizers.
     Mutant(
         "text of a message becomes a control token",
-        "tokenizer/template/variables.py",
-        "            return change_name(text) if is_name else text\n",
-        "            return change_name(text)\n",
+        "tokenizer/template/provenance.py",
+        "    return str.__str__(text), _complement(own_ranges(text), len(text))\n",
+        "    return str.__str__(text), []\n",
         ("tests/tokenizer/test_template.py::test_message_text_never_becomes_a_control_token",),
     ),
     Mutant(
