@@ -38,8 +38,11 @@ def derive_tool_format(shown: str, plain: str, name: str, argument: str) -> Tool
         return None
     opens = own[0]
     close = _closing(opens, after, plain[answer + len(argument) :])
+    # The tags may be control tokens.
+    inside = shown[start:end] + (after[: after.find(close)] if close else "")
+    marks = tuple(dict.fromkeys([*own[1:], *_ONE_TAG.findall(inside)]))
     if json_start:
-        return ToolFormat("", (opens,), close, parse_json)
+        return ToolFormat("", (opens,), close, parse_json, marks=marks)
     key = _ARGUMENT_KEY.search(shown, start, end)
     if key is None:
         return None
@@ -50,7 +53,7 @@ def derive_tool_format(shown: str, plain: str, name: str, argument: str) -> Tool
     def parse(text: str) -> list[ToolCall]:
         return parse_argument_keys(text, release, each, separator[0] if separator else "")
 
-    return ToolFormat("", (opens,), close, parse)
+    return ToolFormat("", (opens,), close, parse, marks=marks)
 
 
 def _tags_before(text: str) -> list[str]:

@@ -128,16 +128,20 @@ FORMATS = (
         ),
     ),
     ToolFormat(  # GigaChat 3.1
-        "<|function_call|>", ("<|function_call|>",), "", parse_json
+        "<|function_call|>", ("<|function_call|>",), "<|message_sep|>", parse_json
     ),
     ToolFormat(  # GigaChat 3
         "'function call'",
         ("<|message_sep|>\n\nfunction call<|role_sep|>\n", "function call<|role_sep|>\n"),
-        "",
+        "<|message_sep|>",
         parse_json,
     ),
     ToolFormat(  # MiniCPM5
-        '<function name="', ('<function name="',), "</function>", parse_function_tag
+        '<function name="',
+        ('<function name="',),
+        "</function>",
+        parse_function_tag,
+        marks=('<param name="', "</param>", "<![CDATA[", "]]>"),
     ),
     ToolFormat(  # Command R7B, Command A
         "<|START_ACTION|>", ("<|START_ACTION|>",), "<|END_ACTION|>", parse_json

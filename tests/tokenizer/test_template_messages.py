@@ -205,6 +205,14 @@ def test_system_messages_stay_where_the_template_takes_them() -> None:
     assert prompt_text(ANYWHERE, messages) == rendered(ANYWHERE, messages)
 
 
+def test_messages_without_a_role_or_a_content() -> None:
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    call = {"role": "assistant", "content": None, "tool_calls": []}
+    messages = [{"role": "system"}, {"content": "a"}, call, *chat("system x", "user b")]
+    assert prompt_text(source, messages) == "[system][]a[assistant][system]x[user]b"
+    assert prompt_text(IGNORING, messages) == "[assistant][user]x\nb"
+
+
 def test_system_messages_in_parts() -> None:
     source = ALTERNATING.replace("{{ m.content }}", ONE_PART)
     assert prompt_text(source, chat("system x", "user a")) == "[user]x\na"

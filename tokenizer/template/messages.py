@@ -54,7 +54,7 @@ class MessageForms:
     def __init__(self, render: Render) -> None:
         """`render` renders messages and variables, and raises `BadModelFile`."""
         self._render = render
-        self._takes_parts: dict[str, bool] = {}
+        self._takes_parts: dict[Any, bool] = {}
         self._takes_system: dict[bool, bool] = {}
 
     def adapted(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[Message]:
@@ -70,7 +70,7 @@ class MessageForms:
     def _with_system_kept(
         self, messages: Sequence[Message], variables: Mapping[str, Any]
     ) -> list[Message]:
-        places = [place for place, one in enumerate(messages) if one["role"] == "system"]
+        places = [place for place, one in enumerate(messages) if one.get("role") == "system"]
         is_text = all(isinstance(one.get("content", ""), str) for one in messages)
         if not places or not is_text:
             return list(messages)
@@ -79,7 +79,7 @@ class MessageForms:
         if places == [0] or not self._loses_system(messages, variables):
             return list(messages)
         first = next(
-            (n for n, one in enumerate(messages) if one["role"] != "system"), len(messages)
+            (n for n, one in enumerate(messages) if one.get("role") != "system"), len(messages)
         )
         head = [{**messages[0], "content": _joined(messages[:first])}] if first else []
         return [*head, *_with_system_in_user(messages[first:])]
@@ -102,7 +102,7 @@ class MessageForms:
         ]
         text = self._rendered(self._in_parts(marked), variables)
         found = {
-            role: [one["content"] in text for one in marked if one["role"] == role]
+            role: [one.get("content", "") in text for one in marked if one.get("role") == role]
             for role in ("system", "user")
         }
         return not text or (any(found["user"]) and not all(found["system"]))
@@ -110,12 +110,12 @@ class MessageForms:
     def _in_parts(self, messages: Sequence[Message]) -> list[Message]:
         return [
             {**one, "content": _parts(one["content"])}
-            if isinstance(one.get("content"), str) and self._must_have_parts(one["role"])
+            if isinstance(one.get("content"), str) and self._must_have_parts(one.get("role"))
             else one
             for one in messages
         ]
 
-    def _must_have_parts(self, role: str) -> bool:
+    def _must_have_parts(self, role: Any) -> bool:
         """Return whether a template loses texts of a role, but not parts."""
         if role not in self._takes_parts:
             self._takes_parts[role] = False  # for its own example
@@ -145,7 +145,7 @@ class MessageForms:
             return ""
 
 
-def _example(role: str) -> tuple[list[Message], list[Message]]:
+def _example(role: Any) -> tuple[list[Message], list[Message]]:
     """Return the messages before and after one of this role in a conversation."""
     match role:
         case "user":
@@ -173,15 +173,15 @@ def _with_system_in_user(messages: Iterable[Message]) -> list[Message]:
     found: list[Message] = []
     waiting: list[Message] = []  # system messages
     for message in (*messages, None):
-        if message is not None and message["role"] == "system":
+        if message is not None and message.get("role") == "system":
             waiting.append(message)
             continue
-        if waiting and message is not None and message["role"] == "user":
+        if waiting and message is not None and message.get("role") == "user":
             message = {**message, "content": _joined((*waiting, message))}
-        elif waiting and found and found[-1]["role"] == "user":
+        elif waiting and found and found[-1].get("role") == "user":
             found[-1] = {**found[-1], "content": _joined((found[-1], *waiting))}
-        elif waiting:
-            found.append({"role": "user", "content": _joined(waiting)})
+        elif text := _joined(waiting):
+            found.append({"role": "user", "content": text})
         waiting = []
         if message is not None:
             found.append(message)

@@ -1,5 +1,6 @@
 """What chat templates make of tools, calls and results; control tokens in them stay text."""
 
+import re
 from typing import Any
 
 import pytest
@@ -175,6 +176,15 @@ def test_tools_of_each_family(tokenizer: Tokenizer, name: str) -> None:
     text = "".join(span.text for span in prompt.spans)
     assert written.removesuffix("<|/tool_call|>") in text.replace("\n\n{", "\n{")
     assert "Result." in text and text.startswith("[system]")
+
+
+def test_tags_of_a_derived_format_may_be_control_tokens(tokenizer: Tokenizer) -> None:
+    """The decoder leaves out control tokens that are not among the markers."""
+    for name in ("hunyuan", "own tags", "own control tokens", "without an end"):
+        support = find_tool_support(tokenizer, family(name))
+        assert support is not None
+        tags = set(re.findall(r"<[^<>\s]+>|\[DO\]", FAMILIES[name][-1]))
+        assert tags == set(filter(None, support.tool_format.markers))
 
 
 def test_results_in_the_message_of_their_calls(tokenizer: Tokenizer) -> None:

@@ -93,6 +93,7 @@ ANSWERS = [
         f"<|tool_call:args|>{JSON}<|tool_call:end|>",
     ),
     ("<|function_call|>", f"<|function_call|>{CALL}"),
+    ("<|function_call|>", f"<|function_call|>{CALL}<|message_sep|>"),
     ("'function call'", f"<|message_sep|>\n\nfunction call<|role_sep|>\n{CALL}"),
     (
         '<function name="',
