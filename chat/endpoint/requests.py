@@ -176,6 +176,7 @@ class ChatMessage(_Fields):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # its name on other servers
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 

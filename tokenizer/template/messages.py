@@ -28,17 +28,16 @@ _RESULT_FIELDS = {"name": "lookup", "tool_call_id": _CALL_ID}
 
 
 def messages_for_template(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Copy messages without fields that are None, and with reasoning under each of its names.
+    """Copy messages without fields that are None, and with reasoning under its common names.
 
-    A template would render None as text.
+    Both as in `transformers`: a template would render None as text.
     """
     found = []
     for message in messages:
         fields = {name: value for name, value in message.items() if value is not None}
         reasoning = next((fields[name] for name in _REASONING if name in fields), None)
         if reasoning is not None:
-            fields = {"thinking": reasoning, "reasoning": reasoning, **fields}
-            fields["reasoning_content"] = reasoning
+            fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
         found.append(fields)
     return found
 

@@ -333,6 +333,18 @@ def test_system_messages_wherever_agents_send_them(tmp_path: Path) -> None:
                 assert served.engine.prompt_text() == expected
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_reasoning_of_earlier_answers_reaches_the_template(field: str, tmp_path: Path) -> None:
+    """Under each name that templates read."""
+    source = (
+        "{% for m in messages %}{{ [m.reasoning_content, m.reasoning, m.thinking] }}{% endfor %}"
+    )
+    answer = {"role": "assistant", "content": "b", field: "why"}
+    with serving(make_folder(tmp_path / "model", source), "Hi") as served:
+        assert served.chat({"role": "user", "content": "a"}, answer)[0] == 200
+        assert served.engine.prompt_text().endswith("['why', 'why', 'why']")
+
+
 def test_an_error_of_the_engine(folder: Path) -> None:
     """A status if nothing was sent, otherwise an event of the stream."""
     failing = {"text": "begin", "error": "the GPU is gone"}
