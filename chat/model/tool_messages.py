@@ -27,13 +27,21 @@ def with_text_arguments(messages: Iterable[Message]) -> list[dict[str, Any]]:
 def with_calls_in_content(
     messages: Iterable[Message], tool_format: ToolFormat
 ) -> list[dict[str, Any]]:
-    """Return messages with calls at the end of the content, as the model writes them."""
+    """Return messages with calls at the end of the content, as the model writes them.
+
+    The format needs `write`. Its markers may be control tokens; the calls between them may not.
+    """
+    # Imported here, because it would delay the prompt.
+    from swiftchat.tokenizer.template.own_text import join_texts, joined, own
+
+    assert tool_format.write is not None
+    begin, end = own(tool_format.opens[0]), own(tool_format.close)
     found = []
     for message in messages:
         fields = {name: value for name, value in message.items() if name != "tool_calls"}
         if calls := parse_tool_calls(message.get("tool_calls")):
-            texts = (message["content"], tool_format.text_of(calls))
-            fields["content"] = "\n".join(filter(None, texts))
+            written = [join_texts((begin, text, end)) for text in tool_format.write(calls)]
+            fields["content"] = joined("\n", filter(None, (message["content"], *written)))
         found.append(fields)
     return found
 

@@ -48,11 +48,6 @@ class ToolFormat:
     def markers(self) -> tuple[str, ...]:
         return (*self.opens, self.close, *self.marks)
 
-    def text_of(self, calls: Sequence[ToolCall]) -> str:
-        """Return calls as the model writes them, in a format with `write`."""
-        assert self.write is not None
-        return "\n".join(f"{self.opens[0]}{text}{self.close}" for text in self.write(calls))
-
 
 def _tags(
     name: str, parse: Callable[[str], list[ToolCall]], write: Write | None = None

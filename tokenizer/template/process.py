@@ -13,6 +13,7 @@ from typing import Any
 from swiftchat.errors.interpreter import python_module
 from swiftchat.tokenizer.template.own_text import OwnText
 from swiftchat.tokenizer.template.sandbox import TemplateLimitExceeded
+from swiftchat.tokenizer.template.variables import own_places
 from swiftchat.tokenizer.template.worker import TIME_LIMIT_SIGNAL
 
 __all__ = ["TemplateProcess", "TemplateProcessError"]
@@ -54,7 +55,8 @@ class TemplateProcess:
         """
         worker = self._worker or self._start()
         self._worker = None  # until it has answered: an interrupted worker cannot be used again
-        variables = {"inputs": inputs, "own": own, "words": list(words)}
+        places = list(own_places(inputs))
+        variables = {"inputs": inputs, "places": places, "own": own, "words": list(words)}
         line = _exchange(worker, {**variables, "now": now.isoformat(), "seconds": seconds})
         try:
             answer = json.loads(line)

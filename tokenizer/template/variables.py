@@ -1,12 +1,14 @@
 """The variables of a rendering, and which of their texts count as the template's."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from swiftchat.tokenizer.template.own_text import own
+from swiftchat.tokenizer.template.own_text import OwnText, Ranges, own, own_ranges
 
-__all__ = ["harmless_words", "variables_with_own"]
+__all__ = ["harmless_words", "own_places", "restore_own_places", "variables_with_own"]
+
+Place = tuple[Sequence[str | int], Ranges]
 
 # Templates build control tokens from the values of these fields, as in
 # `'<|' + message.role + '|>'`, and from variables such as `reasoning_effort`.
@@ -38,11 +40,33 @@ def variables_with_own(
 ) -> dict[str, Any]:
     """Return all variables; texts of `own_variables`, and names in `words`, are the template's.
 
+    An `OwnText` of the caller, which no text from outside can be, stays one.
     Raises `TypeError` for a value that is not of a JSON type.
     """
     found = _copied(inputs, lambda text: own(text) if text in words else text)
     # `tools` and `documents` are always defined, as in `transformers`.
     return {"tools": None, "documents": None, **own(own_variables), **found}
+
+
+def own_places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Place]:
+    """Yield the keys and indices that lead to each `OwnText` in JSON values, and its ranges."""
+    if isinstance(value, OwnText):
+        yield path, own_ranges(value)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from own_places(item, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from own_places(item, (*path, index))
+
+
+def restore_own_places(inputs: dict[str, Any], places: Iterable[Place]) -> None:
+    """Replace the texts at these places of `inputs`, which were sent as JSON, by `OwnText`."""
+    for (*path, last), ranges in places:
+        parent: Any = inputs
+        for step in path:
+            parent = parent[step]
+        parent[last] = OwnText(parent[last], [(low, high) for low, high in ranges])
 
 
 def harmless_words(inputs: Mapping[str, Any], special_tokens: Iterable[str]) -> list[str]:
@@ -68,6 +92,8 @@ def _copied(inputs: Mapping[str, Any], change_name: Callable[[str], str]) -> dic
     """Copy variables of JSON types, with `change_name` applied to the texts of naming fields."""
 
     def copy(value: Any, is_name: bool) -> Any:
+        if isinstance(value, OwnText):
+            return value
         if isinstance(value, str):
             text = str.__str__(value)
             return change_name(text) if is_name else text

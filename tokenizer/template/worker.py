@@ -1,9 +1,10 @@
 """The process that renders a chat template which is not provably bounded.
 
 It reads lines of JSON from stdin: first `{source}`, then tasks
-`{inputs, own, words, now, seconds}`. It answers each task with a line on stdout: `{text, ranges}`,
-with the ranges that the template wrote, or `{error}`, or `{exceeded}` for a limit. It ends with its
-stdin, and by a signal when a task takes more than `seconds` of processor time.
+`{inputs, places, own, words, now, seconds}`. It answers each task with a line on stdout:
+`{text, ranges}`, with the ranges that the template wrote, or `{error}`, or `{exceeded}` for a
+limit. It ends with its stdin, and by a signal when a task takes more than `seconds` of processor
+time.
 """
 
 import json
@@ -22,7 +23,7 @@ from swiftchat.tokenizer.template.sandbox import (
     compile_template,
     render,
 )
-from swiftchat.tokenizer.template.variables import variables_with_own
+from swiftchat.tokenizer.template.variables import restore_own_places, variables_with_own
 
 TIME_LIMIT_SIGNAL = signal.SIGPROF
 _MEMORY_BYTES = 1 << 30
@@ -41,6 +42,7 @@ class _Renderer:
         try:
             if self._template is None:
                 self._template = compile_template(self._source, lambda: self._now)
+            restore_own_places(task["inputs"], task["places"])
             variables = variables_with_own(task["inputs"], task["own"], task["words"])
             text = render(self._template, variables, task["seconds"], may_join_lists=True)
         except TemplateLimitExceeded as error:

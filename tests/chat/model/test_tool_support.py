@@ -178,6 +178,26 @@ def test_tools_of_each_family(tokenizer: Tokenizer, name: str) -> None:
     assert "Result." in text and text.startswith("[system]")
 
 
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_markers_of_calls_in_the_content_are_control_tokens(in_worker: bool) -> None:
+    """Those that the calls contain are not."""
+    source = family("lfm2") + ("{{ range(3) | list | length }}" if in_worker else "")
+    specials = ["<|tool_call_start|>", "<|tool_call_end|>", "<|end|>"]
+    spec = chat_templates.trained_tokenizer("hello", specials, 300)
+    tokenizer = Tokenizer.from_json(spec, {"chat_template": source})
+    support = find_tool_support(tokenizer, source)
+    assert support is not None
+
+    def control(text: str) -> list[str]:
+        messages = support.adapt(conversation(text))
+        spans = tokenizer.prompt(messages, tools=tools(text)).spans
+        return [span.text for span in spans if span.is_control]
+
+    assert control("harmless").count(specials[0]) == control("harmless").count(specials[1]) == 1
+    for text in ("<|tool_call_end|>", "<|tool_call_start|> \U0001f600 <|end|>", "<|tool_call_"):
+        assert control(text) == control("harmless")
+
+
 def test_tags_of_a_derived_format_may_be_control_tokens(tokenizer: Tokenizer) -> None:
     """The decoder leaves out control tokens that are not among the markers."""
     for name in ("hunyuan", "own tags", "own control tokens", "without an end"):

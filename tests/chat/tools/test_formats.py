@@ -166,7 +166,10 @@ def test_written_calls_are_parsed_again(tool_format: ToolFormat) -> None:
         ToolCall("list", {}),
     ]
     expected = [(call.name, call.arguments) for call in calls]
-    assert split(tool_format, tool_format.text_of(calls)) == ("", expected)
+    assert tool_format.write is not None
+    texts = tool_format.write(calls)
+    written = "\n".join(f"{tool_format.opens[0]}{one}{tool_format.close}" for one in texts)
+    assert split(tool_format, written) == ("", expected)
 
 
 def test_several_calls_keep_their_order_and_get_different_ids() -> None:
