@@ -365,7 +365,9 @@ class ChatModel:
             if tools or has_tool_messages(messages):
                 support = self._find_tool_support()
                 source = support.source if support else source
-                messages = support.adapt(messages) if support else without_tools(messages)
+                messages = (
+                    support.messages(messages, tools or ()) if support else without_tools(messages)
+                )
                 if tools:
                     listed = support.variables(tools) if support else {"tools": list(tools)}
                     all_variables = {**listed, **variables}

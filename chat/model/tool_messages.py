@@ -46,6 +46,18 @@ def with_calls_in_content(
     return found
 
 
+def with_listed_tools(
+    messages: Iterable[Message], tools: Iterable[Message], tool_format: ToolFormat
+) -> list[dict[str, Any]]:
+    """Return messages with the tools listed in the system message, as the format does it."""
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    text = tool_format.listing.replace("TOOLS", lines)
+    found = list(map(dict, messages))
+    if found and found[0]["role"] == "system":
+        return [{**found[0], "content": f"{found[0]['content']}\n\n{text}"}, *found[1:]]
+    return [{"role": "system", "content": text}, *found]
+
+
 def with_results_in_calls(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Return messages with the results of calls in the field `tool_responses` of their message.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.model.tool_messages import (
     with_calls_in_content,
+    with_listed_tools,
     with_results_in_calls,
     with_text_arguments,
 )
@@ -48,38 +49,50 @@ class ToolSupport:
     """How a template takes tools, calls and results.
 
     `source` is the template, `tool_format` the format of its calls, and `variable` what it calls
-    the tools. `adapt` gives messages the form in which it shows calls and results.
+    the tools, None if it does not list any. `adapt` gives messages the form in which it shows calls
+    and results.
     """
 
     source: str
     tool_format: ToolFormat
-    variable: str = "tools"
+    variable: str | None = "tools"
     adapt: Adapt = _unchanged
 
     def variables(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the variables of the template for these tools."""
-        return {"tools": list(tools), self.variable: list(tools)}
+        return {name: list(tools) for name in ("tools", self.variable or "tools")}
+
+    def messages(
+        self, messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return messages as the template takes them."""
+        adapted = self.adapt(messages)
+        if self.variable is not None or not tools:
+            return adapted
+        return with_listed_tools(adapted, tools, self.tool_format)
 
 
 def find_tool_support(tokenizer: "Tokenizer", source: str | None) -> ToolSupport | None:
     """Return how a template takes tools, None if it does not, or if its calls are not known.
 
     `source` None means the model's own templates, of which `tool_use` comes first. The template
-    must list the tools and show results. The format of calls is known by a text of the template,
-    or derived from the call that it has written.
+    must list the tools, or be of a family for which swiftchat does, and show results. The format of
+    calls is known by a text of the template, or derived from the call that it has written.
     """
     text = source or tokenizer.templates.get("tool_use") or tokenizer.templates.get("default")
     if text is None:
         return None
     variable = next((name for name in _VARIABLES if _lists_tools(tokenizer, text, name)), None)
-    if variable is None:
+    tool_format = find_tool_format(text)
+    if variable is None and (tool_format is None or not tool_format.listing):
         return None
-    tool_format = find_tool_format(text) or _derived_format(tokenizer, text, variable)
+    tool_format = tool_format or _derived_format(tokenizer, text)
     if tool_format is None:
         return None
     for adapt in _adaptations(text, tool_format):
         support = ToolSupport(text, tool_format, variable, adapt)
-        shown = _rendered(tokenizer, text, adapt(_example()), support.variables([_TOOL]))
+        messages = support.messages(_example(), [_TOOL])
+        shown = _rendered(tokenizer, text, messages, support.variables([_TOOL]))
         if _RESULT in shown and _ARGUMENT in shown:
             return support
     return None
@@ -99,7 +112,7 @@ def _lists_tools(tokenizer: "Tokenizer", source: str, variable: str) -> bool:
     return _NAME in _rendered(tokenizer, source, [_QUESTION], {variable: [_TOOL]})
 
 
-def _derived_format(tokenizer: "Tokenizer", source: str, variable: str) -> ToolFormat | None:
+def _derived_format(tokenizer: "Tokenizer", source: str) -> ToolFormat | None:
     # The tools are left out: their list would have the name too.
     answer = {"role": "assistant", "content": _ARGUMENT}
     plain = _rendered(tokenizer, source, [_QUESTION, answer], {})

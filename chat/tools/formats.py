@@ -33,7 +33,8 @@ class ToolFormat:
     A call begins with one of `opens` and ends with `close`, or with the answer if that is empty.
     `starts` are calls only at the beginning of an answer, and belong to the parsed text. `marks`
     are other control tokens inside a call. `write` writes the texts between the first of `opens`
-    and `close`, in formats of which some templates leave calls out.
+    and `close`, in formats of which some templates leave calls out. `listing` is the text that
+    lists tools in place of `TOOLS`, for families of which some templates do not.
     """
 
     signature: str
@@ -43,6 +44,7 @@ class ToolFormat:
     starts: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     write: Write | None = None
+    listing: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -155,6 +157,19 @@ FORMATS = (
     _tags(
         "tool_call", parse_tagged, write_objects
     ),  # Hermes, Qwen, SmolLM3, GLM-4.5, Granite 4, Nemotron 3
+    ToolFormat(  # SmolLM3 with a template that has lost its list of tools
+        "SmolLM, trained by Hugging Face",
+        ("<tool_call>",),
+        "</tool_call>",
+        parse_tagged,
+        write=write_objects,
+        listing=(
+            "You may call functions to answer. Their signatures are in <tools></tools> tags:\n\n"
+            "<tools>\nTOOLS\n</tools>\n\nFor each call, write a JSON object with the name of the "
+            'function and its arguments:\n<tool_call>\n{"name": <function-name>, '
+            '"arguments": <args-json-object>}\n</tool_call>'
+        ),
+    ),
     ToolFormat("functools[", ("functools",), "", parse_json),  # Firefunction
     ToolFormat(  # Functionary 3.1
         "<function=", ("<function=",), "</function>", parse_function

@@ -178,6 +178,25 @@ def test_tools_of_each_family(tokenizer: Tokenizer, name: str) -> None:
     assert "Result." in text and text.startswith("[system]")
 
 
+def test_tools_are_listed_in_the_system_message_of_a_template_that_has_lost_its_list(
+    tokenizer: Tokenizer,
+) -> None:
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{# SmolLM, trained by Hugging Face #}"
+    )
+    support = find_tool_support(tokenizer, source)
+    assert support is not None
+    messages = conversation("t")
+    for turns in (messages, [{"role": "system", "content": "Be brief."}, *messages]):
+        prompt = tokenizer.prompt(support.messages(turns, tools("t")), template=source)
+        text = "".join(span.text for span in prompt.spans)
+        assert text.startswith("[system]") and '"name": "lookup"' in text.partition("[user]")[0]
+        assert ("Be brief." in text) == (turns is not messages)
+        assert '<tool_call>\n{"name": "lookup"' in text.partition("[assistant]")[2]
+    assert support.messages(messages, ())[0]["role"] == "user"
+
+
 @pytest.mark.parametrize("in_worker", [False, True])
 def test_markers_of_calls_in_the_content_are_control_tokens(in_worker: bool) -> None:
     """Those that the calls contain are not."""

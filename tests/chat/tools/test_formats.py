@@ -82,6 +82,7 @@ ANSWERS = [
         f"<|message|>{JSON}",
     ),
     ("<|channel|>commentary", f" to=functions.add<|channel|>commentary json<|message|>{JSON}"),
+    ("SmolLM, trained by Hugging Face", f"<tool_call>\n{CALL}\n</tool_call>"),
     ("functools[", f"functools[{CALL}]"),
     ("List of tools: ", '<|tool_call_start|>[add(a="x y", b="2")]<|tool_call_end|>'),
     ("<function=", f"<function=add>{JSON}</function>"),
