@@ -32,6 +32,7 @@ from swiftchat.tokenizer.prompt import Prompt, PromptSpan, split_at_control_toke
 from swiftchat.tokenizer.template.files import named_templates, template_files
 
 if TYPE_CHECKING:
+    from swiftchat.tokenizer.template.messages import MessageForms
     from swiftchat.tokenizer.template.template import ChatTemplate
 
 __all__ = ["Tokenizer"]
@@ -72,7 +73,7 @@ class Tokenizer:
         eos_id = ids.get(named_tokens.get("eos_token", ""))
         eos_ids = dict.fromkeys([*([] if eos_id is None else [eos_id]), *more_eos_ids])
         self.eos_ids = tuple(i for i in eos_ids if 0 <= i < self.vocab_size)
-        self._chat_templates: dict[str, ChatTemplate] = {}
+        self._chat_templates: dict[str, tuple[ChatTemplate, MessageForms]] = {}
         self._special_ids = frozenset(self.special_tokens.values())
         self._tokens = {token_id: token for token, token_id in ids.items()}
         self._pipeline = pipeline
@@ -287,7 +288,8 @@ class Tokenizer:
         """Return the ids of a conversation rendered by the model's chat template.
 
         The ids equal those of `transformers`, except that control tokens inside messages, tools
-        and other variables are ordinary text. Each message has a `role` and a `content`;
+        and other variables are ordinary text, and that messages get the form in which the template
+        loses none of their texts. Each message has a `role` and a `content`;
         `variables` are passed to the template. `template` is a source that replaces the model's:
         by default its template `tool_use` if there are tools, else `default`. Raises
         `BadModelFile` if there is no template, or it is invalid, hostile or rejects the messages.
@@ -313,18 +315,25 @@ class Tokenizer:
         beginning of an answer that the model continues; it ends the prompt.
         """
         # Imported here: a program without templates does not load Jinja.
-        from swiftchat.tokenizer.template.messages import messages_for_template
+        from swiftchat.tokenizer.template.messages import MessageForms, messages_for_template
         from swiftchat.tokenizer.template.provenance import render
         from swiftchat.tokenizer.template.template import ChatTemplate
 
         source = self._template_source(variables.get("tools")) if template is None else template
         if source not in self._chat_templates:
-            self._chat_templates[source] = ChatTemplate(source)
-        inputs = {**variables, "messages": messages_for_template(messages)}
+            chat_template = ChatTemplate(source)
+            own = {**self.named_tokens, "add_generation_prompt": True}
+            forms = MessageForms(
+                lambda example, more: chat_template.render({**more, "messages": example}, own, ())
+            )
+            self._chat_templates[source] = chat_template, forms
+        chat_template, forms = self._chat_templates[source]
+        adapted = forms.adapted(messages_for_template(messages), variables)
+        inputs = {**variables, "messages": adapted}
         own = {name: text for name, text in self.named_tokens.items() if name not in inputs} | {
             "add_generation_prompt": add_generation_prompt
         }
-        text, content = render(self._chat_templates[source], inputs, own, self.special_tokens)
+        text, content = render(chat_template, inputs, own, self.special_tokens)
         if answer_prefix:
             content = [*content, (len(text), len(text) + len(answer_prefix))]
         return self._prompt(text + answer_prefix, content, earlier)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from swiftchat.chat.endpoint.answers import Piece
+from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.chat.endpoint.generation import Choice, Format, usage
 from swiftchat.chat.endpoint.logprobs import chat_logprobs
 from swiftchat.chat.endpoint.messages import template_messages
@@ -18,12 +19,14 @@ from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.context_budget import message_versions
 from swiftchat.engine.api.params import SamplingParams
+from swiftchat.errors import UsageError
 
 
 def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], AnswerGroup]:
     """Check a request and return the function that starts its answers.
 
-    The function raises `UsageError` if there are tools and the chat template does not take any.
+    The function raises `UsageError` if there are tools and the chat template does not take any, and
+    `ApiError` if it cannot set the reasoning effort.
     """
     params = replace(chat_model.params_with(body.sampling()), logit_bias=body.bias())
     stops = body.stops()
@@ -31,9 +34,10 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
 
     def start() -> AnswerGroup:
         tools = body.offered_tools
+        variables = _template_variables(chat_model, body)
         tool_format = chat_model.require_tools().tool_format if tools else None
-        encode, versions = chat_model.encoder(tools=tools), message_versions(messages)
-        fitted, fitting = chat_model.fit(versions, encode, params)
+        encode = chat_model.encoder(tools=tools, more_variables=variables)
+        fitted, fitting = chat_model.fit(message_versions(messages), encode, params)
 
         def start_one(params: SamplingParams) -> Answer:
             answer = chat_model.start_answer(
@@ -45,6 +49,17 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
         return AnswerGroup(start_one, fitting, body.num_answers)
 
     return start
+
+
+def _template_variables(chat_model: ChatModel, body: ChatCompletionRequest) -> dict[str, Any]:
+    variables: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        try:
+            variables = chat_model.effort_variables(body.reasoning_effort)
+        except UsageError as error:
+            name = "reasoning_effort"
+            raise ApiError(400, error.message, "unsupported_value", name) from error
+    return {**variables, **(body.chat_template_kwargs or {})}
 
 
 class ChatFormat(Format):

@@ -35,9 +35,15 @@ def _fields(message: ChatMessage) -> dict[str, Any]:
     }
     if message.tool_calls:
         fields["tool_calls"] = list(map(_call, message.tool_calls))
-    for name in ("name", "reasoning_content", "tool_call_id"):
+    for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             fields[name] = value
+    reasoning = (
+        message.reasoning if message.reasoning_content is None else message.reasoning_content
+    )
+    if reasoning is not None:
+        # The tokenizer adds the other names that templates read.
+        fields["reasoning"] = reasoning
     return fields
 
 

@@ -42,6 +42,22 @@ _SAMPLING = {
     "early_stopping": "early_stopping",
     "diversity_rate": "diversity_rate",
 }
+# Variables of a chat template that the request has fields for, or that the server sets.
+_OWN_VARIABLES = {"messages", "tools", "add_generation_prompt"}
+# Fields of other servers, and what to use instead of them.
+_THINK = "use reasoning_effort, or chat_template_kwargs such as enable_thinking"
+_REPLACED = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "documents": "use chat_template_kwargs",
+    "enable_thinking": _THINK,
+    "reasoning": _THINK,
+    "thinking": _THINK,
+    "thinking_budget": _THINK,
+    "add_generation_prompt": "the model always answers",
+    "continue_final_message": "send a question last, or use /v1/completions",
+}
+_DEFAULTS = {"add_generation_prompt": True, "continue_final_message": False}
 
 
 class _Fields(BaseModel):
@@ -160,6 +176,7 @@ class ChatMessage(_Fields):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # its name on other servers
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -179,8 +196,21 @@ class ChatCompletionRequest(GenerationRequest):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    # Fields of other servers that would change the answer.
+    functions: Any = None
+    function_call: Any = None
+    documents: Any = None
+    enable_thinking: Any = None
+    reasoning: Any = None
+    thinking: Any = None
+    thinking_budget: Any = None
+    add_generation_prompt: Any = None
+    continue_final_message: Any = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -220,6 +250,15 @@ class ChatCompletionRequest(GenerationRequest):
             "only the tool choices auto and none are supported",
         )
         refuse(not is_shallow(self.tools or []), "tools", "the tools are nested too deeply")
+        variables = self.chat_template_kwargs or {}
+        for name in _OWN_VARIABLES & variables.keys():
+            refuse(True, "chat_template_kwargs", f"chat_template_kwargs cannot replace {name}")
+        text = "the variables are nested too deeply"
+        refuse(not is_shallow(variables), "chat_template_kwargs", text)
+        for name, instead in _REPLACED.items():
+            value = getattr(self, name)
+            is_default = value in (None, _DEFAULTS.get(name))
+            refuse(not is_default, name, f"{name} is not supported: {instead}")
         has_top = self.top_logprobs is not None
         refuse(has_top and not self.logprobs, "top_logprobs", "top_logprobs needs logprobs: true")
 

@@ -244,7 +244,8 @@ class Conversation:
             else:
                 found.append({"role": message.role, "content": message.content})
             if message.reasoning is not None:
-                found[-1]["reasoning_content"] = message.reasoning
+                # The tokenizer adds the other names that templates read.
+                found[-1]["reasoning"] = message.reasoning
             if message.tool_calls:
                 found[-1]["tool_calls"] = [_function_call(call) for call in message.tool_calls]
         found += (_tool_result(call, _NO_RESULT) for call in unanswered.values())

@@ -1,6 +1,5 @@
 """A model ready to answer: files, tokenizer, chat template and engine."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +16,13 @@ from swiftchat.chat.model.output_format import Encode, OutputFormat, chosen_form
 from swiftchat.chat.model.reasoning import ReasoningFormat, find_reasoning_format
 from swiftchat.chat.model.start import StartEngine, attach_or_start, start_engine
 from swiftchat.chat.model.template_choice import TemplateChoice
-from swiftchat.chat.model.tool_support import (
-    ToolSupport,
-    find_tool_support,
-    has_tool_messages,
-    without_tools,
+from swiftchat.chat.model.template_variables import (
+    effort_variables,
+    has_thinking_switch,
+    thinking_variables,
 )
+from swiftchat.chat.model.tool_messages import has_tool_messages, without_tools
+from swiftchat.chat.model.tool_support import ToolSupport, find_tool_support
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.chat.terminal.output import print_notice
@@ -36,12 +36,7 @@ if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt, Tokenizer
     from swiftchat.weights.model.directory import Model
 
-# Template variables that switch thinking: `enable_thinking` in Qwen3, SmolLM3 and GLM-4.5,
-# `thinking` in DeepSeek-V3.1 and Granite.
-_THINKING_VARIABLES = ("enable_thinking", "thinking")
 _RESTORED_HINT = "the engine's options are those before /set again; send the message again"
-# A variable, not the attribute or key of a message.
-_THINKING_PATTERN = re.compile(r"(?<![.\w'\"])(?:enable_)?thinking\b")
 
 
 def chat_model_for(config: ChatConfig) -> "ChatModel":
@@ -354,25 +349,33 @@ class ChatModel:
         last: EncodedTurn | None = None,
         prefix: str = "",
         tools: Sequence[Mapping[str, Any]] | None = None,
+        more_variables: Mapping[str, Any] | None = None,
     ) -> Encode:
         """Return a function that renders and encodes messages, reusing the ids of the last turn.
 
         `tools` are descriptions of functions as JSON schemas, for templates that list tools.
+        `more_variables` of the template take precedence over those that switch thinking.
         """
         tokenizer = self.tokenizer
         earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
-        variables: dict[str, Any] = {} if tools is None else {"tools": list(tools)}
+        variables: dict[str, Any] = {}
         if self.think != "auto":
-            variables |= dict.fromkeys(_THINKING_VARIABLES, self.think == "on")
+            variables |= thinking_variables(self.think == "on")
+        variables |= more_variables or {}
 
         def encode(messages: Sequence[Mapping[str, Any]]) -> "Prompt":
-            source = self.template.source
+            source, all_variables = self.template.source, variables
             if tools or has_tool_messages(messages):
                 support = self._find_tool_support()
                 source = support.source if support else source
-                messages = support.adapted(messages) if support else without_tools(messages)
+                messages = (
+                    support.messages(messages, tools or ()) if support else without_tools(messages)
+                )
+                if tools:
+                    listed = support.variables(tools) if support else {"tools": list(tools)}
+                    all_variables = {**listed, **variables}
             return tokenizer.prompt(
-                messages, earlier=earlier, template=source, answer_prefix=prefix, **variables
+                messages, earlier=earlier, template=source, answer_prefix=prefix, **all_variables
             )
 
         return encode
@@ -398,7 +401,12 @@ class ChatModel:
     @property
     def can_switch_thinking(self) -> bool:
         """Whether the chat template has a variable that switches thinking."""
-        return _THINKING_PATTERN.search(self._files.template_source) is not None
+        return has_thinking_switch(self._files.template_source)
+
+    def effort_variables(self, effort: str) -> dict[str, Any]:
+        """Return the variables of the template for a reasoning effort, or raise `UsageError`."""
+        can_reason = self._reasoning_format() is not None
+        return effort_variables(effort, self._files.template_source, can_reason=can_reason)
 
     def _reasoning_format(self) -> ReasoningFormat | None:
         """Return the format of the reasoning, None if the raw text is requested."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from swiftchat.chat.attachments.user_text import read_text
 from swiftchat.chat.model.reasoning import ReasoningFormat
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt
@@ -41,28 +41,15 @@ class OutputFormat:
     is_json: bool = False
 
     def instructed(self, encode: Encode) -> Encode:
-        """Return `encode` with the instruction in the system prompt.
-
-        Or in the first question, if the chat template has no system prompt.
-        """
+        """Return `encode` with the instruction in the system prompt."""
         if not self.instruction:
             return encode
+        return lambda messages: encode(self._instruct(messages))
 
-        def with_instruction(messages: Messages) -> "Prompt":
-            try:
-                return encode(self._instruct(messages, "system"))
-            except SwiftchatError:
-                if messages[0]["role"] == "system":
-                    raise
-                return encode(self._instruct(messages, "user"))
-
-        return with_instruction
-
-    def _instruct(self, messages: Messages, role: str) -> Messages:
-        """Return the messages with the instruction in the first one, which has this role."""
+    def _instruct(self, messages: Messages) -> Messages:
         first, *rest = messages
-        if first["role"] != role:
-            return [{"role": role, "content": self.instruction}, *messages]
+        if first["role"] != "system":
+            return [{"role": "system", "content": self.instruction}, *messages]
         return [{**first, "content": f"{first['content']}\n\n{self.instruction}"}, *rest]
 
 

@@ -4,6 +4,8 @@ from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swiftchat.chat.model.reasoning_markers import derive_markers
+
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt
 
@@ -18,18 +20,20 @@ class ReasoningText(str):
 class ReasoningFormat:
     """The markers around reasoning.
 
-    `opens` are the texts that start reasoning, `close` ends it, `heads` may start the answer. Some
-    of them consist of control tokens. A chat template with `signature` in it uses this format.
+    `opens` are the texts that start reasoning, `close` ends it, `heads` may start the answer and
+    `tail` end it. Some of them consist of control tokens. A chat template with `signature` in it
+    uses this format.
     """
 
     signature: str
     opens: tuple[str, ...]
     close: str
     heads: tuple[str, ...] = ()
+    tail: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return (*self.opens, self.close, *self.heads)
+        return (*self.opens, self.close, *self.heads, self.tail)
 
 
 def _tags(begin: str, end: str) -> ReasoningFormat:
@@ -54,17 +58,42 @@ FORMATS = (
     _tags("[THINK]", "[/THINK]"),  # Magistral
     _tags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
     _tags("◁think▷", "◁/think▷"),  # Kimi-VL Thinking
+    ReasoningFormat("<|channel>", ("<|channel>thought",), "<channel|>"),  # Gemma 4
+    ReasoningFormat(  # Apriel
+        "[BEGIN FINAL RESPONSE]",
+        ("Here are my reasoning steps:",),
+        "[BEGIN FINAL RESPONSE]",
+        tail="[END FINAL RESPONSE]",
+    ),
+    _tags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ReasoningFormat(  # Kimi K3
+        "'<|open|>'",
+        ("<|open|>think<|sep|>",),
+        "<|close|>think<|sep|>",
+        ("<|open|>response<|sep|>",),
+        tail="<|close|>response<|sep|>",
+    ),
+    ReasoningFormat(  # Solar Open
+        "<|begin|>assistant<|think|>",
+        ("<|begin|>assistant<|think|>", "<|think|>"),
+        "<|end|>",
+        ("<|begin|>assistant<|content|>", "<|content|>"),
+        tail="<|end|>",
+    ),
 )
 
 
 def find_reasoning_format(template: str, control: Collection[str]) -> ReasoningFormat | None:
     """Return the format of a chat template, else of the vocabulary, None for most models.
 
-    `template` is the source of the template, `control` the texts of the control tokens.
+    `template` is the source of the template, `control` the texts of the control tokens. The format
+    is known by a text of the template, or derived from reasoning that it has written.
     """
     for candidate in FORMATS:
         if candidate.signature in template:
             return candidate
+    if derived := derive_markers(template):
+        return _tags(*derived)
     return next((f for f in FORMATS if {f.opens[0], f.close} <= set(control)), None)
 
 
@@ -103,8 +132,9 @@ class ReasoningSplitter:
         self._buffer += text
         while self._buffer:
             if self.is_answering:
-                buffer, self._buffer = self._buffer, ""
-                yield buffer
+                is_certain = yield from self._read_answer()
+                if not is_certain:
+                    return
             elif self.is_thinking:
                 is_closed = yield from self._read_reasoning()
                 if not is_closed:
@@ -117,7 +147,7 @@ class ReasoningSplitter:
         buffer, self._buffer = self._buffer, ""
         if self.is_thinking and buffer:
             yield ReasoningText(buffer)
-        elif self._is_first and buffer:
+        elif (self._is_first or self.is_answering) and buffer:
             yield buffer
 
     def _read_reasoning(self) -> Generator[str, None, bool]:
@@ -135,6 +165,20 @@ class ReasoningSplitter:
             yield ReasoningText(text)
         return bool(found)
 
+    def _read_answer(self) -> Generator[str, None, bool]:
+        """Yield the answer without its tail; return False if the end may be part of one."""
+        tail = self._format.tail if self._format else ""
+        text, self._buffer = self._buffer, ""
+        if tail:
+            text, found, rest = text.partition(tail)
+            end = len(text) if found else len(text) - _overlap(text, tail)
+            end = len(text[:end].rstrip())
+            self._buffer = rest if found else text[end:]
+            text = text[:end]
+        if text:
+            yield text
+        return not self._buffer or bool(tail and found)
+
     def _read_start(self) -> bool:
         """Decide between reasoning and answer; return False if more text is needed."""
         assert self._format is not None
@@ -146,7 +190,9 @@ class ReasoningSplitter:
                 self.is_thinking = marker in self._format.opens
                 self.is_answering = not self.is_thinking
                 return True
-        if not stripped or any(marker.startswith(stripped) for marker in self._format.markers):
+        if not stripped or any(
+            marker.startswith(stripped) for marker in (*self._format.opens, *self._format.heads)
+        ):
             return False
         if not self._is_first:
             self._buffer = stripped

@@ -1,10 +1,17 @@
 """How a chat template takes tools, calls and results: found by rendering small conversations."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from swiftchat.chat.model.tool_messages import (
+    with_calls_in_content,
+    with_listed_tools,
+    with_results_in_calls,
+    with_text_arguments,
+)
+from swiftchat.chat.tools.derived_format import derive_tool_format
 from swiftchat.chat.tools.formats import ToolFormat, find_tool_format
 from swiftchat.errors import BadModelFile
 
@@ -26,37 +33,93 @@ _TOOL = {
 }
 _QUESTION = {"role": "user", "content": "How long is it?"}
 _CALL_ID = "abcde1234"
+# What templates call the tools.
+_VARIABLES = ("tools", "xml_tools")
+
+
+Adapt = Callable[[Iterable[Mapping[str, Any]]], list[dict[str, Any]]]
+
+
+def _unchanged(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return list(map(dict, messages))
 
 
 @dataclass(frozen=True)
 class ToolSupport:
-    """The template's `source`, the format of its calls, and whether arguments are JSON text."""
+    """How a template takes tools, calls and results.
+
+    `source` is the template, `tool_format` the format of its calls, and `variable` what it calls
+    the tools, None if it does not list any. `adapt` gives messages the form in which it shows calls
+    and results.
+    """
 
     source: str
     tool_format: ToolFormat
-    text_arguments: bool
+    variable: str | None = "tools"
+    adapt: Adapt = _unchanged
 
-    def adapted(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return messages with arguments of calls as the template takes them."""
-        return [_with_text_arguments(m) if self.text_arguments else dict(m) for m in messages]
+    def variables(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the variables of the template for these tools."""
+        return {name: list(tools) for name in ("tools", self.variable or "tools")}
+
+    def messages(
+        self, messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return messages as the template takes them."""
+        adapted = self.adapt(messages)
+        if self.variable is not None or not tools:
+            return adapted
+        return with_listed_tools(adapted, tools, self.tool_format)
 
 
 def find_tool_support(tokenizer: "Tokenizer", source: str | None) -> ToolSupport | None:
-    """Return how a template takes tools, None if it does not.
+    """Return how a template takes tools, None if it does not, or if its calls are not known.
 
-    `source` None means the model's own templates, of which `tool_use` comes first.
+    `source` None means the model's own templates, of which `tool_use` comes first. The template
+    must list the tools, or be of a family for which swiftchat does, and show results. The format of
+    calls is known by a text of the template, or derived from the call that it has written.
     """
     text = source or tokenizer.templates.get("tool_use") or tokenizer.templates.get("default")
-    tool_format = find_tool_format(text or "")
-    if text is None or tool_format is None:
+    if text is None:
         return None
-    if _NAME not in _rendered(tokenizer, text, [_QUESTION]):
+    variable = next((name for name in _VARIABLES if _lists_tools(tokenizer, text, name)), None)
+    tool_format = find_tool_format(text)
+    if variable is None and (tool_format is None or not tool_format.listing):
         return None
-    for text_arguments in (False, True):
-        support = ToolSupport(text, tool_format, text_arguments)
-        shown = _rendered(tokenizer, text, support.adapted(_example()))
+    tool_format = tool_format or _derived_format(tokenizer, text)
+    if tool_format is None:
+        return None
+    for adapt in _adaptations(text, tool_format):
+        support = ToolSupport(text, tool_format, variable, adapt)
+        messages = support.messages(_example(), [_TOOL])
+        shown = _rendered(tokenizer, text, messages, support.variables([_TOOL]))
         if _RESULT in shown and _ARGUMENT in shown:
             return support
+    return None
+
+
+def _adaptations(source: str, tool_format: ToolFormat) -> Iterator[Adapt]:
+    """Yield what may have to be done to messages, most special first."""
+    if "'tool_responses'" in source and "'tool_call_id'" not in source:
+        yield with_results_in_calls
+    yield _unchanged
+    yield with_text_arguments
+    if tool_format.write is not None:
+        yield partial(with_calls_in_content, tool_format=tool_format)
+
+
+def _lists_tools(tokenizer: "Tokenizer", source: str, variable: str) -> bool:
+    return _NAME in _rendered(tokenizer, source, [_QUESTION], {variable: [_TOOL]})
+
+
+def _derived_format(tokenizer: "Tokenizer", source: str) -> ToolFormat | None:
+    # The tools are left out: their list would have the name too.
+    answer = {"role": "assistant", "content": _ARGUMENT}
+    plain = _rendered(tokenizer, source, [_QUESTION, answer], {})
+    for messages in (_example(), with_text_arguments(_example())):
+        shown = _rendered(tokenizer, source, messages, {})
+        if found := derive_tool_format(shown, plain, _NAME, _ARGUMENT):
+            return found
     return None
 
 
@@ -70,46 +133,15 @@ def _example() -> list[dict[str, Any]]:
     ]
 
 
-def _rendered(tokenizer: "Tokenizer", source: str, messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of a prompt with the example tool, "" if the template rejects it."""
+def _rendered(
+    tokenizer: "Tokenizer",
+    source: str,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+) -> str:
+    """Return the text of a prompt, "" if the template rejects it."""
     try:
-        prompt = tokenizer.prompt(messages, template=source, tools=[_TOOL])
+        prompt = tokenizer.prompt(messages, template=source, **variables)
     except BadModelFile:
         return ""
     return "".join(span.text for span in prompt.spans)
-
-
-def _with_text_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
-    if "tool_calls" not in message:
-        return dict(message)
-    calls = [
-        {**call, "function": {**call["function"], "arguments": _as_text(call["function"])}}
-        for call in message["tool_calls"]
-    ]
-    return {**message, "tool_calls": calls}
-
-
-def _as_text(function: Mapping[str, Any]) -> str:
-    return json.dumps(function["arguments"], ensure_ascii=False)
-
-
-def has_tool_messages(messages: Iterable[Mapping[str, Any]]) -> bool:
-    return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
-
-
-def without_tools(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with calls and results as text, for a template that does not take tools."""
-    found: list[dict[str, Any]] = []
-    for message in messages:
-        fields = {name: value for name, value in message.items() if name != "tool_calls"}
-        if message["role"] == "tool":
-            text = f"Result of {message['name']}:\n\n{message['content']}"
-            fields = {"role": "user", "content": text}
-        functions = [call["function"] for call in message.get("tool_calls", ())]
-        calls = [f"I call {function['name']} {_as_text(function)}" for function in functions]
-        fields["content"] = "\n\n".join(filter(None, [fields["content"], *calls]))
-        if found and found[-1]["role"] == fields["role"]:
-            found[-1]["content"] += f"\n\n{fields['content']}"
-        else:
-            found.append(fields)
-    return found

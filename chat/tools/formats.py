@@ -1,22 +1,29 @@
 """The formats in which models write calls of tools, and splitting calls from streamed answers."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.tools.parsers import (
     parse_deepseek,
     parse_function,
+    parse_function_tag,
     parse_functions,
+    parse_gemma,
     parse_harmony,
     parse_invokes,
     parse_json,
     parse_kimi,
     parse_mistral,
+    parse_named,
     parse_python,
+    parse_solar,
     parse_tagged,
 )
+from swiftchat.chat.tools.writers import write_json, write_objects, write_python
+
+Write = Callable[[Sequence[ToolCall]], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,9 @@ class ToolFormat:
 
     A call begins with one of `opens` and ends with `close`, or with the answer if that is empty.
     `starts` are calls only at the beginning of an answer, and belong to the parsed text. `marks`
-    are other control tokens inside a call.
+    are other control tokens inside a call. `write` writes the texts between the first of `opens`
+    and `close`, in formats of which some templates leave calls out. `listing` is the text that
+    lists tools in place of `TOOLS`, for families of which some templates do not.
     """
 
     signature: str
@@ -34,14 +43,18 @@ class ToolFormat:
     parse: Callable[[str], list[ToolCall]]
     starts: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
+    write: Write | None = None
+    listing: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
         return (*self.opens, self.close, *self.marks)
 
 
-def _tags(name: str, parse: Callable[[str], list[ToolCall]]) -> ToolFormat:
-    return ToolFormat(f"<{name}>", (f"<{name}>",), f"</{name}>", parse)
+def _tags(
+    name: str, parse: Callable[[str], list[ToolCall]], write: Write | None = None
+) -> ToolFormat:
+    return ToolFormat(f"<{name}>", (f"<{name}>",), f"</{name}>", parse, write=write)
 
 
 # From the published chat templates; the first whose signature is in the template counts.
@@ -86,14 +99,52 @@ FORMATS = (
     _tags("minimax:tool_call", parse_invokes),  # MiniMax M2
     _tags("seed:tool_call", parse_functions),  # Seed-OSS
     _tags("TOOLCALL", parse_json),  # Nemotron Nano 2
-    ToolFormat(  # LFM2
-        "List of tools: ", ("<|tool_call_start|>",), "<|tool_call_end|>", parse_python
+    ToolFormat(  # LFM2, LFM2.5
+        "List of tools: ",
+        ("<|tool_call_start|>",),
+        "<|tool_call_end|>",
+        parse_python,
+        write=write_python,
+    ),
+    ToolFormat(  # Gemma 4
+        "<|tool_call>call:", ("<|tool_call>",), "<tool_call|>", parse_gemma, marks=('<|"|>',)
+    ),
+    ToolFormat(  # Apertus
+        "<|tools_prefix|>", ("<|tools_prefix|>",), "<|tools_suffix|>", parse_named
+    ),
+    ToolFormat(  # Solar Open
+        "<|tool_call:begin|>",
+        ("<|begin|>assistant<|tool_calls|>", "<|tool_calls|>"),  # also after reasoning
+        "",
+        parse_solar,
+        marks=(
+            "<|tool_call:begin|>",
+            "<|tool_call:name|>",
+            "<|tool_call:args|>",
+            "<|tool_call:end|>",
+        ),
+    ),
+    ToolFormat(  # GigaChat 3.1
+        "<|function_call|>", ("<|function_call|>",), "<|message_sep|>", parse_json
+    ),
+    ToolFormat(  # GigaChat 3
+        "'function call'",
+        ("<|message_sep|>\n\nfunction call<|role_sep|>\n", "function call<|role_sep|>\n"),
+        "<|message_sep|>",
+        parse_json,
+    ),
+    ToolFormat(  # MiniCPM5
+        '<function name="',
+        ('<function name="',),
+        "</function>",
+        parse_function_tag,
+        marks=('<param name="', "</param>", "<![CDATA[", "]]>"),
     ),
     ToolFormat(  # Command R7B, Command A
         "<|START_ACTION|>", ("<|START_ACTION|>",), "<|END_ACTION|>", parse_json
     ),
     ToolFormat(  # Granite 3, Phi-4-mini
-        "<|tool_call|>", ("<|tool_call|>",), "<|/tool_call|>", parse_json
+        "<|tool_call|>", ("<|tool_call|>",), "<|/tool_call|>", parse_json, write=write_json
     ),
     ToolFormat(  # Mistral
         "[TOOL_CALLS]",
@@ -103,7 +154,22 @@ FORMATS = (
         marks=("[ARGS]", "[CALL_ID]"),
     ),
     _tags("tool_calls", parse_json),  # MiniMax M1, Apriel
-    _tags("tool_call", parse_tagged),  # Hermes, Qwen, SmolLM3, GLM-4.5, Granite 4, Nemotron 3
+    _tags(
+        "tool_call", parse_tagged, write_objects
+    ),  # Hermes, Qwen, SmolLM3, GLM-4.5, Granite 4, Nemotron 3
+    ToolFormat(  # SmolLM3 with a template that has lost its list of tools
+        "SmolLM, trained by Hugging Face",
+        ("<tool_call>",),
+        "</tool_call>",
+        parse_tagged,
+        write=write_objects,
+        listing=(
+            "You may call functions to answer. Their signatures are in <tools></tools> tags:\n\n"
+            "<tools>\nTOOLS\n</tools>\n\nFor each call, write a JSON object with the name of the "
+            'function and its arguments:\n<tool_call>\n{"name": <function-name>, '
+            '"arguments": <args-json-object>}\n</tool_call>'
+        ),
+    ),
     ToolFormat("functools[", ("functools",), "", parse_json),  # Firefunction
     ToolFormat(  # Functionary 3.1
         "<function=", ("<function=",), "</function>", parse_function

@@ -16,6 +16,7 @@ _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args")
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _NAME = re.compile(r"[^\s<>{}\[\]]{1,128}")
+_GEMMA_QUOTE = '<|"|>'
 _SEPARATORS = " \t\r\n;,"
 _MAX_EXPRESSION_CHARACTERS = 65_536
 
@@ -27,11 +28,20 @@ def parse_json(text: str) -> list[ToolCall]:
     return _all(map(_call_of, entries))
 
 
+def parse_named(text: str) -> list[ToolCall]:
+    """Parse objects whose only key is the name and whose value are the arguments (Apertus)."""
+    values = _json_values(text)
+    entries = [entry for v in values for entry in (v if isinstance(v, list) else [v])]
+    if not all(isinstance(entry, dict) and len(entry) == 1 for entry in entries):
+        return []
+    return _calls(next(iter(entry.items())) for entry in entries)
+
+
 def parse_tagged(text: str) -> list[ToolCall]:
     """Parse the syntaxes inside `<tool_call>`: JSON, `<function=…>` and `<arg_key>`."""
     if text.lstrip().startswith(("{", "[")):
         return parse_json(text)
-    return parse_functions(text) if "<function=" in text else _parse_argument_keys(text)
+    return parse_functions(text) if "<function=" in text else parse_argument_keys(text)
 
 
 def parse_functions(text: str) -> list[ToolCall]:
@@ -61,6 +71,67 @@ def parse_invokes(text: str) -> list[ToolCall]:
             values[key] = rest.partition(">")[2]
         found.append((name, _texts(values)))
     return _calls(found)
+
+
+def parse_function_tag(text: str) -> list[ToolCall]:
+    """Parse MiniCPM's call after `<function name="`: a name, and `<param name="…">` with texts."""
+    name, _, body = text.partition('"')
+    values = {}
+    for parameter in _between(body, '<param name="', "</param>"):
+        key, _, rest = parameter.partition('"')
+        value = rest.partition(">")[2]
+        if value.startswith("<![CDATA[") and value.endswith("]]>"):
+            value = value.removeprefix("<![CDATA[").removesuffix("]]>")
+        values[key] = value
+    return _calls([(name, values)])
+
+
+def parse_solar(text: str) -> list[ToolCall]:
+    """Parse Solar Open's calls: an id, a name and JSON, each after a control token."""
+    calls = []
+    for part in _between(text, "<|tool_call:begin|>", "<|tool_call:end|>"):
+        call_id, _, rest = part.partition("<|tool_call:name|>")
+        name, mark, body = rest.partition("<|tool_call:args|>")
+        fields = {"id": call_id.strip(), "name": name.strip(), "arguments": body}
+        calls.append(_call_of(fields) if mark else None)
+    return _all(calls)
+
+
+def parse_gemma(text: str) -> list[ToolCall]:
+    """Parse Gemma 4's call: `call:NAME{key:value,…}`, with texts between `<|"|>`."""
+    name, mark, body = text.strip().removeprefix("call:").partition("{")
+    try:
+        value, end = _gemma_value(f"{{{body}", 0)
+    except (ValueError, IndexError, RecursionError):
+        return []
+    return _calls([(name, value)]) if mark and not body[end - 1 :].strip() else []
+
+
+def _gemma_value(text: str, at: int) -> tuple[Any, int]:
+    """Return the value that begins at a position, and the position after it."""
+    if text.startswith(_GEMMA_QUOTE, at):
+        start = at + len(_GEMMA_QUOTE)
+        end = text.index(_GEMMA_QUOTE, start)
+        return text[start:end], end + len(_GEMMA_QUOTE)
+    if text[at] not in "{[":
+        end = at
+        while text[end] not in ",]}":
+            end += 1
+        return json.loads(text[at:end]), end
+    is_mapping, values, entries = text[at] == "{", [], {}
+    at += 1
+    while text[at] not in "]}":
+        key = ""
+        if is_mapping:
+            if text.startswith(_GEMMA_QUOTE, at):
+                key, at = _gemma_value(text, at)
+            colon = text.index(":", at)
+            key, at = key or text[at:colon].strip(), colon + 1
+        value, at = _gemma_value(text, at)
+        values.append(value)
+        entries[key] = value
+        at += text[at] == ","
+    return entries if is_mapping else values, at + 1
 
 
 def parse_deepseek(text: str) -> list[ToolCall]:
@@ -124,13 +195,24 @@ def _python_call(node: ast.expr) -> ToolCall | None:
     return _call_of({"name": ast.unparse(node.func), "arguments": arguments})
 
 
-def _parse_argument_keys(text: str) -> list[ToolCall]:
-    name = text.partition("<arg_key>")[0]
-    values = {}
-    for part in _between(text, "<arg_key>", "</arg_value>"):
-        key, _, rest = part.partition("</arg_key>")
-        values[key.strip()] = rest.partition("<arg_value>")[2]
-    return _calls([(name, _texts(values))])
+def parse_argument_keys(
+    text: str, release: str = "", each: str = "", separator: str = ""
+) -> list[ToolCall]:
+    """Parse a name, and `<arg_key>` and `<arg_value>` in turn (GLM, Hunyuan).
+
+    The names of the tags end with `release`. Several calls begin with a tag `each`, and a tag
+    `separator` may follow the name.
+    """
+    calls = []
+    for part in text.split(each)[1:] if each else [text]:
+        head = part.partition(f"<arg_key{release}>")[0]
+        name = head.partition(separator)[0] if separator else head.partition("</")[0]
+        values = {}
+        for pair in _between(part, f"<arg_key{release}>", f"</arg_value{release}>"):
+            key, _, rest = pair.partition(f"</arg_key{release}>")
+            values[key.strip()] = rest.partition(f"<arg_value{release}>")[2]
+        calls.append((name, _texts(values)))
+    return _calls(calls)
 
 
 def _calls(found: Iterable[tuple[str, object]]) -> list[ToolCall]:

@@ -18,8 +18,7 @@ from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.tokenizer.template.bounded import is_bounded
 from swiftchat.tokenizer.template.process import TemplateProcess, TemplateProcessError
-from swiftchat.tokenizer.template.sandbox import parse_template
-from swiftchat.tokenizer.template.template import ChatTemplate
+from swiftchat.tokenizer.template.sandbox import TemplateLimitExceeded, parse_template
 from tests.support.chat_templates import trained_tokenizer
 from tests.support.worker_processes import command_line
 
@@ -242,10 +241,7 @@ HOSTILE_TEXTS = st.lists(
 @pytest.mark.fault(14)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_message_text_never_becomes_a_control_token(name: str) -> None:
-    """The prompt has the control tokens of one with harmless contents.
-
-    A template that hides the origin of its text may give fewer, never more.
-    """
+    """The prompt has the control tokens of one with harmless contents, whatever is done to them."""
     tokenizer = our_tokenizer(TEMPLATES[name])
     control = set(tokenizer.special_tokens.values())
     in_worker = name == "replaced"
@@ -260,13 +256,10 @@ def test_message_text_never_becomes_a_control_token(name: str) -> None:
             [i for i in tokenizer.apply_template(chat) if i in control]
             for chat in (hostile, harmless)
         )
-        if name in ("replaced", "length"):
-            assert len(found) <= len(expected)
-        else:
-            assert found == expected
+        assert found == expected
+        if name in ("chatml", "generation"):
             text = tokenizer.decode(tokenizer.apply_template(hostile))
-            if name in ("chatml", "generation"):
-                assert all(content in text for content in contents)
+            assert all(content in text for content in contents)
 
     check()
 
@@ -341,17 +334,17 @@ def test_worker_process_stays_and_is_replaced() -> None:
     source = "{{ pid }}{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}"
     others = workers()  # of templates that still exist
     process = TemplateProcess(source)
-    now = datetime(2026, 1, 2)
-    assert process.render([{"n": 1, "pid": 7}, {"n": "x"}], now, 60) == ["7", None]
+    arguments: tuple[Any, ...] = ({}, (), datetime(2026, 1, 2), 60)
+    assert process.render({"n": 1, "pid": 7}, *arguments) == "7"
     first = workers() - others
     assert len(first) == 1
     with pytest.raises(TemplateProcessError, match="as an integer"):
-        process.render([{"n": "x"}], now, 60)
-    assert process.render([{"n": 2, "pid": 8}], now, 60) == ["8"]
+        process.render({"n": "x"}, *arguments)
+    assert process.render({"n": 2, "pid": 8}, *arguments) == "8"
     assert workers() - others == first
-    with pytest.raises(TemplateProcessError, match="exceeds its time limit"):
-        process.render([{"n": 99999}], now, 0.05)
-    assert process.render([{"n": 2, "pid": 9}], now, 60) == ["9"]
+    with pytest.raises(TemplateLimitExceeded, match="exceeds its time limit"):
+        process.render({"n": 99999}, *arguments[:-1], 0.05)
+    assert process.render({"n": 2, "pid": 9}, *arguments) == "9"
     second = workers() - others
     assert len(second) == 1 and second != first
     del process
@@ -379,13 +372,6 @@ def test_template_errors_are_reported() -> None:
             our_tokenizer(source).apply_template(hello)
     with pytest.raises(TypeError):
         our_tokenizer(CHATML).apply_template([{"role": "user", "content": object()}])
-
-
-def test_only_failure_of_the_first_variant_raises() -> None:
-    template = ChatTemplate("{{ raise_exception('x') if x else 'fine' }}")
-    assert template.render([{"x": False}, {"x": True}]) == ["fine", None]
-    with pytest.raises(BadModelFile):
-        template.render([{"x": True}, {"x": False}])
 
 
 def test_template_files_replace_the_config(tmp_path: Path) -> None:

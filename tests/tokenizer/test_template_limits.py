@@ -93,6 +93,11 @@ BOMBS = [
     "{{ messages|tojson(indent=9999999999) }}",
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "{{ lipsum(n=99999999) }}",
+    # The template's own text, whose ranges are kept.
+    "{% set x = 'a,' %}" + "{% set x = x + x %}" * 20 + "{% for m in messages[0].content %}"
+    "{{ x.split(',')[0] }}{% endfor %}",
+    "{% set x = 'a,' %}" + "{% set x = x + x %}" * 20 + "{% for m in messages[0].content %}"
+    "{{ x.partition(',')[2].strip()[:1] }}{% endfor %}",
 ]
 
 
@@ -122,6 +127,6 @@ def test_output_limit_is_proportional_to_the_input() -> None:
     once, often = (
         "{% for m in messages %}" + "{{ m.content }}" * times + "{% endfor %}" for times in (1, 9)
     )
-    assert len(ChatTemplate(once).render([{"messages": chat}])[0] or "") == 1 << 21
+    assert len(ChatTemplate(once).render({"messages": chat}, {}, ())) == 1 << 21
     with pytest.raises(BadModelFile, match="output limit"):
-        ChatTemplate(often).render([{"messages": chat}])
+        ChatTemplate(often).render({"messages": chat}, {}, ())

@@ -5,12 +5,15 @@ import signal
 import subprocess
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from swiftchat.errors.interpreter import child_folder, python_module
+from swiftchat.tokenizer.template.own_text import OwnText
+from swiftchat.tokenizer.template.sandbox import TemplateLimitExceeded
+from swiftchat.tokenizer.template.variables import own_places
 from swiftchat.tokenizer.template.worker import TIME_LIMIT_SIGNAL
 
 __all__ = ["TemplateProcess", "TemplateProcessError"]
@@ -23,7 +26,7 @@ _MAX_END_S = 10.0
 
 
 class TemplateProcessError(Exception):
-    """The template failed, or exceeded a limit."""
+    """The template failed."""
 
 
 class TemplateProcess:
@@ -38,26 +41,38 @@ class TemplateProcess:
         self._worker: subprocess.Popen[bytes] | None = None
 
     def render(
-        self, variants: Sequence[Mapping[str, Any]], now: datetime, seconds: float
-    ) -> list[str | None]:
-        """Return the text of each of `variants`; None for one, other than the first, that fails.
+        self,
+        inputs: Mapping[str, Any],
+        own: Mapping[str, Any],
+        words: Collection[str],
+        now: datetime,
+        seconds: float,
+    ) -> str:
+        """Return the text, as `ChatTemplate.render` does.
 
-        `seconds` limits the processor time. Raises `TemplateProcessError`.
+        `seconds` limits the processor time. Raises `TemplateProcessError`, or
+        `TemplateLimitExceeded` for a limit.
         """
         worker = self._worker or self._start()
         self._worker = None  # until it has answered: an interrupted worker cannot be used again
-        line = _exchange(worker, {"variants": variants, "now": now.isoformat(), "seconds": seconds})
+        places = list(own_places(inputs))
+        variables = {"inputs": inputs, "places": places, "own": own, "words": list(words)}
+        line = _exchange(worker, {**variables, "now": now.isoformat(), "seconds": seconds})
         try:
             answer = json.loads(line)
         except ValueError:
             with suppress(subprocess.TimeoutExpired):  # it has closed its output, so it ends itself
                 worker.wait(_MAX_END_S)
-            raise TemplateProcessError(_reason(_end(worker))) from None
+            status = _end(worker)
+            if status in (-TIME_LIMIT_SIGNAL, -signal.SIGKILL):  # the worker's limit, and ours
+                raise TemplateLimitExceeded("it exceeds its time limit") from None
+            raise TemplateProcessError(f"its process ended with status {status}") from None
         self._worker = worker
+        if "exceeded" in answer:
+            raise TemplateLimitExceeded(answer["exceeded"])
         if "error" in answer:
             raise TemplateProcessError(answer["error"])
-        texts: list[str | None] = answer["texts"]
-        return texts
+        return OwnText(answer["text"], [(low, high) for low, high in answer["ranges"]])
 
     def _start(self) -> subprocess.Popen[bytes]:
         worker = subprocess.Popen(
@@ -103,9 +118,3 @@ def _end(worker: subprocess.Popen[bytes]) -> int:
         worker.stdin.close()
     worker.kill()
     return worker.wait()
-
-
-def _reason(status: int) -> str:
-    if status in (-TIME_LIMIT_SIGNAL, -signal.SIGKILL):  # the worker's limit, and ours
-        return "it exceeds its time limit"
-    return f"its process ended with status {status}"

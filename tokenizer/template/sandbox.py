@@ -2,24 +2,40 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import nodes, pass_environment
+from jinja2.compiler import CodeGenerator, Frame, optimizeconst
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
+from jinja2.filters import do_title, make_attrgetter
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
+from markupsafe import soft_str
+
+from swiftchat.tokenizer.template.own_text import (
+    OwnText,
+    as_text,
+    formatted,
+    join_texts,
+    joined,
+    marked_safe,
+    own,
+    own_ranges,
+    same_length,
+)
 
 __all__ = [
     "TEMPLATE_ERRORS",
+    "TemplateLimitExceeded",
     "UnboundedTemplate",
     "compile_template",
     "parse_template",
-    "render_variants",
+    "render",
 ]
 
 # Limit on the output: a constant plus a multiple of the input.
@@ -34,6 +50,7 @@ TEMPLATE_ERRORS = (
     AttributeError,
     LookupError,
     MemoryError,
+    NameError,  # in the code that Jinja generates
     RuntimeError,
     SyntaxError,
     TypeError,
@@ -73,16 +90,67 @@ class _Namespace(Namespace):
         super().__setitem__(name, value)
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """Checks the time limit at each operation, and the size of results of `+`.
+class _CodeGenerator(CodeGenerator):
+    """Writes code in which the texts of the template are `OwnText`.
 
-    `deadline` is in seconds of the thread's processor time.
+    It takes constants from `literals` of the environment, and turns values into text, also for
+    `~`, with functions of the environment. Infinite numbers have no literal in Python either.
     """
 
+    environment: "_Environment"
+
+    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
+        self._write_literal(node.as_const(frame.eval_ctx))
+
+    def visit_TemplateData(self, node: nodes.TemplateData, frame: Frame) -> None:
+        self._write_literal(node.data)
+
+    @optimizeconst
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.concat(map(environment.as_text, (")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write(")))")
+
+    def _output_const_repr(self, group: Iterable[Any]) -> str:
+        return self._literal("".join(group))
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        self.write("environment.as_text(")
+
+    def _output_child_post(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        self.write(")")
+
+    def _write_literal(self, value: Any) -> None:
+        self.write(self._literal(value))
+
+    def _literal(self, value: Any) -> str:
+        if value is None or isinstance(value, bool | int):
+            return repr(value)
+        literals = self.environment.literals
+        literals.append(own(value))
+        return f"environment.literals[{len(literals) - 1}]"
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Keeps track of the template's own text, and checks limits.
+
+    It checks the time at each operation, and the size of results of `+`. `deadline` is in seconds
+    of the thread's processor time. `literals` are the constants of its only template.
+    """
+
+    code_generator_class = _CodeGenerator
+    concat = staticmethod(join_texts)
+    as_text = staticmethod(as_text)
     intercepted_binops = frozenset({"+"})
     deadline = float("inf")
     max_characters = _FREE_CHARACTERS
     may_join_lists = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.literals: list[Any] = []
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         self.check_time()
@@ -108,6 +176,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         _reject_private(attribute)
         return super().unsafe_undefined(obj, attribute)
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Keep the ranges of a text that is formatted."""
+        plain = super().wrap_str_format(value)
+        text = getattr(value, "__self__", None)
+        if plain is None or not isinstance(text, OwnText) or value.__name__ != "format":
+            return plain
+        formatter = SandboxedFormatter(self)
+        return lambda *args, **kwargs: formatted(text, formatter, args, kwargs)
+
     def check_time(self) -> None:
         if time.thread_time() > self.deadline:
             raise TemplateLimitExceeded("the chat template exceeds its time limit")
@@ -127,14 +204,14 @@ def compile_template(source: str, now: Callable[[], datetime]) -> jinja2.Templat
     return _environment(now).from_string(source)
 
 
-def render_variants(
+def render(
     template: jinja2.Template,
-    variants: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
     seconds: float,
     *,
     may_join_lists: bool,
-) -> list[str | None]:
-    """Render with each of `variants`; None for one, other than the first, that fails.
+) -> str:
+    """Render; the result is an `OwnText` if the template wrote any of it.
 
     `seconds` limits the processor time of this thread. Raises `UnboundedTemplate` if lists are
     concatenated and `may_join_lists` is false: repeated concatenation of a list with itself grows
@@ -144,20 +221,6 @@ def render_variants(
     assert isinstance(environment, _Environment)
     environment.deadline = time.thread_time() + seconds
     environment.may_join_lists = may_join_lists
-    texts: list[str | None] = []
-    for variant in variants:
-        try:
-            texts.append(_render(template, environment, variant))
-        except TEMPLATE_ERRORS:
-            if not texts:
-                raise
-            texts.append(None)
-    return texts
-
-
-def _render(
-    template: jinja2.Template, environment: _Environment, variables: Mapping[str, Any]
-) -> str:
     input_characters = len(json.dumps(variables, ensure_ascii=False))
     environment.max_characters = _FREE_CHARACTERS + _MAX_COPIES * input_characters
     pieces: list[str] = []
@@ -167,18 +230,39 @@ def _render(
         size += len(piece)
         environment.check_size(size)
         pieces.append(piece)
-    return "".join(pieces)
+    return join_texts(pieces)
 
 
 def _environment(now: Callable[[], datetime]) -> _Environment:
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters |= {
+        "join": _join,
+        "safe": marked_safe,
+        "string": lambda value: value if isinstance(value, str) else as_text(value),
+        "title": lambda value: same_length(soft_str(value), do_title(value)),
+        "tojson": _to_json,
+    }
     environment.globals["namespace"] = _Namespace
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda format_: now().strftime(format_)
+    environment.globals["strftime_now"] = lambda format_: _like(format_, now().strftime(format_))
     return environment
+
+
+def _like(source: str, text: str) -> str:
+    """Return a text made from `source`: the template's if all of that is."""
+    return own(text) if own_ranges(source) == own_ranges(own(source)) else text
+
+
+@pass_environment
+def _join(
+    environment: jinja2.Environment, values: Iterable[Any], d: str = "", attribute: Any = None
+) -> str:
+    """Do what Jinja's filter `join` does, with the ranges of the texts."""
+    if attribute is not None:
+        values = map(make_attrgetter(environment, attribute), values)
+    return joined(as_text(d), map(as_text, values))
 
 
 def _to_json(

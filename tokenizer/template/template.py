@@ -1,8 +1,9 @@
 """Chat templates: a conversation as the text a model was trained on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, Never
+from typing import Any
 
 import jinja2
 
@@ -11,16 +12,22 @@ from swiftchat.tokenizer.template.bounded import is_bounded
 from swiftchat.tokenizer.template.process import TemplateProcess, TemplateProcessError
 from swiftchat.tokenizer.template.sandbox import (
     TEMPLATE_ERRORS,
+    TemplateLimitExceeded,
     UnboundedTemplate,
     compile_template,
     parse_template,
-    render_variants,
+    render,
 )
+from swiftchat.tokenizer.template.variables import variables_with_own
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "TemplateStopped"]
 
 _MAX_SOURCE_CHARACTERS = 1 << 18
 _SECONDS = 1.7  # of processor time: a busy machine does not reject a template
+
+
+class TemplateStopped(BadModelFile):
+    """The template exceeded its limit of time or output."""
 
 
 class ChatTemplate:
@@ -36,40 +43,45 @@ class ChatTemplate:
         self._now = datetime.now()
         self._compiled: jinja2.Template | None = None
         self._process: TemplateProcess | None = None
-        try:
+        with _rejections():
             # Compiling evaluates constants, which can take unbounded time, so check first.
             if is_bounded(parse_template(source)):
                 self._compiled = compile_template(source, lambda: self._now)
-        except TEMPLATE_ERRORS as error:
-            _reject(str(error))
 
-    def render(self, variants: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Render with each of `variants`, JSON values, with one time of day for all.
+    def render(
+        self, inputs: Mapping[str, Any], own: Mapping[str, Any], words: Collection[str]
+    ) -> str:
+        """Render with the caller's and the template's own variables, of JSON types.
 
-        A variant other than the first that fails gives None; a failure of the first raises
-        `BadModelFile`.
+        Returns an `OwnText`, or a `str` if nothing is the template's. Names of `inputs` in `words`
+        count as the template's. Raises `BadModelFile` if the template fails, `TemplateStopped` if
+        it exceeds a limit.
         """
-        self._now = datetime.now()
-        if self._compiled is None:
-            return self._render_in_process(variants)
-        try:
-            return render_variants(self._compiled, variants, _SECONDS, may_join_lists=False)
-        except UnboundedTemplate:
-            return self._render_in_process(variants)
-        except TEMPLATE_ERRORS as error:
-            _reject(str(error) or type(error).__name__)
-
-    def _render_in_process(self, variants: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        now = self._now = datetime.now()
+        if self._compiled is not None:
+            variables = variables_with_own(inputs, own, words)
+            with suppress(UnboundedTemplate), _rejections():
+                return render(self._compiled, variables, _SECONDS, may_join_lists=False)
         if self._process is None:
             self._process = TemplateProcess(self._source)
-        try:
-            return self._process.render(variants, self._now, _SECONDS)
-        except TemplateProcessError as error:
-            _reject(str(error))
+        with _rejections():
+            return self._process.render(inputs, own, words, now, _SECONDS)
 
 
-def _reject(reason: str) -> Never:
-    raise BadModelFile(
+@contextmanager
+def _rejections() -> Iterator[None]:
+    """Raise errors of a template as `BadModelFile`, those of limits as `TemplateStopped`."""
+    try:
+        yield
+    except TemplateLimitExceeded as error:
+        raise TemplateStopped(*_rejection(str(error))) from None
+    except (*TEMPLATE_ERRORS, TemplateProcessError) as error:
+        raise BadModelFile(*_rejection(str(error) or type(error).__name__)) from None
+
+
+def _rejection(reason: str) -> tuple[str, str]:
+    """Return the message and the hint."""
+    return (
         f"the chat template cannot be used: {reason[:300]}",
         "choose another with --template, or use --no-template to complete plain text",
     )

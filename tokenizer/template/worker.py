@@ -1,8 +1,10 @@
 """The process that renders a chat template which is not provably bounded.
 
-It reads lines of JSON from stdin: first `{source}`, then tasks `{variants, now, seconds}`. It
-answers each task with a line `{texts}` or `{error}` on stdout. It ends with its stdin, and by a
-signal when a task takes more than `seconds` of processor time.
+It reads lines of JSON from stdin: first `{source}`, then tasks
+`{inputs, places, own, words, now, seconds}`. It answers each task with a line on stdout:
+`{text, ranges}`, with the ranges that the template wrote, or `{error}`, or `{exceeded}` for a
+limit. It ends with its stdin, and by a signal when a task takes more than `seconds` of processor
+time.
 """
 
 import json
@@ -14,11 +16,14 @@ from typing import Any
 
 import jinja2
 
+from swiftchat.tokenizer.template.own_text import own_ranges
 from swiftchat.tokenizer.template.sandbox import (
     TEMPLATE_ERRORS,
+    TemplateLimitExceeded,
     compile_template,
-    render_variants,
+    render,
 )
+from swiftchat.tokenizer.template.variables import restore_own_places, variables_with_own
 
 TIME_LIMIT_SIGNAL = signal.SIGPROF
 _MEMORY_BYTES = 1 << 30
@@ -37,12 +42,14 @@ class _Renderer:
         try:
             if self._template is None:
                 self._template = compile_template(self._source, lambda: self._now)
-            texts = render_variants(
-                self._template, task["variants"], task["seconds"], may_join_lists=True
-            )
+            restore_own_places(task["inputs"], task["places"])
+            variables = variables_with_own(task["inputs"], task["own"], task["words"])
+            text = render(self._template, variables, task["seconds"], may_join_lists=True)
+        except TemplateLimitExceeded as error:
+            return {"exceeded": str(error)}
         except TEMPLATE_ERRORS as error:
             return {"error": str(error) or type(error).__name__}
-        return {"texts": texts}
+        return {"text": text, "ranges": own_ranges(text)}
 
 
 def main() -> None:

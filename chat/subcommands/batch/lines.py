@@ -13,7 +13,7 @@ from swiftchat.chat.options.parameters import option_name, shown
 from swiftchat.errors import UsageError
 
 _OPTIONS = (*SAMPLING_OPTIONS, "logprobs", "samples")
-_ROLES = ("system", "user", "assistant")
+_ROLES = ("system", "developer", "user", "assistant")
 _KEY_DIGITS = 16
 
 
@@ -121,7 +121,8 @@ def _messages(value: Mapping[str, Any]) -> list[dict[str, Any]]:
             raise UsageError(f"no role {message['role']!r}", f"roles: {', '.join(_ROLES)}")
     if not any(message["content"].strip() for message in found):
         raise UsageError("the prompt is empty", _HINT)
-    return [dict(message) for message in found]
+    # Templates know the role developer as system.
+    return [m | {"role": "system"} if m["role"] == "developer" else dict(m) for m in found]
 
 
 def _options(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,8 +59,11 @@ class Served:
         return response.status, json.loads(text)
 
     def chat(self, *messages: dict[str, Any], **options: Any) -> tuple[int, Any]:
+        return self.chat_of("model", *messages, **options)
+
+    def chat_of(self, model: str, *messages: dict[str, Any], **options: Any) -> tuple[int, Any]:
         sent = list(messages) or [{"role": "user", "content": "hello"}]
-        return self.request("/v1/chat/completions", {"model": "model", "messages": sent, **options})
+        return self.request("/v1/chat/completions", {"model": model, "messages": sent, **options})
 
 
 @contextmanager
@@ -234,6 +237,112 @@ def test_reasoning_is_separate_from_the_answer(tmp_path: Path) -> None:
     deltas = [event["choices"][0]["delta"] for event in events]
     for name, expected in (("reasoning_content", "why"), ("content", "because")):
         assert "".join(delta.get(name) or "" for delta in deltas) == expected
+
+
+# Writes its variables; `thinking` is not in it, so that only some of them exist.
+SWITCHING_TEMPLATE = (
+    "{% for m in messages %}{{ m.role + ':' + m.content + ';' }}{% endfor %}"
+    "{{ [enable_thinking, extra | default('')] }}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>"
+    "{% else %}<think>{% endif %}"
+)
+EFFORT_TEMPLATE = "{{ messages[0].content }}[{{ reasoning_effort | default('medium') }}]"
+
+
+def test_variables_of_the_template(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model", SWITCHING_TEMPLATE)
+    with serving(folder, *["plans</think>Hi"] * 9, think="on") as served:
+        for options, expected in (
+            ({}, "[True, '']<think>"),
+            ({"chat_template_kwargs": {"enable_thinking": False}}, "[False, '']<think></think>"),
+            ({"chat_template_kwargs": {"extra": "<|im_end|>"}}, "[True, '<|im_end|>']<think>"),
+            ({"reasoning_effort": "high"}, "[True, '']<think>"),
+            ({"reasoning_effort": "none"}, "[False, '']<think></think>"),
+            (
+                {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
+                "[False, '']<think></think>",
+            ),
+            ({"chat_template_kwargs": None, "reasoning_effort": None}, "[True, '']<think>"),
+        ):
+            assert served.chat(**options)[0] == 200
+            assert served.engine.prompt_text() == "user:hello;" + expected
+            assert 257 not in served.engine.prompts[-1]
+
+
+def test_reasoning_efforts_of_the_template(tmp_path: Path) -> None:
+    with serving(make_folder(tmp_path / "model", EFFORT_TEMPLATE), *["Hi"] * 3) as served:
+        for effort in ("low", "none"):
+            assert served.chat(reasoning_effort=effort)[0] == 200
+            assert served.engine.prompt_text() == f"hello[{effort}]"
+        assert served.chat(chat_template_kwargs={"reasoning_effort": "max"})[0] == 200
+        assert served.engine.prompt_text() == "hello[max]"
+
+
+def test_a_reasoning_effort_that_the_template_cannot_set(tmp_path: Path, folder: Path) -> None:
+    with serving(make_folder(tmp_path / "thinking", THINKING_TEMPLATE)) as served:
+        status, body = served.chat_of("thinking", reasoning_effort="low")
+        assert status == 400 and body["error"]["param"] == "reasoning_effort"
+    with serving(folder, "Hi") as served:  # a model that does not reason
+        assert served.chat(reasoning_effort="low")[0] == 200
+
+
+def test_fields_that_would_change_the_answer_are_refused_by_name(served: Served) -> None:
+    for name, value in (
+        ("chat_template_kwargs", {"messages": []}),
+        ("chat_template_kwargs", {"tools": []}),
+        ("chat_template_kwargs", [1]),
+        ("reasoning_effort", 3),
+        ("functions", [{"name": "f"}]),
+        ("function_call", "auto"),
+        ("documents", [{"text": "x"}]),
+        ("enable_thinking", False),
+        ("thinking", {"type": "disabled"}),
+        ("reasoning", {"effort": "low"}),
+        ("thinking_budget", 100),
+        ("add_generation_prompt", False),
+        ("continue_final_message", True),
+    ):
+        status, body = served.chat(**{name: value})
+        assert status == 400
+        assert body["error"]["param"] == name and name in body["error"]["message"]
+    defaults = {"add_generation_prompt": True, "continue_final_message": False, "thinking": None}
+    assert served.chat(**defaults)[0] == 200
+
+
+def test_system_messages_wherever_agents_send_them(tmp_path: Path) -> None:
+    rejects = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('system first') }}{% endif %}{{ m.role + ':' + m.content + ';' }}"
+        "{% endfor %}"
+    )
+    has_none = rejects.replace(" and not loop.first", "")
+    system, other = {"role": "system", "content": "x"}, {"role": "system", "content": "y"}
+    developer = {"role": "developer", "content": "y"}
+    user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    for source, messages, expected in (
+        (rejects, [system, user, answer, other, user], "system:x;user:a;assistant:b;user:y\na;"),
+        (rejects, [system, other, user], "system:x\ny;user:a;"),
+        (rejects, [system, developer, user], "system:x\ny;user:a;"),
+        (has_none, [system, user], "user:x\na;"),
+        (has_none, [developer, user, answer, system, user], "user:y\na;assistant:b;user:x\na;"),
+        (TOOLS_TEMPLATE, [system, developer, user], None),
+    ):
+        with serving(make_folder(tmp_path / "model", source), "Hi") as served:
+            assert served.chat(*messages)[0] == 200
+            if expected is not None:
+                assert served.engine.prompt_text() == expected
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_reasoning_of_earlier_answers_reaches_the_template(field: str, tmp_path: Path) -> None:
+    """Under each name that templates read."""
+    source = (
+        "{% for m in messages %}{{ [m.reasoning_content, m.reasoning, m.thinking] }}{% endfor %}"
+    )
+    answer = {"role": "assistant", "content": "b", field: "why"}
+    with serving(make_folder(tmp_path / "model", source), "Hi") as served:
+        assert served.chat({"role": "user", "content": "a"}, answer)[0] == 200
+        assert served.engine.prompt_text().endswith("['why', 'why', 'why']")
 
 
 def test_an_error_of_the_engine(folder: Path) -> None:

@@ -236,21 +236,6 @@ def test_the_instruction_is_in_the_system_prompt() -> None:
     assert seen[2] == [question]
 
 
-def test_the_instruction_is_in_the_question_if_the_template_has_no_system_prompt() -> None:
-    form = schema_format('{"type": "null"}')
-    seen: list[Any] = []
-
-    def encode(messages: Any) -> None:
-        if messages[0]["role"] == "system":
-            raise UsageError("System role not supported")
-        seen.append(messages)
-
-    form.instructed(encode)([{"role": "user", "content": "Why?"}])  # type: ignore[arg-type]
-    assert seen == [[{"role": "user", "content": f"Why?\n\n{form.instruction}"}]]
-    with pytest.raises(UsageError, match="System role"):
-        form.instructed(encode)([{"role": "system", "content": "x"}])  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("schema", "path"),
     [

@@ -20,7 +20,11 @@ from swiftchat.chat.options.config import ChatConfig
 from swiftchat.tokenizer.prompt import Prompt, PromptSpan
 from tests.support import fake_engine
 
-THINK, HARMONY = FORMATS[1], FORMATS[0]
+BY_SIGNATURE = {one.signature: one for one in FORMATS}
+THINK, HARMONY = BY_SIGNATURE["</think>"], BY_SIGNATURE["<|channel|>"]
+GEMMA, APERTUS = BY_SIGNATURE["<|channel>"], BY_SIGNATURE["<|inner_suffix|>"]
+KIMI = BY_SIGNATURE["'<|open|>'"]
+SOLAR, APRIEL = BY_SIGNATURE["<|begin|>assistant<|think|>"], BY_SIGNATURE["[BEGIN FINAL RESPONSE]"]
 SHOWS_REASONING = fake_engine.TEMPLATE.replace(
     "m['content']",
     "('<think>' + m['reasoning_content'] + '</think>' if m['reasoning_content'] else '') "
@@ -60,6 +64,29 @@ def split(splitter: ReasoningSplitter, *pieces: str) -> tuple[str, str]:
             "four",
         ),
         (HARMONY, "", "<|channel|>final<|message|>four", "", "four"),
+        (GEMMA, "", "<|channel>thought\nhm<channel|>four", "hm", "four"),
+        (GEMMA, "<|channel>thought\n<channel|>", "four", "", "four"),
+        (GEMMA, "", "<|channel>thought\n<channel|>four", "", "four"),
+        (APERTUS, "", "<|inner_prefix|>hm<|inner_suffix|>four", "hm", "four"),
+        (SOLAR, "", "<|think|>hm<|end|><|begin|>assistant<|content|>four<|end|>", "hm", "four"),
+        (SOLAR, "", "<|content|>four", "", "four"),
+        (
+            KIMI,
+            "<|open|>think<|sep|>",
+            "hm<|close|>think<|sep|><|open|>response<|sep|>four<|close|>response<|sep|>",
+            "hm",
+            "four",
+        ),
+        (KIMI, "<|open|>response<|sep|>", "four<|close|>response<|sep|>", "", "four"),
+        (APRIEL, "Here are my reasoning steps:\n", "hm[BEGIN FINAL RESPONSE]four", "hm", "four"),
+        (
+            APRIEL,
+            "",
+            "Here are my reasoning steps:\nhm[BEGIN FINAL RESPONSE]\nfour\n[END FINAL RESPONSE]\n",
+            "hm",
+            "four\n",
+        ),
+        (APRIEL, "[BEGIN FINAL RESPONSE]", "four [END]\n", "", "four [END]\n"),
     ],
 )
 def test_reasoning_is_split_from_the_answer(
@@ -90,7 +117,57 @@ def test_the_format_is_found_in_the_template_or_the_vocabulary() -> None:
     assert (
         find_reasoning_format("<|user|>{{ x }}<|end|>", ["<|end|>"]) is None
     )  # Phi-3's end of turn
-    assert find_reasoning_format("", ["[THINK]", "[/THINK]"]) is FORMATS[4]
+    assert find_reasoning_format("", ["[THINK]", "[/THINK]"]) is BY_SIGNATURE["[/THINK]"]
+
+
+# Writes the reasoning of an answer between two texts.
+WRITES = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning_content %}"
+    "BEGIN{{ m.reasoning_content }}END{% endif %}{{ m.content }}<|end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "is_found"),
+    [
+        ("<muse>", "</muse>", True),
+        ("<muse:1>\n", "\n</muse:1>\n\n", True),
+        ("[MUSE]", "[/MUSE]", True),
+        ("◁muse▷", "◁/muse▷", True),
+        ("<｜muse｜>", "<｜mused｜>", True),
+        ("{{ '<m%s>' | format(1 + 1) }}", "{{ '</m{}>'.format(1 + 1) }}", True),
+        ("", "", False),
+        ("", "<|end|><|assistant|>", False),
+        ("Reasoning: ", "Answer: ", False),
+    ],
+)
+def test_markers_are_derived_from_what_the_template_writes(
+    begin: str, end: str, is_found: bool
+) -> None:
+    source = WRITES.replace("BEGIN", begin).replace("END", end)
+    found = find_reasoning_format(source, [])
+    assert (found is not None) == is_found
+    if found is not None and "{" not in begin:
+        assert (found.opens, found.close) == ((begin.strip(),), end.strip())
+    if found is not None:
+        text = f"{found.opens[0]}hm{found.close}four"
+        assert split(ReasoningSplitter(found), text) == ("hm", "four")
+
+
+@pytest.mark.parametrize("field", ["reasoning", "thinking"])
+def test_markers_are_derived_from_other_fields_and_with_calls(field: str) -> None:
+    source = WRITES.replace("reasoning_content", field).replace("BEGIN", "<muse>")
+    source = source.replace("END", "</muse>")
+    found = find_reasoning_format(source, [])
+    assert found is not None and found.opens == ("<muse>",)
+    with_calls = source.replace("{% if m.", "{% if m.tool_calls and m.")
+    found = find_reasoning_format(with_calls, [])
+    assert found is not None and found.close == "</muse>"
+
+
+@pytest.mark.parametrize("source", ["{{ reasoning_content", "{{ raise_exception('thinking') }}"])
+def test_no_markers_are_derived_from_a_template_that_fails(source: str) -> None:
+    assert find_reasoning_format(source, []) is None
 
 
 class Talk:

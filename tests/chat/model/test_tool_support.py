@@ -1,12 +1,15 @@
 """What chat templates make of tools, calls and results; control tokens in them stay text."""
 
+import re
 from typing import Any
 
 import pytest
 
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.tool_call import ToolCall
-from swiftchat.chat.model.tool_support import find_tool_support, without_tools
+from swiftchat.chat.model.tool_messages import with_text_arguments, without_tools
+from swiftchat.chat.model.tool_support import find_tool_support
+from swiftchat.chat.tools.formats import ToolCallSplitter
 from swiftchat.tokenizer import Tokenizer
 from tests.support import chat_templates
 from tests.support.fake_engine import TEMPLATE, TOOL_TEMPLATE
@@ -57,11 +60,203 @@ def test_templates_that_take_tools_are_recognized(tokenizer: Tokenizer, style: s
         assert support.tool_format.signature == SIGNATURES[style]
 
 
+# The turns of a conversation; TOOLS, CALLS and RESULT are the parts that differ.
+FRAME = (
+    "{% if tools %}[system]TOOLS<|end|>{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}RESULT{% else %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}CALLS{% endfor %}<|end|>{% endif %}{% endfor %}"
+)
+# By model: how tools are listed, calls and results written, and a call as the model writes it.
+FAMILIES = {
+    "gemma-4": (
+        "{% for t in tools %}<|tool>declaration:{{ t.function.name }}<tool|>{% endfor %}",
+        "<|tool_call>call:{{ c.function.name }}{{ '{' }}"
+        '{% for k, v in c.function.arguments.items() %}{{ k }}:<|"|>{{ v }}<|"|>{% endfor %}'
+        "{{ '}' }}<tool_call|>",
+        "<|tool_response>{{ m.content }}<tool_response|>",
+        '<|tool_call>call:lookup{key:<|"|>v<|"|>}<tool_call|>',
+    ),
+    "apertus": (
+        "{{ tools | tojson }}",
+        "<|tools_prefix|>[{{ '{\"' }}{{ c.function.name }}\": {{ c.function.arguments | tojson }}"
+        "{{ '}' }}]<|tools_suffix|>",
+        "[{{ m.content }}]",
+        '<|tools_prefix|>[{"lookup": {"key": "v"}}]<|tools_suffix|>',
+    ),
+    "lfm2": (
+        "List of tools: {{ tools | tojson }}",
+        "",
+        "{{ m.content }}",
+        "<|tool_call_start|>[lookup(key='v')]<|tool_call_end|>",
+    ),
+    "granite-3.3": (
+        "<|tool_call|> {{ tools | tojson }}",
+        "",
+        "[tool]{{ m.content }}",
+        '<|tool_call|>[{"name": "lookup", "arguments": {"key": "v"}}]<|/tool_call|>',
+    ),
+    "smollm3": (
+        "{{ xml_tools[:] | string }}<tool_call></tool_call>",
+        "",
+        "[user]{{ m.content }}",
+        '<tool_call>\n{"name": "lookup", "arguments": {"key": "v"}}\n</tool_call>',
+    ),
+    "gigachat-3": (
+        "{{ tools | tojson }}",
+        "{{ '<|message_sep|>\n\n' + 'function call' + '<|role_sep|>\n' }}"
+        '{"name": "{{ c.function.name }}", "arguments": ARGUMENTS}',
+        "[function result]{{ m.content }}",
+        "<|message_sep|>\n\nfunction call<|role_sep|>\n"
+        '{"name": "lookup", "arguments": {"key": "v"}}',
+    ),
+    "minicpm5": (
+        "{{ tools | tojson }}",
+        '<function name="{{ c.function.name }}">{% for k, v in c.function.arguments.items() %}'
+        '<param name="{{ k }}">{{ v }}</param>{% endfor %}</function>',
+        "{{ m.content }}",
+        '<function name="lookup"><param name="key">v</param></function>',
+    ),
+    # Of no known model: the format is derived.
+    "hunyuan": (
+        "{{ tools | tojson }}",
+        "{% set r = ':x1' %}{{ '<tool_calls{}>\n<tool_call{}>'.format(r, r) }}"
+        "{{ c.function.name + '<tool_sep{}>\n'.format(r) }}"
+        "{% for k, v in c.function.arguments.items() %}"
+        "{{ '<arg_key{}>'.format(r) + k + '</arg_key{}>\n'.format(r) }}"
+        "{{ '<arg_value{}>'.format(r) + v + '</arg_value{}>\n'.format(r) }}{% endfor %}"
+        "{{ '</tool_call{}>\n</tool_calls{}>'.format(r, r) }}",
+        "{{ m.content }}",
+        "<tool_calls:x1>\n<tool_call:x1>lookup<tool_sep:x1>\n<arg_key:x1>key</arg_key:x1>\n"
+        "<arg_value:x1>v</arg_value:x1>\n</tool_call:x1>\n</tool_calls:x1>",
+    ),
+    "own tags": (
+        "{{ tools | tojson }}",
+        '<do>{"name": "{{ c.function.name }}", "arguments": ARGUMENTS}</do>',
+        "{{ m.content }}",
+        '<do>{"name": "lookup", "arguments": {"key": "v"}}</do>',
+    ),
+    "own control tokens": (
+        "{{ tools | tojson }}",
+        '<|do|>[{"name": "{{ c.function.name }}", "arguments": ARGUMENTS}]<|done|>',
+        "{{ m.content }}",
+        '<|do|>[{"name": "lookup", "arguments": {"key": "v"}}]<|done|>',
+    ),
+    "without an end": (
+        "{{ tools | tojson }}",
+        '[DO]{"name": "{{ c.function.name }}", "arguments": ARGUMENTS}',
+        "{{ m.content }}",
+        '[DO]{"name": "lookup", "arguments": {"key": "v"}}',
+    ),
+}
+
+
+def family(name: str) -> str:
+    listed, calls, result, _ = FAMILIES[name]
+    source = FRAME.replace("TOOLS", listed).replace("CALLS", calls).replace("RESULT", result)
+    source = source.replace("ARGUMENTS", "{{ c.function.arguments | tojson }}")
+    return source.replace("{% if tools %}", "{% if xml_tools %}") if name == "smollm3" else source
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tools_of_each_family(tokenizer: Tokenizer, name: str) -> None:
+    """The tools are listed, calls and results are shown, and the model's call is parsed."""
+    support = find_tool_support(tokenizer, family(name))
+    assert support is not None
+    written = FAMILIES[name][-1]
+    splitter = ToolCallSplitter(support.tool_format)
+    assert "".join([*splitter.push(f"Wait. {written}"), *splitter.flush(True)]) == "Wait. "
+    assert [(call.name, call.arguments) for call in splitter.calls] == [("lookup", {"key": "v"})]
+    turns, call = Conversation(), ToolCall("lookup", {"key": "v"})
+    turns.add("user", "Question?")
+    turns.add("assistant", "").tool_calls = [call]
+    turns.add_tool_result(call, "Result.")
+    messages = support.adapt(turns.template_messages())
+    variables = support.variables(tools("t"))
+    prompt = tokenizer.prompt(messages, template=support.source, **variables)
+    text = "".join(span.text for span in prompt.spans)
+    assert written.removesuffix("<|/tool_call|>") in text.replace("\n\n{", "\n{")
+    assert "Result." in text and text.startswith("[system]")
+
+
+def test_tools_are_listed_in_the_system_message_of_a_template_that_has_lost_its_list(
+    tokenizer: Tokenizer,
+) -> None:
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{# SmolLM, trained by Hugging Face #}"
+    )
+    support = find_tool_support(tokenizer, source)
+    assert support is not None
+    messages = conversation("t")
+    for turns in (messages, [{"role": "system", "content": "Be brief."}, *messages]):
+        prompt = tokenizer.prompt(support.messages(turns, tools("t")), template=source)
+        text = "".join(span.text for span in prompt.spans)
+        assert text.startswith("[system]") and '"name": "lookup"' in text.partition("[user]")[0]
+        assert ("Be brief." in text) == (turns is not messages)
+        assert '<tool_call>\n{"name": "lookup"' in text.partition("[assistant]")[2]
+    assert support.messages(messages, ())[0]["role"] == "user"
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_markers_of_calls_in_the_content_are_control_tokens(in_worker: bool) -> None:
+    """Those that the calls contain are not."""
+    source = family("lfm2") + ("{{ range(3) | list | length }}" if in_worker else "")
+    specials = ["<|tool_call_start|>", "<|tool_call_end|>", "<|end|>"]
+    spec = chat_templates.trained_tokenizer("hello", specials, 300)
+    tokenizer = Tokenizer.from_json(spec, {"chat_template": source})
+    support = find_tool_support(tokenizer, source)
+    assert support is not None
+
+    def control(text: str) -> list[str]:
+        messages = support.adapt(conversation(text))
+        spans = tokenizer.prompt(messages, tools=tools(text)).spans
+        return [span.text for span in spans if span.is_control]
+
+    assert control("harmless").count(specials[0]) == control("harmless").count(specials[1]) == 1
+    for text in ("<|tool_call_end|>", "<|tool_call_start|> \U0001f600 <|end|>", "<|tool_call_"):
+        assert control(text) == control("harmless")
+
+
+def test_tags_of_a_derived_format_may_be_control_tokens(tokenizer: Tokenizer) -> None:
+    """The decoder leaves out control tokens that are not among the markers."""
+    for name in ("hunyuan", "own tags", "own control tokens", "without an end"):
+        support = find_tool_support(tokenizer, family(name))
+        assert support is not None
+        tags = set(re.findall(r"<[^<>\s]+>|\[DO\]", FAMILIES[name][-1]))
+        assert tags == set(filter(None, support.tool_format.markers))
+
+
+def test_results_in_the_message_of_their_calls(tokenizer: Tokenizer) -> None:
+    """The first templates of Gemma 4 have no role tool."""
+    end = "{% endfor %}<|end|>{% endif %}{% endfor %}"
+    responses = (
+        "{% for r in m['tool_responses'] or [] %}<|tool_response>{{ r['name'] }}:"
+        "{{ r['response'] }}<tool_response|>{% endfor %}"
+    )
+    source = family("gemma-4").replace("{% if m.role == 'tool' %}", "{% if false %}")
+    source = source.replace(end, end.replace("<|end|>", f"{responses}<|end|>"))
+    support = find_tool_support(tokenizer, source)
+    assert support is not None
+    messages = support.adapt(conversation("t"))
+    assert [one["role"] for one in messages] == ["user", "assistant", "user"]
+    prompt = tokenizer.prompt(messages, template=source, tools=tools("t"))
+    text = "".join(span.text for span in prompt.spans)
+    assert "<|tool_response>lookup:t<tool_response|>" in text
+
+
+def test_a_template_that_writes_calls_in_an_unknown_way_takes_no_tools(
+    tokenizer: Tokenizer,
+) -> None:
+    for calls in ("I call {{ c.function.name }} {{ c.function.arguments | tojson }}", ""):
+        source = FRAME.replace("TOOLS", "{{ tools | tojson }}").replace("CALLS", calls)
+        assert find_tool_support(tokenizer, source.replace("RESULT", "{{ m.content }}")) is None
+
+
 def test_arguments_are_text_where_the_template_needs_it(tokenizer: Tokenizer) -> None:
     support = find_tool_support(tokenizer, TEXT_ARGUMENTS)
-    assert support is not None and support.text_arguments
+    assert support is not None and support.adapt is with_text_arguments
     plain = find_tool_support(tokenizer, TOOL_TEMPLATE)
-    assert plain is not None and not plain.text_arguments
+    assert plain is not None and plain.adapt is not with_text_arguments
 
 
 @pytest.mark.parametrize("style", [*SIGNATURES, "text-arguments"])
@@ -71,13 +266,13 @@ def test_no_text_of_tools_becomes_a_control_token(tokenizer: Tokenizer, style: s
     assert support is not None
 
     def control_ids(text: str) -> list[int]:
-        messages = support.adapted(conversation(text))
+        messages = support.adapt(conversation(text))
         ids = tokenizer.prompt(messages, template=support.source, tools=tools(text)).ids
         control = set(tokenizer.special_tokens.values())
         return [one for one in ids if one in control]
 
     assert control_ids(INJECTION) == control_ids("harmless")
-    messages = support.adapted(conversation(INJECTION))
+    messages = support.adapt(conversation(INJECTION))
     prompt = tokenizer.prompt(messages, template=support.source, tools=tools(INJECTION))
     assert "Obey." in "".join(span.text for span in prompt.spans)
 

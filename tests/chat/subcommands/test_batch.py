@@ -167,6 +167,12 @@ def test_lines_have_options_and_a_system_prompt() -> None:
     assert parse_request(Line(1, own), "Be brief.").messages[0]["content"] == "Be long."
 
 
+def test_developers_are_system_messages() -> None:
+    text = '{"messages": [{"role": "developer", "content": "x"}, {"role": "user", "content": "a"}]}'
+    request = parse_request(Line(1, text), "Be brief.")
+    assert [one["role"] for one in request.messages] == ["system", "user"]
+
+
 def test_a_file_keeps_any_text(tmp_path: Path) -> None:
     path, lines = tmp_path / "out.jsonl", [Line(1, "a"), Line(2, "b")]
     out = AnswerFile(path, lines, as_finished=False)

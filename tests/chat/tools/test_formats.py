@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.tools.formats import FORMATS, ToolCallSplitter, ToolFormat, find_tool_format
 
@@ -81,9 +82,25 @@ ANSWERS = [
         f"<|message|>{JSON}",
     ),
     ("<|channel|>commentary", f" to=functions.add<|channel|>commentary json<|message|>{JSON}"),
+    ("SmolLM, trained by Hugging Face", f"<tool_call>\n{CALL}\n</tool_call>"),
     ("functools[", f"functools[{CALL}]"),
     ("List of tools: ", '<|tool_call_start|>[add(a="x y", b="2")]<|tool_call_end|>'),
     ("<function=", f"<function=add>{JSON}</function>"),
+    ("<|tool_call>call:", '<|tool_call>call:add{a:<|"|>x y<|"|>,b:<|"|>2<|"|>}<tool_call|>'),
+    ("<|tools_prefix|>", f'<|tools_prefix|>[{{"add": {JSON}}}]<|tools_suffix|>'),
+    (
+        "<|tool_call:begin|>",
+        "<|begin|>assistant<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>add"
+        f"<|tool_call:args|>{JSON}<|tool_call:end|>",
+    ),
+    ("<|function_call|>", f"<|function_call|>{CALL}"),
+    ("<|function_call|>", f"<|function_call|>{CALL}<|message_sep|>"),
+    ("'function call'", f"<|message_sep|>\n\nfunction call<|role_sep|>\n{CALL}"),
+    (
+        '<function name="',
+        '<function name="add"><param name="a">x y</param>'
+        '<param name="b"><![CDATA[2]]></param></function>',
+    ),
 ]
 
 
@@ -103,7 +120,7 @@ def split(
 
 @pytest.mark.parametrize(("signature", "answer"), ANSWERS)
 def test_a_call_is_split_from_the_answer(signature: str, answer: str) -> None:
-    tool_format = find_tool_format(f"{{{{ '{signature}' }}}}")
+    tool_format = find_tool_format(f"{{{{ {signature} }}}}")
     assert tool_format is BY_SIGNATURE[signature]
     for seed in range(20):
         assert split(tool_format, answer, seed) == ("", [("add", ARGUMENTS)])
@@ -114,6 +131,46 @@ def test_a_call_is_split_from_the_answer(signature: str, answer: str) -> None:
 
 def test_every_format_has_an_example() -> None:
     assert {signature for signature, _ in ANSWERS} == set(BY_SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("call:add{}", {}),
+        ('call:add{a:<|"|>},{:"<|"|>}', {"a": '},{:"'}),
+        ("call:add{n:1,f:-2.5e3,t:true,z:null}", {"n": 1, "f": -2500.0, "t": True, "z": None}),
+        (
+            'call:add{l:[1,<|"|>b<|"|>,[]],m:{k:{<|"|>q r<|"|>:2}}}',
+            {"l": [1, "b", []], "m": {"k": {"q r": 2}}},
+        ),
+        (' call:add{a:<|"|><|"|>}\n', {"a": ""}),
+        ("call:add", None),
+        ("call:add{a:1", None),
+        ("call:add{a:1}}", None),
+        ("call:add{a:x}", None),
+        ('call:add{a:<|"|>x}', None),
+        ("call:add[1]", None),
+        ("call:add{a}", None),
+        ("call:add" + "{a:" * 5000, None),
+        ("call:add{" + "[" * 5000, None),
+    ],
+)
+def test_arguments_of_gemma(text: str, arguments: dict[str, Any] | None) -> None:
+    found = [call.arguments for call in BY_SIGNATURE["<|tool_call>call:"].parse(text)]
+    assert found == ([] if arguments is None else [arguments])
+
+
+@pytest.mark.parametrize("tool_format", [one for one in FORMATS if one.write is not None])
+def test_written_calls_are_parsed_again(tool_format: ToolFormat) -> None:
+    calls = [
+        ToolCall("add", {"a": "x 'y'\n", "b": 2, "c": [True, None, {"d": 1.5}]}),
+        ToolCall("list", {}),
+    ]
+    expected = [(call.name, call.arguments) for call in calls]
+    assert tool_format.write is not None
+    texts = tool_format.write(calls)
+    written = "\n".join(f"{tool_format.opens[0]}{one}{tool_format.close}" for one in texts)
+    assert split(tool_format, written) == ("", expected)
 
 
 def test_several_calls_keep_their_order_and_get_different_ids() -> None:
