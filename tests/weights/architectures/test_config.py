@@ -85,8 +85,8 @@ def absent_keys(architecture: str, **changes: Any) -> dict[str, Any]:
     [
         ("Qwen2ForCausalLM", "layer_types", ["sliding_attention"] * 3),
         ("MistralForCausalLM", "sliding_window", 0),
-        ("MistralForCausalLM", "layer_types", ["full_attention", "chunked_attention"] * 2),
-        ("MistralForCausalLM", "layer_types", ["full_attention"]),
+        ("CwmForCausalLM", "layer_types", ["full_attention", "chunked_attention"] * 2),
+        ("CwmForCausalLM", "layer_types", ["full_attention"]),
         ("GPT2LMHeadModel", "scale_attn_by_inverse_layer_idx", True),
         ("BloomForCausalLM", "apply_residual_connection_post_layernorm", True),
         ("PhiForCausalLM", "qk_layernorm", True),

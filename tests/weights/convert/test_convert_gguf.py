@@ -133,8 +133,6 @@ def test_quantized_gguf_is_rounded_to_nearest_bfloat16(tmp_path: Path) -> None:
         ({"tokenizer.ggml.merges": ["a b", "q zz"]}, "merge 1, 'q zz'"),
         ({"tokenizer.ggml.merges": ["ab"]}, "merge 0"),
         ({"tokenizer.ggml.merges": [1, 2]}, "merges is missing or not a list"),
-        ({"tokenizer.ggml.bos_token_id": 1000}, "bos_token_id"),
-        ({"tokenizer.ggml.padding_token_id": 1000}, "padding_token_id"),
     ],
 )
 def test_invalid_metadata_raises_an_error(
