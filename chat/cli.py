@@ -6,10 +6,12 @@ Only click is imported at the top, so that `swiftchat --help` and completion are
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -65,8 +67,29 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
 _EPILOG = "All options: swiftchat chat --help. Help by topic: swiftchat help."
 
 
+# `run MODEL [PROMPT]`, as in other programs: the options of the default command.
+_RUN = "run"
+
+
+def _as_options(args: list[str]) -> list[str]:
+    """Return the arguments of `run` with the model and the prompt as options."""
+    _, *rest = args
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), rest))
+    if not words:
+        raise UsageError("run needs a model", "swiftchat run MODEL; swiftchat list shows them")
+    model, *prompt = words
+    if len(prompt) > 1:
+        hint = f"swiftchat run {shlex.quote(model)} {shlex.quote(' '.join(prompt))}"
+        raise UsageError("a prompt of several words needs quotes", hint)
+    options = ["-m", model, *(option for text in prompt for option in ("-p", text))]
+    return [*options, *rest[1 + len(prompt) :]]
+
+
 class Commands(click.Group):
     """Subcommands whose modules are imported on use."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _as_options(args) if args[:1] == [_RUN] else args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -91,10 +114,13 @@ class Commands(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            prompt_hint = f"swiftchat -p {shlex.quote(args[0])} sends it to a model"
-            raise UsageError(
-                f"unknown command {args[0]!r}", f"swiftchat {near[0]}" if near else prompt_hint
-            )
+            word = shlex.quote(args[0])
+            hint = f"swiftchat -p {word} sends it to a model"
+            if Path(args[0]).exists():
+                hint = f"swiftchat -m {word} chats with a model"
+            elif near:
+                hint = f"swiftchat {near[0]}"
+            raise UsageError(f"unknown command {args[0]!r}", hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

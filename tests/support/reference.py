@@ -237,8 +237,6 @@ def outcome(folder: Path, expected: torch.Tensor, *, native: bool = False) -> st
         return f"torch: {error}"
     except Exception as error:  # noqa: BLE001  (it is the result)
         return f"error: {type(error).__name__}: {error}"
-    if bench.checkpoint.unread:
-        return f"wrong: nothing reads {bench.checkpoint.unread}"
     reference = expected[[4, -2, -1]]
     difference = float((torch.stack(rows) - reference).abs().max() / reference.abs().max())
     return "equal" if difference <= TOLERANCE else f"wrong: differs by {difference:.1e}"

@@ -59,6 +59,7 @@ def test_logits_equal_those_of_transformers(swept, native: bool) -> None:
     _, folder, expected = swept
     outcome = reference.outcome(folder, expected, native=native)
     assert outcome == "equal" or (native and outcome.startswith("torch: no kernel")), outcome
+    assert not Model.open(folder).checkpoint().unread
 
 
 @pytest.mark.parametrize("swept", DIVIDED, indirect=True)
