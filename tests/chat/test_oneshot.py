@@ -54,6 +54,11 @@ def test_swiftchat_chat_is_the_default_command(program: Program) -> None:
     assert (result.exit_code, result.stdout) == (0, "An answer.\n")
 
 
+def test_run_answers(program: Program) -> None:
+    result = CliRunner().invoke(cli.swiftchat, ["run", str(program.folder), "Why?"], input="")
+    assert (result.exit_code, result.stdout) == (0, "An answer.\n")
+
+
 def test_no_second_newline_after_an_answer(program: Program) -> None:
     program.engine.answers = [{"text": "line\n"}]
     assert program.run("-p", "x").stdout == "line\n"

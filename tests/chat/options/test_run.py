@@ -8,7 +8,6 @@ from click.testing import CliRunner
 
 from swiftchat.chat import cli
 from swiftchat.errors import UsageError
-from tests.chat.test_oneshot import Program
 
 
 def refusal(*arguments: str) -> UsageError:
@@ -47,9 +46,3 @@ def test_a_model_without_an_option_is_told_how(
     assert refusal("a model.gguf").hint == "swiftchat -m 'a model.gguf' chats with a model"
     assert refusal("shwo").hint == "swiftchat show"
     assert refusal("hello there").hint == "swiftchat -p 'hello there' sends it to a model"
-
-
-def test_it_answers(program: Program) -> None:
-    arguments = ["run", str(program.folder), "Why?"]
-    done = CliRunner().invoke(cli.swiftchat, arguments, input="")
-    assert (done.exit_code, done.stdout) == (0, "An answer.\n")
