@@ -5,6 +5,7 @@ import os
 from swiftchat.chat.commands.command import Command, count_of
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Message
+from swiftchat.chat.model.template_variables import LEVELS, unknown_level
 from swiftchat.chat.options.parameters import shown
 from swiftchat.chat.render.view import show
 from swiftchat.chat.terminal.clipboard import copy
@@ -54,13 +55,11 @@ def show_reasoning(state: ChatState, argument: str) -> None:
 
 def think(state: ChatState, argument: str) -> None:
     chat_model = state.chat_model
-    if argument not in ("", "on", "off", "auto"):
-        raise UsageError(f"/think is on, off or auto, not {shown(argument)}")
-    if argument in ("on", "off") and not chat_model.can_switch_thinking:
-        raise UsageError(
-            "the model's chat template has no switch for thinking",
-            "this model always thinks or never does",
-        )
+    if argument not in ("", "auto", *LEVELS):
+        raise UsageError(f"/think is auto, {', '.join(LEVELS)}, not {shown(argument)}")
+    levels = chat_model.thinking_levels
+    if argument in LEVELS and argument not in levels:
+        raise unknown_level(argument, levels)
     chat_model.think = argument or chat_model.think
     print(f"think = {chat_model.think}")
 
@@ -85,11 +84,11 @@ ANSWER_COMMANDS = (
     Command("/reasoning", "", "show the reasoning before the last answer", show_reasoning),
     Command(
         "/think",
-        "[on|off|auto]",
-        "switch thinking on or off, if the template can",
+        "[LEVEL]",
+        "switch thinking on or off, or set how long it is",
         think,
-        completion=("auto", "off", "on"),
-        details="auto leaves the choice to the chat template; without an argument the current\n"
-        "value is shown.",
+        completion=("auto", *LEVELS),
+        details="on and off if the chat template has a switch; low, medium, high, max if it has\n"
+        "efforts; auto leaves the choice to it. Without an argument the current value is shown.",
     ),
 )

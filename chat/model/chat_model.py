@@ -18,7 +18,7 @@ from swiftchat.chat.model.start import StartEngine, attach_or_start, start_engin
 from swiftchat.chat.model.template_choice import TemplateChoice
 from swiftchat.chat.model.template_variables import (
     effort_variables,
-    has_thinking_switch,
+    thinking_levels,
     thinking_variables,
 )
 from swiftchat.chat.model.tool_messages import has_tool_messages, without_tools
@@ -64,7 +64,7 @@ class ChatModel:
 
     The constructor starts the engine, which loads in the background. `prepare` (or the first use)
     loads the tokenizer, so that the prompt can be drawn before. `changes` are sampling parameters
-    set with `/set`; they take precedence over those of the config. `think` is `on`, `off`, or
+    set with `/set`; they take precedence over those of the config. `think` is a level, or
     `auto` for the default of the chat template. `tools` are given to the template. `adapters` are
     those of its answers.
     """
@@ -360,7 +360,7 @@ class ChatModel:
         earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
         variables: dict[str, Any] = {}
         if self.think != "auto":
-            variables |= thinking_variables(self.think == "on")
+            variables |= thinking_variables(self.think, self._files.template_source)
         variables |= more_variables or {}
 
         def encode(messages: Sequence[Mapping[str, Any]]) -> "Prompt":
@@ -399,9 +399,9 @@ class ChatModel:
         return self._tool_support
 
     @property
-    def can_switch_thinking(self) -> bool:
-        """Whether the chat template has a variable that switches thinking."""
-        return has_thinking_switch(self._files.template_source)
+    def thinking_levels(self) -> list[str]:
+        """What the chat template can set thinking to."""
+        return thinking_levels(self._files.template_source)
 
     def effort_variables(self, effort: str) -> dict[str, Any]:
         """Return the variables of the template for a reasoning effort, or raise `UsageError`."""

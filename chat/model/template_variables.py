@@ -13,14 +13,45 @@ _SWITCH = re.compile(r"(?<![.\w'\"])(?:enable_)?thinking\b")
 _EFFORT = re.compile(r"(?<![.\w'\"])(?:reasoning|thinking)_effort\b")
 
 
-def has_thinking_switch(source: str) -> bool:
-    """Return whether a chat template has a variable that switches thinking."""
-    return _SWITCH.search(source) is not None
+# What `--think` takes besides `auto`, which leaves the choice to the template.
+LEVELS = ("on", "off", "low", "medium", "high", "max")
+_MAX = re.compile("""['"]max['"]""")
 
 
-def thinking_variables(is_on: bool) -> dict[str, Any]:
-    """Return the variables that switch thinking on or off in any template that can."""
-    return dict.fromkeys(_SWITCHES, is_on)
+def thinking_levels(source: str) -> list[str]:
+    """Return those of `LEVELS` that a chat template can set: by a switch, by an effort, or both."""
+    found = ["on", "off"] if _SWITCH.search(source) else []
+    if _EFFORT.search(source):
+        found += ["low", "medium", "high", *(["max"] if _MAX.search(source) else [])]
+    return found
+
+
+def thinking_variables(level: str, source: str) -> dict[str, Any]:
+    """Return the variables of a chat template for one of `LEVELS`.
+
+    `on` and `off` have no effect where there is no switch, as in a role for several models. Raises
+    `UsageError` for another level that the template cannot set.
+    """
+    if level in ("on", "off"):
+        return dict.fromkeys(_SWITCHES, level == "on")
+    levels = thinking_levels(source)
+    if level not in levels:
+        raise unknown_level(level, levels)
+    return effort_variables(level, source, can_reason=True)
+
+
+def unknown_level(level: str, levels: list[str]) -> UsageError:
+    """Return the error for a level of thinking that the template cannot set."""
+    if not levels:
+        return UsageError(
+            f"the model's chat template cannot set thinking to {level}",
+            "this model always thinks or never does: use --think auto; at the prompt: /think auto",
+        )
+    known = ", ".join(levels)
+    return UsageError(
+        f"the model's chat template cannot set thinking to {level}, only to {known}",
+        f"--think {levels[-1]}; at the prompt: /think {levels[-1]}",
+    )
 
 
 def effort_variables(effort: str, source: str, *, can_reason: bool) -> dict[str, Any]:
@@ -30,11 +61,11 @@ def effort_variables(effort: str, source: str, *, can_reason: bool) -> dict[str,
     reasons at all: if not, there is nothing to do. Raises `UsageError` if the template can do
     neither.
     """
-    efforts, has_switch = _EFFORT.findall(source), has_thinking_switch(source)
+    efforts, has_switch = _EFFORT.findall(source), _SWITCH.search(source) is not None
     if not (efforts or has_switch) and can_reason:
         raise UsageError(
             f"the chat template cannot set reasoning_effort {effort!r:.40}",
             "leave reasoning_effort out: this model always reasons in the same way",
         )
-    switch = thinking_variables(effort != "none") if has_switch else {}
+    switch = dict.fromkeys(_SWITCHES, effort != "none") if has_switch else {}
     return {**switch, **dict.fromkeys(efforts, effort)}

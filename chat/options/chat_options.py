@@ -94,9 +94,9 @@ _INPUT = (
     ),
     option(
         "--think",
-        type=click.Choice(["auto", "on", "off"]),
+        type=click.Choice(["auto", "on", "off", "low", "medium", "high", "max"]),
         default="auto",
-        help="Make the model think first, if its template has a switch for it.",
+        help="Let the model think first, or how long: what its template can set.",
     ),
 )
 _CONVERSATIONS = (

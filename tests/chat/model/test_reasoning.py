@@ -17,6 +17,7 @@ from swiftchat.chat.model.reasoning import (
     opens_reasoning,
 )
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.errors import UsageError
 from swiftchat.tokenizer.prompt import Prompt, PromptSpan
 from tests.support import fake_engine
 
@@ -211,10 +212,43 @@ def test_reasoning_tokens_are_counted_and_raw_keeps_the_markers(tmp_path: Path) 
 
 def test_the_thinking_switch_reaches_the_template(tmp_path: Path) -> None:
     talk = Talk(tmp_path / "off", SWITCHED, think="off")
-    assert talk.chat_model.can_switch_thinking
+    assert talk.chat_model.thinking_levels == ["on", "off"]
     assert talk.turn("four") == (None, "four")
     assert talk.engine.prompt_text().endswith("<think>\n\n</think>\n\n")
     talk.chat_model.think = "auto"
     talk.turn("five")
     assert talk.engine.prompt_text().endswith("assistant\n")
-    assert not Talk(tmp_path / "none", SHOWS_REASONING).chat_model.can_switch_thinking
+    assert not Talk(tmp_path / "none", SHOWS_REASONING).chat_model.thinking_levels
+
+
+EFFORTS = SHOWS_REASONING.replace(
+    "assistant\n' }}{% endif %}",
+    "assistant\n' }}{{ '(' + (reasoning_effort or 'medium') + ')' }}{% endif %}",
+)
+
+
+def test_levels_of_thinking_reach_the_template(tmp_path: Path) -> None:
+    talk = Talk(tmp_path / "efforts", EFFORTS, think="high")
+    assert talk.chat_model.thinking_levels == ["low", "medium", "high"]
+    talk.turn("four")
+    assert talk.engine.prompt_text().endswith("(high)")
+    talk.chat_model.think = "auto"
+    talk.turn("five")
+    assert talk.engine.prompt_text().endswith("(medium)")
+
+
+@pytest.mark.parametrize(
+    ("source", "level", "known"),
+    [
+        (SWITCHED, "high", "only to on, off"),
+        (EFFORTS, "max", "only to low, medium, high"),
+        (SHOWS_REASONING, "low", "cannot set thinking to low"),
+    ],
+)
+def test_a_level_that_the_template_lacks_is_refused(
+    tmp_path: Path, source: str, level: str, known: str
+) -> None:
+    talk = Talk(tmp_path / "m", source, think=level)
+    with pytest.raises(UsageError, match=known) as error:
+        talk.turn("four")
+    assert "/think " in error.value.hint
