@@ -24,6 +24,7 @@ from swiftchat.weights.files.disk import Progress
 from swiftchat.weights.files.paths import user_path
 from swiftchat.weights.formats.weight_files import TORCH_FILES
 from swiftchat.weights.hub.aliases import known_names, nearest, repository_of
+from swiftchat.weights.hub.names import HubName, gguf_models
 
 __all__ = ["Store", "StoredModel", "default_store"]
 
@@ -35,6 +36,7 @@ class StoredModel:
     """A stored model; `modified` in seconds since 1970, `source` "local", "hub" or "cache".
 
     "cache" are files made from a model (`derived`); `origin` is its GGUF file, which may be gone.
+    A GGUF model of the hub has the name OWNER/NAME:TYPE, its `files`, and the first as `path`.
     """
 
     name: str
@@ -43,6 +45,12 @@ class StoredModel:
     modified: float
     source: str
     origin: Path | None = None
+    files: tuple[Path, ...] = ()
+
+    @property
+    def repo(self) -> str:
+        """The name without the type of GGUF files."""
+        return self.name.partition(":")[0]
 
 
 @dataclass(frozen=True)
@@ -75,19 +83,21 @@ class Store:
     def find(self, name_or_path: str, offline: bool = False) -> Path:
         """Return the path of the model `name_or_path`, without downloading or converting it.
 
-        `name_or_path` may be the path of a model directory or GGUF file, an alias, or the name of
-        a stored model: case is ignored, and a unique prefix of the last part is enough.
+        `name_or_path` may be the path of a model directory, of a GGUF file or of a folder with one,
+        an alias, or the name of a stored model: case is ignored, and a unique prefix of the last
+        part is enough, as is OWNER/NAME of a repository of which one GGUF file is stored.
         Otherwise raises `ModelNotFound` with the download command as hint.
         """
         if not name_or_path.strip():
             raise ModelNotFound("the model name is empty", _LIST_HINT)
         path = user_path(name_or_path)
-        if _is_gguf(path) or (path / "config.json").is_file():
-            return path
+        if (model := _model_at(path)) is not None:
+            return model
         if path.is_absolute() or name_or_path.startswith((".", "~")):
             raise _no_model_at(path)
-        for models in (self._local(), self._hub_candidates(name_or_path)):
-            found = _find_named(name_or_path, list(models))
+        name = HubName.parse(name_or_path).model
+        for models in (self._local(), self._hub_candidates(name)):
+            found = _find_named(name, list(models))
             if found:
                 return found.path
         raise self._not_found(name_or_path, offline)
@@ -101,11 +111,12 @@ class Store:
 
         May include a model of the hub cache that has no weights yet.
         """
-        hub = [
-            name
-            for name, folder in self._hub_folders()
-            if any(folder.glob("snapshots/*/config.json"))
-        ]
+        hub = list[str]()
+        for name, folder in self._hub_folders():
+            types = {kind for each in _folders(folder / "snapshots") for kind in _gguf_files(each)}
+            hub += (_gguf_name(name, kind) for kind in types)
+            if not types and any(folder.glob("snapshots/*/config.json")):
+                hub.append(name)
         return sorted({*(name for name, _ in self._local_folders()), *hub}, key=str.lower)
 
     def derived(self) -> builtins.list[StoredModel]:
@@ -138,11 +149,8 @@ class Store:
         try:
             if found.source == "cache":
                 DerivedFiles(found.name, found.path).remove()
-            elif found.source == "hub" and _in_hub_cache(found.path):
-                _remove_from_hub_cache(found, self.hub_cache)
-                conversion = conversion_path(self.cache, found.path)
-                if conversion.is_dir():
-                    shutil.rmtree(conversion)
+            elif found.source == "hub" and (found.files or _in_hub_cache(found.path)):
+                self._remove_of_hub(found)
             else:
                 # Renamed first: it is no longer a model, even if the deletion is interrupted.
                 renamed = found.path.with_name(f".{found.path.name}.removed")
@@ -154,8 +162,8 @@ class Store:
         return found
 
     def has(self, name: str) -> bool:
-        """Return whether the model of this full name or alias is stored."""
-        return self.named(name) is not None
+        """Return whether a model of this full name or alias is stored, of any type."""
+        return bool(_exact_matches(name, [*self._local(), *self._hub_candidates(name)]))
 
     def named(self, name: str) -> Path | None:
         """Return the directory of the stored model of this full name or alias; never a path."""
@@ -174,6 +182,20 @@ class Store:
         """Return the free disk space for models."""
         existing = next(path for path in (self.root, *self.root.parents) if path.exists())
         return shutil.disk_usage(existing).free
+
+    def _remove_of_hub(self, model: StoredModel) -> None:
+        """Delete a model in the hub cache, and what was made from it. Raises OSError."""
+        others = [each for each in self._hub_models() if each.repo == model.repo]
+        if len(others) > 1:
+            _remove_own_files(model)
+        else:
+            _remove_from_hub_cache(model, self.hub_cache)
+        conversion = conversion_path(self.cache, model.path)
+        if not model.files and conversion.is_dir():
+            shutil.rmtree(conversion)
+        for each in derived_files(self.cache):
+            if each.origin in model.files:
+                each.remove()
 
     def _incomplete(self, name: str) -> StoredModel | None:
         """Return the hub cache folder of an incomplete download of `name`."""
@@ -206,17 +228,16 @@ class Store:
 
     def _hub_models(self) -> Iterator[StoredModel]:
         for name, folder in self._hub_folders():
-            if model := _hub_model(name, folder):
-                yield model
+            yield from _models_of(name, folder)
 
     def _hub_candidates(self, wanted: str) -> Iterator[StoredModel]:
         """Yield the models in the hub cache that `wanted` may name, without opening the others."""
-        repo = (repository_of(wanted) or wanted).lower()
+        repo = (repository_of(wanted) or wanted.partition(":")[0]).lower()
         exact = (repo, repo.rpartition("/")[2])
         for name, folder in self._hub_folders():
-            is_prefix = name.lower().rpartition("/")[2].startswith(wanted.lower())
-            if (is_prefix or name.lower() in exact) and (model := _hub_model(name, folder)):
-                yield model
+            is_prefix = name.lower().rpartition("/")[2].startswith(repo)
+            if is_prefix or name.lower() in exact:
+                yield from _models_of(name, folder)
 
     def _local(self) -> Iterator[StoredModel]:
         for name, path in self._local_folders():
@@ -230,7 +251,7 @@ class Store:
                     yield model.relative_to(self.root).as_posix(), model
 
     def _not_found(self, name: str, offline: bool) -> ModelNotFound:
-        known = name.count("/") == 1 or repository_of(name) is not None
+        known = "/" in HubName.parse(name).repo or repository_of(name) is not None
         hint = f"swiftchat download {name if known else 'OWNER/NAME'}"
         if offline:
             hint += " (needs network access)"
@@ -262,6 +283,40 @@ def _is_gguf(path: Path) -> bool:
     return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
+def _model_at(path: Path) -> Path | None:
+    """Return the model directory or GGUF file at `path`, which may be a folder with one file."""
+    if _is_gguf(path):
+        return path
+    has_config = (path / "config.json").is_file()
+    if has_config and _has_weights(path):
+        return path
+    files = _gguf_files(path) if path.is_dir() else {}
+    if len(files) > 1:
+        first = next(iter(files.values()))[0]
+        raise ModelNotFound(
+            f"{path} holds several models: {', '.join(files)}",
+            f"use the path of one: -m {shlex.quote(str(first))}",
+        )
+    for file, *_ in files.values():
+        return file
+    return path if has_config else None
+
+
+def _gguf_files(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of each GGUF model in a folder, or one level below it, by type."""
+    found = [*folder.glob("*.[gG][gG][uU][fF]"), *folder.glob("*/*.[gG][gG][uU][fF]")]
+    names = [file.relative_to(folder).as_posix() for file in found if not file.is_dir()]
+    return {kind: [folder / name for name in files] for kind, files in gguf_models(names).items()}
+
+
+def _gguf_name(repo: str, kind: str) -> str:
+    return f"{repo}:{kind}" if kind else repo
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(map(any, map(folder.glob, ("*.safetensors", TORCH_FILES))))
+
+
 def _no_model_at(path: Path) -> ModelNotFound | BadModelFile:
     if path.is_dir():
         convert = f"swiftchat convert {shlex.quote(str(path))} DESTINATION"
@@ -286,16 +341,34 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _stored(name: str, path: Path, source: str) -> StoredModel:
-    files = [file.stat() for file in path.iterdir() if file.is_file()]
+    # GGUF files are models of their own.
+    found = [file for file in path.iterdir() if file.is_file() and not _is_gguf(file)]
+    files = [file.stat() for file in found]
     size_bytes = sum(file.st_size for file in files)
     return StoredModel(name, path, size_bytes, max(file.st_mtime for file in files), source)
 
 
-def _find_exact(name: str, models: list[StoredModel]) -> StoredModel | None:
-    """Return the model of that full name; an alias also means a local model of its name."""
+def _exact_matches(name: str, models: list[StoredModel]) -> list[StoredModel]:
+    """Return the model of that full name; an alias also means a local model of its name.
+
+    Without it, the models of the repository of that name, which have a type each.
+    """
     repo = repository_of(name)
     wanted = {name.lower()} if repo is None else {repo.lower(), repo.lower().rpartition("/")[2]}
-    return next((model for model in models if model.name.lower() in wanted), None)
+    found = [model for model in models if model.name.lower() in wanted]
+    return found[:1] or [model for model in models if model.repo.lower() in wanted]
+
+
+def _find_exact(name: str, models: list[StoredModel]) -> StoredModel | None:
+    """Return the only one of `_exact_matches`; `ModelNotFound` if there are several."""
+    return _only(name, _exact_matches(name, models))
+
+
+def _only(name: str, found: list[StoredModel]) -> StoredModel | None:
+    if len(found) > 1:
+        names = ", ".join(model.name for model in found)
+        raise ModelNotFound(f"{name!r} is ambiguous: {names}", "use the full name")
+    return found[0] if found else None
 
 
 def _find_named(name: str, models: list[StoredModel]) -> StoredModel | None:
@@ -309,16 +382,36 @@ def _find_by_prefix(name: str, models: list[StoredModel]) -> StoredModel | None:
     wanted = name.lower()
     last_parts = [model.name.lower().rpartition("/")[2] for model in models]
     for found in (
-        [model for model in models if model.name.lower() == wanted],
+        _exact_matches(name, models),
         [model for model, last in zip(models, last_parts, strict=True) if last == wanted],
         [model for model, last in zip(models, last_parts, strict=True) if last.startswith(wanted)],
     ):
-        if len(found) > 1:
-            names = ", ".join(model.name for model in found)
-            raise ModelNotFound(f"{name!r} is ambiguous: {names}", "use the full name")
         if found:
-            return found[0]
+            return _only(name, found)
     return None
+
+
+def _models_of(name: str, folder: Path) -> Iterator[StoredModel]:
+    """Yield the models of a repository in the hub cache: its GGUF files by type, and others.
+
+    Of several revisions, that of huggingface_hub comes first.
+    """
+    if model := _hub_model(name, folder):
+        yield model
+    main, seen = _main_snapshot(name, folder.parent), set[str]()
+    revisions = _folders(folder / "snapshots")
+    for revision in sorted(revisions, key=lambda each: each != main):
+        for kind, files in _gguf_files(revision).items():
+            if kind not in seen:
+                seen.add(kind)
+                yield _stored_files(_gguf_name(name, kind), files)
+
+
+def _stored_files(name: str, files: list[Path]) -> StoredModel:
+    states = [file.stat() for file in files]
+    size_bytes = sum(state.st_size for state in states)
+    modified = max(state.st_mtime for state in states)
+    return StoredModel(name, files[0], size_bytes, modified, "hub", files=tuple(files))
 
 
 def _hub_model(name: str, folder: Path) -> StoredModel | None:
@@ -329,8 +422,7 @@ def _hub_model(name: str, folder: Path) -> StoredModel | None:
     revisions = [
         revision
         for revision in _folders(folder / "snapshots")
-        if (revision / "config.json").is_file()
-        and any(map(any, map(revision.glob, ("*.safetensors", TORCH_FILES))))
+        if (revision / "config.json").is_file() and _has_weights(revision)
     ]
     if not revisions:
         return None
@@ -360,6 +452,28 @@ def _remove_from_hub_cache(model: StoredModel, hub_cache: Path | None) -> None:
 
     cache = scan_cache_dir(hub_cache)
     for repo in cache.repos:
-        if repo.repo_id == model.name and repo.repo_type == "model":
+        if repo.repo_id == model.repo and repo.repo_type == "model":
             hashes = [revision.commit_hash for revision in repo.revisions]
             cache.delete_revisions(*hashes).execute()
+
+
+def _remove_own_files(model: StoredModel) -> None:
+    """Delete the files of one of several models of a repository in the hub cache.
+
+    What another revision has under these names goes too; content that other names have stays.
+    """
+    folder = next(each for each in model.path.parents if each.name == "snapshots")
+    links = [each for each in folder.rglob("*") if not each.is_dir()]
+    places = {each: each.relative_to(folder).parts[1:] for each in links}
+    wanted = {places[file] for file in model.files}
+    own = [
+        each
+        for each, place in places.items()
+        if (place in wanted if wanted else not _is_gguf(each))
+    ]
+    kept = {each.resolve() for each in links if each not in own}
+    for each in own:
+        blob = each.resolve()
+        each.unlink()
+        if blob not in kept:
+            blob.unlink(missing_ok=True)

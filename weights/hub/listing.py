@@ -162,7 +162,7 @@ def select_files(
         if (_is_needed(name, shards) or _matches(name, include)) and not _matches(name, exclude)
     ]
     if not include and not any(file.name.endswith(_WEIGHTS) for file in files):
-        others = [name for name in listing.files if name.endswith((".gguf", ".bin", ".pth"))]
+        others = [name for name in listing.files if name.endswith((".bin", ".pth"))]
         raise BadModelFile(
             f"{listing.repo} has no safetensors and no pytorch_model.bin in the top folder",
             f"name files with --include, for example {others[0]}"
