@@ -18,7 +18,12 @@ from swiftchat.weights.formats.weight_files import (
 from swiftchat.weights.hub.aliases import known_names, nearest, repository_of
 from swiftchat.weights.hub.cache import HubCache
 from swiftchat.weights.hub.client import Hub, HubUnreachable
-from swiftchat.weights.hub.listing import Listing, select_files, shard_names
+from swiftchat.weights.hub.listing import (
+    Listing,
+    has_default_weights,
+    select_files,
+    shard_names,
+)
 from swiftchat.weights.hub.names import HubName, gguf_models
 from swiftchat.weights.hub.package_index import (
     CATALOG,
@@ -84,7 +89,7 @@ def plan_download(
     `DownloadPlan.run`.
     """
     wanted = HubName.parse(repository_of(name) or name)
-    repo, revision = wanted.repo, revision or wanted.revision
+    repo, revision = wanted.repo, wanted.revision if revision is None else revision
     entry = _catalog_entry(repo)
     if entry and revision is None and (store.root / entry.name / "config.json").is_file():
         return _stored_plan(entry, store.root / entry.name)
@@ -146,10 +151,11 @@ def _hub_plan(
 ) -> DownloadPlan:
     hub, revision = Hub.from_settings(token), wanted.revision
     listing = hub.listing(wanted.repo, revision)
-    kind, chosen = _chosen_gguf(listing, wanted, is_included=bool(include))
+    kind, chosen = _named_gguf(hub, listing, wanted)
+    shards = [] if chosen else _shards(hub, listing)  # other weights are another model
+    if not (chosen or include or has_default_weights(listing, shards)):
+        kind, chosen = _only_gguf(listing)
     include = [*include, *map(glob.escape, chosen)]
-    # The other weights of a repository are another model.
-    shards = [] if chosen else _shards(hub, listing)
     files = select_files(listing, shards, include, exclude)
     cache = HubCache(store.hub_folder(), listing.repo)
 
@@ -167,41 +173,41 @@ def _hub_plan(
     return DownloadPlan(name, size_bytes, cache.missing_bytes(files), listing.license, run)
 
 
-def _chosen_gguf(listing: Listing, wanted: HubName, is_included: bool) -> tuple[str, Sequence[str]]:
-    """Return type and files of the GGUF model to download; none for a model of other files.
+def _named_gguf(hub: Hub, listing: Listing, wanted: HubName) -> tuple[str, Sequence[str]]:
+    """Return type and files of the GGUF model that was named; none if none was.
 
-    Raises `ModelNotFound` with the types there are if one must be named.
+    Raises `ModelNotFound` if the repository lacks it.
+    """
+    if wanted.file is None and wanted.quantization is None:
+        return "", []
+    models = gguf_models(listing.files)
+    for kind, files in models.items():
+        if wanted.file in files or kind.lower() == (wanted.quantization or "").lower() != "":
+            return kind, files
+    if models:
+        hint = _types_hint(listing, models)
+    elif has_default_weights(listing, _shards(hub, listing)):
+        hint = f"its other files run: swiftchat download {shlex.quote(listing.repo)}"
+    else:
+        hint = "look for a version of the model with safetensors or GGUF files"
+    what = wanted.file or f"of type {wanted.quantization}"
+    raise ModelNotFound(f"{listing.repo} has no GGUF model {what}", hint)
+
+
+def _only_gguf(listing: Listing) -> tuple[str, Sequence[str]]:
+    """Return type and files of the only GGUF model of a repository; none if it has none.
+
+    Raises `ModelNotFound` if there are several.
     """
     models = gguf_models(listing.files)
-    if wanted.file is not None:
-        for kind, files in models.items():
-            if wanted.file in files:
-                return kind, files
-        raise ModelNotFound(
-            f"{listing.repo} has no model in {wanted.file}", _types_hint(listing, models)
-        )
-    if wanted.quantization is not None:
-        for kind, files in models.items():
-            if kind.lower() == wanted.quantization.lower():
-                return kind, files
-        raise ModelNotFound(
-            f"{listing.repo} has no GGUF file of type {wanted.quantization}",
-            _types_hint(listing, models),
-        )
-    has_others = any(name.endswith((".safetensors", ".bin", ".pth")) for name in listing.files)
-    if is_included or has_others or not models:
-        return "", []
     if len(models) > 1:
         raise ModelNotFound(
-            f"{listing.repo} has GGUF files of {len(models)} types: {', '.join(models)}",
-            _types_hint(listing, models),
+            f"{listing.repo} has {len(models)} GGUF models", _types_hint(listing, models)
         )
-    return next(iter(models.items()))
+    return next(iter(models.items()), ("", []))
 
 
 def _types_hint(listing: Listing, models: Mapping[str, Sequence[str]]) -> str:
-    if not models:
-        return f"swiftchat download {listing.repo}"
     kind = _USUAL_TYPE if _USUAL_TYPE in models else next(iter(models))
     name = f"{listing.repo}:{kind}" if kind else listing.repo
     return f"it has {', '.join(models)}: swiftchat download {shlex.quote(name)}"

@@ -22,35 +22,24 @@ from swiftchat.weights.derived import (
 )
 from swiftchat.weights.files.disk import Progress
 from swiftchat.weights.files.paths import user_path
-from swiftchat.weights.formats.weight_files import TORCH_FILES
 from swiftchat.weights.hub.aliases import known_names, nearest, repository_of
-from swiftchat.weights.hub.names import HubName, gguf_models
+from swiftchat.weights.hub.cached_models import (
+    StoredModel,
+    folders,
+    gguf_files,
+    gguf_name,
+    has_weights,
+    is_gguf,
+    models_of,
+    remove,
+    stored_directory,
+)
+from swiftchat.weights.hub.names import HubName
 
 __all__ = ["Store", "StoredModel", "default_store"]
 
 _LIST_HINT = "swiftchat list shows the installed models"
-
-
-@dataclass(frozen=True)
-class StoredModel:
-    """A stored model; `modified` in seconds since 1970, `source` "local", "hub" or "cache".
-
-    "cache" are files made from a model (`derived`); `origin` is its GGUF file, which may be gone.
-    A GGUF model of the hub has the name OWNER/NAME:TYPE, its `files`, and the first as `path`.
-    """
-
-    name: str
-    path: Path
-    size_bytes: int
-    modified: float
-    source: str
-    origin: Path | None = None
-    files: tuple[Path, ...] = ()
-
-    @property
-    def repo(self) -> str:
-        """The name without the type of GGUF files."""
-        return self.name.partition(":")[0]
+_MAX_LISTED = 6  # names in a message
 
 
 @dataclass(frozen=True)
@@ -74,7 +63,7 @@ class Store:
         file. A model in the hub cache with only .bin files is converted on first use.
         """
         path = self.find(name_or_path, offline)
-        if _is_gguf(path):
+        if is_gguf(path):
             return gguf_directory(self.cache, path)
         if _in_hub_cache(path) and not any(path.glob("*.safetensors")):
             return snapshot_conversion(self.cache, path, progress)
@@ -95,6 +84,7 @@ class Store:
             return model
         if path.is_absolute() or name_or_path.startswith((".", "~")):
             raise _no_model_at(path)
+        # As typed from a browser, or OWNER/NAME/FILE.gguf.
         name = HubName.parse(name_or_path).model
         for models in (self._local(), self._hub_candidates(name)):
             found = _find_named(name, list(models))
@@ -113,16 +103,17 @@ class Store:
         """
         hub = list[str]()
         for name, folder in self._hub_folders():
-            types = {kind for each in _folders(folder / "snapshots") for kind in _gguf_files(each)}
-            hub += (_gguf_name(name, kind) for kind in types)
-            if not types and any(folder.glob("snapshots/*/config.json")):
+            types = {kind for each in folders(folder / "snapshots") for kind in gguf_files(each)}
+            hub += (gguf_name(name, kind) for kind in types)
+            configs = [each.parent for each in folder.glob("snapshots/*/config.json")]
+            if configs and (not types or any(map(has_weights, configs))):
                 hub.append(name)
         return sorted({*(name for name, _ in self._local_folders()), *hub}, key=str.lower)
 
     def derived(self) -> builtins.list[StoredModel]:
         """Return the files made from models, sorted by name."""
         found = [
-            dataclasses.replace(_stored(each.name, each.path, "cache"), origin=each.origin)
+            dataclasses.replace(stored_directory(each.name, each.path, "cache"), origin=each.origin)
             for each in derived_files(self.cache)
         ]
         return sorted(found, key=lambda model: model.name.lower())
@@ -133,7 +124,7 @@ class Store:
         if found is not None:
             return found
         path = user_path(name)
-        if _is_gguf(path) and path.exists():
+        if is_gguf(path) and path.exists():
             raise ModelNotFound(
                 f"nothing is stored for {name}", f"the file itself is yours to delete: rm {name}"
             )
@@ -166,9 +157,12 @@ class Store:
         return bool(_exact_matches(name, [*self._local(), *self._hub_candidates(name)]))
 
     def named(self, name: str) -> Path | None:
-        """Return the directory of the stored model of this full name or alias; never a path."""
-        found = _find_exact(name, [*self._local(), *self._hub_candidates(name)])
-        return None if found is None else found.path
+        """Return the directory or GGUF file of the stored model of this full name or alias.
+
+        None if it is a path, or the name of several.
+        """
+        found = _exact_matches(name, [*self._local(), *self._hub_candidates(name)])
+        return found[0].path if len(found) == 1 else None
 
     def hub_folder(self) -> Path:
         """Return the folder of huggingface_hub's cache."""
@@ -185,11 +179,8 @@ class Store:
 
     def _remove_of_hub(self, model: StoredModel) -> None:
         """Delete a model in the hub cache, and what was made from it. Raises OSError."""
-        others = [each for each in self._hub_models() if each.repo == model.repo]
-        if len(others) > 1:
-            _remove_own_files(model)
-        else:
-            _remove_from_hub_cache(model, self.hub_cache)
+        of_repo = [each for each in self._hub_models() if each.repo == model.repo]
+        remove(model, self.hub_cache, is_only=len(of_repo) == 1)
         conversion = conversion_path(self.cache, model.path)
         if not model.files and conversion.is_dir():
             shutil.rmtree(conversion)
@@ -201,7 +192,7 @@ class Store:
         """Return the hub cache folder of an incomplete download of `name`."""
         repo = repository_of(name) or name
         folder_name = f"models--{repo.replace('/', '--')}".lower()
-        for folder in _folders(self.hub_folder()):
+        for folder in folders(self.hub_folder()):
             if folder.name.lower() == folder_name:
                 blobs = [file for file in (folder / "blobs").glob("*") if file.is_file()]
                 size_bytes = sum(file.stat().st_size for file in blobs)
@@ -222,13 +213,13 @@ class Store:
 
     def _hub_folders(self) -> Iterator[tuple[str, Path]]:
         """Yield the names and folders of the models in the hub cache, complete or not."""
-        for folder in _folders(self.hub_folder()):
+        for folder in folders(self.hub_folder()):
             if folder.name.startswith("models--"):
                 yield folder.name.removeprefix("models--").replace("--", "/"), folder
 
     def _hub_models(self) -> Iterator[StoredModel]:
         for name, folder in self._hub_folders():
-            yield from _models_of(name, folder)
+            yield from models_of(name, folder)
 
     def _hub_candidates(self, wanted: str) -> Iterator[StoredModel]:
         """Yield the models in the hub cache that `wanted` may name, without opening the others."""
@@ -237,20 +228,22 @@ class Store:
         for name, folder in self._hub_folders():
             is_prefix = name.lower().rpartition("/")[2].startswith(repo)
             if is_prefix or name.lower() in exact:
-                yield from _models_of(name, folder)
+                yield from models_of(name, folder)
 
     def _local(self) -> Iterator[StoredModel]:
         for name, path in self._local_folders():
-            yield _stored(name, path, "local")
+            yield stored_directory(name, path, "local")
 
     def _local_folders(self) -> Iterator[tuple[str, Path]]:
-        for path in _folders(self.root):
-            inner = [path] if (path / "config.json").is_file() else _folders(path)
+        for path in folders(self.root):
+            inner = [path] if (path / "config.json").is_file() else folders(path)
             for model in inner:
                 if (model / "config.json").is_file():
                     yield model.relative_to(self.root).as_posix(), model
 
     def _not_found(self, name: str, offline: bool) -> ModelNotFound:
+        if is_gguf(user_path(name)) and HubName.parse(name).file is None:
+            return ModelNotFound(f"no file {name}")
         known = "/" in HubName.parse(name).repo or repository_of(name) is not None
         hint = f"swiftchat download {name if known else 'OWNER/NAME'}"
         if offline:
@@ -278,47 +271,26 @@ def _in_hub_cache(path: Path) -> bool:
     return path.parent.name == "snapshots"
 
 
-def _is_gguf(path: Path) -> bool:
-    # The model directory of a GGUF file has the name of the file.
-    return path.suffix.lower() == ".gguf" and not path.is_dir()
-
-
 def _model_at(path: Path) -> Path | None:
-    """Return the model directory or GGUF file at `path`, which may be a folder with one file."""
-    if _is_gguf(path):
+    """Return the model directory or GGUF file at `path`, or the only one in that folder."""
+    if path.is_file() and is_gguf(path):
         return path
     has_config = (path / "config.json").is_file()
-    if has_config and _has_weights(path):
+    if has_config and has_weights(path):
         return path
-    files = _gguf_files(path) if path.is_dir() else {}
-    if len(files) > 1:
-        first = next(iter(files.values()))[0]
-        raise ModelNotFound(
-            f"{path} holds several models: {', '.join(files)}",
-            f"use the path of one: -m {shlex.quote(str(first))}",
-        )
-    for file, *_ in files.values():
-        return file
+    files = list(gguf_files(path).values()) if path.is_dir() else []
+    if len(files) == 1:
+        return files[0][0]
     return path if has_config else None
-
-
-def _gguf_files(folder: Path) -> dict[str, list[Path]]:
-    """Return the files of each GGUF model in a folder, or one level below it, by type."""
-    found = [*folder.glob("*.[gG][gG][uU][fF]"), *folder.glob("*/*.[gG][gG][uU][fF]")]
-    names = [file.relative_to(folder).as_posix() for file in found if not file.is_dir()]
-    return {kind: [folder / name for name in files] for kind, files in gguf_models(names).items()}
-
-
-def _gguf_name(repo: str, kind: str) -> str:
-    return f"{repo}:{kind}" if kind else repo
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(map(any, map(folder.glob, ("*.safetensors", TORCH_FILES))))
 
 
 def _no_model_at(path: Path) -> ModelNotFound | BadModelFile:
     if path.is_dir():
+        if files := [file for file, *_ in gguf_files(path).values()]:
+            return ModelNotFound(
+                f"{path} holds {len(files)} models: {_listed([file.name for file in files])}",
+                f"name one: swiftchat -m {shlex.quote(str(files[0]))}",
+            )
         convert = f"swiftchat convert {shlex.quote(str(path))} DESTINATION"
         return BadModelFile(
             f"{path} is not a model directory: config.json is missing",
@@ -326,26 +298,12 @@ def _no_model_at(path: Path) -> ModelNotFound | BadModelFile:
         )
     if path.exists():
         return ModelNotFound(f"{path} is not a model", "a model is a directory or a .gguf file")
-    return ModelNotFound(f"no model at {path}")
+    return ModelNotFound(f"no file {path}" if is_gguf(path) else f"no model at {path}")
 
 
-def _folders(path: Path) -> list[Path]:
-    try:
-        return sorted(
-            entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")
-        )
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise FileSystemError.reading(path, error) from error
-
-
-def _stored(name: str, path: Path, source: str) -> StoredModel:
-    # GGUF files are models of their own.
-    found = [file for file in path.iterdir() if file.is_file() and not _is_gguf(file)]
-    files = [file.stat() for file in found]
-    size_bytes = sum(file.st_size for file in files)
-    return StoredModel(name, path, size_bytes, max(file.st_mtime for file in files), source)
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _exact_matches(name: str, models: list[StoredModel]) -> list[StoredModel]:
@@ -389,91 +347,3 @@ def _find_by_prefix(name: str, models: list[StoredModel]) -> StoredModel | None:
         if found:
             return _only(name, found)
     return None
-
-
-def _models_of(name: str, folder: Path) -> Iterator[StoredModel]:
-    """Yield the models of a repository in the hub cache: its GGUF files by type, and others.
-
-    Of several revisions, that of huggingface_hub comes first.
-    """
-    if model := _hub_model(name, folder):
-        yield model
-    main, seen = _main_snapshot(name, folder.parent), set[str]()
-    revisions = _folders(folder / "snapshots")
-    for revision in sorted(revisions, key=lambda each: each != main):
-        for kind, files in _gguf_files(revision).items():
-            if kind not in seen:
-                seen.add(kind)
-                yield _stored_files(_gguf_name(name, kind), files)
-
-
-def _stored_files(name: str, files: list[Path]) -> StoredModel:
-    states = [file.stat() for file in files]
-    size_bytes = sum(state.st_size for state in states)
-    modified = max(state.st_mtime for state in states)
-    return StoredModel(name, files[0], size_bytes, modified, "hub", files=tuple(files))
-
-
-def _hub_model(name: str, folder: Path) -> StoredModel | None:
-    """Return a model in the hub cache at huggingface_hub's revision, else the newest complete one.
-
-    None without a revision that has config and weights.
-    """
-    revisions = [
-        revision
-        for revision in _folders(folder / "snapshots")
-        if (revision / "config.json").is_file() and _has_weights(revision)
-    ]
-    if not revisions:
-        return None
-    models = [_stored(name, revision, "hub") for revision in revisions]
-    main = _main_snapshot(name, folder.parent)
-    newest = max(models, key=lambda model: model.modified)
-    return next((model for model in models if model.path == main), newest)
-
-
-def _main_snapshot(repo_id: str, hub_cache: Path | None) -> Path | None:
-    """Return the snapshot that huggingface_hub would use, without network access."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        # Only config.json: other patterns fail for files that were excluded from the download.
-        found = snapshot_download(
-            repo_id, cache_dir=hub_cache, local_files_only=True, allow_patterns=["config.json"]
-        )
-    except (LocalEntryNotFoundError, HFValidationError):
-        return None
-    return Path(found)
-
-
-def _remove_from_hub_cache(model: StoredModel, hub_cache: Path | None) -> None:
-    from huggingface_hub import scan_cache_dir
-
-    cache = scan_cache_dir(hub_cache)
-    for repo in cache.repos:
-        if repo.repo_id == model.repo and repo.repo_type == "model":
-            hashes = [revision.commit_hash for revision in repo.revisions]
-            cache.delete_revisions(*hashes).execute()
-
-
-def _remove_own_files(model: StoredModel) -> None:
-    """Delete the files of one of several models of a repository in the hub cache.
-
-    What another revision has under these names goes too; content that other names have stays.
-    """
-    folder = next(each for each in model.path.parents if each.name == "snapshots")
-    links = [each for each in folder.rglob("*") if not each.is_dir()]
-    places = {each: each.relative_to(folder).parts[1:] for each in links}
-    wanted = {places[file] for file in model.files}
-    own = [
-        each
-        for each, place in places.items()
-        if (place in wanted if wanted else not _is_gguf(each))
-    ]
-    kept = {each.resolve() for each in links if each not in own}
-    for each in own:
-        blob = each.resolve()
-        each.unlink()
-        if blob not in kept:
-            blob.unlink(missing_ok=True)

@@ -11,7 +11,14 @@ from typing import Any, Self
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats.weight_files import parse_weight_map
 
-__all__ = ["HubFile", "Listing", "is_revision", "select_files", "shard_names"]
+__all__ = [
+    "HubFile",
+    "Listing",
+    "has_default_weights",
+    "is_revision",
+    "select_files",
+    "shard_names",
+]
 
 _DEFAULT_FILES = (
     "*.safetensors",
@@ -146,6 +153,11 @@ def _invalid(repo: str, field: str, expected: str, found: object) -> BadModelFil
         f"found {str(found)[:80]!r}",
         "try again; if the error stays, use another model",
     )
+
+
+def has_default_weights(listing: Listing, shards: list[str] | None) -> bool:
+    """Return whether `select_files` finds weights without patterns."""
+    return any(name.endswith(_WEIGHTS) and _is_needed(name, shards) for name in listing.files)
 
 
 def select_files(

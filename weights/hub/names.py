@@ -58,7 +58,7 @@ class HubName:
 
 
 def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the GGUF files of each complete model among the files `names`, in order.
+    """Return the GGUF files of each complete model among the files `names`, by type, sorted.
 
     The key is the type, such as Q4_K_M; the file's name without its ending where that does not
     tell models apart, and "" for the only model without a type.
@@ -72,10 +72,11 @@ def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
     if list(types.values()) == [None]:
         types = dict.fromkeys(types, "")
     found = list(types.values())
-    return {
+    models = {
         _base(stem) if kind is None or found.count(kind) > 1 else kind: complete[stem]
         for stem, kind in types.items()
     }
+    return dict(sorted(models.items()))
 
 
 def _base(name: str) -> str:
