@@ -14,6 +14,7 @@ __all__ = [
     "gguf_files",
     "gguf_name",
     "has_weights",
+    "hub_name",
     "is_gguf",
     "models_of",
     "remove",
@@ -41,6 +42,21 @@ class StoredModel:
     def repo(self) -> str:
         """The name without the type of GGUF files."""
         return self.name.partition(":")[0]
+
+
+def hub_name(path: Path) -> str | None:
+    """Return the name of the model at a path in the hub cache; None for another path.
+
+    The directories there are named by commits.
+    """
+    folder = next((each for each in path.parents if each.name == "snapshots"), None)
+    if folder is None or not folder.parent.name.startswith("models--"):
+        return None
+    repo = folder.parent.name.removeprefix("models--").replace("--", "/")
+    if path.parent == folder:
+        return repo
+    models = gguf_files(folder / path.relative_to(folder).parts[0])
+    return next((gguf_name(repo, kind) for kind, files in models.items() if path in files), None)
 
 
 def models_of(name: str, folder: Path) -> Iterator[StoredModel]:

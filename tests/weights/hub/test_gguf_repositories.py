@@ -252,7 +252,8 @@ def test_commands(hub: FakeHub, tmp_path: Path) -> None:
     assert (row["name"], row["path"]) == (f"{REPO}:Q4_K_M", done.stdout.strip())
     assert row["size_bytes"] == len(hub.files["Model-Q4_K_M.gguf"])
     for name in (REPO, f"{REPO}:Q4_K_M"):
-        assert json.loads(run("show", name, "--json").stdout)["architecture"] == "LlamaForCausalLM"
+        shown = json.loads(run("show", name, "--json").stdout)
+        assert (shown["name"], shown["family"]) == (f"{REPO}:Q4_K_M", "llama")
     removed = run("rm", f"{REPO}:Q4_K_M", "-y")
     assert removed.returncode == 0 and f"removed {REPO}:Q4_K_M" in removed.stderr
     assert json.loads(run("list", "--all", "--json").stdout) == []
