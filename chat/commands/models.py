@@ -38,7 +38,8 @@ def change_model(state: ChatState, argument: str) -> None:
 def list_models(state: ChatState, argument: str) -> None:
     from swiftchat.weights.store import default_store
 
-    models, current = default_store().list(), state.chat_model.path
+    # The location of a GGUF model is its file, not the directory made from it.
+    models, current = default_store().list(), state.chat_model.model.location
     if current not in [model.path for model in models]:
         print(sanitize(f"* {state.chat_model.name}"))  # a GGUF file or another directory
     for model in models:

@@ -7,6 +7,7 @@ Download a model once, then name it with -m:
 
   swiftchat download qwen3:8b         a short name of a well-known model
   swiftchat download OWNER/NAME       another model of huggingface.co
+  swiftchat download OWNER/NAME:Q4_K_M    one type of a repository of GGUF files
   swiftchat -m qwen3:8b               chat with it
   swiftchat list                      list the models on this machine
   swiftchat show qwen3:8b             its memory needs, and what fits here

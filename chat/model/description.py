@@ -1,7 +1,6 @@
 """Properties of a model, for `swiftchat show` and `/show info`."""
 
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.terminal.sanitize import sanitize
@@ -27,11 +26,12 @@ def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> 
     from swiftchat.chat.model.memory import describe_memory
     from swiftchat.chat.model.template_choice import describe_template
     from swiftchat.weights.architectures.registry import architecture_of
+    from swiftchat.weights.hub.cached_models import hub_name
 
     config = model.config
     model_type = architecture_of(config.architecture).model_type
     return {
-        "name": _model_name(model.path),
+        "name": hub_name(model.location) or model.location.name,
         "path": str(model.location),
         "family": config.family,
         "architecture": config.architecture,
@@ -66,14 +66,6 @@ def describe_heads(config: "ModelConfig") -> str:
         f"{config.num_heads}, head_dim {latent.head_dim}, of values {latent.value_dim}; "
         f"KV latent {latent.kv_rank} and {latent.rope_dim} for RoPE"
     )
-
-
-def _model_name(path: Path) -> str:
-    """Return the name of a model; the directories of the hub's cache are named by commits."""
-    folder = path.parent.parent.name
-    if path.parent.name == "snapshots" and folder.startswith("models--"):
-        return folder.removeprefix("models--").replace("--", "/")
-    return path.name
 
 
 def property_label(key: str) -> str:

@@ -22,29 +22,30 @@ def imported_settings(
     or one of that model's own. The values have the right types.
     """
     found, left_out = dict(settings), []
-    folder: Path | None = None
+    path: Path | None = None
     for name, value in settings.items():
         if option_name(name) == "model":
-            folder = store.named(value)
-            if folder is None:
+            path = store.named(value)
+            if path is None:
                 del found[name]
                 left_out.append(f"the model {value!r:.200} is not the name of an installed model")
     for name, value in settings.items():
-        if option_name(name) == "template" and value not in _templates(folder):
+        if option_name(name) == "template" and value not in _templates(store, path):
             del found[name]
             left_out.append(f"the template {value!r:.200} is neither built in nor of its model")
     return found, left_out
 
 
-def _templates(folder: Path | None) -> Collection[str]:
-    """Return the names of the built-in templates, and of those of the model in a folder."""
+def _templates(store: Store, path: Path | None) -> Collection[str]:
+    """Return the names of the built-in templates, and of those of a directory or GGUF file."""
     # Imported here: most conversations name no template.
     from swiftchat.tokenizer import Tokenizer
     from swiftchat.tokenizer.template.builtin import BUILT_IN
 
-    if folder is None:
+    if path is None:
         return BUILT_IN
     try:
+        folder = store.resolve(str(path)) if path.is_file() else path
         return {*BUILT_IN, *Tokenizer.load(folder).templates}
     except SwiftchatError:  # the model cannot be used either
         return BUILT_IN

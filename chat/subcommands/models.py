@@ -53,6 +53,8 @@ def download(
 ) -> None:
     """Download a model: OWNER/NAME on the Hugging Face hub, or a short name such as qwen3:8b.
 
+    Of a repository of GGUF files, OWNER/NAME:TYPE brings those of one type, such as Q4_K_M, and is
+    the name of the installed model.
     NAME defaults to SmolLM2-135M-Instruct. Size and license are printed first; on a terminal you
     are asked to confirm. Run the command again to resume an interrupted download. Every file is
     verified. Gated models need the environment variable HF_TOKEN.

@@ -189,10 +189,12 @@ def _gguf_names() -> str:
     known = [name for name in gguf.MODEL_ARCH_NAMES.values() if name != "clip"]
     run = [name for name in known if name in GGUF_ARCHITECTURES]
     refused = [name for name in known if name not in GGUF_ARCHITECTURES]
+    later = sorted(GGUF_ARCHITECTURES.keys() - {*known})
     version = importlib.metadata.version("gguf")
     texts = [
         f"Of the {len(known)} names of models in llama.cpp's `gguf` {version}, {len(run)} run: "
         + ", ".join(f"`{name}`" for name in run),
+        "Names of later versions that run: " + ", ".join(f"`{name}`" for name in later),
         "The others are refused; among them are encoders and diffusion models, which do not chat: "
         + ", ".join(f"`{name}`" for name in refused),
     ]

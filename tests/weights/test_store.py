@@ -9,8 +9,7 @@ import pytest
 import transformers
 
 from swiftchat.errors import BadModelFile, ModelNotFound
-from swiftchat.weights import store as store_module
-from swiftchat.weights.hub import aliases
+from swiftchat.weights.hub import aliases, cached_models
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.store import Store, default_store
 from tests.support import llama_layouts
@@ -68,9 +67,9 @@ def test_other_models_in_the_hub_cache_are_not_opened(
     other = tmp_path / "hub" / "models--Another--Quokka"
     (make(other / "snapshots" / ("b" * 40)) / "model.safetensors").write_bytes(bytes(10))
     opened = []
-    stored = store_module._stored
+    stored = cached_models.stored_directory
     monkeypatch.setattr(
-        store_module, "_stored", lambda *names: opened.append(names[0]) or stored(*names)
+        cached_models, "stored_directory", lambda *names: opened.append(names[0]) or stored(*names)
     )
     monkeypatch.setattr("huggingface_hub.scan_cache_dir", lambda *_: pytest.fail("a whole scan"))
     assert store.find("cached").name == "a" * 40 and store.has("Owner/Cached-7B")

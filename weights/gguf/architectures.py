@@ -4,14 +4,11 @@ Source: llama.cpp's converter and loader.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen
-from swiftchat.weights.architectures.registry import ARCHITECTURES, unknown_name
+from swiftchat.weights.architectures.parts.architecture import frozen
+from swiftchat.weights.architectures.registry import unknown_name
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf import (
     expert_fields,
@@ -20,10 +17,10 @@ from swiftchat.weights.gguf import (
     mixer_fields,
     model_fields,
 )
+from swiftchat.weights.gguf.gguf_architecture import GgufArchitecture
 from swiftchat.weights.gguf.metadata import Metadata
-from swiftchat.weights.gguf.tensor_names import TENSORS
 
-__all__ = ["GGUF_ARCHITECTURES", "GgufArchitecture", "gguf_architecture"]
+__all__ = ["GGUF_ARCHITECTURES", "gguf_architecture"]
 
 # The norm before the MLP has the name of one after the attention.
 _POST_NORM = frozen(mlp_norm="blk.{i}.post_attention_norm.weight")
@@ -50,49 +47,6 @@ _NO_HEADS = frozenset(
     {"head_dim", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"}
     | {"intermediate_size"}
 )
-
-
-@dataclass(frozen=True)
-class GgufArchitecture:
-    """One `general.architecture` as data.
-
-    `class_name` is the Hugging Face class that its models become. `config_fields` returns the
-    fields of `config.json` beyond those of every model; None values are left out, so that the
-    defaults of the class apply. `absent_keys` are standard fields that the class does not have;
-    `renamed` replaces the class's own `Architecture.renamed`.
-
-    `permuted` tensors store the rows of each head in the order for interleaved rotary
-    embeddings. `separate_norm_tensors` are the names that differ where attention and MLP read
-    the same residual stream through a norm each; `tensors` are other names that differ. With
-    `value_heads_in_turns`, gated DeltaNet has the order of `value_heads.py`. In
-    every GGUF file norms with a unit offset are stored with 1 added, matrices are [out, in],
-    and merged q/k/v are stored as all queries, all keys, all values.
-    """
-
-    class_name: str
-    config_fields: Callable[[Metadata], Mapping[str, Any]] = model_fields.llama
-    permuted: frozenset[str] = frozenset()
-    absent_keys: frozenset[str] = frozenset()
-    renamed: Mapping[str, str] | None = None
-    separate_norm_tensors: Mapping[str, str] = field(default_factory=frozen)
-    tensors: Mapping[str, str] = field(default_factory=frozen)
-    value_heads_in_turns: bool = False
-
-    @property
-    def target(self) -> Architecture:
-        """The table entry of `class_name`."""
-        return ARCHITECTURES[self.class_name]
-
-    def tensor_name(self, config: ModelConfig, canonical: str) -> str:
-        """Return the GGUF name of a canonical tensor, with `{i}` for the layer."""
-        separate_norms = config.parallel_residual and not config.shared_norm
-        names = self.separate_norm_tensors if separate_norms else self.tensors
-        return names.get(canonical, TENSORS[canonical])
-
-    def config_key(self, standard: str) -> str:
-        """Return the key of a standard field in the model's `config.json`."""
-        renamed = self.target.renamed if self.renamed is None else self.renamed
-        return renamed.get(standard, standard)
 
 
 _NEMOTRON_H = GgufArchitecture(
@@ -138,12 +92,22 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             | {"intermediate_size", "rms_norm_eps", "hidden_act"},
             tensors=frozen(mlp_norm="blk.{i}.attn_output_norm.weight"),
         ),
+        # With experts it is another class, see `_VARIANTS`.
+        "granite_swa": GgufArchitecture(
+            "GraniteSWAForCausalLM", model_fields.granite_swa, permuted=_PERMUTED
+        ),
+        "bitnet": GgufArchitecture("BitNetForCausalLM", model_fields.bitnet),
         "arcee": GgufArchitecture("ArceeForCausalLM", permuted=_PERMUTED),
         "command-r": GgufArchitecture(
             "CohereForCausalLM", model_fields.command_r, absent_keys=_ONE_HEAD_SIZE
         ),
         "cohere2": GgufArchitecture(
             "Cohere2ForCausalLM", model_fields.cohere2, absent_keys=_ONE_HEAD_SIZE
+        ),
+        "cohere2moe": GgufArchitecture(
+            "Cohere2MoeForCausalLM",
+            expert_fields.cohere2_moe,
+            absent_keys=frozenset({"intermediate_size", "rms_norm_eps"}),
         ),
         "exaone4": GgufArchitecture("Exaone4ForCausalLM", model_fields.windows),
         "olmo": GgufArchitecture("OlmoForCausalLM", model_fields.olmo, permuted=_PERMUTED),
@@ -175,7 +139,7 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "hunyuan_vl": GgufArchitecture("HunYuanDenseV1ForCausalLM", model_fields.glm),
         "dots1": GgufArchitecture("Dots1ForCausalLM", expert_fields.dots1),
         "gpt-oss": GgufArchitecture("GptOssForCausalLM", expert_fields.mixtral, tensors=_POST_NORM),
-        # With DeepSeek-V2's router; others see `gguf_architecture`.
+        # With DeepSeek-V2's router; others see `_VARIANTS`.
         "deepseek2": GgufArchitecture(
             "DeepseekV2ForCausalLM", latent_fields.deepseek_v2, absent_keys=_LATENT
         ),
@@ -183,8 +147,17 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "mistral4": GgufArchitecture(
             "Mistral4ForCausalLM", latent_fields.mistral4, absent_keys=_LATENT
         ),
+        "deepseek32": GgufArchitecture(
+            "DeepseekV32ForCausalLM", latent_fields.sparse_latent, absent_keys=_LATENT
+        ),
         "glm-dsa": GgufArchitecture(
-            "GlmMoeDsaForCausalLM", latent_fields.glm_dsa, absent_keys=_LATENT
+            "GlmMoeDsaForCausalLM", latent_fields.sparse_latent, absent_keys=_LATENT
+        ),
+        "bailingmoe3": GgufArchitecture(
+            "BailingHybridForCausalLM",
+            latent_fields.bailing_hybrid,
+            absent_keys=_LATENT,
+            tensors=frozen(mixer_out="blk.{i}.attn_output.weight"),
         ),
         "kimi-linear": GgufArchitecture(
             "KimiLinearForCausalLM",
@@ -213,7 +186,7 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             mixer_fields.falcon_h1,
             tensors=frozen(mlp_norm="blk.{i}.ffn_norm"),
         ),
-        # Falcon-Mamba too, see `gguf_architecture`.
+        # Falcon-Mamba too, see `_VARIANTS`.
         "mamba": GgufArchitecture(
             "MambaForCausalLM", mixer_fields.mamba, absent_keys=_NO_HEADS | _WITHOUT_ROPE
         ),
@@ -240,11 +213,18 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "qwen2vl": GgufArchitecture("Qwen2ForCausalLM"),
         "qwen3vl": GgufArchitecture("Qwen3ForCausalLM"),
         "qwen3vlmoe": GgufArchitecture("Qwen3MoeForCausalLM", expert_fields.qwen3moe),
-        # With queries that grow; others see `gguf_architecture`.
+        # With queries that grow; others see `_VARIANTS`.
         "mistral3": GgufArchitecture(
             "Ministral3ForCausalLM", model_fields.no_fields, permuted=_PERMUTED
         ),
         "hunyuan-moe": GgufArchitecture("HunYuanMoEV1ForCausalLM", expert_fields.hunyuan_moe),
+        "hy_v3": GgufArchitecture("HYV3ForCausalLM", expert_fields.hy_v3),
+        "mellum": GgufArchitecture(
+            "MellumForCausalLM", expert_fields.mellum, absent_keys=_WITHOUT_ROPE
+        ),
+        "laguna": GgufArchitecture(
+            "LagunaForCausalLM", expert_fields.laguna, absent_keys=_WITHOUT_ROPE
+        ),
         "exaone-moe": GgufArchitecture("ExaoneMoeForCausalLM", expert_fields.exaone_moe),
         "jamba": GgufArchitecture(
             "JambaForCausalLM", mixer_fields.jamba, absent_keys=_WITHOUT_ROPE | _ONE_HEAD_SIZE
@@ -328,24 +308,63 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         ),
     }
 )
-# Mixtral's files have the architecture llama and a number of experts.
-_MIXTRAL = GgufArchitecture("MixtralForCausalLM", expert_fields.mixtral, permuted=_PERMUTED)
-
-
-# DeepSeek V3, Kimi K2 and GLM-4.7-Flash have the architecture deepseek2 and sigmoid routers, Youtu
-# has no experts.
-_DEEPSEEK_V3 = GgufArchitecture(
-    "DeepseekV3ForCausalLM", latent_fields.deepseek_v3, absent_keys=_LATENT
+# Architectures that several classes share: in which files one is not that of the table above.
+_VARIANTS: Mapping[str, tuple[tuple[Callable[[Metadata], object], GgufArchitecture], ...]] = frozen(
+    llama=(
+        (
+            lambda metadata: metadata.get("expert_count"),
+            GgufArchitecture("MixtralForCausalLM", expert_fields.mixtral, permuted=_PERMUTED),
+        ),
+    ),
+    mistral3=(
+        (
+            lambda metadata: not metadata.get("attention.temperature_scale"),
+            GGUF_ARCHITECTURES["llama"],
+        ),
+    ),
+    # OLMo 3 has windows.
+    olmo2=(
+        (
+            lambda metadata: metadata.get("attention.sliding_window"),
+            GgufArchitecture("Olmo3ForCausalLM", model_fields.windows),
+        ),
+    ),
+    granite_swa=(
+        (
+            lambda metadata: metadata.get("expert_count"),
+            GgufArchitecture(
+                "GraniteMoeSWAForCausalLM",
+                expert_fields.granite_moe_swa,
+                permuted=_PERMUTED,
+                absent_keys=_ONE_HEAD_SIZE,
+            ),
+        ),
+    ),
+    # Falcon-Mamba has norms of steps and of what writes and reads the state.
+    mamba=(
+        (
+            lambda metadata: metadata.get("ssm.dt_b_c_rms"),
+            GgufArchitecture(
+                "FalconMambaForCausalLM",
+                mixer_fields.mamba,
+                absent_keys=_NO_HEADS | _WITHOUT_ROPE,
+            ),
+        ),
+    ),
+    # Youtu has no experts; DeepSeek V3, Kimi K2 and GLM-4.7-Flash have sigmoid routers.
+    deepseek2=(
+        (
+            lambda metadata: not metadata.get("expert_count"),
+            GgufArchitecture("YoutuForCausalLM", latent_fields.youtu, absent_keys=_LATENT),
+        ),
+        (
+            latent_fields.has_sigmoid_router,
+            GgufArchitecture(
+                "DeepseekV3ForCausalLM", latent_fields.deepseek_v3, absent_keys=_LATENT
+            ),
+        ),
+    ),
 )
-_YOUTU = GgufArchitecture("YoutuForCausalLM", latent_fields.youtu, absent_keys=_LATENT)
-
-# Files of Falcon-Mamba have norms of steps and of what writes and reads the state.
-_FALCON_MAMBA = GgufArchitecture(
-    "FalconMambaForCausalLM", mixer_fields.mamba, absent_keys=_NO_HEADS | _WITHOUT_ROPE
-)
-
-# OLMo 3's have the architecture olmo2 and windows.
-_OLMO3 = GgufArchitecture("Olmo3ForCausalLM", model_fields.windows)
 
 
 def _reject_other_kinds(file: GgufFile, architecture: str) -> None:
@@ -376,16 +395,7 @@ def gguf_architecture(file: GgufFile) -> tuple[GgufArchitecture, Metadata]:
         error = unknown_name("GGUF architecture", name, sorted(GGUF_ARCHITECTURES))
         raise BadModelFile(f"{file.path}: {error.message}", error.hint)
     metadata = Metadata(file, name)
-    if name == "llama" and metadata.get("expert_count"):
-        return _MIXTRAL, metadata
-    if name == "mistral3" and not metadata.get("attention.temperature_scale"):
-        return GGUF_ARCHITECTURES["llama"], metadata
-    if name == "olmo2" and metadata.get("attention.sliding_window"):
-        return _OLMO3, metadata
-    if name == "mamba" and metadata.get("ssm.dt_b_c_rms"):
-        return _FALCON_MAMBA, metadata
-    if name == "deepseek2" and not metadata.get("expert_count"):
-        return _YOUTU, metadata
-    if name == "deepseek2" and latent_fields.has_sigmoid_router(metadata):
-        return _DEEPSEEK_V3, metadata
+    for is_variant, architecture in _VARIANTS.get(name, ()):
+        if is_variant(metadata):
+            return architecture, metadata
     return GGUF_ARCHITECTURES[name], metadata

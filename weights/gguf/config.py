@@ -103,7 +103,7 @@ def _partial_rotary_factor(metadata: Metadata) -> float | None:
             f"{metadata.file.path}: {metadata.name}.attention.value_length differs from the "
             f"head size {head_dim}"
         )
-    return metadata.rotated_share
+    return metadata.rotated_share()
 
 
 def tokenizer_config_json(file: GgufFile) -> dict[str, Any]:

@@ -8,9 +8,17 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.gguf.metadata import Metadata, is_size
-from swiftchat.weights.gguf.model_fields import attention_bias, granite, layer_types
+from swiftchat.weights.gguf.model_fields import (
+    attention_bias,
+    granite,
+    layer_types,
+    windows_and_rotated_layers,
+)
+from swiftchat.weights.gguf.rope import rope_by_kind
 
+SOFTMAX, SIGMOID = 1, 2  # the values of `expert_gating_func`
 _LLAMA4_EXPERTS_WITHOUT_NORM = 128
+_LAGUNA_PERIOD = 4  # of windows, in files that do not name it
 
 
 def experts(metadata: Metadata, count: str = "num_experts") -> dict[str, Any]:
@@ -30,6 +38,26 @@ def _sigmoid_router(metadata: Metadata) -> dict[str, Any]:
         "n_group": metadata.get("expert_group_count"),
         "topk_group": metadata.get("expert_group_used_count"),
     }
+
+
+def mlp_layer_types(metadata: Metadata) -> list[str]:
+    """Return which layers have experts: those with a router."""
+    sparse = metadata.layers_with("ffn_gate_inp.weight")
+    return ["sparse" if has_experts else "dense" for has_experts in sparse]
+
+
+def _require_normalized_sigmoid(metadata: Metadata) -> None:
+    """Raise `BadModelFile` for a router that the classes with sigmoid scores cannot have."""
+    if metadata.get("expert_gating_func", SIGMOID) != SIGMOID:
+        raise BadModelFile(
+            f"{metadata.file.path}: {metadata.name}.expert_gating_func must be {SIGMOID}: experts "
+            "always have sigmoid scores"
+        )
+    if metadata.get("expert_weights_norm") is False:
+        raise BadModelFile(
+            f"{metadata.file.path}: {metadata.name}.expert_weights_norm must be true: weights of "
+            "experts are always normalized"
+        )
 
 
 def mixtral(metadata: Metadata) -> Mapping[str, Any]:
@@ -128,11 +156,7 @@ def ernie_moe(metadata: Metadata) -> Mapping[str, Any]:
 
 
 def afmoe(metadata: Metadata) -> Mapping[str, Any]:
-    if metadata.get("expert_weights_norm") is False:
-        raise BadModelFile(
-            f"{metadata.file.path}: afmoe.expert_weights_norm must be true: weights of experts "
-            "are always normalized"
-        )
+    _require_normalized_sigmoid(metadata)
     return {
         **experts(metadata),
         "layer_types": layer_types(metadata),
@@ -192,7 +216,8 @@ def exaone_moe(metadata: Metadata) -> Mapping[str, Any]:
 def mimo2(metadata: Metadata) -> Mapping[str, Any]:
     """Return the fields of MiMo-V2-Flash; a layer with a window has twice as many keys."""
     kinds, heads = layer_types(metadata), metadata.require("attention.head_count_kv")
-    full: Any = heads[0] if isinstance(heads, list) and heads else None
+    heads = heads[: metadata.num_layers] if isinstance(heads, list) else []
+    full: Any = heads[0] if heads else None
     if (
         kinds is None
         or not is_size(full)
@@ -204,19 +229,13 @@ def mimo2(metadata: Metadata) -> Mapping[str, Any]:
         )
     if metadata.get("rope.scaling.factor") not in (None, 0, 1):
         raise BadModelFile(f"{metadata.file.path}: mimo2 with rope scaling is not supported")
-    kinds = kinds[: len(kinds) - metadata.num_nextn_layers]
-    share, routers = metadata.rotated_share, metadata.file.tensors
-    thetas = {"full_attention": "rope.freq_base", "sliding_attention": "rope.freq_base_swa"}
     return {
         **experts(metadata, "n_routed_experts"),
         "attention_bias": attention_bias(metadata),
         "num_key_value_heads": full,
         "v_head_dim": metadata.get("attention.value_length"),
         "layer_types": kinds,
-        "mlp_layer_types": [
-            "sparse" if f"blk.{i}.ffn_gate_inp.weight" in routers else "dense"
-            for i in range(len(kinds))
-        ],
+        "mlp_layer_types": mlp_layer_types(metadata),
         # As in the published config.json, the token itself is not counted. llama.cpp counts it.
         "sliding_window_size": metadata.require("attention.sliding_window"),
         # Older files lack it; the default is that of the published model.
@@ -224,12 +243,91 @@ def mimo2(metadata: Metadata) -> Mapping[str, Any]:
         "routed_scaling_factor": metadata.get("expert_weights_scale"),
         "n_group": metadata.get("expert_group_count"),
         "topk_group": metadata.get("expert_group_used_count"),
-        "rope_parameters": {
-            kind: {
-                "rope_type": "default",
-                "rope_theta": metadata.require(key),
-                "partial_rotary_factor": share,
-            }
-            for kind, key in thetas.items()
-        },
+        "rope_parameters": rope_by_kind(metadata),
+    }
+
+
+def hy_v3(metadata: Metadata) -> Mapping[str, Any]:
+    _require_normalized_sigmoid(metadata)
+    width = metadata.require("expert_feed_forward_length")
+    shared = metadata.get("expert_shared_feed_forward_length", width)
+    if not is_size(width) or not is_size(shared) or shared % width:
+        raise BadModelFile(
+            f"{metadata.file.path}: hy_v3.expert_shared_feed_forward_length must be a multiple of "
+            "expert_feed_forward_length"
+        )
+    return {
+        **experts(metadata),
+        "attention_bias": attention_bias(metadata),
+        "num_shared_experts": shared // width,
+        "router_scaling_factor": metadata.get("expert_weights_scale") or 1.0,
+        "mlp_layer_types": mlp_layer_types(metadata),
+    }
+
+
+def mellum(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        **experts(metadata, "num_local_experts"),
+        "attention_bias": attention_bias(metadata),
+        # llama.cpp always normalizes; there is no key.
+        "norm_topk_prob": True,
+        "layer_types": layer_types(metadata),
+        "mlp_layer_types": mlp_layer_types(metadata),
+        "rope_parameters": rope_by_kind(metadata),
+    }
+
+
+def laguna(metadata: Metadata) -> Mapping[str, Any]:
+    """Return the fields of Laguna; the size of its gates says whether a head has one or many."""
+    _require_normalized_sigmoid(metadata)
+    heads = metadata.require("attention.head_count")
+    heads = heads[: metadata.num_layers] if isinstance(heads, list) else [heads]
+    gates = metadata.file.tensors.get("blk.0.attn_gate.weight")
+    by_head = gates is None or gates.shape[:1] == tuple(heads[:1])
+    windowed = bool(metadata.get("attention.sliding_window"))
+    return {
+        **experts(metadata),
+        "num_attention_heads": heads[0] if heads else None,
+        "num_attention_heads_per_layer": heads if len(heads) > 1 else None,
+        "attention_bias": attention_bias(metadata),
+        "gating": "per-head" if by_head else "per-element",
+        "layer_types": layer_types(metadata, _LAGUNA_PERIOD, full_first=True) if windowed else None,
+        "mlp_layer_types": mlp_layer_types(metadata),
+        "shared_expert_intermediate_size": metadata.require("expert_shared_feed_forward_length"),
+        "moe_routed_scaling_factor": metadata.get("expert_weights_scale") or 1.0,
+        "rope_parameters": rope_by_kind(metadata),
+    }
+
+
+def cohere2_moe(metadata: Metadata) -> Mapping[str, Any]:
+    """Return the fields of Command A with experts; its norms are RMS norms if there is their eps.
+
+    The output of shared and other experts is always averaged.
+    """
+    if metadata.get("expert_weights_scale") not in (None, 0, 1):
+        raise BadModelFile(
+            f"{metadata.file.path}: cohere2moe.expert_weights_scale is not supported"
+        )
+    function = metadata.get("expert_gating_func", SIGMOID)
+    return {
+        "num_experts": metadata.require("expert_count"),
+        "num_experts_per_tok": metadata.require("expert_used_count"),
+        "intermediate_size": metadata.require("expert_feed_forward_length"),
+        "prefix_dense_intermediate_size": metadata.get("feed_forward_length"),
+        "num_shared_experts": metadata.get("expert_shared_count", 0),
+        "expert_selection_fn": {SOFTMAX: "softmax", SIGMOID: "sigmoid"}.get(function, function),
+        "norm_topk_prob": metadata.get("expert_weights_norm", False),
+        "layer_norm_eps": metadata.get("attention.layer_norm_epsilon"),
+        "rms_norm_eps": metadata.get("attention.layer_norm_rms_epsilon") or None,
+        "layer_types": layer_types(metadata, full_first=True),
+        "mlp_layer_types": mlp_layer_types(metadata),
+        "logit_scale": metadata.get("logit_scale"),
+    }
+
+
+def granite_moe_swa(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        **granite_moe(metadata),
+        **windows_and_rotated_layers(metadata),
+        "shared_intermediate_size": metadata.get("expert_shared_feed_forward_length", 0),
     }

@@ -7,11 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.gguf.expert_fields import experts
+from swiftchat.weights.gguf.expert_fields import SIGMOID, experts
 from swiftchat.weights.gguf.metadata import Metadata, is_size
-
-# The values of `expert_gating_func`: 1 is a softmax.
-_SIGMOID = 2
 
 
 def has_sigmoid_router(metadata: Metadata) -> bool:
@@ -19,7 +16,7 @@ def has_sigmoid_router(metadata: Metadata) -> bool:
     function = metadata.get("expert_gating_func")
     if function is None:
         return any(name.endswith(".exp_probs_b.bias") for name in metadata.file.tensors)
-    return bool(function == _SIGMOID)
+    return bool(function == SIGMOID)
 
 
 def _latent(metadata: Metadata) -> dict[str, Any]:
@@ -35,7 +32,7 @@ def _latent(metadata: Metadata) -> dict[str, Any]:
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": key - rotated if sizes else None,
         "v_head_dim": value,
-        "attention_bias": metadata.has_tensor("attn_kv_a_mqa.bias"),
+        "attention_bias": any(metadata.layers_with("attn_kv_a_mqa.bias")),
     }
 
 
@@ -71,7 +68,7 @@ def mistral4(metadata: Metadata) -> Mapping[str, Any]:
     return deepseek_v3(metadata)
 
 
-def glm_dsa(metadata: Metadata) -> Mapping[str, Any]:
+def sparse_latent(metadata: Metadata) -> Mapping[str, Any]:
     return {
         **deepseek_v3(metadata),
         "index_n_heads": metadata.require("attention.indexer.head_count"),
@@ -80,14 +77,34 @@ def glm_dsa(metadata: Metadata) -> Mapping[str, Any]:
     }
 
 
-def kimi_linear(metadata: Metadata) -> Mapping[str, Any]:
-    """Layers without key heads have Kimi Delta Attention; the converter counts them from 1."""
+def _key_heads(metadata: Metadata) -> list[Any]:
+    """Return the key heads of each layer; those without any have Kimi Delta Attention."""
     heads = metadata.require("attention.head_count_kv")
     if not isinstance(heads, list):
         raise BadModelFile(
-            f"{metadata.file.path}: kimi-linear.attention.head_count_kv must be a list"
+            f"{metadata.file.path}: {metadata.name}.attention.head_count_kv must be a list"
         )
-    tensors = metadata.file.tensors
+    return heads[: metadata.num_layers]
+
+
+def _experts_of_kimi(metadata: Metadata, *, normalized: bool) -> dict[str, Any]:
+    """Return the fields of the experts; `normalized` is for files that do not say it."""
+    return {
+        "num_experts": metadata.require("expert_count"),
+        "num_experts_per_token": metadata.require("expert_used_count"),
+        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
+        "num_shared_experts": metadata.get("expert_shared_count"),
+        "first_k_dense_replace": metadata.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": metadata.get("expert_weights_scale", 1.0),
+        "num_expert_group": metadata.get("expert_group_count", 1),
+        "topk_group": metadata.get("expert_group_used_count", 1),
+        "moe_renormalize": metadata.get("expert_weights_norm", normalized),
+    }
+
+
+def kimi_linear(metadata: Metadata) -> Mapping[str, Any]:
+    """Return the fields of Kimi Linear, whose config.json counts layers from 1."""
+    heads, tensors = _key_heads(metadata), metadata.file.tensors
     betas = [tensors.get(f"blk.{i}.ssm_beta.weight") for i, count in enumerate(heads) if not count]
     return {
         **_latent(metadata),
@@ -98,16 +115,34 @@ def kimi_linear(metadata: Metadata) -> Mapping[str, Any]:
             "head_dim": metadata.require("kda.head_dim"),
             "short_conv_kernel_size": metadata.require("ssm.conv_kernel"),
         },
-        "num_experts": metadata.require("expert_count"),
-        "num_experts_per_token": metadata.require("expert_used_count"),
-        "moe_intermediate_size": metadata.require("expert_feed_forward_length"),
-        "num_shared_experts": metadata.get("expert_shared_count"),
-        "first_k_dense_replace": metadata.get("leading_dense_block_count", 0),
-        "routed_scaling_factor": metadata.get("expert_weights_scale", 1.0),
-        "num_expert_group": metadata.get("expert_group_count", 1),
-        "topk_group": metadata.get("expert_group_used_count", 1),
         # llama.cpp always normalizes; its converter writes no key.
-        "moe_renormalize": metadata.get("expert_weights_norm", True),
+        **_experts_of_kimi(metadata, normalized=True),
+    }
+
+
+def bailing_hybrid(metadata: Metadata) -> Mapping[str, Any]:
+    """Return the fields of Ling 3.0. Raises `BadModelFile` if it clamps the MLPs of experts."""
+    for key in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        limits = metadata.get(key)
+        if any(limits) if isinstance(limits, list) else limits:
+            raise BadModelFile(
+                f"{metadata.file.path}: {metadata.name}.{key}: experts with limits are not "
+                "supported"
+            )
+    if not has_sigmoid_router(metadata):
+        raise BadModelFile(
+            f"{metadata.file.path}: {metadata.name}.expert_gating_func must be {SIGMOID}"
+        )
+    return {
+        **_latent(metadata),
+        **_experts_of_kimi(metadata, normalized=False),
+        "layer_types": [
+            "full_attention" if count else "linear_attention" for count in _key_heads(metadata)
+        ],
+        "head_dim": metadata.require("kda.head_dim"),
+        "short_conv_kernel_size": metadata.require("ssm.conv_kernel"),
+        "kda_safe_gate": metadata.get("kda.safe_gate", True),
+        "kda_lower_bound": metadata.require("kda.gate_lower_bound"),
     }
 
 

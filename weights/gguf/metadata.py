@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.architectures.parts.fields import MAX_LAYERS
 from swiftchat.weights.formats.gguf import GgufFile
 
 __all__ = ["Metadata", "is_size", "shortest_decimal"]
@@ -41,17 +42,31 @@ class Metadata:
         return count if is_size(count) else 0
 
     @property
+    def num_layers(self) -> int:
+        """The number of layers before those; 0 if the file has no valid number."""
+        count = self.get("block_count")
+        return min(count - self.num_nextn_layers, MAX_LAYERS) if is_size(count) else 0
+
+    def layers_with(self, *names: str) -> list[bool]:
+        """Return for each layer whether it has one of these tensors."""
+        tensors = self.file.tensors
+        return [any(f"blk.{i}.{name}" in tensors for name in names) for i in range(self.num_layers)]
+
+    @property
     def head_dim(self) -> Any:
         """The size of a head: the file's value, or the hidden size divided by the heads."""
         hidden, heads = self.get("embedding_length"), self.get("attention.head_count")
         default = hidden // heads if is_size(hidden) and is_size(heads) else None
         return self.get("attention.key_length", default)
 
-    @property
-    def rotated_share(self) -> float | None:
-        """The fraction of a head that is rotated; None if the file has no valid sizes."""
+    def rotated_share(self, *keys: str) -> float | None:
+        """Return the fraction of a head that is rotated; None if the file has no valid sizes.
+
+        The first of `keys` in the file has the number of elements; without one, all rotate.
+        """
         head_dim = self.head_dim
-        rotated = self.get("rope.dimension_count", head_dim)
+        sizes = map(self.get, (*keys, "rope.dimension_count"))
+        rotated = next((size for size in sizes if size is not None), head_dim)
         if not isinstance(rotated, int) or not isinstance(head_dim, int) or head_dim < 1:
             return None
         share = rotated / head_dim

@@ -7,16 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.parts.fields import MAX_LAYERS
 from swiftchat.weights.gguf.expert_fields import experts
 from swiftchat.weights.gguf.metadata import Metadata, is_size
-
-
-def _layers_with(metadata: Metadata, *names: str) -> list[bool]:
-    count, tensors = metadata.get("block_count"), metadata.file.tensors
-    count = count - metadata.num_nextn_layers if is_size(count) else 0
-    layers = range(min(count, MAX_LAYERS))
-    return [any(f"blk.{i}.{name}" in tensors for name in names) for i in layers]
 
 
 def _head_dim(metadata: Metadata) -> int | None:
@@ -25,11 +17,11 @@ def _head_dim(metadata: Metadata) -> int | None:
 
 
 def lfm2(metadata: Metadata) -> Mapping[str, Any]:
-    conv = _layers_with(metadata, "shortconv.conv.weight")
+    conv = metadata.layers_with("shortconv.conv.weight")
     return {
         "layer_types": ["conv" if each else "full_attention" for each in conv],
         "conv_L_cache": metadata.require("shortconv.l_cache"),
-        "conv_bias": any(_layers_with(metadata, "shortconv.conv.bias")),
+        "conv_bias": any(metadata.layers_with("shortconv.conv.bias")),
         "block_auto_adjust_ff_dim": False,
     }
 
@@ -41,15 +33,15 @@ def lfm2_moe(metadata: Metadata) -> Mapping[str, Any]:
         **fields,
         **experts(metadata),
         "num_dense_layers": metadata.get("leading_dense_block_count", 0),
-        "use_expert_bias": any(_layers_with(metadata, "exp_probs_b.bias", "exp_probs_b.weight")),
+        "use_expert_bias": any(metadata.layers_with("exp_probs_b.bias", "exp_probs_b.weight")),
         "routed_scaling_factor": metadata.get("expert_weights_scale"),
     }
 
 
 def nemotron_h(metadata: Metadata) -> Mapping[str, Any]:
-    mixers = _layers_with(metadata, "ssm_in.weight")
-    attention = _layers_with(metadata, "attn_q.weight")
-    sparse = _layers_with(metadata, "ffn_gate_inp.weight")
+    mixers = metadata.layers_with("ssm_in.weight")
+    attention = metadata.layers_with("attn_q.weight")
+    sparse = metadata.layers_with("ffn_gate_inp.weight")
     kinds = [
         "linear_attention" if mixer else "full_attention" if attends else "moe" if moe else "mlp"
         for mixer, attends, moe in zip(mixers, attention, sparse, strict=True)
@@ -58,15 +50,15 @@ def nemotron_h(metadata: Metadata) -> Mapping[str, Any]:
     found = metadata.file.tensors.get(latent)
     return {
         "layers_block_type": kinds,
-        "attention_bias": any(_layers_with(metadata, "attn_q.bias")),
-        "mlp_bias": any(_layers_with(metadata, "ffn_up.bias")),
+        "attention_bias": any(metadata.layers_with("attn_q.bias")),
+        "mlp_bias": any(metadata.layers_with("ffn_up.bias")),
         "mamba_num_heads": metadata.require("ssm.time_step_rank"),
         "mamba_head_dim": _head_dim(metadata),
         "n_groups": metadata.require("ssm.group_count"),
         "ssm_state_size": metadata.require("ssm.state_size"),
         "conv_kernel": metadata.require("ssm.conv_kernel"),
-        "use_bias": any(_layers_with(metadata, "ssm_in.bias")),
-        "use_conv_bias": any(_layers_with(metadata, "ssm_conv1d.bias")),
+        "use_bias": any(metadata.layers_with("ssm_in.bias")),
+        "use_conv_bias": any(metadata.layers_with("ssm_conv1d.bias")),
         "n_routed_experts": metadata.get("expert_count"),
         "num_experts_per_tok": metadata.get("expert_used_count"),
         "moe_intermediate_size": metadata.get("expert_feed_forward_length"),
@@ -99,7 +91,7 @@ def falcon_h1(metadata: Metadata) -> Mapping[str, Any]:
 
 
 def granite_hybrid(metadata: Metadata) -> Mapping[str, Any]:
-    mixers, tensors = _layers_with(metadata, "ssm_in.weight"), metadata.file.tensors
+    mixers, tensors = metadata.layers_with("ssm_in.weight"), metadata.file.tensors
     width, hidden = metadata.require("ssm.inner_size"), metadata.get("embedding_length")
     shared = tensors.get("blk.0.ffn_up_shexp.weight") or tensors.get("blk.0.ffn_up.weight")
     return {
@@ -107,7 +99,7 @@ def granite_hybrid(metadata: Metadata) -> Mapping[str, Any]:
         "embedding_multiplier": metadata.get("embedding_scale"),
         "residual_multiplier": metadata.get("residual_scale"),
         "logits_scaling": metadata.get("logit_scale"),
-        "attention_bias": any(_layers_with(metadata, "attn_q.bias")),
+        "attention_bias": any(metadata.layers_with("attn_q.bias")),
         "layer_types": ["linear_attention" if each else "full_attention" for each in mixers],
         "position_embedding_type": "rope" if metadata.get("rope.scaling.finetuned") else "nope",
         "num_local_experts": metadata.get("expert_count", 0),
@@ -119,15 +111,15 @@ def granite_hybrid(metadata: Metadata) -> Mapping[str, Any]:
         "mamba_d_state": metadata.require("ssm.state_size"),
         "mamba_d_conv": metadata.require("ssm.conv_kernel"),
         "mamba_expand": width // hidden if is_size(width) and is_size(hidden) else None,
-        "mamba_conv_bias": any(_layers_with(metadata, "ssm_conv1d.bias")),
-        "mamba_proj_bias": any(_layers_with(metadata, "ssm_in.bias")),
+        "mamba_conv_bias": any(metadata.layers_with("ssm_conv1d.bias")),
+        "mamba_proj_bias": any(metadata.layers_with("ssm_in.bias")),
     }
 
 
 def jamba(metadata: Metadata) -> Mapping[str, Any]:
     width, hidden = metadata.require("ssm.inner_size"), metadata.get("embedding_length")
-    attention = _layers_with(metadata, "attn_q.weight")
-    sparse = _layers_with(metadata, "ffn_gate_inp.weight")
+    attention = metadata.layers_with("attn_q.weight")
+    sparse = metadata.layers_with("ffn_gate_inp.weight")
     period, offset = _every(metadata, attention)
     expert_period, expert_offset = _every(metadata, sparse) if any(sparse) else (1, 0)
     return {
@@ -141,8 +133,8 @@ def jamba(metadata: Metadata) -> Mapping[str, Any]:
         "mamba_d_state": metadata.require("ssm.state_size"),
         "mamba_d_conv": metadata.require("ssm.conv_kernel"),
         "mamba_dt_rank": metadata.require("ssm.time_step_rank"),
-        "mamba_conv_bias": any(_layers_with(metadata, "ssm_conv1d.bias")),
-        "mamba_proj_bias": any(_layers_with(metadata, "ssm_in.bias")),
+        "mamba_conv_bias": any(metadata.layers_with("ssm_conv1d.bias")),
+        "mamba_proj_bias": any(metadata.layers_with("ssm_in.bias")),
     }
 
 
@@ -159,10 +151,10 @@ def _every(metadata: Metadata, layers: list[bool]) -> tuple[int, int]:
 
 
 def gated_delta(metadata: Metadata) -> dict[str, Any]:
-    mixers = _layers_with(metadata, "ssm_conv1d.weight")
+    mixers = metadata.layers_with("ssm_conv1d.weight")
     return {
         "layer_types": ["linear_attention" if each else "full_attention" for each in mixers],
-        "attention_bias": any(_layers_with(metadata, "attn_q.bias")),
+        "attention_bias": any(metadata.layers_with("attn_q.bias")),
         "linear_conv_kernel_dim": metadata.require("ssm.conv_kernel"),
         "linear_key_head_dim": metadata.require("ssm.state_size"),
         "linear_num_key_heads": metadata.require("ssm.group_count"),

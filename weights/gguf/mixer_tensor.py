@@ -19,8 +19,8 @@ Bytes = npt.NDArray[np.uint8]
 class MixerTensor:
     """One tensor with other dimensions in the file: it becomes `shape`.
 
-    With `is_decay` the file has −exp(x) of its elements x. `order` are the places in the file of
-    what the first axis has; None: they keep their order.
+    With `is_decay` the file has −exp(x) or exp(x) of its elements x. `order` are the places in the
+    file of what the first axis has; None: they keep their order.
     """
 
     tensors: tuple[GgufTensor]
@@ -32,7 +32,7 @@ class MixerTensor:
         """Return a range of the first axis; `stored` are the bytes, uint8 [rows, row bytes]."""
         found = dequantize(stored[0], self.tensors[0].type_name).reshape(self.shape)
         found = found[start:stop] if self.order is None else found[self.order[start:stop]]
-        return np.log(-found) if self.is_decay else found
+        return np.log(np.abs(found)) if self.is_decay else found
 
     def chunks(self, rows: Callable[[GgufTensor], Bytes]) -> Iterator[Floats]:
         """Yield the elements flat; `rows` returns a tensor's bytes."""

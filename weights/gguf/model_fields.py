@@ -30,22 +30,29 @@ def llama(metadata: Metadata) -> Mapping[str, Any]:
     }
 
 
-def layer_types(metadata: Metadata) -> list[str] | None:
+def layer_types(
+    metadata: Metadata, usual: int | None = None, *, full_first: bool = False
+) -> list[str] | None:
     """Return the type of each layer; None if the file leaves it to the architecture.
 
-    The pattern is either n (every nth layer has full attention) or a flag per layer (windowed).
+    The pattern is either n (every nth layer has full attention, with `full_first` the first of n)
+    or a flag per layer (windowed). Files without one have the pattern `usual`.
     """
-    pattern, count = metadata.get("attention.sliding_window_pattern"), metadata.get("block_count")
-    if pattern is None or not is_size(count) or count > MAX_LAYERS:
+    pattern = metadata.get("attention.sliding_window_pattern", usual)
+    count, num_layers = metadata.get("block_count"), metadata.num_layers
+    if pattern is None or num_layers < 1 or count > MAX_LAYERS:
         return None
     if type(pattern) is int and pattern >= 0:
-        pattern = [pattern == 0 or (i + 1) % pattern != 0 for i in range(count)]
-    if not isinstance(pattern, list) or len(pattern) != count:
+        first = 0 if full_first else 1
+        pattern = [pattern == 0 or (i + first) % pattern != 0 for i in range(count)]
+    # Some files have no flags for the layers that predict further tokens.
+    if not isinstance(pattern, list) or len(pattern) not in (count, num_layers):
         raise BadModelFile(
             f"{metadata.file.path}: {metadata.name}.attention.sliding_window_pattern must be "
             f"a number or a list of {count} flags"
         )
-    return ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+    kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+    return kinds[:num_layers]
 
 
 def stablelm(metadata: Metadata) -> Mapping[str, Any]:
@@ -98,6 +105,31 @@ def granite(metadata: Metadata) -> Mapping[str, Any]:
         "embedding_multiplier": metadata.get("embedding_scale"),
         "residual_multiplier": metadata.get("residual_scale"),
         "logits_scaling": metadata.get("logit_scale"),
+    }
+
+
+def granite_swa(metadata: Metadata) -> Mapping[str, Any]:
+    return {**granite(metadata), **windows_and_rotated_layers(metadata)}
+
+
+def windows_and_rotated_layers(metadata: Metadata) -> dict[str, Any]:
+    """Return the types of the layers, and the base of the rotation of each if not all rotate."""
+    pattern, base = metadata.get("attention.rope_pattern"), metadata.get("rope.freq_base", 10_000.0)
+    fields: dict[str, Any] = {"layer_types": layer_types(metadata)}
+    if pattern is None:
+        return fields
+    if not isinstance(pattern, list):
+        raise BadModelFile(
+            f"{metadata.file.path}: {metadata.name}.attention.rope_pattern must be a list of flags"
+        )
+    return {**fields, "layer_rope_theta": [base if rotates else 0 for rotates in pattern]}
+
+
+def bitnet(metadata: Metadata) -> Mapping[str, Any]:
+    return {
+        "attention_bias": attention_bias(metadata),
+        # llama.cpp's default; the class has another.
+        "hidden_act": metadata.get("hidden_activation", "silu"),
     }
 
 

@@ -14,7 +14,7 @@ from swiftchat.weights.formats.ggml_dequantize import dequantize
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.metadata import Metadata, is_size, shortest_decimal
 
-__all__ = ["ROPE_TENSORS", "proportional_share", "rope_fields"]
+__all__ = ["ROPE_TENSORS", "proportional_share", "rope_by_kind", "rope_fields"]
 
 _LLAMA3_DIVISORS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -34,23 +34,49 @@ def rope_fields(
     Without scaling there are none. Raises `BadModelFile` for an unknown or invalid scaling.
     """
     file = metadata.file
-    if "rope_parameters" in config_json:  # of Gemma 4, complete
+    if "rope_parameters" in config_json:  # by kind of layer, complete
         return {}
     if _LLAMA3_DIVISORS in file.tensors:
         scaling = _llama3(metadata, config)
         return {"rope_scaling": scaling} if scaling else {}
     if _LONG in file.tensors or _SHORT in file.tensors:
         return _longrope(metadata, config_json, config)
+    scaling = _scaling(metadata)
+    return {"rope_scaling": scaling} if scaling else {}
+
+
+def rope_by_kind(metadata: Metadata) -> dict[str, Any]:
+    """Return `rope_parameters` of both kinds of layers; those with a window are never scaled.
+
+    Raises `BadModelFile` for an unknown scaling.
+    """
+    base = metadata.get("rope.freq_base", 10_000.0)
+    full = {"rope_theta": base, "partial_rotary_factor": metadata.rotated_share()}
+    windowed = {
+        "rope_theta": metadata.get("rope.freq_base_swa", base),
+        "partial_rotary_factor": metadata.rotated_share("rope.dimension_count_swa"),
+    }
+    plain = {"rope_type": "default"}
+    return {
+        "full_attention": {**full, **(_scaling(metadata) or plain)},
+        "sliding_attention": {**windowed, **plain},
+    }
+
+
+def _scaling(metadata: Metadata) -> dict[str, Any] | None:
+    """Return the linear or YaRN scaling; None if there is none."""
     # The default is llama.cpp's: older files only have a factor, under an older key.
     kind = metadata.get("rope.scaling.type", "linear")
     factor = metadata.get("rope.scaling.factor", metadata.get("rope.scale_linear"))
     if kind == "none" or (kind == "linear" and factor in (None, 0, 1)):
-        return {}
+        return None
     if kind == "linear":
-        return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+        return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        return {"rope_scaling": _yarn(metadata, factor)}
-    raise BadModelFile(f"{file.path}: rope scaling {str(kind)[:40]!r} is not supported yet")
+        return _yarn(metadata, factor)
+    raise BadModelFile(
+        f"{metadata.file.path}: rope scaling {str(kind)[:40]!r} is not supported yet"
+    )
 
 
 def _yarn(metadata: Metadata, factor: Any) -> dict[str, Any]:
@@ -62,7 +88,7 @@ def _yarn(metadata: Metadata, factor: Any) -> dict[str, Any]:
         "beta_slow": metadata.get("rope.scaling.yarn_beta_slow"),
     }
     multiplier = metadata.get("rope.scaling.yarn_log_multiplier")
-    if metadata.name in ("deepseek2", "mistral4", "glm-dsa") and multiplier is not None:
+    if metadata.name in _LATENT and multiplier is not None:
         # It also scales the attention scores; the keys of transformers are ten times as large.
         fields |= dict.fromkeys(("mscale", "mscale_all_dim"), round(multiplier * 10, 6))
     if metadata.name == "mistral3":
@@ -81,6 +107,7 @@ def _yarn(metadata: Metadata, factor: Any) -> dict[str, Any]:
     return {"rope_type": "yarn", **present, **truncate}
 
 
+_LATENT = ("deepseek2", "deepseek32", "mistral4", "glm-dsa")
 # The rotated and all elements of a head.
 _MISTRAL4_SIZES = ("rope.dimension_count", "attention.key_length_mla")
 

@@ -14,13 +14,14 @@ from swiftchat.weights.architectures.parts.mixers import GatedDelta
 from swiftchat.weights.architectures.tensors import canonical_shapes, canonical_tensors, tensor_name
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
-from swiftchat.weights.gguf.architectures import GgufArchitecture, gguf_architecture
+from swiftchat.weights.gguf.architectures import gguf_architecture
 from swiftchat.weights.gguf.expert_sources import (
     checked_tensor,
     flat_experts,
     stacked_experts,
 )
 from swiftchat.weights.gguf.flat_experts import FlatExperts
+from swiftchat.weights.gguf.gguf_architecture import GgufArchitecture
 from swiftchat.weights.gguf.key_value_matrix import KeyValueMatrix
 from swiftchat.weights.gguf.merged_rows import MergedRows
 from swiftchat.weights.gguf.metadata_number import MetadataNumber
@@ -383,6 +384,10 @@ def _candidates(
         assert config.streams is not None
         all_streams = (config.streams.count - 1, *shape)
         return [candidate(canonical, all_streams, expert * shape[0])]
+    if canonical == "router_correction":
+        # llama.cpp's loaders differ in the suffix.
+        bare = usual.name.removesuffix(".bias")
+        return [usual, _Candidate(bare, shape), _Candidate(f"{bare}.weight", shape)]
     kind, *bias = canonical.split("_")
     if kind in ("q", "k", "v") and bias in ([], ["bias"]):
         q, kv = shapes["q"][0], shapes["k"][0]

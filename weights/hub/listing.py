@@ -11,7 +11,14 @@ from typing import Any, Self
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats.weight_files import parse_weight_map
 
-__all__ = ["HubFile", "Listing", "is_revision", "select_files", "shard_names"]
+__all__ = [
+    "HubFile",
+    "Listing",
+    "has_default_weights",
+    "is_revision",
+    "select_files",
+    "shard_names",
+]
 
 _DEFAULT_FILES = (
     "*.safetensors",
@@ -148,6 +155,11 @@ def _invalid(repo: str, field: str, expected: str, found: object) -> BadModelFil
     )
 
 
+def has_default_weights(listing: Listing, shards: list[str] | None) -> bool:
+    """Return whether `select_files` finds weights without patterns."""
+    return any(name.endswith(_WEIGHTS) and _is_needed(name, shards) for name in listing.files)
+
+
 def select_files(
     listing: Listing, shards: list[str] | None, include: Sequence[str], exclude: Sequence[str]
 ) -> list[HubFile]:
@@ -162,7 +174,7 @@ def select_files(
         if (_is_needed(name, shards) or _matches(name, include)) and not _matches(name, exclude)
     ]
     if not include and not any(file.name.endswith(_WEIGHTS) for file in files):
-        others = [name for name in listing.files if name.endswith((".gguf", ".bin", ".pth"))]
+        others = [name for name in listing.files if name.endswith((".bin", ".pth"))]
         raise BadModelFile(
             f"{listing.repo} has no safetensors and no pytorch_model.bin in the top folder",
             f"name files with --include, for example {others[0]}"

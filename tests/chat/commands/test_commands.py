@@ -20,7 +20,10 @@ from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.repl.loop import Repl
 from swiftchat.chat.repl.toolbar import toolbar
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
+from swiftchat.weights.store import Store
 from tests.support import fake_engine
+from tests.support.gguf import tiny as tiny_gguf
+from tests.support.tiny_llama import tiny_llama
 
 
 class Chat:
@@ -506,3 +509,18 @@ def test_a_command_without_arguments_does_not_run_with_one(chat: Chat) -> None:
     chat.send(raised.value.hint.partition(": ")[2], "That it was not found.")
     assert chat.path() == ["/exit code 127 means what?", "That it was not found."]
     assert chat.repl.handle("/exit") is False
+
+
+def test_models_marks_the_gguf_file_that_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs is a directory of small files made from it."""
+    store = Store(tmp_path / "models", tmp_path / "cache", tmp_path / "hub")
+    monkeypatch.setattr("swiftchat.weights.store.default_store", lambda: store)
+    snapshot = tmp_path / "hub" / "models--owner--model" / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    for kind in ("Q4_K_M", "Q8_0"):
+        tiny_gguf.write(snapshot / f"m-{kind}.gguf", tiny_llama())
+    chat = Chat(store.resolve("owner/model:Q8_0"), capsys)
+    lines = [line.rpartition("  ")[0] for line in chat.send("/models").splitlines()]
+    assert lines == ["  owner/model:Q4_K_M", "* owner/model:Q8_0"]

@@ -1,84 +1,40 @@
-"""An imported conversation names no files: neither as its template nor as its model."""
+"""The model and the template of an imported conversation: GGUF files of the hub."""
 
-import json
-import os
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from swiftchat.chat import cli
-from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.history.store import open_store
-from swiftchat.weights.store import default_store
-from tests.chat.test_oneshot import Program
-from tests.support import fake_engine
+from swiftchat.chat.options.imported_settings import imported_settings
+from swiftchat.weights.store import Store
+from tests.support.gguf import tiny as tiny_gguf
+from tests.support.tiny_llama import tiny_llama
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    monkeypatch.chdir(tmp_path)
-    return Program(fake_engine.make_folder(tmp_path / "model"), monkeypatch)
+def store(tmp_path: Path) -> Store:
+    folder = tmp_path / "hub" / "models--owner--model" / "snapshots" / ("a" * 40)
+    folder.mkdir(parents=True)
+    templates = {
+        "tokenizer.chat_template": "{{ messages }}",
+        "tokenizer.chat_template.formal": "{{ messages }}!",
+    }
+    for kind in ("Q4_K_M", "Q8_0"):
+        tiny_gguf.write(folder / f"m-{kind}.gguf", tiny_llama(), metadata=templates)
+    return Store(tmp_path / "models", tmp_path / "cache", tmp_path / "hub")
 
 
-def imported(settings: dict[str, Any]) -> tuple[Result, Conversation]:
-    """Import a conversation with these settings; return the result and what is stored."""
-    value = {"swiftchat": 1, "settings": settings, "messages": [{"role": "user", "content": "q"}]}
-    Path("x.json").write_text(json.dumps(value))
-    done = CliRunner().invoke(cli.swiftchat, ["sessions", "import", "x.json"])
-    assert done.exit_code == 0, done.output
-    with open_store() as store:
-        return done, store.load(store.find(done.stdout.split()[0]))
+def test_a_gguf_model_and_its_template_may_be_set(store: Store) -> None:
+    settings = {"model": "owner/model:Q8_0", "template": "formal"}
+    assert imported_settings(settings, store) == (settings, [])
 
 
-@pytest.mark.parametrize("spelling", ["{}/secret.txt", "secret.txt", "./secret.txt", "secret"])
-def test_the_text_of_a_file_never_enters_the_prompt(
-    spelling: str, program: Program, tmp_path: Path
-) -> None:
-    for name in ("secret.txt", "secret"):
-        (tmp_path / name).write_text("A SECRET {{ messages[0].content }}")
-    done, stored = imported({"template": spelling.format(tmp_path), "seed": 5})
-    assert "warning: left out: x.json: a setting of 'q': the template " in done.stderr
-    assert stored.settings == {"seed": 5}
-    assert program.run("--session", stored.id, "-p", "next").exit_code == 0
-    assert "SECRET" not in program.engine.prompt_text()
+@pytest.mark.parametrize("model", ["owner/model", "owner/model:BF16"])
+def test_a_name_of_several_or_no_models_is_left_out(model: str, store: Store) -> None:
+    found, left_out = imported_settings({"model": model, "template": "formal"}, store)
+    assert found == {} and len(left_out) == 2
 
 
-@pytest.mark.parametrize("spelling", ["{}/model", "model", "./model", "../{}", "~/model", "a/b"])
-def test_only_installed_models_are_taken_from_it(
-    spelling: str, program: Program, tmp_path: Path
-) -> None:
-    done, stored = imported({"model": spelling.format(tmp_path)})
-    assert "is not the name of an installed model" in done.stderr and stored.settings == {}
-
-
-def test_a_template_and_a_model_of_the_user_stay(program: Program, tmp_path: Path) -> None:
-    installed = default_store().root / "some" / "tiny"
-    shutil.copytree(program.folder, installed)
-    (installed / "additional_chat_templates").mkdir()
-    (installed / "additional_chat_templates" / "rag.jinja").write_text("{{ messages }}")
-    (installed / "model.safetensors").write_bytes(b"")
-    for settings in (
-        {"model": "some/tiny", "template": "rag"},
-        {"model": "some/tiny", "template": "chatml"},
-        {"template": "vicuna"},
-    ):
-        done, stored = imported(settings)
-        assert (done.stderr, stored.settings) == ("", settings)
-    _, stored = imported({"model": "other", "template": "rag"})
-    assert stored.settings == {}, "a name of another model's template may be that of a file"
-
-
-def test_a_conversation_that_was_imported_earlier_does_not_hang(
-    program: Program, tmp_path: Path
-) -> None:
-    """Such conversations are stored with the settings that they came with."""
-    os.mkfifo(tmp_path / "fifo")
-    conversation = Conversation(settings={"template": str(tmp_path / "fifo")})
-    conversation.add("user", "q")
-    with open_store() as store:
-        store.save(conversation)
-    done = program.run("--session", conversation.id, "-p", "next")
-    assert done.exit_code != 0 and "is not a regular file" in str(done.exception)
+def test_the_path_of_a_gguf_file_is_left_out(store: Store) -> None:
+    path = store.find("owner/model:Q8_0")
+    found, left_out = imported_settings({"model": str(path)}, store)
+    assert found == {} and len(left_out) == 1

@@ -37,7 +37,7 @@ def _deepseek_keys(config: Fields) -> Fields:
     }
 
 
-def _deepseek(config: Fields, tensors: Fields) -> Tensors:
+def deepseek(config: Fields, tensors: Fields) -> Tensors:
     """DeepseekV2Model.modify_tensors: merges experts, divides and turns kv_b."""
     heads, nope = config["num_attention_heads"], config["qk_nope_head_dim"]
     for name, array in corrected(config, tensors):
@@ -59,10 +59,10 @@ def _mistral4(config: Fields, tensors: Fields) -> Tensors:
     stacked = [name for name in tensors if ".mlp.experts." in name]
     yield from ((f"{name}.weight", tensors[name]) for name in stacked)
     rest = {name: array for name, array in tensors.items() if name not in stacked}
-    yield from _deepseek(config, rest)
+    yield from deepseek(config, rest)
 
 
-def _glm_dsa_keys(config: Fields) -> Fields:
+def glm_dsa_keys(config: Fields) -> Fields:
     """GlmMoeDsaModel.set_gguf_parameters."""
     return {
         **_deepseek_keys(config),
@@ -105,7 +105,7 @@ def _kimi_keys(config: Fields) -> Fields:
 def _kimi(config: Fields, tensors: Fields) -> Tensors:
     """KimiLinearModel.modify_tensors: turns convolutions and decays, divides kv_b."""
     merged = dict(experts(tensors, "block_sparse_moe.experts", ("w1", "w2", "w3")))
-    for name, array in _deepseek(config, merged):
+    for name, array in deepseek(config, merged):
         if "_conv1d" in name:
             yield name, array.reshape(1, len(array), 1, -1)
         elif name.endswith("A_log"):
@@ -115,8 +115,8 @@ def _kimi(config: Fields, tensors: Fields) -> Tensors:
 
 
 LATENT_ARCHS: dict[str, Converter] = {
-    "deepseek2": (_deepseek_keys, _deepseek),
+    "deepseek2": (_deepseek_keys, deepseek),
     "mistral4": (_mistral4_keys, _mistral4),
-    "glm-dsa": (_glm_dsa_keys, _deepseek),
+    "glm-dsa": (glm_dsa_keys, deepseek),
     "kimi-linear": (_kimi_keys, _kimi),
 }

@@ -21,9 +21,10 @@ from tests.support.gguf.experts import EXPERT_ARCHS
 from tests.support.gguf.latent import LATENT_ARCHS
 from tests.support.gguf.mixers import MIXER_ARCHS
 from tests.support.gguf.recent import RECENT_ARCHS
+from tests.support.gguf.unlisted import NAMES_OF, UNLISTED_ARCHS
 from tests.support.reference import copy_reference, edit_config, make_reference
 
-CONVERTERS = ARCHS | RECENT_ARCHS | EXPERT_ARCHS | LATENT_ARCHS | MIXER_ARCHS
+CONVERTERS = ARCHS | RECENT_ARCHS | EXPERT_ARCHS | LATENT_ARCHS | MIXER_ARCHS | UNLISTED_ARCHS
 VOCABULARY: Fields = {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "gpt-2",
@@ -48,6 +49,19 @@ _NO_FACTOR = {
 _ONE_STRETCHED = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+}
+_YARN_IN_FULL: dict[str, dict[str, Any]] = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+}
+_HALF_IN_FULL = {
+    **_YARN_IN_FULL,
+    "full_attention": {**_YARN_IN_FULL["full_attention"], "partial_rotary_factor": 0.5},
 }
 _LATENT_YARN = {
     "rope_type": "yarn",
@@ -159,6 +173,21 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "afmoe": ("afmoe", "afmoe", {"mup_enabled": True}),
     "dbrx": ("dbrx", "dbrx", {"attn_config": _DBRX}),
     "mimo2": ("mimo_v2_flash", "mimo2", {"routed_scaling_factor": 1.0}),
+    "bitnet": ("bitnet", "bitnet", {}),
+    "hy_v3": ("hy_v3", "hy_v3", {}),
+    "mellum": ("mellum", "mellum", {"rope_parameters": _YARN_IN_FULL}),
+    "laguna": (
+        "laguna",
+        "laguna",
+        {"moe_router_logit_softcapping": 0.0, "rope_parameters": _HALF_IN_FULL},
+    ),
+    "laguna-gate-per-element": ("laguna", "laguna", {"moe_router_logit_softcapping": 0.0}),
+    "cohere2moe": ("cohere2_moe", "cohere2moe", {}),
+    "cohere2moe-softmax": ("cohere2_moe", "cohere2moe", {}),
+    "granite_swa": ("granite_swa", "granite_swa", {}),
+    "granite_swa-experts": ("granitemoe_swa", "granite_swa", {}),
+    "deepseek32": ("deepseek_v32", "deepseek32", {"rope_parameters": _LATENT_YARN}),
+    "bailingmoe3": ("bailing_hybrid", "bailingmoe3", {}),
     "mpt": ("mpt", "mpt", {}),
     "jais2": ("jais2", "jais2", {}),
     "minicpm3": ("minicpm3", "minicpm3", {"dim_model_base": 256}),
@@ -187,6 +216,25 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 _VALUE_HEADS = {"linear_num_value_heads": 6}
 _MADE_WITH: dict[str, Fields] = {
     "gemma3n": {"altup_num_inputs": 4, "vocab_size_per_layer_input": 97},
+    "bitnet": {"tie_word_embeddings": True},
+    # As published, with experts in every layer.
+    "mellum": {"mlp_layer_types": ["sparse"] * 4},
+    # The loader's period; every layer has a bias or none.
+    "laguna": {"layer_types": ["full_attention", *["sliding_attention"] * 3]},
+    "laguna-gate-per-element": {
+        "layer_types": ["full_attention", *["sliding_attention"] * 3],
+        "num_attention_heads_per_layer": None,
+        "gating": "per-element",
+        "attention_bias": False,
+    },
+    "cohere2moe-softmax": {
+        "expert_selection_fn": "softmax",
+        "num_shared_experts": 0,
+        "rms_norm_eps": 1e-5,
+    },
+    # All layers that rotate have one base.
+    "granite_swa-experts": {"layer_rope_theta": [300.0, 300.0, 0, 300.0]},
+    "bailingmoe3": {"attention_bias": False},
     "qwen3next": _VALUE_HEADS,
     "qwen35": _VALUE_HEADS,
     "qwen35moe": _VALUE_HEADS,
@@ -264,7 +312,8 @@ def write(
     for key, value in (VOCABULARY | named).items():
         if value is not None:
             tiny_gguf.add(writer, key, value)
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    listed = NAMES_OF.get(arch, arch)
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == listed)
     names = gguf.get_tensor_name_map(kind, own["block_count"])
     found = {}
     for file in sorted(folder.glob("*.safetensors")):

@@ -88,6 +88,26 @@ def window_keys(config: Fields) -> Fields:
     }
 
 
+def _bitnet_keys(config: Fields) -> Fields:
+    """BitnetModel.set_gguf_parameters, and the key of the loader for another activation.
+
+    The converter also rounds the weights; those of published models are rounded already.
+    """
+    return {
+        **common_keys(config),
+        "hidden_activation": config["hidden_act"],
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 1.0,
+    }
+
+
+def _bitnet(config: Fields, tensors: Fields) -> Tensors:
+    """BitnetModel.modify_tensors: the names that its norms had at first."""
+    for name, array in tensors.items():
+        name = name.replace("attn_sub_norm", "inner_attn_ln")
+        yield name.replace("ffn_sub_norm", "ffn_layernorm"), array
+
+
 def _olmo_keys(config: Fields) -> Fields:
     """OlmoModel.set_gguf_parameters."""
     return {
@@ -239,5 +259,6 @@ RECENT_ARCHS: dict[str, Converter] = {
     "mistral3": (_mistral3_keys, llama),
     "olmo2": (window_keys, as_they_are),  # OLMo 3 too
     "mpt": (_mpt_keys, as_they_are),
+    "bitnet": (_bitnet_keys, _bitnet),
     "jais2": (_rotated_keys, as_they_are),
 }

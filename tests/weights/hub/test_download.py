@@ -184,13 +184,12 @@ def test_torch_files_are_downloaded_without_safetensors(
 
 
 def test_a_repository_without_weights_raises_an_error(hub: FakeHub, store: Store) -> None:
-    for name in ("model.safetensors", "consolidated.safetensors", "pytorch_model.bin"):
+    weights = ("model.safetensors", "consolidated.safetensors", "pytorch_model.bin", "model.gguf")
+    for name in weights:
         del hub.files[name]
     with pytest.raises(BadModelFile, match=r"no safetensors and no pytorch_model.bin") as caught:
         download(REPO, store)
-    assert (
-        "--include model.gguf" in caught.value.hint or "for example model.gguf" in caught.value.hint
-    )
+    assert "for example original/consolidated.00.pth" in caught.value.hint
 
 
 # Interruptions

@@ -1,0 +1,259 @@
+"""GGUF files on the hub: named by type, stored side by side, listed, found and removed."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swiftchat.errors import ModelNotFound, SwiftchatError
+from swiftchat.weights.download import download, plan_download
+from swiftchat.weights.hub.names import HubName, gguf_models
+from swiftchat.weights.store import Store
+from tests.support.fake_hub import COMMIT, FakeHub, in_use, serving
+from tests.support.gguf import tiny as tiny_gguf
+from tests.support.tiny_llama import tiny_llama
+
+REPO = "Owner/Model-GGUF"
+SPLIT = [f"Q8_0/Model-Q8_0-0000{i}-of-00002.gguf" for i in (1, 2)]
+TYPES = ["BF16", "Q4_K_M", "Q8_0", "UD-Q4_K_XL"]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    names = ("Model-BF16.gguf", "Model-Q4_K_M.gguf", "Model-UD-Q4_K_XL.gguf", *SPLIT)
+    files = {name: b"GGUF" + name.encode() for name in names}
+    beside = {"README.md": b"# x", "config.json": b"{}", "mmproj-F16.gguf": b"GGUF vision"}
+    with in_use(FakeHub({**files, **beside, "imatrix.gguf": b"GGUF i"}, REPO), monkeypatch) as hub:
+        yield hub
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "models", tmp_path / "cache", tmp_path / "hub")
+
+
+def blobs(store: Store) -> set[bytes]:
+    folder = store.hub_folder() / "models--Owner--Model-GGUF" / "blobs"
+    return {path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("owner/name", HubName("owner/name")),
+        ("owner/name:Q4_K_M", HubName("owner/name", "Q4_K_M")),
+        ("hf.co/owner/name:q8_0", HubName("owner/name", "q8_0")),
+        ("https://huggingface.co/owner/name", HubName("owner/name")),
+        ("https://www.huggingface.co/owner/name/", HubName("owner/name")),
+        ("https://hf.co/owner/name/tree/v1.0", HubName("owner/name", revision="v1.0")),
+        (
+            "https://huggingface.co/owner/name/resolve/main/a/b-Q4_0.gguf?download=true",
+            HubName("owner/name", None, "main", "a/b-Q4_0.gguf"),
+        ),
+        ("owner/name/a-Q4_0.gguf", HubName("owner/name", file="a-Q4_0.gguf")),
+        # Names of another form stay whole.
+        ("qwen3:8b", HubName("qwen3:8b")),
+        ("SmolLM2-135M-Instruct", HubName("SmolLM2-135M-Instruct")),
+        ("a/b/c", HubName("a/b/c")),
+        ("/a.gguf", HubName("/a.gguf")),
+        ("https://example.org/owner/name", HubName("https://example.org/owner/name")),
+        ("", HubName("")),
+    ],
+)
+def test_typed_names(typed: str, found: HubName) -> None:
+    assert HubName.parse(typed) == found
+
+
+@pytest.mark.parametrize(
+    ("files", "kinds"),
+    [
+        (["a.gguf"], [""]),
+        (["a.gguf", "b.gguf"], ["a", "b"]),
+        (["x.Q4_K_M.gguf", "x.i1-IQ2_XXS.gguf", "x-f16.GGUF"], ["F16", "Q4_K_M", "IQ2_XXS"]),
+        (["gpt-oss-20b-mxfp4.gguf", "x_TQ1_0.gguf"], ["MXFP4", "TQ1_0"]),
+        (["a-Q8_0.gguf", "b-Q8_0.gguf"], ["a-Q8_0", "b-Q8_0"]),
+        (["x-Q8_0-00001-of-00002.gguf", "x-Q8_0-00002-of-00002.gguf"], ["Q8_0"]),
+        (["x-Q8_0-00001-of-00002.gguf"], []),  # incomplete
+        (["mmproj-x-F16.gguf", "x.imatrix.gguf", "config.json"], []),
+    ],
+)
+def test_models_among_files(files: list[str], kinds: list[str]) -> None:
+    assert sorted(gguf_models(files)) == sorted(kinds)
+
+
+def test_types_lie_side_by_side(hub: FakeHub, store: Store) -> None:
+    first = download(f"{REPO}:q4_k_m", store)
+    assert first.name == "Model-Q4_K_M.gguf" and first.parent.name == COMMIT
+    assert store.find(REPO) == store.find(REPO.lower()) == store.find("model-g") == first
+    assert store.find(f"{REPO}:Q4_K_M") == store.find(f"https://hf.co/{REPO}:Q4_K_M") == first
+    assert store.find(f"{REPO}/Model-Q4_K_M.gguf") == first
+    assert store.names() == [model.name for model in store.list()] == [f"{REPO}:Q4_K_M"]
+    split = download(f"{REPO}:Q8_0", store)
+    assert split.name == SPLIT[0].rpartition("/")[2]
+    assert store.find(f"{REPO}:Q8_0") == split and store.find(f"{REPO}:Q4_K_M") == first
+    assert store.names() == [f"{REPO}:Q4_K_M", f"{REPO}:Q8_0"]
+    sizes = {model.name: model.size_bytes for model in store.list()}
+    assert sizes[f"{REPO}:Q8_0"] == sum(len(hub.files[name]) for name in SPLIT)
+    assert store.has(REPO) and store.has(f"{REPO}:Q8_0") and not store.has(f"{REPO}:BF16")
+    assert b"GGUF vision" not in blobs(store)
+
+
+def test_one_of_several_types_must_be_named(hub: FakeHub, store: Store) -> None:
+    """Before the download, to run one and to remove one: a name alone deletes nothing."""
+    with pytest.raises(ModelNotFound, match="has 4 GGUF models") as caught:
+        download(REPO, store)
+    hint = f"it has {', '.join(TYPES)}: swiftchat download {REPO}:Q4_K_M"
+    assert caught.value.hint == hint
+    with pytest.raises(ModelNotFound, match="no GGUF model of type Q5_K_M") as caught:
+        download(f"{REPO}:Q5_K_M", store)
+    assert caught.value.hint == hint
+    for kind in ("Q4_K_M", "BF16"):
+        download(f"{REPO}:{kind}", store)
+    assert store.named(REPO) is None and store.has(REPO)
+    for act in (store.find, store.remove, store.removable):
+        with pytest.raises(ModelNotFound, match=r"is ambiguous: .*BF16, .*Q4_K_M"):
+            act(REPO)
+    with pytest.raises(ModelNotFound, match="not installed") as caught:
+        store.find(f"{REPO}:Q8_0")
+    assert caught.value.hint.startswith(f"swiftchat download {REPO}:Q8_0; nearest installed:")
+    with pytest.raises(ModelNotFound, match="not installed"):
+        store.remove(f"{REPO}:Q8_0")
+    assert len(store.list()) == 2
+
+
+def test_removing_a_type_keeps_the_others(hub: FakeHub, store: Store) -> None:
+    """Also content that two files have, and what another revision has of the same file."""
+    hub.files["Model-UD-Q4_K_XL.gguf"] = hub.files["Model-BF16.gguf"]
+    for kind in ("Q8_0", "UD-Q4_K_XL", "BF16"):
+        path = download(f"{REPO}:{kind}", store)
+    other = path.parents[1] / ("a" * 40) / path.name
+    other.parent.mkdir()
+    other.symlink_to(path.resolve())
+    assert store.remove(f"{REPO}:BF16").name == f"{REPO}:BF16"
+    assert store.names() == [f"{REPO}:Q8_0", f"{REPO}:UD-Q4_K_XL"]
+    assert hub.files["Model-BF16.gguf"] in blobs(store) and not other.exists()
+    store.remove(f"{REPO}:UD-Q4_K_XL")
+    assert hub.files["Model-BF16.gguf"] not in blobs(store)
+    assert hub.files[SPLIT[1]] in blobs(store)
+    store.remove(REPO)  # the only one
+    assert store.list() == [] and blobs(store) == set()
+
+
+def test_safetensors_and_gguf_of_one_repository(hub: FakeHub, store: Store) -> None:
+    hub.files["model.safetensors"] = bytes(100)
+    folder = download(REPO, store)
+    file = download(f"{REPO}:Q4_K_M", store)
+    assert store.find(REPO) == folder == file.parent
+    assert store.find(f"{REPO}:Q4_K_M") == file
+    assert store.names() == [model.name for model in store.list()] == [REPO, f"{REPO}:Q4_K_M"]
+    assert store.list()[0].size_bytes == 100 + len(b"# x{}")
+    store.remove(REPO)
+    assert store.names() == [f"{REPO}:Q4_K_M"] and store.find(REPO) == file
+    assert bytes(100) not in blobs(store)
+
+
+def test_a_type_does_not_bring_other_weights(hub: FakeHub, store: Store) -> None:
+    hub.files["model.safetensors"] = bytes(100)
+    found = plan_download(f"{REPO}:BF16", store)
+    assert found.repo == f"{REPO}:BF16"
+    assert found.size_bytes == len(hub.files["Model-BF16.gguf"]) + len(b"# x{}")
+    found.run(None)
+    assert plan_download(f"{REPO}:BF16", store).missing_bytes == 0
+
+
+def test_the_only_gguf_file_needs_no_type(hub: FakeHub, store: Store) -> None:
+    for name in [*hub.files]:
+        if name.endswith(".gguf") and not name.startswith(("Model-BF16", "mmproj")):
+            del hub.files[name]
+    assert download(REPO, store).name == "Model-BF16.gguf"
+    assert store.find(f"{REPO}:bf16").name == "Model-BF16.gguf"
+
+
+def test_an_include_pattern_brings_the_same(hub: FakeHub, store: Store) -> None:
+    folder = plan_download(REPO, store, include=["*-Q4_K_M*"]).run(None)
+    assert store.names() == [f"{REPO}:Q4_K_M"]
+    assert store.find(str(folder)) == store.find(REPO) == folder / "Model-Q4_K_M.gguf"
+
+
+@pytest.mark.parametrize(
+    ("removed", "name", "message", "hint"),
+    [
+        ((), f"https://hf.co/{REPO}/blob/main/mmproj-F16.gguf", "no GGUF model mmproj-F16", "Q4_K"),
+        ((".gguf",), f"{REPO}:Q4_K_M", "no GGUF model of type Q4_K_M", "look for a version"),
+        ((".gguf",), REPO, "no safetensors and no pytorch_model.bin", "look for a"),
+    ],
+)
+def test_what_a_repository_lacks(
+    hub: FakeHub, store: Store, removed: tuple[str, ...], name: str, message: str, hint: str
+) -> None:
+    for file in [*hub.files]:
+        if file.endswith(removed):
+            del hub.files[file]
+    with pytest.raises(SwiftchatError, match=message) as caught:
+        download(name, store)
+    assert hint in str(caught.value.hint)
+
+
+def test_a_repository_of_safetensors_says_how_it_is_downloaded(hub: FakeHub, store: Store) -> None:
+    hub.files = {"config.json": b"{}", "model.safetensors": bytes(10)}
+    with pytest.raises(ModelNotFound, match="no GGUF model of type Q4_K_M") as caught:
+        download(f"{REPO}:Q4_K_M", store)
+    assert caught.value.hint == f"its other files run: swiftchat download {REPO}"
+
+
+def test_a_folder_with_gguf_files(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    (folder / "a-Q4_0.gguf").write_bytes(b"GGUF")
+    assert store.find(str(folder)) == folder / "a-Q4_0.gguf"
+    (folder / "mmproj-F16.gguf").write_bytes(b"GGUF")
+    assert store.find(str(folder)) == folder / "a-Q4_0.gguf"
+    (folder / "b-Q4_0.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFound, match=r"holds 2 models: a-Q4_0.gguf, b-Q4_0.gguf") as caught:
+        store.find(str(folder))
+    assert caught.value.hint == f"name one: swiftchat -m '{folder}/a-Q4_0.gguf'"
+    for name in (str(folder / "c.gguf"), "c.gguf", "./c.gguf"):
+        with pytest.raises(ModelNotFound, match=r"no file .*c\.gguf"):
+            store.find(name)
+
+
+@pytest.fixture
+def address(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of the hub for programs."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(hub) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        yield url
+
+
+@pytest.mark.usefixtures("address")
+def test_commands(hub: FakeHub, tmp_path: Path) -> None:
+    """Download, list, show and rm of a GGUF file, and the hints of what is not installed."""
+    tiny_gguf.write(tmp_path / "m.gguf", tiny_llama())
+    hub.files["Model-Q4_K_M.gguf"] = (tmp_path / "m.gguf").read_bytes()
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "swiftchat.chat", *args]
+        return subprocess.run(command, input="", capture_output=True, text=True)
+
+    missing = run("show", REPO)
+    assert missing.returncode == 3
+    several = run(*re.search(r"swiftchat (download \S+)", missing.stderr)[1].split())
+    assert several.returncode == 3
+    done = run(*re.search(r"swiftchat (download \S+)$", several.stderr.strip())[1].split())
+    assert done.returncode == 0 and done.stdout.strip().endswith("/Model-Q4_K_M.gguf")
+    assert done.stderr.startswith(f"{REPO}:Q4_K_M: ")
+    (row,) = json.loads(run("list", "--json").stdout)
+    assert (row["name"], row["path"]) == (f"{REPO}:Q4_K_M", done.stdout.strip())
+    assert row["size_bytes"] == len(hub.files["Model-Q4_K_M.gguf"])
+    for name in (REPO, f"{REPO}:Q4_K_M"):
+        shown = json.loads(run("show", name, "--json").stdout)
+        assert (shown["name"], shown["family"]) == (f"{REPO}:Q4_K_M", "llama")
+    removed = run("rm", f"{REPO}:Q4_K_M", "-y")
+    assert removed.returncode == 0 and f"removed {REPO}:Q4_K_M" in removed.stderr
+    assert json.loads(run("list", "--all", "--json").stdout) == []

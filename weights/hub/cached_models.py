@@ -1,0 +1,192 @@
+"""Stored models, and those in huggingface_hub's cache: directories and GGUF files."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from swiftchat.errors import FileSystemError
+from swiftchat.weights.formats.weight_files import TORCH_FILES
+from swiftchat.weights.hub.names import gguf_models
+
+__all__ = [
+    "StoredModel",
+    "folders",
+    "gguf_files",
+    "gguf_name",
+    "has_weights",
+    "hub_name",
+    "is_gguf",
+    "models_of",
+    "remove",
+    "stored_directory",
+]
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A stored model; `modified` in seconds since 1970, `source` "local", "hub" or "cache".
+
+    "cache" are files made from a model (`derived`); `origin` is its GGUF file, which may be gone.
+    A GGUF model of the hub has the name OWNER/NAME:TYPE, its `files`, and the first as `path`.
+    """
+
+    name: str
+    path: Path
+    size_bytes: int
+    modified: float
+    source: str
+    origin: Path | None = None
+    files: tuple[Path, ...] = ()
+
+    @property
+    def repo(self) -> str:
+        """The name without the type of GGUF files."""
+        return self.name.partition(":")[0]
+
+
+def hub_name(path: Path) -> str | None:
+    """Return the name of the model at a path in the hub cache; None for another path.
+
+    The directories there are named by commits.
+    """
+    folder = next((each for each in path.parents if each.name == "snapshots"), None)
+    if folder is None or not folder.parent.name.startswith("models--"):
+        return None
+    repo = folder.parent.name.removeprefix("models--").replace("--", "/")
+    if path.parent == folder:
+        return repo
+    models = gguf_files(folder / path.relative_to(folder).parts[0])
+    return next((gguf_name(repo, kind) for kind, files in models.items() if path in files), None)
+
+
+def models_of(name: str, folder: Path) -> Iterator[StoredModel]:
+    """Yield the models of a repository in the hub cache: its GGUF files by type, and others.
+
+    They are of huggingface_hub's revision, else of the newest complete one.
+    """
+    revisions = folders(folder / "snapshots")
+    found = {revision: gguf_files(revision) for revision in revisions}
+    complete = [
+        revision
+        for revision in revisions
+        if (revision / "config.json").is_file() and has_weights(revision)
+    ]
+    if not complete and not any(found.values()):
+        return
+    main = _main_snapshot(name, folder.parent)
+    if complete:
+        models = [stored_directory(name, revision, "hub") for revision in complete]
+        newest = max(models, key=lambda model: model.modified)
+        yield next((model for model in models if model.path == main), newest)
+    by_type = dict[str, list[Path]]()
+    for revision in sorted(revisions, key=lambda each: each == main):
+        by_type |= found[revision]
+    for kind, files in by_type.items():
+        yield _stored_files(gguf_name(name, kind), files)
+
+
+def _stored_files(name: str, files: list[Path]) -> StoredModel:
+    states = [file.stat() for file in files]
+    size_bytes = sum(state.st_size for state in states)
+    modified = max(state.st_mtime for state in states)
+    return StoredModel(name, files[0], size_bytes, modified, "hub", files=tuple(files))
+
+
+def _main_snapshot(repo_id: str, hub_cache: Path | None) -> Path | None:
+    """Return the snapshot that huggingface_hub would use, without network access."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        # Only config.json: other patterns fail for files that were excluded from the download.
+        found = snapshot_download(
+            repo_id, cache_dir=hub_cache, local_files_only=True, allow_patterns=["config.json"]
+        )
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    return Path(found)
+
+
+def remove(model: StoredModel, hub_cache: Path | None, *, is_only: bool) -> None:
+    """Delete a model in the hub cache; `is_only` of its repository, whose other files go too.
+
+    Raises OSError.
+    """
+    if is_only:
+        _remove_repository(model, hub_cache)
+    else:
+        _remove_own_files(model)
+
+
+def _remove_repository(model: StoredModel, hub_cache: Path | None) -> None:
+    from huggingface_hub import scan_cache_dir
+
+    cache = scan_cache_dir(hub_cache)
+    for repo in cache.repos:
+        if repo.repo_id == model.repo and repo.repo_type == "model":
+            hashes = [revision.commit_hash for revision in repo.revisions]
+            cache.delete_revisions(*hashes).execute()
+
+
+def _remove_own_files(model: StoredModel) -> None:
+    """Delete the files of one of several models of a repository in the hub cache.
+
+    What another revision has under these names goes too; content that other names have stays.
+    """
+    folder = next(each for each in model.path.parents if each.name == "snapshots")
+    links = [each for each in folder.rglob("*") if not each.is_dir()]
+    places = {each: each.relative_to(folder).parts[1:] for each in links}
+    wanted = {places[file] for file in model.files}
+    own = {
+        each for each, place in places.items() if (place in wanted if wanted else not is_gguf(each))
+    }
+    kept = {each.resolve() for each in links if each not in own}
+    for each in own:
+        blob = each.resolve()
+        each.unlink()
+        if blob not in kept:
+            blob.unlink(missing_ok=True)
+
+
+def stored_directory(name: str, path: Path, source: str) -> StoredModel:
+    """Return the model in the directory `path`, which has files."""
+    # GGUF files are models of their own.
+    found = [file for file in path.iterdir() if file.is_file() and not is_gguf(file)]
+    files = [file.stat() for file in found]
+    size_bytes = sum(file.st_size for file in files)
+    return StoredModel(name, path, size_bytes, max(file.st_mtime for file in files), source)
+
+
+def gguf_files(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of each GGUF model in a folder, or one level below it, by type."""
+    found = [*folder.glob("*.[gG][gG][uU][fF]"), *folder.glob("*/*.[gG][gG][uU][fF]")]
+    names = [file.relative_to(folder).as_posix() for file in found if file.is_file()]
+    return {kind: [folder / name for name in files] for kind, files in gguf_models(names).items()}
+
+
+def gguf_name(repo: str, kind: str) -> str:
+    """Return the name of a GGUF model of this type, "" for the only one without."""
+    return f"{repo}:{kind}" if kind else repo
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether a directory has weight files that the engine reads or converts."""
+    return any(map(any, map(folder.glob, ("*.safetensors", TORCH_FILES))))
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether `path` names a GGUF file, which may be missing."""
+    # The model directory of a GGUF file has the name of the file.
+    return path.suffix.lower() == ".gguf" and not path.is_dir()
+
+
+def folders(path: Path) -> list[Path]:
+    """Return the visible folders in `path`, sorted; none if it is no folder."""
+    try:
+        return sorted(
+            entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise FileSystemError.reading(path, error) from error

@@ -1,0 +1,97 @@
+"""Names of models on the hub as people type them, and of the GGUF files in a repository."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+__all__ = ["HubName", "gguf_models"]
+
+_SITE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
+_VIEWS = ("resolve", "blob", "tree")  # before the revision in an address
+_GGUF = ".gguf"
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
+_TYPE = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:I?Q[1-8]_\w+|I?Q[1-8]|TQ[12]_0|MXFP4\w*|NVFP4\w*|BF16|FP?16|FP?32))$",
+    re.IGNORECASE,
+)
+# Files beside a model: its vision part, and what it was quantized with.
+_BESIDE = re.compile(r"mmproj|imatrix", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class HubName:
+    """What a typed name means: `repo` is OWNER/NAME, or the whole name if it has another form.
+
+    `quantization` is the type of GGUF files after a colon, `file` one file of the repository.
+    """
+
+    repo: str
+    quantization: str | None = None
+    revision: str | None = None
+    file: str | None = None
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """Parse OWNER/NAME[:TYPE], OWNER/NAME/FILE.gguf, and both as an address of the hub."""
+        site = _SITE.match(name)
+        rest = name[site.end() :].partition("?")[0].rstrip("/") if site else name
+        owner, _, more = rest.partition("/")
+        last, *path = more.split("/")
+        repo, _, quantization = last.partition(":")
+        revision = None
+        if site and len(path) > 1 and path[0] in _VIEWS:
+            revision, path = path[1], path[2:]
+        file = "/".join(path) or None
+        if not owner or not repo or (file and not (site or file.lower().endswith(_GGUF))):
+            return cls(name)
+        return cls(f"{owner}/{repo}", quantization or None, revision, file)
+
+    @property
+    def model(self) -> str:
+        """The name of the stored model: with the type of its GGUF files."""
+        quantization = self.quantization
+        if quantization is None and self.file is not None:
+            found = _type_of(_stem(self.file))
+            quantization = _base(_stem(self.file)) if found is None else found
+        return self.repo if quantization is None else f"{self.repo}:{quantization}"
+
+
+def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the GGUF files of each complete model among the files `names`, by type, sorted.
+
+    The key is the type, such as Q4_K_M; the file's name without its ending where that does not
+    tell models apart, and "" for the only model without a type.
+    """
+    parts: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if name.lower().endswith(_GGUF) and not _BESIDE.search(_base(name)):
+            parts.setdefault(_stem(name), []).append(name)
+    complete = {stem: files for stem, files in parts.items() if _is_complete(files)}
+    types = {stem: _type_of(stem) for stem in complete}
+    if list(types.values()) == [None]:
+        types = dict.fromkeys(types, "")
+    found = list(types.values())
+    models = {
+        _base(stem) if kind is None or found.count(kind) > 1 else kind: complete[stem]
+        for stem, kind in types.items()
+    }
+    return dict(sorted(models.items()))
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _stem(name: str) -> str:
+    return _SHARD.sub("", name[: -len(_GGUF)])
+
+
+def _type_of(stem: str) -> str | None:
+    found = _TYPE.search(_base(stem))
+    return found[1].upper() if found else None
+
+
+def _is_complete(files: list[str]) -> bool:
+    shard = _SHARD.search(files[0][: -len(_GGUF)])
+    return shard is None or len(files) == int(shard[2])
