@@ -45,12 +45,12 @@ def unknown_level(level: str, levels: list[str]) -> UsageError:
     if not levels:
         return UsageError(
             f"the model's chat template cannot set thinking to {level}",
-            "this model always thinks or never does: use --think auto; at the prompt: /think auto",
+            "/think auto: this model always thinks or never does",
         )
     known = ", ".join(levels)
     return UsageError(
         f"the model's chat template cannot set thinking to {level}, only to {known}",
-        f"--think {levels[-1]}; at the prompt: /think {levels[-1]}",
+        f"/think {levels[-1]}, or --think {levels[-1]}",
     )
 
 

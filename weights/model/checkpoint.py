@@ -235,7 +235,12 @@ class Checkpoint:
 def _others_read(config: ModelConfig) -> set[str]:
     """Return the names of tensors that are read in another way, or that repeat another tensor."""
     tied = {tensor_name(config, "lm_head")} if config.tied_embeddings else set()
-    return tied | constant_tensors(config).keys()
+    # Transformers saves matrices of experts that return their input.
+    count = config.num_experts
+    unused = range(count, count + config.identity_experts)
+    first = [name for name in expected_tensors(config) if unused and ".experts.0." in name]
+    identity = {name.replace(".experts.0.", f".experts.{i}.") for name in first for i in unused}
+    return tied | identity | constant_tensors(config).keys()
 
 
 def _is_zero_bias(name: str, tensor: StoredTensor) -> bool:

@@ -92,7 +92,7 @@ def test_reasoning_is_folded_and_shown_on_request(chat: Chat) -> None:
     terminal.type("/reasoning\r")
     terminal.wait_for("I wonder. I wonder.")
     terminal.type("/think on\r")
-    terminal.wait_for("no switch")
+    terminal.wait_for("cannot set thinking")
 
 
 def test_copy_over_ssh(chat: Chat) -> None:
