@@ -314,9 +314,10 @@ memory.plan_shard_cache = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
 @pytest.mark.fault(13)
 def test_error_names_a_rank_stopped_while_loading(hosts: Hosts, folder: Path) -> None:
     """Rank 0 cannot see signals on another host; it misses the heartbeats."""
-    (hosts.folder / "site").mkdir()
-    (hosts.folder / "site" / "sitecustomize.py").write_text(_STOPS_WHEN_LOADING)
-    paths = os.pathsep.join([str(hosts.folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    site = hosts.folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(_STOPS_WHEN_LOADING)
+    paths = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [ENGINE, str(folder), *ON_CPU]
     port = free_port()
     hosts.start(command, **slurm_environ(0, port=port))
