@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from tests.support import model_store
+from tests.support import bytecode, model_store
 from tests.support import smollm2 as smollm2_files
 from tests.support.forks.install import install
 from tests.support.processor_times import function_of, slow_tests
@@ -38,6 +38,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
+bytecode.keep()
 install()
 
 # Examples may take long on a busy machine.

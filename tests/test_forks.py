@@ -35,7 +35,7 @@ def test_a_program_is_forked_unless_it_must_be_started() -> None:
 
 def test_a_changed_environment_of_the_first_test_is_not_that_of_the_image(tmp_path: Path) -> None:
     """Modules that are injected into one program would be in all."""
-    (tmp_path / "sitecustomize.py").touch()
+    (tmp_path / "injected.py").touch()
     code = (
         "import os, subprocess, sys\n"
         "from tests.support.forks.install import install\n"
@@ -157,6 +157,19 @@ def test_variables_that_are_read_at_the_start_need_a_start(
 ) -> None:
     image = {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
     assert can_be_forked(WORKER, image | change, image, {"READ_BY_A_MODULE"}) is expected
+
+
+def test_code_of_the_start_patches_modules_before_their_use(tmp_path: Path) -> None:
+    """Also functions that other modules import by their names."""
+    patch = "import swiftchat.errors as errors\nerrors.UsageError = KeyError\n"
+    (tmp_path / "sitecustomize.py").write_text(patch)
+    code = f"{IS_FORKED}\nfrom swiftchat.chat.options import config\nprint(config.UsageError)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert run(patched(code, "--version"), env=environment)[1].startswith(
+        "True\n<class 'KeyError'>\n"
+    )
+    (tmp_path / "torch.py").touch()
+    assert run(patched(code, "--version"), env=environment)[1].startswith("False\n")
 
 
 def test_other_programs_are_started(tmp_path: Path) -> None:

@@ -130,8 +130,10 @@ def main() -> None:
     if mode == "silent":
         time.sleep(600)
     if mode == "endless":
-        while True:
+        for _ in range(32):  # twice as long as a message may be
             sys.stdout.write("x" * (1 << 20))
+        sys.stdout.flush()
+        time.sleep(600)
     if mode == "nonsense":
         print("\x1b[31mWelcome!", flush=True)
         time.sleep(600)

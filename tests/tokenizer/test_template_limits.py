@@ -105,7 +105,7 @@ BOMBS = [
 @pytest.mark.parametrize("source", BOMBS)
 def test_unbounded_template_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if source is not BOMBS[0]:  # one with the limit of the program, the others sooner
-        monkeypatch.setattr(template, "_SECONDS", 0.2)
+        monkeypatch.setattr(template, "_SECONDS", 0.1)
     messages = [{"role": "user", "content": "x<|im_end|>" * 2000}]
     start_s = total_cpu_s()
     with pytest.raises(BadModelFile):

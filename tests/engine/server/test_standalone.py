@@ -197,7 +197,9 @@ def test_ranks_listen_on_the_masters_interface_only(two: Hosts) -> None:
 
 def test_error_names_a_rank_killed_on_another_host(hosts: Hosts, folder: Path) -> None:
     """The text generated until then is saved, and all ranks end."""
-    start_two(hosts, folder)
+    port = free_port()
+    for number in range(2):
+        hosts.start([ENGINE, str(folder), *ON_CPU], **slurm_environ(number, port=port))
     address = hosts.address()
     options = ["--connect", address, "--temp", "0", "--stream-json", "-p", "hello"]
     with connected_client(hosts) as client, hosts.swiftchat(*options) as chat:
@@ -206,7 +208,7 @@ def test_error_names_a_rank_killed_on_another_host(hosts: Hosts, folder: Path) -
         assert chat.stdout is not None and chat.stderr is not None
         assert json.loads(chat.stdout.readline())["model"]["tp"] == 2
         assert b"delta" in chat.stdout.readline()
-        ranks = [hosts.rank_of(number) for number in range(2)]
+        ranks = [process.pid for process in hosts.processes]
         os.kill(ranks[1], signal.SIGKILL)
         killed = time.monotonic()
         reason = f"rank 1 on {os.uname().nodename} has disconnected"
@@ -312,8 +314,10 @@ memory.plan_shard_cache = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
 @pytest.mark.fault(13)
 def test_error_names_a_rank_stopped_while_loading(hosts: Hosts, folder: Path) -> None:
     """Rank 0 cannot see signals on another host; it misses the heartbeats."""
-    (hosts.folder / "sitecustomize.py").write_text(_STOPS_WHEN_LOADING)
-    paths = os.pathsep.join([str(hosts.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    site = hosts.folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(_STOPS_WHEN_LOADING)
+    paths = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [ENGINE, str(folder), *ON_CPU]
     port = free_port()
     hosts.start(command, **slurm_environ(0, port=port))

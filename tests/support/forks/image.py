@@ -60,6 +60,12 @@ class HiddenModules(MetaPathFinder, Loader):
         self._modules.pop(name, None)
         sys.modules.pop(name, None)
 
+    def forget_package(self, package: str) -> None:
+        """Let all modules of a package be imported anew."""
+        for name in {*self._modules, *sys.modules}:
+            if f"{name}.".startswith(f"{package}."):
+                self.forget(name)
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

@@ -5,6 +5,7 @@ import builtins
 import contextlib
 import ctypes
 import fcntl
+import importlib
 import io
 import os
 import runpy
@@ -22,7 +23,7 @@ from types import ModuleType
 from typing import NoReturn, TextIO
 
 from tests.support.forks.image import HiddenModules
-from tests.support.forks.start import Start, added_paths, split
+from tests.support.forks.start import PATCH, Start, added_paths, is_patch, split
 
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 # The numbers of these fields in /proc/PID/stat; the others are computed.
@@ -81,12 +82,14 @@ class Image:
 
     def _run(self, start: Start) -> None:
         isolated, runs, rest = split(start.command)
-        paths = [*added_paths(start.environment, self.environment), *self.path]
+        added = added_paths(start.environment, self.environment)
         _kept.append(sys.modules["__main__"])
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__dict__["__builtins__"] = builtins
         sys.orig_argv = list(start.command)
-        sys.path[:] = paths
+        sys.path[:] = [*added, *self.path]
+        if any(map(is_patch, added)):
+            self._patch()
         if runs == "-m":
             sys.argv = ["-m", *rest[1:]]
             if not isolated:
@@ -102,6 +105,12 @@ class Image:
             sys.path.insert(0, str(Path(runs).resolve().parent))
             main.__file__ = runs
             exec(compile(Path(runs).read_bytes(), runs, "exec"), main.__dict__)
+
+    def _patch(self) -> None:
+        """Run the code of the start, which patches modules of the program before their use."""
+        self.hidden.forget_package("swiftchat")
+        sys.modules.pop(PATCH, None)
+        importlib.import_module(PATCH)
 
 
 def set_command_line(command: Sequence[str], environment: dict[str, str]) -> None:

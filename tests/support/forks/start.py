@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[3]
 # The end of code that `tests.support.program.patched` has the program run first.
 MAIN = "from swiftchat.chat.cli import main\nmain()\n"
 _OPTION = "-P"
+PATCH = "sitecustomize"  # the module that Python imports when it starts
 # Limits its address space, which a process that has imported torch exceeds already.
 _STARTED = ("swiftchat.tokenizer.template.worker",)
 SCRIPTS = tuple(str(Path(sys.executable).parent / n) for n in ("swiftchat", "swiftchat-engine"))
@@ -78,9 +79,9 @@ def can_be_forked(
     for name in wanted.keys() | has.keys():
         is_read = name.startswith(_READ_WHEN_LOADED) or name in image_variables
         if is_read and wanted.get(name) != has.get(name):
-            # Modules of other folders may replace or patch those of the image.
+            # Modules of other folders may replace those of the image.
             added = added_paths(environment, image_environment)
-            if name != "PYTHONPATH" or added != (str(ROOT),):
+            if name != "PYTHONPATH" or not added or not all(map(_replaces_nothing, added)):
                 return False
     return True
 
@@ -92,6 +93,17 @@ def added_paths(
     has = image_environment.get("PYTHONPATH", "").split(os.pathsep)
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     return tuple(path for path in paths if path and path not in has)
+
+
+def is_patch(path: str) -> bool:
+    """Return whether a folder has nothing but code that Python runs when it starts."""
+    folder = Path(path)
+    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    return names - {"__pycache__"} == {f"{PATCH}.py"}
+
+
+def _replaces_nothing(path: str) -> bool:
+    return path == str(ROOT) or is_patch(path)
 
 
 def is_program(command: Sequence[str]) -> bool:

@@ -10,6 +10,8 @@ import torch
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile
 
+ROWS = 4096  # that are compared of a tensor of a real model
+
 
 def reference(data: np.ndarray, type_name: str) -> np.ndarray:
     plain = {"F32": np.float32, "F16": np.float16}.get(type_name)
@@ -62,7 +64,10 @@ def test_real_model(smollm2_gguf: Path) -> None:
     file = GgufFile.open(smollm2_gguf)
     theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2_gguf).tensors}
     assert set(theirs) == set(file.tensors)
-    for name, tensor in file.tensors.items():
-        expected = gguf.dequantize(theirs[name].data, theirs[name].tensor_type)
-        rows = dequantize(file.rows(tensor), tensor.type_name)
-        assert_same_bits(rows.reshape(tensor.shape), expected)
+    # The layers are alike: one tensor of each type and shape, and not all of the vocabulary.
+    kinds = {(tensor.type_name, tensor.shape): name for name, tensor in file.tensors.items()}
+    for name in kinds.values():
+        tensor = file.tensors[name]
+        expected = gguf.dequantize(theirs[name].data[:ROWS], theirs[name].tensor_type)
+        rows = dequantize(file.rows(tensor)[:ROWS], tensor.type_name)
+        assert_same_bits(rows.reshape(expected.shape), expected)
