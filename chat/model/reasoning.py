@@ -126,11 +126,16 @@ class ReasoningSplitter:
         self.is_thinking = is_thinking
         self.is_answering = reasoning is None
         self._is_first = not self.is_thinking
+        self._is_after_marker = False  # line ends behind it are not part of the text
 
     def push(self, text: str) -> Iterator[str]:
         """Yield the pieces that are certain: `ReasoningText` and pieces of the answer."""
         self._buffer += text
         while self._buffer:
+            if self._is_after_marker:
+                self._buffer = self._buffer.lstrip("\n")
+                self._is_after_marker = not self._buffer
+                continue
             if self.is_answering:
                 is_certain = yield from self._read_answer()
                 if not is_certain:
@@ -185,8 +190,8 @@ class ReasoningSplitter:
         stripped = self._buffer.lstrip()
         for marker in (*self._format.opens, *self._format.heads):
             if stripped.startswith(marker):
-                self._buffer = stripped.removeprefix(marker).lstrip("\n")
-                self._is_first = False
+                self._buffer = stripped.removeprefix(marker)
+                self._is_first, self._is_after_marker = False, True
                 self.is_thinking = marker in self._format.opens
                 self.is_answering = not self.is_thinking
                 return True

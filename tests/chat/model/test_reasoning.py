@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swiftchat.chat.history.conversation import Conversation
@@ -104,6 +104,7 @@ def test_reasoning_is_split_from_the_answer(
     assert (by_character[0].strip("\n"), by_character[1]) == (thought.strip("\n"), answer)
 
 
+@example(["<think>", "a", "</think>", "<think>", "\n", "a"])
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<", "think", ">", "\n", "a", "</"])))
 def test_the_split_does_not_depend_on_the_chunks(pieces: list[str]) -> None:
     text = "".join(pieces)
