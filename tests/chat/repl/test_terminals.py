@@ -271,6 +271,9 @@ def test_resizes_to_any_size_during_an_answer(program: Program) -> None:
         terminal.process.setwinsize(*size)
         terminal.screen.resize(*size)
         terminal.look()
+    # Its end may have been written while the screen had one line.
+    terminal.wait_for("Send a message", 60)
+    terminal.type("/show\r")
     terminal.wait_for("last", 60)
     terminal.type("/new\r")
     terminal.type("again\r")
