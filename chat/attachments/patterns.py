@@ -15,9 +15,9 @@ def matching_files(pattern: str, source: str) -> tuple[list[str], list[str]]:
     """Return the files that a pattern matches, and links to files that it would bring in, sorted.
 
     `**` stands for any number of folders, but enters no links to folders: they can form loops.
-    Links are those out of the folder before the first part with a wildcard; somebody else may
-    have made them. `source` is the pattern as the user wrote it. Raises `UsageError` for more
-    than 10,000 files.
+    The links are those out of the folder before the first part with a wildcard: the folder may be
+    that of another person, such as a cloned repository. `source` is the pattern as the user wrote
+    it. Raises `UsageError` for more than 10,000 files.
     """
     folder = os.path.realpath(_folder_of(pattern))
     files, links = set[str](), set[str]()

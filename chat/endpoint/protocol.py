@@ -14,7 +14,7 @@ class BoundedProtocol(H11Protocol):
     """Closes a connection whose next request is not there in time.
 
     If there are too many connections, a new one replaces the one that waits longest for a request:
-    until its headers are read, nobody knows whether a client has the token.
+    a client shows its token in the headers only.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -313,7 +313,7 @@ class EngineClient:
             case "alive":
                 pass
             case "stats" if self._stats.qsize() >= self._num_stats_due + _MAX_EARLY_STATS:
-                raise WireError("stats that nobody asked for")
+                raise WireError("stats without a request for them")
             case "stats":
                 self._stats.put(message)
             case "error" if message.get("id") is None:

@@ -11,19 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.weights.quantization.settings import Settings
-from swiftchat.weights.quantization.stored_tensor import CheckedTensors, Floats, StoredTensor
+from swiftchat.weights.quantization.stored_tensor import (
+    CheckedTensors,
+    Floats,
+    StoredTensor,
+    as_float32,
+)
 
 __all__ = ["tensors"]
 
 _BLOCK = 32
 _IGNORED = {"quant_method", "modules_to_not_convert", "dequantize"}
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-
-
-def _e8m0(exponents: npt.NDArray[np.uint8]) -> Floats:
-    """Return 2^(byte − 127); 255 is NaN."""
-    powers = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
-    return np.where(exponents == 255, np.float32(np.nan), powers).astype(np.float32)
 
 
 def tensors(settings: Settings, source: CheckedTensors) -> dict[str, StoredTensor]:
@@ -49,7 +48,7 @@ def _tensor(source: CheckedTensors, name: str) -> StoredTensor:
             pairs[:, 1] = _E2M1[packed >> np.uint8(4)]
             with np.errstate(over="ignore"):
                 by_group = matrix.reshape(groups, _BLOCK, rows)
-                by_group *= _e8m0(source.read(scales)[expert]).T[:, None]
+                by_group *= as_float32(source.read(scales)[expert], "F8_E8M0").T[:, None]
         return result
 
     def packed() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
