@@ -19,7 +19,6 @@ from swiftchat.engine.cpu.structures import (
     GatedDeltaOp,
     GateOp,
     GatherOp,
-    JoinOp,
     LinearOp,
     LowRankOp,
     Mamba2Op,
@@ -54,8 +53,6 @@ def sources(op: AnyOp) -> set[int]:
         return set()
     if isinstance(op, MoeOp):
         return {int(op.x), int(op.router_x)}
-    if isinstance(op, JoinOp):
-        return {int(op.x), int(op.y)}
     return {int(op.qkv if isinstance(op, AttentionOp) else op.x)}
 
 
@@ -249,8 +246,6 @@ def _rename(op: AnyOp, names: dict[int, int]) -> None:
         op.x = names.get(op.x, op.x)
     if isinstance(op, MoeOp):
         op.router_x = names.get(op.router_x, op.router_x)
-    if isinstance(op, JoinOp):
-        op.y = names.get(op.y, op.y)
     if not isinstance(op, RotaryOp | SoftcapOp):
         op.out = names.get(op.out, op.out)
 

@@ -19,7 +19,6 @@ from swiftchat.engine.cpu.structures import (
     GatedDeltaOp,
     GateOp,
     GatherOp,
-    JoinOp,
     LayerCache,
     LinearOp,
     LowRank,
@@ -35,7 +34,7 @@ from swiftchat.engine.cpu.structures import (
     SoftcapOp,
 )
 
-PROGRAM_VERSION = 11
+PROGRAM_VERSION = 12
 
 
 class Op(Union):
@@ -58,7 +57,6 @@ class Op(Union):
         ("gated_delta", GatedDeltaOp),
         ("mamba2", Mamba2Op),
         ("mamba", MambaOp),
-        ("join", JoinOp),
     )
 
     @classmethod
@@ -120,7 +118,7 @@ STRUCTURES = (
     *(Op, Matrix, Buffer, ProgramStruct, Span, Run, Norm, LayerCache, Expert, EmbedOp, NormOp),
     *(LinearOp, RotaryOp, AttentionOp, ActAndMulOp, AddScaledOp, SoftcapOp, GatherOp, MoeOp),
     *(LowRank, Delta, LowRankOp, ConvOp, DropColumnsOp, GateOp, GatedDeltaOp),
-    *(Mamba2Op, MambaOp, JoinOp),
+    *(Mamba2Op, MambaOp),
 )
 
 

@@ -40,7 +40,6 @@ class OpKind(IntEnum):
     GATED_DELTA = 14
     MAMBA2 = 15
     MAMBA = 16
-    JOIN = 17
 
 
 class RowSet(IntEnum):
@@ -303,11 +302,6 @@ class DropColumnsOp(Structure):
     _fields_ = (("header", OpHeader), ("x", c_int32), ("out", c_int32), ("first", c_int32))
 
 
-class JoinOp(Structure):
-    KIND = OpKind.JOIN
-    _fields_ = (("header", OpHeader), *_ints("x", "y", "out"))
-
-
 class GateOp(Structure):
     KIND = OpKind.GATE
     _fields_ = (("header", OpHeader), *_ints("x", "out", "first", "is_plain"))
@@ -364,5 +358,4 @@ AnyOp = (
     | GatedDeltaOp
     | Mamba2Op
     | MambaOp
-    | JoinOp
 )

@@ -15,7 +15,7 @@ from swiftchat.cuda.ops.layers.norm import add_norm, norm
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.mixers.weights import ChannelMixWeights, MixerWeights
+from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model import activations
 from swiftchat.engine.model.cuda_attention import AttentionKernels, DecodeRows, PrefillRows
 from swiftchat.engine.model.cuda_latent import LatentKernels
@@ -28,7 +28,7 @@ from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.moe import Experts, moe, shared_expert
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.torch_ops import TorchPlan
-from swiftchat.engine.model.weights import KeyBiases, LayerWeights
+from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
@@ -237,20 +237,6 @@ class CudaOps(Elementwise):
 
     def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
         return self.per_layer.branch(x, own, branch)
-
-    def with_key_biases(self, qkv: Tensor, weights: KeyBiases) -> Tensor:
-        raise AssertionError("no kernel adds biases of keys to scores")  # see `coverage`
-
-    def channel_mix(
-        self,
-        plan: CudaPlan,
-        layer: int,
-        x: Tensor,
-        key: LinearWeight,
-        value: LinearWeight,
-        weights: ChannelMixWeights,
-    ) -> Tensor:
-        raise AssertionError("no kernel mixes channels")  # see `coverage`
 
     def moe(
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None

@@ -23,7 +23,6 @@ static const OpKernels *const op_kernels[NUM_OP_KINDS] = {
     [OP_GATED_DELTA] = &gated_delta_kernels,
     [OP_MAMBA2] = &mamba2_kernels,
     [OP_MAMBA] = &mamba_kernels,
-    [OP_JOIN] = &join_kernels,
 };
 
 EXPORT int program_version(void) { return PROGRAM_VERSION; }
@@ -37,7 +36,7 @@ EXPORT int struct_bytes(int which) {
         sizeof(ActAndMulOp), sizeof(AddScaledOp), sizeof(SoftcapOp), sizeof(GatherOp),  sizeof(MoeOp),
         sizeof(LowRank),   sizeof(Delta),       sizeof(LowRankOp),   sizeof(ConvOp),
         sizeof(DropColumnsOp), sizeof(GateOp), sizeof(GatedDeltaOp),
-        sizeof(Mamba2Op), sizeof(MambaOp), sizeof(JoinOp),
+        sizeof(Mamba2Op), sizeof(MambaOp),
     };
     return which >= 0 && which < (int)(sizeof(sizes) / sizeof(*sizes)) ? sizes[which] : -1;
 }

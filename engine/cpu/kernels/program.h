@@ -9,7 +9,7 @@
 #pragma once
 #include "matrix.h"
 
-enum { PROGRAM_VERSION = 11, MAX_EXPERT_GROUPS = 64 };
+enum { PROGRAM_VERSION = 12, MAX_EXPERT_GROUPS = 64 };
 
 enum OpKind {
     OP_EMBED,
@@ -29,7 +29,6 @@ enum OpKind {
     OP_GATED_DELTA,
     OP_MAMBA2,
     OP_MAMBA,
-    OP_JOIN,
     NUM_OP_KINDS
 };
 enum RowSet { ROWS_TOKENS, ROWS_LOGITS };
@@ -225,12 +224,6 @@ typedef struct {
     int32_t x, out, first;
 } DropColumnsOp;
 
-/* out = the columns of x, then those of y. */
-typedef struct {
-    OpHeader header;
-    int32_t x, y, out;
-} JoinOp;
-
 /* out *= the sigmoid of as many columns of x, from `first` on; if `is_plain`, out *= these columns.
    x and out are different buffers. */
 typedef struct {
@@ -297,7 +290,6 @@ typedef union {
     GatedDeltaOp gated_delta;
     Mamba2Op mamba2;
     MambaOp mamba;
-    JoinOp join;
 } Op;
 
 typedef struct {
@@ -364,4 +356,4 @@ typedef struct {
 extern const OpKernels embed_kernels, norm_kernels, linear_kernels, rotary_kernels, attention_kernels,
     act_and_mul_kernels, add_scaled_kernels, softcap_kernels, gather_kernels, moe_kernels,
     low_rank_kernels, conv_kernels, drop_columns_kernels, gate_kernels,
-    gated_delta_kernels, mamba2_kernels, mamba_kernels, join_kernels;
+    gated_delta_kernels, mamba2_kernels, mamba_kernels;

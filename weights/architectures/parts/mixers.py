@@ -8,7 +8,6 @@ __all__ = [
     "GatedDelta",
     "KimiDelta",
     "Mamba2",
-    "RgLru",
     "Shape",
     "ShortConv",
     "StateMixer",
@@ -290,53 +289,6 @@ class Mamba2:
     def states(self) -> tuple[Shape, ...]:
         matrices = (self.num_heads, self.head_dim, self.state_size)
         return ((self._conv_width, self.kernel - 1), matrices)
-
-    @property
-    def input_rows(self) -> list[int] | None:
-        return None
-
-
-@dataclass(frozen=True)
-class RgLru:
-    """The real-gated linear recurrent unit of RecurrentGemma, behind a short convolution.
-
-    Gates and decays are functions of blocks of `width / num_blocks` elements. The states are the
-    inputs of the last tokens of the convolution over `kernel` tokens, the recurrent state, and
-    whether there was a token.
-    """
-
-    width: int
-    num_blocks: int
-    kernel: int
-
-    @property
-    def tensors(self) -> list[str]:
-        projections = ["mixer_x_in", "mixer_y_in"]
-        small = ["mixer_conv", "mixer_gate", "mixer_step", "mixer_decay"]
-        biases = ["mixer_conv_bias", "mixer_gate_bias", "mixer_step_bias", "mixer_out_bias"]
-        return [*projections, "mixer_out", *small, *(f"{n}_bias" for n in projections), *biases]
-
-    def shapes(self, hidden_size: int) -> Mapping[str, Shape]:
-        block = self.width // self.num_blocks
-        return {
-            "mixer_x_in": (self.width, hidden_size),
-            "mixer_x_in_bias": (self.width,),
-            "mixer_y_in": (self.width, hidden_size),
-            "mixer_y_in_bias": (self.width,),
-            "mixer_conv": (self.width, 1, self.kernel),
-            "mixer_conv_bias": (self.width,),
-            "mixer_gate": (self.num_blocks, block, block),
-            "mixer_gate_bias": (self.num_blocks, block),
-            "mixer_step": (self.num_blocks, block, block),
-            "mixer_step_bias": (self.num_blocks, block),
-            "mixer_decay": (self.width,),
-            "mixer_out": (hidden_size, self.width),
-            "mixer_out_bias": (hidden_size,),
-        }
-
-    @property
-    def states(self) -> tuple[Shape, ...]:
-        return ((self.width, self.kernel - 1), (self.width,), (1,))
 
     @property
     def input_rows(self) -> list[int] | None:
