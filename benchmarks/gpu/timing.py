@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from swiftchat.engine.device.bandwidth import bandwidth_ceiling_bytes_per_s
+from swiftchat.engine.gpu.bandwidth import bandwidth_ceiling_bytes_per_s
 
 __all__ = ["bandwidth_ceiling_bytes_per_s", "captured", "median_us"]
 
