@@ -139,6 +139,12 @@ def test_pyproject_lists_every_folder() -> None:
     assert listed == sorted(f"swiftchat.{folder}" for folder in folders)
 
 
+def test_only_packages_have_lists_of_exported_names() -> None:
+    for package in MAY_IMPORT:
+        for file in sources(package):
+            assert file.name == "__init__.py" or "\n__all__ = " not in file.read_text(), file
+
+
 def test_length_of_files() -> None:
     for package in MAY_IMPORT:
         for file in sources(package):

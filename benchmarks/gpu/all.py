@@ -30,7 +30,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, Sequence
 from swiftchat.errors import SwiftchatError
 
 SAMPLED = SamplingParams(temperature=0.7, top_p=0.95)

@@ -21,7 +21,7 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.mixers.states import bytes_per_sequence
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 
 CUBINS = Path(tempfile.gettempdir(), "swiftchat-bench-cubins")
 

@@ -23,7 +23,7 @@ from timing import median_us
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.dummy import dummy_config
 

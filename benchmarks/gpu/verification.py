@@ -21,7 +21,7 @@ from swiftchat.engine.decode.graph_runner import GraphRunner
 from swiftchat.engine.decode.verification import Verification
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Row, Sequence, Step
+from swiftchat.engine.schedule.sequence import Row, Sequence, Step
 
 SIZES = (1, 2, 4, 8, 16)
 

@@ -18,7 +18,7 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.tokenizer import Tokenizer
 
 _REQUESTS = (

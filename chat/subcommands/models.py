@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from swiftchat.weights.download import DownloadPlan
-    from swiftchat.weights.store import StoredModel
+    from swiftchat.weights.hub.cached_models import StoredModel
 
 _COLUMNS = (
     Column("NAME"),

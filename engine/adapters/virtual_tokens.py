@@ -6,7 +6,7 @@ from torch import Tensor
 from swiftchat.engine.load.canonicalize import head_order
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.quantized_kv import QuantizedKV
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.engine.schedule.tuning import VirtualTokens
 from swiftchat.weights.adapters.soft_prompt import SoftPrompt
 from swiftchat.weights.parallel.tensor_parallel import Shard

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from swiftchat.engine.decode.graph_runner import GraphRunner, Part
 from swiftchat.engine.model.hidden_states import HiddenStates
-from swiftchat.engine.schedule.scheduler import Scheduler, Sequence, Step
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Sequence, Step
 from swiftchat.errors import OutOfMemory
 
 

@@ -11,7 +11,7 @@ import torch
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.batch import padded_rows
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, Sequence
 
 # More than the number of steps that the device can be ahead of the host.
 _RING_STEPS = 8

@@ -29,7 +29,7 @@ from swiftchat.engine.model.cuda_ops import CudaOps, CudaPlan
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 
 Part = Literal["step", "forward", "sampling"]
 # Numbers of rows with a graph of their own; others are padded to the next one.

@@ -8,7 +8,7 @@ from swiftchat.engine.comm.pipeline import Pipeline
 from swiftchat.engine.decode.async_decode import can_replay
 from swiftchat.engine.decode.graph_runner import GraphRunner
 from swiftchat.engine.model.hidden_states import HiddenStates
-from swiftchat.engine.schedule.scheduler import Sequence, Step
+from swiftchat.engine.schedule.sequence import Sequence, Step
 from swiftchat.errors import OutOfMemory
 
 

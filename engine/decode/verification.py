@@ -7,7 +7,7 @@ import torch
 from swiftchat.engine.decode.graph_runner import GraphRunner
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.sampling.distributed import verified
-from swiftchat.engine.schedule.scheduler import Sequence, Step
+from swiftchat.engine.schedule.sequence import Sequence, Step
 from swiftchat.errors import OutOfMemory
 
 # Rows of the captured steps. With 2 or 4 rows a step takes no less time than with 8.

@@ -12,7 +12,7 @@ from swiftchat.engine.generation.check import check_request, check_tuned
 from swiftchat.engine.generation.generation import Generation
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.schedule.constraint import Constraint
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.errors import OutOfMemory
 from swiftchat.weights.architectures.parts.prefix_lm import CAUSAL

@@ -22,7 +22,7 @@ from swiftchat.engine.sampling.sampler import (
     sampling_error,
 )
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.engine.schedule.twins import fork
 from swiftchat.errors import OutOfMemory, SwiftchatError, UsageError
 

@@ -33,7 +33,7 @@ from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.sampling.distributed import DistributedSampler
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sampling_error
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence, Step
+from swiftchat.engine.schedule.sequence import Row, Sequence, Step
 from swiftchat.engine.schedule.sliding import drop_middle
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.engine.schedule.twins import find_twins, fork

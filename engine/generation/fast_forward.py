@@ -3,7 +3,8 @@
 from itertools import takewhile
 
 from swiftchat.engine.generation.graphs import Graphs
-from swiftchat.engine.schedule.scheduler import Scheduler, Sequence
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Sequence
 
 # With captured steps, a captured chunk takes as long as two or three of them, more with small
 # models, and discards the one in flight.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swiftchat.engine.api.protocol import Finished, Speculated
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 
 
 @dataclass

@@ -32,8 +32,9 @@ from swiftchat.engine.model.per_layer import (
 from swiftchat.engine.model.rope import cos_sin_table, query_factors
 from swiftchat.engine.model.weights import KeyBiases
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.weights.architectures.config import KEY_BIAS_COLUMNS, ModelConfig, RopeConfig
+from swiftchat.weights.architectures.config import KEY_BIAS_COLUMNS, ModelConfig
 from swiftchat.weights.architectures.parts.latent import LatentAttention
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 

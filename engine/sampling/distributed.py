@@ -15,7 +15,7 @@ from swiftchat.engine.sampling.batch_sampler import Draw, sample_rows
 from swiftchat.engine.sampling.logprobs import pack_logprobs, unpack_logprobs
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sample
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, Sequence
 
 _NO_TOKEN = -3  # where a row has fewer tokens than others; beside those of `sampler`
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Self
 
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, Sequence
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.weights.architectures.parts.prefix_lm import CAUSAL, BidirectionalPrefix
 

@@ -11,8 +11,6 @@ from swiftchat.engine.schedule.prefix import find_prefix, will_be_computed
 from swiftchat.engine.schedule.sequence import Row, Sequence, Step, Stored
 from swiftchat.engine.schedule.states import StateSlots
 
-__all__ = ["Restorer", "Row", "Scheduler", "Sequence", "Step", "Stored"]
-
 # The most tokens of a row whose logprobs are requested: it needs memory for all their logits.
 _SCORED_TOKENS = 128
 

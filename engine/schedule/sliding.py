@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 
 
 def drop_middle(sequence: Sequence, num_kept: int) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from swiftchat.engine.schedule.content import Digest
 
 if TYPE_CHECKING:
-    from swiftchat.engine.schedule.scheduler import Sequence
+    from swiftchat.engine.schedule.sequence import Sequence
 
 
 # The most proposed tokens of a step for which there are states.

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence as Seq
 
-from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Row, Sequence
 
 
 def find_twins(rows: Seq[Row], scheduler: Scheduler) -> list[tuple[Row, Sequence]]:

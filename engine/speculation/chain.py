@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.engine.speculation.proposer import ObservedRow, Stopwatch
 
 # Observed tokens wait until so many can be computed together, or until tokens are to be proposed.

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.blocks import BlockAllocator
-from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Row, Sequence, Step
 from swiftchat.engine.schedule.states import StateSlots
 from swiftchat.engine.speculation.proposer import ObservedRow
 from swiftchat.engine.speculation.step_costs import smoothed

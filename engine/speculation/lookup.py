@@ -1,6 +1,6 @@
 """Prompt look-up: proposes what followed the longest repeated suffix of a conversation."""
 
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.engine.speculation.step_costs import StepCosts
 from swiftchat.engine.speculation.suffix_automaton import SuffixAutomaton
 

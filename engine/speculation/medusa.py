@@ -11,7 +11,7 @@ from torch import Tensor
 from swiftchat.engine.device.capture import capture
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.hidden_states import LAST_NORM
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.engine.speculation.proposer import ObservedRow, Stopwatch
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, Sequence
 from swiftchat.engine.speculation.step_costs import smoothed
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Speculated
 from swiftchat.engine.model.hidden_states import HiddenStates
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, Sequence
 from swiftchat.engine.speculation.acceptance import AcceptanceRate
 from swiftchat.engine.speculation.lookup import PromptLookup
 from swiftchat.engine.speculation.proposer import ObservedRow, Proposer

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.errors import BadModelFile
 from tests.support import tiny
 from tests.support.tiny_models import VOCAB_SIZE

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.engine.speculation.speculation import Speculation
 from swiftchat.engine.speculation.step_costs import StepCosts
 from tests.support.tiny_models import VOCAB_SIZE

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.parallel.tensor_parallel import TensorKey
 
-__all__ = ["Adapter", "Floats", "LowRank", "Read", "TokenRows", "content_digest"]
-
 Floats = npt.NDArray[np.float32]
 Read = Callable[[], Floats]
 

@@ -19,8 +19,6 @@ from swiftchat.weights.gguf.gguf_architecture import GgufArchitecture
 from swiftchat.weights.gguf.tensor_names import TENSORS
 from swiftchat.weights.gguf.tensors import row_order
 
-__all__ = ["gguf_adapter", "is_gguf_adapter"]
-
 _ENDINGS = (".lora_a", ".lora_b")
 
 

@@ -16,8 +16,6 @@ from swiftchat.weights.architectures.tensors import expected_tensors, tensor_nam
 from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.sources.plan import Plan
 
-__all__ = ["merge_adapters"]
-
 Weighted = tuple[Adapter, float]
 
 

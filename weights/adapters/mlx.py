@@ -17,8 +17,6 @@ from swiftchat.weights.adapters.peft import is_number
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
-__all__ = ["is_mlx", "mlx_adapter"]
-
 _PARTS = ("lora_a", "lora_b", "m")
 
 

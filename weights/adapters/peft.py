@@ -24,8 +24,6 @@ from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.model.tensor_prefix import ModulePrefix
 from swiftchat.weights.parallel.tensor_parallel import TensorKey
 
-__all__ = ["SOFT_PROMPT_TYPES", "peft_adapter", "reject_unsupported"]
-
 SOFT_PROMPT_TYPES = ("PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING")
 
 _PREFIX = "base_model.model."

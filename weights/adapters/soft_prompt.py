@@ -22,8 +22,6 @@ from swiftchat.weights.adapters.files import (
 from swiftchat.weights.adapters.peft import SOFT_PROMPT_TYPES, reject_unsupported
 from swiftchat.weights.architectures.config import ModelConfig
 
-__all__ = ["SoftPrompt", "open_soft_prompt"]
-
 _TENSOR = "prompt_embeddings"
 _KNOWN_KEYS = frozenset(
     {

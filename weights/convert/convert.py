@@ -33,8 +33,6 @@ from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.sources.detect import plan_conversion
 from swiftchat.weights.sources.plan import Plan
 
-__all__ = ["ConversionEstimate", "convert", "estimate_conversion"]
-
 _SAMPLE_BYTES = 1 << 20
 _DEFAULT_SHARD_BYTES = 5e9
 # Interpreter, numpy, tensor tables and chunk buffers.

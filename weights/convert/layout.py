@@ -20,8 +20,6 @@ from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.rounding import WIRE_NAMES
 from swiftchat.weights.sources.plan import Plan
 
-__all__ = ["Layout", "rank_layout", "sharded_layout"]
-
 Array = npt.NDArray[Any]
 
 

@@ -9,8 +9,6 @@ from swiftchat.weights.files.disk import Progress
 from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.formats.safetensors import TensorSpec, read_header
 
-__all__ = ["MANIFEST", "encode_manifest", "verify_files"]
-
 MANIFEST = "swiftchat.json"
 _CHUNK_BYTES = 1 << 22
 

@@ -14,19 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "BLOCK_TYPES",
-    "IQ4_VALUES",
-    "BlockType",
-    "dequantize",
-    "fifth_bits",
-    "float16_at",
-    "unpack_2bit",
-    "unpack_bits",
-    "unpack_nibbles",
-    "unpack_scales_and_minima",
-]
-
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 

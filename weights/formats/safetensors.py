@@ -23,15 +23,6 @@ from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.files.reading import parse_json, reject_other_content
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES, TensorInfo, reject_overlaps
 
-__all__ = [
-    "SafetensorsWriter",
-    "TensorSpec",
-    "create_safetensors",
-    "header_bytes",
-    "read_header",
-    "spec_bytes",
-]
-
 # Parsed JSON takes up to 20 times the size of its text; the largest published headers have 10 MB.
 _MAX_HEADER_BYTES = 16 * 1024 * 1024
 _MAX_DIMENSIONS = 8

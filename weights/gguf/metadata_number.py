@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from swiftchat.weights.formats.gguf import GgufTensor
-
-__all__ = ["MetadataNumber"]
+from swiftchat.weights.formats.gguf_header import GgufTensor
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]

@@ -7,9 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.weights.formats.ggml_dequantize import dequantize
-from swiftchat.weights.formats.gguf import GgufTensor
-
-__all__ = ["MixerTensor"]
+from swiftchat.weights.formats.gguf_header import GgufTensor
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]

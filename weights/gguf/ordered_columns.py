@@ -7,10 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.weights.formats.ggml_dequantize import dequantize
-from swiftchat.weights.formats.gguf import GgufTensor
+from swiftchat.weights.formats.gguf_header import GgufTensor
 from swiftchat.weights.quantization.scheme import Spans
-
-__all__ = ["OrderedColumns"]
 
 _ROWS_AT_ONCE = 256
 

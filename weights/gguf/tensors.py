@@ -13,7 +13,8 @@ from swiftchat.weights.architectures.parts.architecture import frozen
 from swiftchat.weights.architectures.parts.mixers import GatedDelta
 from swiftchat.weights.architectures.tensors import canonical_shapes, canonical_tensors, tensor_name
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
-from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
+from swiftchat.weights.formats.gguf import GgufFile
+from swiftchat.weights.formats.gguf_header import GgufTensor
 from swiftchat.weights.gguf.architectures import gguf_architecture
 from swiftchat.weights.gguf.expert_sources import (
     checked_tensor,
@@ -32,16 +33,6 @@ from swiftchat.weights.gguf.stacked_experts import StackedExperts
 from swiftchat.weights.gguf.value_heads import grouped_rows, value_columns, value_rows
 from swiftchat.weights.quantization.gguf_blocks import GROUP_SIZE, KEPT_TYPES
 from swiftchat.weights.quantization.quantize import QUANTIZABLE
-
-__all__ = [
-    "MergedSource",
-    "TensorSource",
-    "block_matrices",
-    "dequantized_chunks",
-    "has_other_parts",
-    "row_order",
-    "tensor_sources",
-]
 
 # How the names of tensors of the vision and audio parts begin.
 _OTHER_PARTS = ("v.", "mm.", "a.")

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from swiftchat.weights.architectures.parts.mixers import GatedDelta
 from swiftchat.weights.quantization.scheme import Spans
 
-__all__ = ["Order", "grouped_rows", "value_columns", "value_rows"]
-
 Order = npt.NDArray[np.intp]
 _BY_HEAD = frozenset({"mixer_b", "mixer_a", "mixer_decay", "mixer_step_bias"})
 

@@ -17,8 +17,6 @@ from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.quantization.stored_tensor import Floats, as_float32
 
-__all__ = ["MTP", "MtpFiles"]
-
 # What `--draft` is for the model's own layer.
 MTP = "mtp"
 

@@ -12,7 +12,8 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
-from swiftchat.weights.formats.gguf import GgufFile, GgufTensor, open_gguf
+from swiftchat.weights.formats.gguf import GgufFile, open_gguf
+from swiftchat.weights.formats.gguf_header import GgufTensor
 from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.gguf.architectures import gguf_architecture
 from swiftchat.weights.gguf.merged_rows import MergedRows
@@ -26,8 +27,6 @@ from swiftchat.weights.gguf.tensors import (
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.quantization.gguf_blocks import block_tensor, with_columns
 from swiftchat.weights.quantization.stored_tensor import FLOATS, CheckedTensors, StoredTensor
-
-__all__ = ["GgufCheckpoint"]
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]

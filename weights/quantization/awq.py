@@ -22,8 +22,6 @@ from swiftchat.weights.quantization.stored_tensor import (
     unpack_bits,
 )
 
-__all__ = ["tensors"]
-
 _MAX_GROUP = 2**20
 # The 4-bit field of a word that holds row 0 … 7 of its eight.
 _FIELD_OF_ROW = np.array([0, 4, 1, 5, 2, 6, 3, 7])

@@ -19,8 +19,6 @@ import numpy as np
 from swiftchat.weights.quantization.settings import Settings
 from swiftchat.weights.quantization.stored_tensor import CheckedTensors, Floats, StoredTensor
 
-__all__ = ["tensors"]
-
 _MAX_STATE_BYTES = 65_536
 _MAX_BLOCK = 2**20
 _STATES = tuple(f".quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))

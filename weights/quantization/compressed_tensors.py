@@ -37,8 +37,6 @@ from swiftchat.weights.quantization.stored_tensor import (
     unpack_bits,
 )
 
-__all__ = ["tensors"]
-
 _MAX_GROUPS = 64
 _MAX_SIZE = 2**20
 _FORMATS = (

@@ -20,8 +20,6 @@ from swiftchat.weights.quantization.stored_tensor import (
     expand_groups,
 )
 
-__all__ = ["FLOAT8", "scaled_tensor", "tensors"]
-
 Block = tuple[int, int]
 
 _MAX_BLOCK = 2**20

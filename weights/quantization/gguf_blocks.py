@@ -34,18 +34,6 @@ from swiftchat.weights.quantization.scheme import (
 from swiftchat.weights.quantization.settings import Settings
 from swiftchat.weights.quantization.stored_tensor import CheckedTensors, StoredTensor
 
-__all__ = [
-    "GROUP_SIZE",
-    "KEPT_TYPES",
-    "PACKABLE_TYPES",
-    "block_tensor",
-    "has_finite_scales",
-    "matrix_type_of",
-    "tensors",
-    "to_matrix",
-    "with_columns",
-]
-
 GROUP_SIZE = 32  # of the matrices of all types
 
 Bytes = npt.NDArray[np.uint8]

@@ -24,8 +24,6 @@ from swiftchat.weights.quantization.stored_tensor import (
     unpack_bits,
 )
 
-__all__ = ["tensors"]
-
 _BITS = (2, 3, 4, 8)
 _MAX_GROUP = 2**20
 # How the model was quantized or should be run: no effect on the weights.

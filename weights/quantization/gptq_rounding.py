@@ -11,8 +11,6 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GptqRounding", "scale_update"]
-
 Floats = npt.NDArray[np.float32]
 # (column, weights of that column) -> (quantized values, dequantized weights).
 RoundColumn = Callable[[int, Floats], tuple[Floats, Floats]]

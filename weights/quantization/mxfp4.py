@@ -18,8 +18,6 @@ from swiftchat.weights.quantization.stored_tensor import (
     as_float32,
 )
 
-__all__ = ["tensors"]
-
 _BLOCK = 32
 _IGNORED = {"quant_method", "modules_to_not_convert", "dequantize"}
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)

@@ -24,8 +24,6 @@ from swiftchat.weights.quantization.int4_groups import Array, quantize_int4
 from swiftchat.weights.quantization.rounding import WIRE_NAMES, Floats, convert_dtype
 from swiftchat.weights.quantization.stored_tensor import as_float32, pack_nibbles
 
-__all__ = ["GROUP_SIZES", "QUANTIZABLE", "W8A8", "WEIGHT_ONLY", "QuantizationSpec"]
-
 WEIGHT_ONLY = ("int8", "int4", "fp8")
 # Schemes with quantized inputs, and the scheme of their weights.
 W8A8: Mapping[str, Literal["int8", "fp8"]] = MappingProxyType(

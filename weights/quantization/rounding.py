@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["DTYPE_NAMES", "WIRE_NAMES", "Floats", "convert_dtype", "to_bfloat16"]
-
 Floats = npt.NDArray[np.float32]
 
 # The dtype names of safetensors.

@@ -15,8 +15,6 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
 from swiftchat.weights.quantization.rounding import Floats
 
-__all__ = ["apply_smoothquant"]
-
 Chunks = Callable[[str], Iterator[Floats]]
 
 # The matrices that read each norm of a layer; nothing else reads it.

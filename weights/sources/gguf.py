@@ -9,9 +9,8 @@ from swiftchat.weights.formats.gguf import open_gguf
 from swiftchat.weights.gguf import architectures, tensors
 from swiftchat.weights.gguf.config import model_config_json
 from swiftchat.weights.gguf.model_files import default_dtype, model_files
-from swiftchat.weights.sources.plan import Floats, Plan
-
-__all__ = ["plan"]
+from swiftchat.weights.quantization.rounding import Floats
+from swiftchat.weights.sources.plan import Plan
 
 
 def plan(source: Path, dtype: str | None) -> Plan:

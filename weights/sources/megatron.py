@@ -18,14 +18,11 @@ from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.sources.megatron_checkpoint import (
     MegatronCheckpoint,
-    is_megatron,
     open_checkpoint,
 )
 from swiftchat.weights.sources.megatron_config import make_config_json
 from swiftchat.weights.sources.plan import Plan, parse_config
 from swiftchat.weights.sources.sharded import ShardedTensor, sharded_plan
-
-__all__ = ["is_megatron", "plan"]
 
 _DTYPES = {"uint16": "bfloat16", "float16": "float16", "float32": "float32"}
 # The heads of queries, key and value within a group of heads.

@@ -19,8 +19,6 @@ from swiftchat.weights.formats.torch_checkpoint import read_content, tensors_of
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.sources.sharded import read_shard
 
-__all__ = ["MegatronCheckpoint", "is_megatron", "open_checkpoint"]
-
 _LATEST = "latest_checkpointed_iteration.txt"
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?")

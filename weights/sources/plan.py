@@ -20,8 +20,6 @@ from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.quantization.rounding import WIRE_NAMES, Floats, convert_dtype
 from swiftchat.weights.quantization.smoothquant import apply_smoothquant
 
-__all__ = ["GENERATION_CONFIG", "Floats", "Plan", "parse_config"]
-
 GENERATION_CONFIG = "generation_config.json"
 
 

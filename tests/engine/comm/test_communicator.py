@@ -13,7 +13,7 @@ import torch
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.comm.communicator import GlooCommunicator
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of, tp_choices

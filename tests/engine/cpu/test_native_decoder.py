@@ -15,7 +15,7 @@ from swiftchat.engine.cpu.native_decoder import NativeDecoder
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.memory import native_workspace_bytes
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
 from swiftchat.weights.quantization.quantize import QuantizationSpec

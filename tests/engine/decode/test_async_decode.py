@@ -13,7 +13,8 @@ from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.decode.decode_batch import DecodeBatch
 from swiftchat.engine.decode.graph_runner import Part
 from swiftchat.engine.schedule.blocks import BlockAllocator
-from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Row, Sequence, Step
 
 BLOCK_SIZE, VOCAB_SIZE, CTX_SIZE = 4, 97, 60
 

@@ -8,7 +8,7 @@ import torch
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.decode.decode_batch import DecodeBatch, device_bias
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, Sequence
 
 
 def test_single_bad_words_and_biases_share_a_row() -> None:

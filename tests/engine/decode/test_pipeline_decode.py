@@ -25,7 +25,7 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sample, sampling_error
 from swiftchat.engine.schedule.batch import Batch, Span
-from swiftchat.engine.schedule.scheduler import Row, Sequence, Step
+from swiftchat.engine.schedule.sequence import Row, Sequence, Step
 from swiftchat.errors import BadModelFile, OutOfMemory
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model

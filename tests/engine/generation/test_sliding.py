@@ -12,7 +12,7 @@ from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Dropped, Finished, Tokens
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.engine.schedule.sliding import drop_middle
 from swiftchat.errors import UsageError
 from tests.support import tiny

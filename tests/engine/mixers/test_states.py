@@ -16,7 +16,7 @@ from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.model.memory import plan_shard_cache
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.errors import OutOfMemory, UsageError
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of

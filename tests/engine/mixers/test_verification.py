@@ -16,7 +16,7 @@ from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.generation.speculation import draft_proposer, speculation_of
 from swiftchat.engine.model.memory import plan_shard_cache
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.engine.speculation.speculation import Speculation
 from swiftchat.engine.speculation.step_costs import StepCosts
 from swiftchat.weights.model.directory import Model

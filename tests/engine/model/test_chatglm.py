@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.weights.architectures.parts.prefix_lm import BidirectionalPrefix, PrefixLM
 from tests.support import tiny
 from tests.support.tiny_chatglm import GMASK, MASK, START, ChatGLM, make

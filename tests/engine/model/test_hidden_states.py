@@ -9,7 +9,7 @@ import transformers
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from tests.support import tiny
 from tests.support.reference import make_reference
 

@@ -17,7 +17,7 @@ from swiftchat.engine.kv_store.speeds import Speeds
 from swiftchat.engine.model import latent_attention
 from swiftchat.engine.model.attention import fused_attention
 from swiftchat.engine.model.latent_attention import expanding_is_cheaper
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.engine.speculation.speculation import Speculation
 from swiftchat.engine.speculation.step_costs import StepCosts
 from swiftchat.errors import BadModelFile, UsageError

@@ -20,7 +20,7 @@ from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.per_layer import PerLayerTable, per_layer_embeddings
 from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.schedule.batch import Span
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model

@@ -11,7 +11,7 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.sampling.distributed import distributed_argmax, is_plain_greedy
 from swiftchat.engine.sampling.sampler import sample
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from tests.support import tiny
 from tests.support.thread_communicator import ThreadCommunicator, run_ranks
 

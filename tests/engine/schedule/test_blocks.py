@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.blocks import BlockAllocator, NoFreeBlock
 from swiftchat.engine.schedule.content import ROOT
-from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Row, Sequence, Step
 from swiftchat.engine.schedule.states import StateSlots
 from swiftchat.engine.schedule.tuning import SequenceTuning, VirtualTokens
 from swiftchat.engine.schedule.twins import find_twins, fork

@@ -8,7 +8,8 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Prefill, Tokens
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.chunk import ChunkLimit, cpu_chunk_limit, gpu_chunk_limit
-from swiftchat.engine.schedule.scheduler import Scheduler, Sequence, Step
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Sequence, Step
 from tests.support import tiny
 
 GREEDY = SamplingParams(temperature=0)

@@ -1,7 +1,7 @@
 """Snapshots of states at the last block boundary of a prompt."""
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.engine.schedule.states import StateSlots
 
 BLOCK_TOKENS = 4

@@ -3,7 +3,7 @@
 import random
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import Sequence
 from swiftchat.engine.schedule.sliding import drop_middle
 from swiftchat.engine.speculation.lookup import PromptLookup
 from swiftchat.engine.speculation.step_costs import StepCosts

@@ -15,7 +15,7 @@ from swiftchat.engine.comm.communicator import SingleRank
 from swiftchat.engine.comm.pipeline import SingleStage
 from swiftchat.engine.sampling.distributed import DistributedSampler
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, Sequence
 from swiftchat.engine.speculation.speculation import Speculation
 from swiftchat.engine.speculation.step_costs import StepCosts
 from tests.support import tiny

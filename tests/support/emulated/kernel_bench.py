@@ -17,7 +17,7 @@ from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, Sequence
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
 from tests.support import reference, tiny
