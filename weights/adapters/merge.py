@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.adapters.adapter import Adapter, Floats, LowRank
+from swiftchat.weights.adapters.adapter import Adapter, LowRank
 from swiftchat.weights.adapters.open import open_adapter
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.files.reading import encode_json
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.sources.plan import Plan
 
 Weighted = tuple[Adapter, float]

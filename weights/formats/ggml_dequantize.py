@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
+from swiftchat.weights.formats.arrays import Bytes, Floats
 
 # Masks and shifts as uint8, so that packed bytes stay bytes.
 _ONE, _TWO, _THREE, _FOUR, _SIX = (np.uint8(value) for value in (1, 2, 3, 4, 6))

@@ -6,9 +6,8 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.formats.gguf_header import GgufTensor
-from swiftchat.weights.gguf.flat_experts import FlatExperts
 from swiftchat.weights.gguf.gguf_architecture import GgufArchitecture
-from swiftchat.weights.gguf.stacked_experts import StackedExperts
+from swiftchat.weights.gguf.tensor_source import FlatExperts, StackedExperts
 
 
 def flat_experts(

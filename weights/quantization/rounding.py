@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-
-Floats = npt.NDArray[np.float32]
+from swiftchat.weights.formats.arrays import Floats
 
 # The dtype names of safetensors.
 WIRE_NAMES: Mapping[str, str] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}

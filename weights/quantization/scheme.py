@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+from swiftchat.weights.formats.arrays import Floats
+
 Spans = Sequence[tuple[int, int]]
 
 _BLOCK_COLUMNS = 32  # of the smallest ggml blocks, and of the parts of the larger ones

@@ -13,7 +13,7 @@ import numpy as np
 
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
-from swiftchat.weights.quantization.rounding import Floats
+from swiftchat.weights.formats.arrays import Floats
 
 Chunks = Callable[[str], Iterator[Floats]]
 

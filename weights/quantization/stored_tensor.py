@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.formats.arrays import Floats, Words
 from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.quantization.scheme import ActivationQuantization, GgufBlocks, PackedSource
 
-Floats = npt.NDArray[np.float32]
-Words = npt.NDArray[np.uint32]
 Read = Callable[[str], npt.NDArray[Any]]
 Shape = tuple[int, ...]
 
