@@ -23,8 +23,7 @@ from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.engine.reference.ops import TorchOps, TorchPlan
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row
-from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
 

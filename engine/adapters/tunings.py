@@ -28,7 +28,7 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.content import Digest
-from swiftchat.engine.schedule.scheduler import Step
+from swiftchat.engine.schedule.sequence import Step
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.errors import FileSystemError, OutOfMemory, UsageError
 from swiftchat.weights.adapters.adapter import Adapter

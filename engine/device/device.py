@@ -93,7 +93,7 @@ def find_kernels(
     if not config.kernels:
         return "switched off"
     if not has_bindings():
-        return "cuda-bindings is missing"
+        return "cuda-python is missing"
     if torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
         return "the kernels need compute capability {}.{}".format(*OLDEST_CAPABILITY)
     if not kernels_cover(shape, dtype, config.kv_dtype):

@@ -33,7 +33,7 @@ from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.sampling.distributed import DistributedSampler
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sampling_error
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence, Step
+from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 from swiftchat.engine.schedule.sliding import drop_middle
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.engine.schedule.twins import find_twins, fork
@@ -345,7 +345,7 @@ class Engine:
         rows = None if logits is None else logits[index : index + 1]
         return self._append_token(generation, token, self._sampler.logprobs(rows, [token], num_top))
 
-    def _sampling_error(self, sequence: Sequence, token: int) -> SwiftchatError:
+    def _sampling_error(self, sequence: TokenSequence, token: int) -> SwiftchatError:
         layer = None
         if token == NOT_FINITE and self.decoder.stages.size == 1:
             layer = self.cache.first_not_finite(sequence.block_table, sequence.num_computed)

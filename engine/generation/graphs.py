@@ -19,7 +19,8 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import CachePlan
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 
 GraphDecode = AsyncDecode | PipelineDecode
 
@@ -127,7 +128,7 @@ def _verifier(
 
 def _prompt(num_tokens: int, block_size: int) -> Batch:
     """Return a prompt in the first blocks of the cache and slots of states, not used yet."""
-    prompt = Sequence(0, [0] * num_tokens, SamplingParams())
+    prompt = TokenSequence(0, [0] * num_tokens, SamplingParams())
     prompt.state_slot, prompt.spare_slot = 0, 1
     prompt.block_table = [0] * -(-num_tokens // block_size)
     return Batch.pack([Row(prompt, num_tokens)], block_size)

@@ -13,7 +13,7 @@ from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.weights import has_quantized, resident_bytes
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Step
+from swiftchat.engine.schedule.sequence import Step
 from swiftchat.engine.speculation.draft import DraftModel
 from swiftchat.engine.speculation.proposer import Proposer
 from swiftchat.engine.speculation.speculation import MAX_VERIFIED_ROWS, Speculation

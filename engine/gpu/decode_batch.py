@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.batch import padded_rows
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 
 # More than the number of steps that the device can be ahead of the host.
 _RING_STEPS = 8
@@ -118,14 +118,14 @@ class DecodeBatch:
         for name in _MISSING:
             fields[self._index[name]].fill_(-1)
 
-    def load(self, sequences: Seq[Sequence], seeds: Seq[int]) -> None:
+    def load(self, sequences: Sequence[TokenSequence], seeds: Sequence[int]) -> None:
         """Assign a row to each sequence; all its tokens but the last must be computed.
 
         The device must be idle, because this overwrites the host buffers of earlier copies.
         """
         self.load_rows([Row(sequence, 1) for sequence in sequences], seeds)
 
-    def load_rows(self, rows: Seq[Row], seeds: Seq[int]) -> None:
+    def load_rows(self, rows: Sequence[Row], seeds: Sequence[int]) -> None:
         """As `load`, and assign the following rows to a sequence's proposed tokens.
 
         A sequence with proposed tokens must not have penalties or a number of `min_tokens`.
@@ -186,7 +186,7 @@ class DecodeBatch:
                 self._load_bias(number, bias)
         return count
 
-    def _load_state_slots(self, first: int, sequence: Sequence, count: int) -> None:
+    def _load_state_slots(self, first: int, sequence: TokenSequence, count: int) -> None:
         """Assign the slots of states before and after each of the rows from `first` on."""
         if sequence.state_slot < 0:  # a model without states
             return
@@ -196,7 +196,7 @@ class DecodeBatch:
         for i, pair in enumerate(pairwise((sequence.state_slot, *after[:count])), first):
             self._host_ints[reads, i], self._host_ints[writes, i] = pair
 
-    def load_masks(self, sequences: Seq[Sequence]) -> None:
+    def load_masks(self, sequences: Sequence[TokenSequence]) -> None:
         """Copy what the grammars of the rows allow next to the device, without waiting for it.
 
         All steps sampled with earlier masks must have ended.
@@ -207,7 +207,7 @@ class DecodeBatch:
         n = len(sequences)
         self.masks[:n].copy_(self._host_masks[:n], non_blocking=True)
 
-    def update_block_tables(self, sequences: Seq[Sequence]) -> None:
+    def update_block_tables(self, sequences: Sequence[TokenSequence]) -> None:
         """Copy the blocks that the rows' sequences got since the last call to the device.
 
         In one copy of whole rows. An earlier one may be in progress: it copies the new blocks or
@@ -225,7 +225,7 @@ class DecodeBatch:
         rows = slice(changed[0], changed[-1] + 1)
         self.block_tables[rows].copy_(self._host_tables[rows], non_blocking=True)
 
-    def _load_counts(self, row: int, sequence: Sequence) -> None:
+    def _load_counts(self, row: int, sequence: TokenSequence) -> None:
         counts = torch.zeros(self.counts.shape[1], dtype=torch.int32)
         counts[list(set(sequence.tokens))] = _SEEN
         generated = Counter(sequence.tokens[sequence.num_prompt :])

@@ -11,8 +11,6 @@ from swiftchat.engine.linear.weight import LinearWeight
 if TYPE_CHECKING:
     from swiftchat.engine.model.ops import Ops
 
-__all__ = ["LowRankChange", "SharedBlockWeights", "changed"]
-
 
 @dataclass(frozen=True)
 class LowRankChange:

@@ -36,8 +36,9 @@ from swiftchat.engine.reference.mixers.rwkv import channel_mix
 from swiftchat.engine.reference.moe import moe
 from swiftchat.engine.reference.per_layer import per_layer_embeddings
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.weights.architectures.config import KEY_BIAS_COLUMNS, ModelConfig, RopeConfig
+from swiftchat.weights.architectures.config import KEY_BIAS_COLUMNS, ModelConfig
 from swiftchat.weights.architectures.parts.latent import LatentAttention
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 

@@ -356,6 +356,13 @@ MUTANTS = (
             "tests/weights/model/test_checkpoint.py::test_an_invalid_header_raises_an_error_that_names_the_file",
         ),
     ),
+    Mutant(
+        "a written shard is not opened with the safetensors library",
+        "weights/formats/safetensors.py",
+        "    _prove(path, tensors, metadata)\n",
+        "",
+        ("tests/weights/convert/test_atomic_convert.py", "tests/weights/model/test_checkpoint.py"),
+    ),
     # Adapters, blocks of failed steps, coverage.
     Mutant(
         "virtual tokens are published before they are stored",

@@ -24,7 +24,7 @@ from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.scheduler import Scheduler
-from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.schedule.states import MAX_VERIFIED, StateSlots
 from swiftchat.errors import SwiftchatError
 from swiftchat.weights.model.directory import Model

@@ -28,8 +28,6 @@ from swiftchat.weights.architectures.registry import architecture_of
 from swiftchat.weights.architectures.unsupported_keys import ignored_keys
 from swiftchat.weights.architectures.variants import VARIANTS
 
-__all__ = ["ModelConfig", "QueryGrowth", "RopeConfig", "RouterConfig"]
-
 # Behind a key in the cache: its bias, and zeros up to an aligned width.
 KEY_BIAS_COLUMNS = 8
 

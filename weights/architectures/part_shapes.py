@@ -8,8 +8,6 @@ from swiftchat.weights.architectures.parts.layers import (
     Streams,
 )
 
-__all__ = ["expert_shapes", "latent_shapes", "per_layer_shapes", "shared_block_shapes"]
-
 _CHANGED = ("q", "k", "v", "gate_up")  # matrices of shared blocks that layers change
 
 

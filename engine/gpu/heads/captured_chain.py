@@ -1,7 +1,6 @@
 """A head's chain of proposals as CUDA graphs: ids and hidden states stay on the device."""
 
-from collections.abc import Collection, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -120,7 +119,9 @@ class CapturedChain:
     def join(self, hidden: Mapping[int, Tensor]) -> Tensor:
         return self._layer.join(hidden)
 
-    def compute(self, joined: Tensor, ids: Seq[int], position: int, cache: PagedHeadCache) -> None:
+    def compute(
+        self, joined: Tensor, ids: Sequence[int], position: int, cache: PagedHeadCache
+    ) -> None:
         if len(ids) > _REPLAYED_TOKENS:
             self._layer.compute(joined, ids, position, cache)
             return
@@ -129,7 +130,12 @@ class CapturedChain:
             self.chain(joined[part], ids[part], position + first, cache, 0)
 
     def chain(
-        self, joined: Tensor, ids: Seq[int], position: int, cache: PagedHeadCache, num_tokens: int
+        self,
+        joined: Tensor,
+        ids: Sequence[int],
+        position: int,
+        cache: PagedHeadCache,
+        num_tokens: int,
     ) -> list[int]:
         n, graph = len(ids), self._graph(num_tokens)
         self._load(ids, position, cache)
@@ -142,7 +148,7 @@ class CapturedChain:
         ring = self._ring[:, 0].tolist()
         return [ring[step % _RING_STEPS] for step in range(begin, self._num_steps)]
 
-    def _load(self, ids: Seq[int], position: int, cache: PagedHeadCache) -> None:
+    def _load(self, ids: Sequence[int], position: int, cache: PagedHeadCache) -> None:
         """Assign the rows of the known tokens, and the last one; the device is idle."""
         n, start, first = len(ids), len(cache.positions), slice(0, len(ids))
         table = np.array(cache.table, dtype=np.int32)

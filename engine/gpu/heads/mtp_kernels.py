@@ -1,6 +1,6 @@
 """The layer for multi-token prediction with our kernels, for captured steps of a few rows."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class PagedMtpCache(PagedHeadCache):
         super().__init__(memory)
         self.blocks = memory.cache
 
-    def append(self, ids: Seq[int], positions: Seq[int]) -> Batch:
+    def append(self, ids: Sequence[int], positions: Sequence[int]) -> Batch:
         """Return the batch that computes tokens after those in the cache; there must be room."""
         start, end = len(self.positions), len(self.positions) + len(ids)
         self.positions += positions

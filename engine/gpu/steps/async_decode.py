@@ -1,6 +1,6 @@
 """Async decode: each step is launched before the tokens of the previous one are read."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner, Part
 from swiftchat.engine.model.hidden_states import HiddenStates
-from swiftchat.engine.schedule.scheduler import Scheduler, Sequence, Step
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Step, TokenSequence
 from swiftchat.errors import OutOfMemory
 
 
@@ -20,7 +21,7 @@ class _InFlight:
     hidden states, if prediction heads read them.
     """
 
-    sequences: list[Sequence]
+    sequences: list[TokenSequence]
     number: int | None
     done: torch.cuda.Event
     hidden: HiddenStates | None
@@ -50,13 +51,13 @@ def can_replay(step: Step, max_rows: int) -> bool:
     )
 
 
-def _parts(sequences: Seq[Sequence]) -> tuple[Part, ...]:
+def _parts(sequences: Sequence[TokenSequence]) -> tuple[Part, ...]:
     """Return the graphs of a step, in order."""
     has_grammar = any(sequence.constraint is not None for sequence in sequences)
     return ("forward", "sampling") if has_grammar else ("step",)
 
 
-def _use_adapters(sequences: Seq[Sequence]) -> bool:
+def _use_adapters(sequences: Sequence[TokenSequence]) -> bool:
     return any(sequence.has_adapters for sequence in sequences)
 
 
@@ -83,7 +84,7 @@ class AsyncDecode:
         step = self._in_flight
         return step is not None and any(map(self._is_current, step.sequences))
 
-    def launch(self, step: Step, seeds: Seq[int]) -> bool:
+    def launch(self, step: Step, seeds: Sequence[int]) -> bool:
         """Launch a scheduled step; return False if it cannot be replayed or blocks are missing."""
         self.drop()
         if not can_replay(step, self.runner.batch.max_rows):
@@ -116,7 +117,7 @@ class AsyncDecode:
         except (OutOfMemory, torch.OutOfMemoryError):
             return None  # the step needs less memory without a graph
 
-    def collect(self, *, continues: bool = True) -> list[tuple[Sequence, int]]:
+    def collect(self, *, continues: bool = True) -> list[tuple[TokenSequence, int]]:
         """Launch the next step if it can be predicted, then return the tokens of the previous one.
 
         Without `continues` no step is launched, because the next one will have proposed tokens.
@@ -149,7 +150,7 @@ class AsyncDecode:
             self._in_flight.done.synchronize()
             self._in_flight = None
 
-    def _prepare(self, sequences: list[Sequence], num_ahead: int) -> bool:
+    def _prepare(self, sequences: list[TokenSequence], num_ahead: int) -> bool:
         """Reserve the blocks of a step and capture its graphs; return False without room for them.
 
         The step needs less memory without a graph. An adapter that was loaded during an answer may
@@ -165,11 +166,11 @@ class AsyncDecode:
             return False
         return True
 
-    def _start(self, sequences: list[Sequence]) -> None:
+    def _start(self, sequences: list[TokenSequence]) -> None:
         """Launch a step, or its forward pass if its masks are not known yet."""
         self._in_flight = self._replay(sequences, _parts(sequences)[0])
 
-    def _replay(self, sequences: list[Sequence], part: Part) -> _InFlight:
+    def _replay(self, sequences: list[TokenSequence], part: Part) -> _InFlight:
         number = None if part == "forward" else self.runner.batch.num_steps
         self.runner.replay(len(sequences), part, adapted=_use_adapters(sequences))
         hidden = None if part == "sampling" else self.runner.copy_hidden(len(sequences))
@@ -177,12 +178,12 @@ class AsyncDecode:
         done.record()
         return _InFlight(sequences, number, done, hidden)
 
-    def _is_current(self, sequence: Sequence) -> bool:
+    def _is_current(self, sequence: TokenSequence) -> bool:
         """Return whether the step in flight computes the newest token of a running sequence."""
         is_newest = len(sequence.tokens) == sequence.num_computed + 1
         return is_newest and sequence in self._scheduler.running
 
-    def _can_continue(self, sequences: list[Sequence]) -> bool:
+    def _can_continue(self, sequences: list[TokenSequence]) -> bool:
         """Return whether the next step will have the same rows, as far as the host can predict."""
         scheduler = self._scheduler
         could_admit = scheduler.waiting and len(scheduler.running) < scheduler.max_num_seqs
@@ -198,7 +199,7 @@ class AsyncDecode:
                 return False
         return True
 
-    def _reserve(self, sequences: list[Sequence], num_ahead: int) -> bool:
+    def _reserve(self, sequences: list[TokenSequence], num_ahead: int) -> bool:
         """Reserve blocks for `num_ahead` tokens after the one that the step computes.
 
         A step already looks up the next token's slot at its end.

@@ -1,7 +1,6 @@
 """Decode steps as CUDA graphs: captured once for a number of rows, replayed for each token."""
 
-from collections.abc import Callable, Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Literal
 
@@ -30,7 +29,7 @@ from swiftchat.engine.linear.adapted import AdapterSet
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 
 Part = Literal["step", "forward", "sampling"]
 
@@ -61,7 +60,7 @@ class GraphRunner:
         ops: CudaOps,
         cache: KVCache,
         batch: DecodeBatch,
-        sizes: Seq[int] = DECODE_ROWS,
+        sizes: Sequence[int] = DECODE_ROWS,
         *,
         shares_blocks: bool = False,
         hidden_layers: Collection[int] = (),
@@ -100,7 +99,7 @@ class GraphRunner:
             self._last_hidden = self._hidden.get(self._key(num_rows, part, adapted))
         self.batch.num_steps += part != "forward"
 
-    def forward(self, sequences: Seq[Sequence]) -> Tensor:
+    def forward(self, sequences: Sequence[TokenSequence]) -> Tensor:
         """Compute the logits of a decode step, fp32 [len(sequences), vocab_size], and no tokens.
 
         For one rank and stage. The device must be idle. The logits are valid until the next step.
@@ -120,7 +119,7 @@ class GraphRunner:
         hidden = self._last_hidden
         return None if hidden is None else hidden.copied(num_rows, num_rows)
 
-    def append_tokens(self, sequences: Seq[Sequence]) -> None:
+    def append_tokens(self, sequences: Sequence[TokenSequence]) -> None:
         """Make each sequence's newest token the input of its row.
 
         The sequences must be those of the last step, in its order, each with one more token; the
@@ -167,7 +166,7 @@ class GraphRunner:
         deltas.in_linear &= self._decoder.ranks.size == 1  # not measured on several GPUs
         return deltas
 
-    def can_adapt(self, sequences: Seq[Sequence]) -> bool:
+    def can_adapt(self, sequences: Sequence[TokenSequence]) -> bool:
         """Return whether steps with `adapted` compute the adapters of these sequences."""
         sets = {s.tuning.set_index for s in sequences if s.tuning is not None and s.has_adapters}
         size = next(size for size in self.sizes if size >= len(sequences))

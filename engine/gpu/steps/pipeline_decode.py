@@ -1,6 +1,6 @@
 """Decode with pipeline stages, each replaying its part of a step as a CUDA graph."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import torch
 
@@ -8,7 +8,7 @@ from swiftchat.engine.comm.pipeline import Pipeline
 from swiftchat.engine.gpu.steps.async_decode import can_replay
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
 from swiftchat.engine.model.hidden_states import HiddenStates
-from swiftchat.engine.schedule.scheduler import Sequence, Step
+from swiftchat.engine.schedule.sequence import Step, TokenSequence
 from swiftchat.errors import OutOfMemory
 
 
@@ -22,17 +22,17 @@ class PipelineDecode:
 
     def __init__(self, runner: GraphRunner, stages: Pipeline) -> None:
         self.runner, self._stages = runner, stages
-        self._in_flight: list[Sequence] = []
+        self._in_flight: list[TokenSequence] = []
         self.collected_hidden: HiddenStates | None = None  # stages keep none
         # For each row of the last step: sequence, block table and number of computed tokens.
-        self._loaded: list[tuple[Sequence, list[int], int]] = []
+        self._loaded: list[tuple[TokenSequence, list[int], int]] = []
 
     @property
     def is_in_flight(self) -> bool:
         """Whether a step was launched and not yet collected."""
         return bool(self._in_flight)
 
-    def launch(self, step: Step, seeds: Seq[int]) -> bool:
+    def launch(self, step: Step, seeds: Sequence[int]) -> bool:
         """Compute this stage's part of a scheduled step; return False if it cannot be replayed.
 
         The host samples the steps of answers with grammars or adapters.
@@ -62,7 +62,7 @@ class PipelineDecode:
         self._in_flight = sequences
         return True
 
-    def collect(self, *, continues: bool = True) -> list[tuple[Sequence, int]]:
+    def collect(self, *, continues: bool = True) -> list[tuple[TokenSequence, int]]:
         """Return the tokens that the last stage sampled, or NOT_FINITE; no step continues."""
         sequences, self._in_flight = self._in_flight, []
         sampled = self._stages.broadcast_from_last(self.runner.sampled[: len(sequences)].long())
@@ -72,7 +72,7 @@ class PipelineDecode:
         """Discard the step in flight."""
         self._in_flight = []
 
-    def _can_append(self, sequences: list[Sequence]) -> bool:
+    def _can_append(self, sequences: list[TokenSequence]) -> bool:
         """Return whether the rows hold these sequences, each with one more token.
 
         A sequence that was preempted meanwhile has a new block table.

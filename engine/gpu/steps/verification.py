@@ -1,13 +1,13 @@
 """Verification steps of speculation as CUDA graphs: several tokens of a sequence in one step."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import torch
 
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.sampling.distributed import verified
-from swiftchat.engine.schedule.scheduler import Sequence, Step
+from swiftchat.engine.schedule.sequence import Step, TokenSequence
 from swiftchat.errors import OutOfMemory
 
 # Rows of the captured steps. With 2 or 4 rows a step takes no less time than with 8.
@@ -30,7 +30,7 @@ class Verification:
     def max_rows(self) -> int:
         return self.runner.sizes[-1]
 
-    def sample(self, step: Step, seeds: Seq[int]) -> list[list[int]] | None:
+    def sample(self, step: Step, seeds: Sequence[int]) -> list[list[int]] | None:
         """Return the next tokens of each row, as `DistributedSampler.sample_batch`.
 
         None for a step that cannot be replayed.
@@ -61,7 +61,7 @@ class Verification:
         ]
 
 
-def _has_unverified(sequence: Sequence) -> bool:
+def _has_unverified(sequence: TokenSequence) -> bool:
     """Return whether a sequence uses what the captured steps do not have."""
     is_constrained = sequence.constraint is not None
     if sequence.params.pooling is not None:  # an embedding samples no token

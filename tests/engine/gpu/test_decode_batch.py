@@ -8,7 +8,7 @@ import torch
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.gpu.decode_batch import DecodeBatch, device_bias
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 
 
 def test_single_bad_words_and_biases_share_a_row() -> None:
@@ -40,9 +40,11 @@ def test_proposed_tokens_have_rows_after_their_sequence(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     gpu = SimpleNamespace(device=torch.device("cpu"))
     batch = DecodeBatch(gpu, 8, 8, block_size=4, vocab_size=50)  # type: ignore[arg-type]
-    speculating = Sequence(1, [7, 8, 9], SamplingParams(temperature=0.5, top_k=3))
+    speculating = TokenSequence(1, [7, 8, 9], SamplingParams(temperature=0.5, top_k=3))
     speculating.num_computed, speculating.block_table = 2, [5, 6]
-    penalized = Sequence(2, [3, 3, 4], SamplingParams(repeat_penalty=1.5, logit_bias=((2, -1.0),)))
+    penalized = TokenSequence(
+        2, [3, 3, 4], SamplingParams(repeat_penalty=1.5, logit_bias=((2, -1.0),))
+    )
     penalized.num_computed, penalized.block_table = 2, [1]
     batch.load_rows([Row(speculating, 1, (11, 12)), Row(penalized, 1)], [21, 2**64 - 1])
     assert batch.tokens[:4].tolist() == [9, 11, 12, 4]

@@ -16,7 +16,7 @@ from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.model.memory import plan_shard_cache
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.errors import OutOfMemory, UsageError
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
@@ -66,7 +66,7 @@ def test_rows_of_different_lengths_in_one_batch_equal_transformers(model) -> Non
     folder, expected = model
     bench = tiny.Bench(folder)
     prompts = {i: tiny.random_ids(length, seed=i) for i, length in enumerate((1, 2, 9, 22))}
-    sequences = {i: Sequence(i, list(ids), SamplingParams()) for i, ids in prompts.items()}
+    sequences = {i: TokenSequence(i, list(ids), SamplingParams()) for i, ids in prompts.items()}
     for sequence in sequences.values():
         bench.scheduler.add(sequence)
     found: dict[int, torch.Tensor] = {}

@@ -21,7 +21,7 @@ from swiftchat.engine.reference.attention import plan_attention
 from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.engine.reference.per_layer import per_layer_embeddings
 from swiftchat.engine.schedule.batch import Span
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
@@ -55,7 +55,7 @@ def test_batch_with_history_equals_transformers(model_type: str, tmp_path: Path)
         3: [*first[:17], 7, 8],
     }
     for i, ids in prompts.items():
-        bench.scheduler.add(Sequence(i, list(ids), SamplingParams()))
+        bench.scheduler.add(TokenSequence(i, list(ids), SamplingParams()))
     logits = bench.step()
     for i, ids in prompts.items():
         expected = reference.reference_logits(model, tuple(ids))

@@ -17,7 +17,7 @@ from swiftchat.engine.kv_store.speeds import Speeds
 from swiftchat.engine.reference import latent_attention
 from swiftchat.engine.reference.attention import fused_attention
 from swiftchat.engine.reference.latent_attention import expanding_is_cheaper
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.speculation.speculation import Speculation
 from swiftchat.engine.speculation.step_costs import StepCosts
 from swiftchat.errors import BadModelFile, UsageError
@@ -129,7 +129,7 @@ def test_with_history_and_in_a_batch_equals_transformers(model) -> None:
     prompts = {i: tiny.random_ids(5 + 7 * i, seed=i) for i in (1, 2)}
     prompts[3] = first[:13] + tiny.random_ids(LENGTH - 13, seed=3)
     for i, ids in prompts.items():
-        bench.scheduler.add(Sequence(i, list(ids), SamplingParams()))
+        bench.scheduler.add(TokenSequence(i, list(ids), SamplingParams()))
     logits = bench.step()
     for i, ids in prompts.items():
         assert_close(logits[i], expected(made, ids)[-1])

@@ -17,7 +17,7 @@ from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
 from tests.support import reference, tiny
@@ -61,8 +61,8 @@ class KernelBench:
         names: list[str] = self.gpu.launched  # type: ignore[attr-defined]
         return names
 
-    def sequence(self, num_computed: int) -> Sequence:
-        sequence = Sequence(0, list(self.ids), tiny.SamplingParams())
+    def sequence(self, num_computed: int) -> TokenSequence:
+        sequence = TokenSequence(0, list(self.ids), tiny.SamplingParams())
         sequence.block_table = [3, 1, 7, 0, 2, 9, 4][: -(-NUM_TOKENS // BLOCK_SIZE)]
         sequence.num_computed = num_computed
         sequence.state_slot, sequence.spare_slot = self._state_slots

@@ -13,7 +13,8 @@ from swiftchat.engine.gpu.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.gpu.steps.graph_runner import Part
 from swiftchat.engine.schedule.blocks import BlockAllocator
-from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 
 BLOCK_SIZE, VOCAB_SIZE, CTX_SIZE = 4, 97, 60
 
@@ -133,7 +134,7 @@ class Loop:
             self.scheduler.advance(Row(sequence, 1))
             self._append_token(sequence, token)
 
-    def _append_token(self, sequence: Sequence, token: int) -> None:
+    def _append_token(self, sequence: TokenSequence, token: int) -> None:
         if token in sequence.params.stop_ids:
             self.scheduler.remove(sequence)
             return
@@ -145,7 +146,7 @@ class Loop:
         if full or sequence.num_generated == sequence.params.max_tokens:
             self.scheduler.remove(sequence)
 
-    def _fast_forward(self, sequence: Sequence, grammar: Any) -> None:
+    def _fast_forward(self, sequence: TokenSequence, grammar: Any) -> None:
         limit = sequence.params.max_tokens
         while self.fast_forwards and grammar.allowed.sum() == 1:
             token = int(grammar.allowed.nonzero())
@@ -156,7 +157,7 @@ class Loop:
             grammar.accept(token)
 
 
-def expected(sequence: Sequence, prompt: list[int]) -> list[int]:
+def expected(sequence: TokenSequence, prompt: list[int]) -> list[int]:
     tokens = list(prompt)
     grammar = Thirds() if sequence.constraint else None
     while len(tokens) < CTX_SIZE and len(tokens) - len(prompt) != sequence.params.max_tokens:
@@ -171,7 +172,7 @@ def expected(sequence: Sequence, prompt: list[int]) -> list[int]:
 
 def test_a_token_limit_causes_no_extra_launch() -> None:
     loop = Loop()
-    sequence = Sequence(1, [3, 4, 5], SamplingParams(max_tokens=20))
+    sequence = TokenSequence(1, [3, 4, 5], SamplingParams(max_tokens=20))
     loop.scheduler.add(sequence)
     while loop.scheduler.has_work:
         loop.run_once()
@@ -182,8 +183,8 @@ def test_a_token_limit_causes_no_extra_launch() -> None:
 
 def test_rows_with_logprobs_are_not_replayed() -> None:
     loop = Loop()
-    plain = Sequence(1, [3, 4, 5], SamplingParams(max_tokens=30))
-    with_logprobs = Sequence(2, [6, 7], SamplingParams(max_tokens=10, logprobs=0))
+    plain = TokenSequence(1, [3, 4, 5], SamplingParams(max_tokens=30))
+    with_logprobs = TokenSequence(2, [6, 7], SamplingParams(max_tokens=10, logprobs=0))
     loop.scheduler.add(plain)
     for _ in range(5):
         loop.run_once()
@@ -202,7 +203,9 @@ def test_rows_with_logprobs_are_not_replayed() -> None:
 
 def test_the_mask_of_a_step_is_loaded_while_its_forward_pass_runs() -> None:
     loop = Loop()
-    loop.scheduler.add(Sequence(1, [3, 4, 5], SamplingParams(max_tokens=20), constraint=Thirds()))  # type: ignore[arg-type]
+    loop.scheduler.add(
+        TokenSequence(1, [3, 4, 5], SamplingParams(max_tokens=20), constraint=Thirds())
+    )  # type: ignore[arg-type]
     loop.run_once()
     for _ in range(18):
         loop.run_once()
@@ -217,15 +220,15 @@ def test_the_mask_of_a_step_is_loaded_while_its_forward_pass_runs() -> None:
 @given(st.data())
 def test_any_mixture_of_starts_ends_and_cancels(data: st.DataObject) -> None:
     loop = Loop(data.draw(st.integers(16, 60)), fast_forwards=data.draw(st.booleans()))
-    alive: list[tuple[Sequence, list[int]]] = []
-    finished: list[tuple[Sequence, list[int]]] = []
+    alive: list[tuple[TokenSequence, list[int]]] = []
+    finished: list[tuple[TokenSequence, list[int]]] = []
     for i in range(data.draw(st.integers(1, 12))):
         if data.draw(st.booleans()):
             prompt = data.draw(st.lists(st.integers(0, 96), min_size=1, max_size=20))
             stop = tuple(data.draw(st.lists(st.integers(0, 96), max_size=2)))
             limit = data.draw(st.one_of(st.none(), st.integers(1, 30)))
             params = SamplingParams(max_tokens=limit, stop_ids=stop)
-            sequence = Sequence(i, list(prompt), params)
+            sequence = TokenSequence(i, list(prompt), params)
             if data.draw(st.booleans()):
                 sequence.constraint = Thirds()  # type: ignore[assignment]
             loop.scheduler.add(sequence)

@@ -25,7 +25,7 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sample, sampling_error
 from swiftchat.engine.schedule.batch import Batch, Span
-from swiftchat.engine.schedule.scheduler import Row, Sequence, Step
+from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 from swiftchat.errors import BadModelFile, OutOfMemory
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
@@ -82,7 +82,7 @@ class FakeRunner:
                 self.sampled[row] = self._sample(row, logits[row])
         self.num_replays += 1
 
-    def append_tokens(self, sequences: list[Sequence]) -> None:
+    def append_tokens(self, sequences: list[TokenSequence]) -> None:
         """As `advance.cu` does."""
         batch, size = self.batch, self.batch.block_size
         batch.update_block_tables(sequences)
@@ -200,15 +200,15 @@ def prompts(*lengths: int) -> dict[int, list[int]]:
     return {i: tiny.random_ids(length, seed=i) for i, length in enumerate(lengths)}
 
 
-def nothing(sequence: Sequence) -> None:
+def nothing(sequence: TokenSequence) -> None:
     return
 
 
-def new_block_table(sequence: Sequence) -> None:
+def new_block_table(sequence: TokenSequence) -> None:
     sequence.block_table = list(sequence.block_table)
 
 
-def another_token(sequence: Sequence) -> None:
+def another_token(sequence: TokenSequence) -> None:
     sequence.num_computed += 1
     sequence.tokens.append(8)
 
@@ -227,7 +227,7 @@ def test_rows_are_reloaded_unless_each_has_one_more_token(between, appends: bool
         sampled=torch.tensor([7, 0, 0, 0]),
     )
     decode = PipelineDecode(runner, SingleStage())  # type: ignore[arg-type]
-    sequence = Sequence(1, [5, 6], GREEDY)
+    sequence = TokenSequence(1, [5, 6], GREEDY)
     sequence.num_computed, sequence.block_table = 1, [3]
     assert decode.launch(Step([Row(sequence, 1)], []), [1])
     assert decode.is_in_flight and decode.collect() == [(sequence, 7)] and not decode.is_in_flight

@@ -12,7 +12,7 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.gpu.decode_batch import DecodeBatch
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from tests.support import tiny
 from tests.support.speculation import use_oracle
 
@@ -27,8 +27,8 @@ def batch(monkeypatch: pytest.MonkeyPatch) -> DecodeBatch:
 
 
 def test_rows_of_proposed_tokens_follow_each_other(batch: DecodeBatch) -> None:
-    first = Sequence(1, [5, 6, 7, 8, 9, 10], SamplingParams(temperature=0.5))
-    second = Sequence(2, [3, 4], SamplingParams())
+    first = TokenSequence(1, [5, 6, 7, 8, 9, 10], SamplingParams(temperature=0.5))
+    second = TokenSequence(2, [3, 4], SamplingParams())
     first.num_computed, first.block_table = 5, [7, 2, 6]
     second.num_computed, second.block_table = 1, [4]
     batch.load_rows([Row(first, 1, (11, 12, 13)), Row(second, 1)], [21, 22])
@@ -47,7 +47,7 @@ def test_rows_read_the_states_that_the_rows_before_them_write(
 ) -> None:
     """One sequence has slot 0."""
     batch.num_steps = num_steps
-    first, second = (Sequence(i, [3, 4, 5], SamplingParams()) for i in (1, 2))
+    first, second = (TokenSequence(i, [3, 4, 5], SamplingParams()) for i in (1, 2))
     for sequence in (first, second):
         sequence.num_computed, sequence.block_table = 2, [3, 4]
     first.state_slot, first.spare_slot, first.verified_slots = 5, 2, [2, 8, 7]

@@ -16,7 +16,7 @@ from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.generation.speculation import draft_proposer, speculation_of
 from swiftchat.engine.model.memory import plan_shard_cache
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.speculation.speculation import Speculation
 from swiftchat.engine.speculation.step_costs import StepCosts
 from swiftchat.weights.model.directory import Model
@@ -90,7 +90,7 @@ def test_native_logits_are_bitwise_those_of_single_rows(folder_of, model_type: s
     for dtype in (torch.float32, torch.bfloat16):
         bench = tiny.Bench(folder, native=True, dtype=dtype)
         bench.logits(tokens[:-9])
-        sequence = Sequence(1, tokens[:-8], SamplingParams())
+        sequence = TokenSequence(1, tokens[:-8], SamplingParams())
         bench.scheduler.add(sequence)
         sequence.proposed = tuple(tokens[-8:])
         step = bench.scheduler.schedule()
