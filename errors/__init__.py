@@ -3,23 +3,6 @@
 Every package may import this one. `swiftchat.chat` prints these errors and exits with their code.
 """
 
-__all__ = [
-    "BadModelFile",
-    "ContextOverflow",
-    "DamagedModelFile",
-    "DeviceError",
-    "DownloadError",
-    "EngineStopped",
-    "FileSystemError",
-    "KernelCompileError",
-    "ModelNotFound",
-    "OutOfMemory",
-    "SwiftchatError",
-    "UsageError",
-    "error_from_wire",
-]
-
-
 _CLASSES: dict[str, type["SwiftchatError"]] = {}  # subclasses of SwiftchatError by name
 
 

@@ -2,8 +2,6 @@
 
 import re
 
-__all__ = ["without_passwords"]
-
 # The part of an address that holds a user name, a password or a token.
 _USER = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^\s/?#]*@", re.IGNORECASE)
 

@@ -9,8 +9,6 @@ from typing import BinaryIO
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["open_regular"]
-
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading that is a regular file, or a link to one.

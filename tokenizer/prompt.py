@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["Prompt", "PromptSpan", "split_at_control_tokens"]
-
 Cut = tuple[int | None, int, int]
 
 

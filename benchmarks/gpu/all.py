@@ -30,7 +30,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from swiftchat.errors import SwiftchatError
 
 SAMPLED = SamplingParams(temperature=0.7, top_p=0.95)
@@ -116,7 +116,7 @@ def verified_rows(of: Subject) -> Iterator[Figure]:
     engine = of.engine
     one = step_us(engine, 1, CONTEXT)
     runner = verification(engine).runner
-    sequence = Sequence(0, [5] * (CONTEXT + 1), GREEDY)
+    sequence = TokenSequence(0, [5] * (CONTEXT + 1), GREEDY)
     sequence.num_computed = CONTEXT
     sequence.block_table = list(range(-(-(CONTEXT + 40) // engine.config.block_size)))
     for rows in (2, 5, 8, 9):

@@ -20,8 +20,8 @@ from swiftchat.cuda.gpu import Launch
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.mixers.states import bytes_per_sequence
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.model.state_cache import bytes_per_sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 
 CUBINS = Path(tempfile.gettempdir(), "swiftchat-bench-cubins")
 
@@ -31,7 +31,7 @@ def load_rows(engine: Engine, num_rows: int, context: int, params: SamplingParam
     size = engine.config.block_size
     sequences = []
     for row in range(num_rows):
-        sequence = Sequence(row, [5] * (context + 1), params)
+        sequence = TokenSequence(row, [5] * (context + 1), params)
         sequence.num_computed = context
         blocks = -(-min(context + 200, engine.ctx_size_tokens) // size)
         sequence.block_table = list(range(row * blocks, (row + 1) * blocks))

@@ -23,7 +23,7 @@ from timing import median_us
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.dummy import dummy_config
 
@@ -83,7 +83,7 @@ def measure(engine: Engine, num_tokens: int) -> None:
     proposer = speculation._draft
     propose = type(proposer).propose
 
-    def timed(sequence: Sequence, count: int) -> list[int]:
+    def timed(sequence: TokenSequence, count: int) -> list[int]:
         started = time.perf_counter()
         found = propose(proposer, sequence, count)
         durations.append(time.perf_counter() - started)

@@ -5,10 +5,6 @@ from collections.abc import Callable
 
 import torch
 
-from swiftchat.engine.device.bandwidth import bandwidth_ceiling_bytes_per_s
-
-__all__ = ["bandwidth_ceiling_bytes_per_s", "captured", "median_us"]
-
 
 def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
     """Run once, then capture the launches of `run` in a graph."""

@@ -16,12 +16,12 @@ from decode import CUBINS, load_rows
 from timing import median_us
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.decode.decode_batch import DecodeBatch
-from swiftchat.engine.decode.graph_runner import GraphRunner
-from swiftchat.engine.decode.verification import Verification
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Row, Sequence, Step
+from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
+from swiftchat.engine.gpu.steps.verification import Verification
+from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -41,7 +41,7 @@ def measure(engine: Engine, verifier: Verification, context: int) -> None:
     graph = engine.graph_decode.runner.graph(1)
     plain_us = median_us(graph.replay)
     print(f"context {context}: decode step {plain_us:.0f} us")
-    sequence = Sequence(0, [5] * (context + 1), params)
+    sequence = TokenSequence(0, [5] * (context + 1), params)
     sequence.num_computed = context
     sequence.block_table = list(range(-(-(context + 40) // engine.config.block_size)))
     batch, has_states = verifier.runner.batch, engine.decoder.config.mixer is not None

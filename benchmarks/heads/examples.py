@@ -14,8 +14,7 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row
-from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,9 +15,9 @@ from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Tokens
-from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.tokenizer import Tokenizer
 
 _REQUESTS = (
@@ -165,7 +164,7 @@ class Writer:
             ]
         return found
 
-    def _answered(self, requests: Seq[Request]) -> list[list[int]]:
+    def _answered(self, requests: Sequence[Request]) -> list[list[int]]:
         """Return the answers to requests that run together."""
         engine, graphs = self._engine, self._engine.graph_decode
         first, found = self._num_requests, [list[int]() for _ in requests]
@@ -190,7 +189,7 @@ def _all_decode(engine: Engine) -> bool:
 
 
 @torch.inference_mode()
-def replayed(engine: Engine, graphs: AsyncDecode) -> dict[Sequence, list[int]]:
+def replayed(engine: Engine, graphs: AsyncDecode) -> dict[TokenSequence, list[int]]:
     """Return the rest of all running answers, by captured steps alone.
 
     The engine's work for each token takes longer than a step of many rows. It must not go on with
@@ -221,5 +220,5 @@ def replayed(engine: Engine, graphs: AsyncDecode) -> dict[Sequence, list[int]]:
     return found
 
 
-def _goes_on(sequence: Sequence, token: int) -> bool:
+def _goes_on(sequence: TokenSequence, token: int) -> bool:
     return token >= 0 and token not in sequence.params.stop_ids

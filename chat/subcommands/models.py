@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from swiftchat.weights.download import DownloadPlan
-    from swiftchat.weights.store import StoredModel
+    from swiftchat.weights.hub.cached_models import StoredModel
 
 _COLUMNS = (
     Column("NAME"),
@@ -60,10 +60,11 @@ def download(
     verified. Gated models need the environment variable HF_TOKEN.
     """
     from swiftchat.weights import download as hub
+    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
     from swiftchat.weights.store import default_store
 
     found = hub.plan_download(
-        name or hub.DEFAULT_MODEL,
+        name or DEFAULT_MODEL,
         default_store(),
         revision=revision,
         include=include,

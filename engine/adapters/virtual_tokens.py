@@ -6,7 +6,7 @@ from torch import Tensor
 from swiftchat.engine.load.canonicalize import head_order
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.quantized_kv import QuantizedKV
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.schedule.tuning import VirtualTokens
 from swiftchat.weights.adapters.soft_prompt import SoftPrompt
 from swiftchat.weights.parallel.tensor_parallel import Shard
@@ -31,7 +31,7 @@ def virtual_tokens(
     return VirtualTokens(prompt.count, kv=kv.to(dtype).to(device).contiguous())
 
 
-def store_virtual(cache: KVCache, sequence: Sequence, *, heads_first: bool) -> None:
+def store_virtual(cache: KVCache, sequence: TokenSequence, *, heads_first: bool) -> None:
     """Write the keys and values of a sequence's virtual tokens to its blocks."""
     assert sequence.tuning is not None and sequence.tuning.virtual is not None
     virtual, size = sequence.tuning.virtual, cache.block_size

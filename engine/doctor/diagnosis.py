@@ -102,7 +102,7 @@ def _check_driver(facts: Facts) -> Check:
     if driver["cuda"] is None:
         if not driver["has_bindings"]:
             found = f"found {number}; " if number else ""
-            return Check("driver", "problem", f"{found}cuda-bindings is missing", _INSTALL_CUDA)
+            return Check("driver", "problem", f"{found}cuda-python is missing", _INSTALL_CUDA)
         why = f" ({driver['error']})" if driver["error"] else ""
         text = f"found {number}, but it does not respond{why}" if number else f"not found{why}"
         if _has_no_driver(driver):

@@ -12,7 +12,7 @@ from swiftchat.engine.generation.check import check_request, check_tuned
 from swiftchat.engine.generation.generation import Generation
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.schedule.constraint import Constraint
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.errors import OutOfMemory
 from swiftchat.weights.architectures.parts.prefix_lm import CAUSAL
@@ -61,7 +61,7 @@ class Admission:
         params: SamplingParams,
         spec: ConstraintSpec | None,
         tuning: Tuning | None,
-    ) -> Sequence:
+    ) -> TokenSequence:
         """Return the sequence of a request, with its tuning loaded on all ranks and stages.
 
         Raises as `check` and `Tunings.load_opened` do, on all ranks if on one.
@@ -84,7 +84,7 @@ class Admission:
         prefix_lm = self._config.prefix_lm
         prefix = CAUSAL if prefix_lm is None else prefix_lm.prefix_of(prompt)
         tokens = list(prompt) if tuned is None else tuned.placeholders(prompt) + prompt
-        return Sequence(generation_id, tokens, params, prefix, constraint, tuned)
+        return TokenSequence(generation_id, tokens, params, prefix, constraint, tuned)
 
     def _sets_in_use(self) -> set[int]:
         """Return the numbers of the sets of adapters that answers use."""

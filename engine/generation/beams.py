@@ -1,8 +1,7 @@
 """The running sequences of beam searches: they are forked and removed as beams go on or end."""
 
 import copy
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,7 +21,7 @@ from swiftchat.engine.sampling.sampler import (
     sampling_error,
 )
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.schedule.twins import fork
 from swiftchat.errors import OutOfMemory, SwiftchatError, UsageError
 
@@ -40,8 +39,8 @@ class _Group:
     """
 
     search: BeamSearch
-    beams: list[Sequence]
-    candidates: dict[Sequence, NextTokens] = field(default_factory=dict)
+    beams: list[TokenSequence]
+    candidates: dict[TokenSequence, NextTokens] = field(default_factory=dict)
     num_blocks: int = 0
 
     @property
@@ -63,7 +62,7 @@ class BeamStep:
     """
 
     id: int
-    sequence: Sequence
+    sequence: TokenSequence
     copies: list[tuple[int, int]] = field(default_factory=list)
     answers: list[Beam] = field(default_factory=list)
     error: SwiftchatError | None = None
@@ -81,7 +80,7 @@ class Beams:
     def __init__(self, parts: EngineParts) -> None:
         self._scheduler = parts.scheduler
         self._ctx_size_tokens = parts.info.ctx_size_tokens
-        self._gpu = parts.gpu
+        self._gpu = parts.back_end.gpu
         self._num_devices = parts.decoder.ranks.size * parts.decoder.stages.size
         self._groups: dict[int, _Group] = {}
 
@@ -105,7 +104,7 @@ class Beams:
                 "use a smaller --beams",
             )
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: TokenSequence) -> None:
         """Begin the beam search of a new sequence, if it requests one."""
         params = sequence.params
         if params.beams is None:
@@ -138,7 +137,7 @@ class Beams:
                 self._scheduler.put_first(self._waiting(group))
         return failed
 
-    def split(self, batch: Batch) -> tuple[Batch, list[tuple[Sequence, int]]]:
+    def split(self, batch: Batch) -> tuple[Batch, list[tuple[TokenSequence, int]]]:
         """Return the batch without sampled rows of beams, and those with the index of their logits.
 
         The logits of beams stay in the batch.
@@ -155,12 +154,14 @@ class Beams:
         )
         return rest, beams
 
-    def advance(self, rows: Seq[tuple[Sequence, int]], logits: Tensor | None) -> Iterator[BeamStep]:
+    def advance(
+        self, rows: Sequence[tuple[TokenSequence, int]], logits: Tensor | None
+    ) -> Iterator[BeamStep]:
         """Choose the beams that go on, for every search with the candidates of all its beams.
 
         `logits` fp32 [n, vocab_size] has those of the computed `rows` at their indices.
         """
-        computed: dict[int, list[tuple[Sequence, int]]] = {}
+        computed: dict[int, list[tuple[TokenSequence, int]]] = {}
         for sequence, index in rows:
             computed.setdefault(sequence.id, []).append((sequence, index))
         for id_, pairs in computed.items():
@@ -177,7 +178,7 @@ class Beams:
             elif group.is_complete:
                 yield self._advance(id_, group)
 
-    def ended(self, sequence: Sequence) -> None:
+    def ended(self, sequence: TokenSequence) -> None:
         """Remove the other beams of a generation whose `sequence` has been removed."""
         group = self._groups.pop(sequence.id, None)
         for beam in group.beams if group is not None else ():
@@ -206,7 +207,7 @@ class Beams:
         report = Searching(length) if length % _REPORTED_TOKENS == 0 else None
         return BeamStep(id_, group.beams[0], copies or [], error=error, report=report)
 
-    def _continue(self, group: _Group, chosen: Seq[Candidate]) -> list[tuple[int, int]] | None:
+    def _continue(self, group: _Group, chosen: Sequence[Candidate]) -> list[tuple[int, int]] | None:
         """Make the chosen candidates the running beams; return the copies of blocks.
 
         The first candidate of a beam goes on with its sequence, the others with forks of it. If
@@ -223,7 +224,7 @@ class Beams:
             return None
         if not has_room:
             self._suspend(group)
-        beams: list[Sequence] = []
+        beams: list[TokenSequence] = []
         copies: list[tuple[int, int]] = []
         for parent in parents:
             beam = parent
@@ -305,7 +306,7 @@ class Beams:
         """Whether another group has beams that are running, and room for the group may come."""
         return any(self._is_running(one) for one in self._groups.values() if one is not group)
 
-    def _waiting(self, group: _Group) -> list[Sequence]:
+    def _waiting(self, group: _Group) -> list[TokenSequence]:
         """Return the beams of a group that are not running."""
         return [sequence for sequence in group.beams if sequence not in self._scheduler.running]
 
@@ -320,7 +321,7 @@ class Beams:
 
 
 def _next_tokens(
-    logits: Tensor, sequences: Seq[Sequence], num_tokens: int, gpu: Gpu | None
+    logits: Tensor, sequences: Sequence[TokenSequence], num_tokens: int, gpu: Gpu | None
 ) -> list[NextTokens]:
     """Return the most probable next tokens of each sequence; their logprobs may be NaN or −inf.
 

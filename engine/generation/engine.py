@@ -20,20 +20,20 @@ from swiftchat.engine.api.protocol import (
 )
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
-from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.generation.admission import Admission
 from swiftchat.engine.generation.beams import Beams, BeamStep
 from swiftchat.engine.generation.generation import Generation
-from swiftchat.engine.generation.gpu_counters import GpuCounters
 from swiftchat.engine.generation.graphs import GraphDecode
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.generation.pooling import Pooler
+from swiftchat.engine.gpu.counters import GpuCounters
+from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.sampling.distributed import DistributedSampler
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sampling_error
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence, Step
+from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 from swiftchat.engine.schedule.sliding import drop_middle
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.engine.schedule.twins import find_twins, fork
@@ -54,7 +54,7 @@ class Engine:
         self.config = parts.config
         self.info = parts.info
         self.device = parts.device
-        self.gpu = parts.gpu
+        self.back_end, self.gpu = parts.back_end, parts.back_end.gpu
         self.decoder = parts.decoder
         self.cache = parts.cache
         self.scheduler = parts.scheduler
@@ -77,7 +77,7 @@ class Engine:
         self._fast_forward = parts.fast_forward
         self._pending: list[Outcome] = []  # reported by the next step
         self._num_computed = self._num_reused = 0
-        self._gpu_counters = GpuCounters(parts.gpu, parts.device)
+        self._gpu_counters = GpuCounters(self.gpu, parts.device)
 
     @property
     def has_work(self) -> bool:
@@ -345,7 +345,7 @@ class Engine:
         rows = None if logits is None else logits[index : index + 1]
         return self._append_token(generation, token, self._sampler.logprobs(rows, [token], num_top))
 
-    def _sampling_error(self, sequence: Sequence, token: int) -> SwiftchatError:
+    def _sampling_error(self, sequence: TokenSequence, token: int) -> SwiftchatError:
         layer = None
         if token == NOT_FINITE and self.decoder.stages.size == 1:
             layer = self.cache.first_not_finite(sequence.block_table, sequence.num_computed)

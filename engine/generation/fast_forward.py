@@ -3,7 +3,8 @@
 from itertools import takewhile
 
 from swiftchat.engine.generation.graphs import Graphs
-from swiftchat.engine.schedule.scheduler import Scheduler, Sequence
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import TokenSequence
 
 # With captured steps, a captured chunk takes as long as two or three of them, more with small
 # models, and discards the one in flight.
@@ -20,7 +21,7 @@ class FastForward:
         self._scheduler, self._ctx_size_tokens = scheduler, ctx_size_tokens
         self._graphs = graphs
 
-    def append(self, sequence: Sequence) -> list[int]:
+    def append(self, sequence: TokenSequence) -> list[int]:
         """Append the forced tokens to a sequence, as many as fit, and return them.
 
         None if logprobs are requested, which need every token's logits, or if sampling could find

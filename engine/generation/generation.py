@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swiftchat.engine.api.protocol import Finished, Speculated
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 
 
 @dataclass
@@ -15,7 +15,7 @@ class Generation:
     In a beam search, `sequence` is one of the running beams.
     """
 
-    sequence: Sequence
+    sequence: TokenSequence
     seed: int
     started: float
     first_token: float | None = None

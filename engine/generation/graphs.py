@@ -7,18 +7,20 @@ import torch
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import OnProgress
-from swiftchat.engine.decode.async_decode import AsyncDecode
-from swiftchat.engine.decode.decode_batch import DecodeBatch
-from swiftchat.engine.decode.graph_runner import GRAPH_SIZES, GraphRunner
-from swiftchat.engine.decode.pipeline_decode import PipelineDecode
-from swiftchat.engine.decode.verification import VERIFIED_ROWS, Verification
-from swiftchat.engine.generation.prefill_graphs import PrefillGraphs, computes_experts
-from swiftchat.engine.model.cuda_ops import CudaOps
+from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.graph_sizes import DECODE_ROWS
+from swiftchat.engine.gpu.ops import CudaOps
+from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
+from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
+from swiftchat.engine.gpu.steps.pipeline_decode import PipelineDecode
+from swiftchat.engine.gpu.steps.prefill_graphs import PrefillGraphs, computes_experts
+from swiftchat.engine.gpu.steps.verification import VERIFIED_ROWS, Verification
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import CachePlan
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 
 GraphDecode = AsyncDecode | PipelineDecode
 
@@ -93,7 +95,7 @@ def _graph_runner(
     """Return the runner of decode steps, None if they cannot be captured on some rank."""
     if not computes_experts(decoder, ops):
         return None
-    max_rows = min(max_num_seqs, GRAPH_SIZES[-1])
+    max_rows = min(max_num_seqs, DECODE_ROWS[-1])
     vocab_size = decoder.config.vocab_size
     batch = DecodeBatch(ops.gpu, max_rows, max_blocks, cache.block_size, vocab_size)
     return GraphRunner(decoder, ops, cache, batch, hidden_layers=hidden_layers)
@@ -126,7 +128,7 @@ def _verifier(
 
 def _prompt(num_tokens: int, block_size: int) -> Batch:
     """Return a prompt in the first blocks of the cache and slots of states, not used yet."""
-    prompt = Sequence(0, [0] * num_tokens, SamplingParams())
+    prompt = TokenSequence(0, [0] * num_tokens, SamplingParams())
     prompt.state_slot, prompt.spare_slot = 0, 1
     prompt.block_table = [0] * -(-num_tokens // block_size)
     return Batch.pack([Row(prompt, num_tokens)], block_size)

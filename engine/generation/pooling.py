@@ -1,6 +1,6 @@
 """Embeddings of prompts: their hidden states pooled on the device, chunk by chunk."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 
 
 class Pooler:
@@ -21,9 +21,9 @@ class Pooler:
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
         self._decoder, self._cache = decoder, cache
-        self._sums: WeakKeyDictionary[Sequence, Tensor] = WeakKeyDictionary()
+        self._sums: WeakKeyDictionary[TokenSequence, Tensor] = WeakKeyDictionary()
 
-    def compute(self, rows: Seq[Row]) -> dict[Sequence, list[float]]:
+    def compute(self, rows: Sequence[Row]) -> dict[TokenSequence, list[float]]:
         """Compute scheduled rows; return the embeddings of those that reach the prompt's end.
 
         A value may be infinite or NaN if the weights are damaged.
@@ -41,12 +41,12 @@ class Pooler:
                 found[row.sequence] = self._embedding(row.sequence)
         return found
 
-    def _add(self, sequence: Sequence, hidden: Tensor) -> None:
+    def _add(self, sequence: TokenSequence, hidden: Tensor) -> None:
         part = hidden.float().sum(0)
         earlier = self._sums.get(sequence)
         self._sums[sequence] = part if earlier is None else earlier.add_(part)
 
-    def _embedding(self, sequence: Sequence) -> list[float]:
+    def _embedding(self, sequence: TokenSequence) -> list[float]:
         """Return the embedding that the last stage has."""
         if self._decoder.stages.is_last:
             values = self._sums.pop(sequence)

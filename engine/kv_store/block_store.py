@@ -14,7 +14,7 @@ from swiftchat.engine.kv_store.speeds import Speeds
 from swiftchat.engine.kv_store.tier import StoredBlock, Tier
 from swiftchat.engine.schedule.blocks import BlockAllocator, NoFreeBlock
 from swiftchat.engine.schedule.content import Digest, content_digest
-from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 
 _SLICE_S = 0.04  # after this a cancel or another answer has its turn
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from swiftchat.weights.architectures.config import QueryGrowth, RopeConfig
+from swiftchat.weights.architectures.parts.rope import QueryGrowth, RopeConfig
 
 _CHUNK = 256  # positions
 

@@ -38,8 +38,6 @@ from swiftchat.engine.generation.engine import Outcome
 from swiftchat.engine.ranks.supervisor import ERROR_GRACE_S, RankSupervisor
 from swiftchat.errors import DeviceError, SwiftchatError
 
-__all__ = ["SpmdEngine", "SpmdRank", "join_on_same_host", "join_ranks"]
-
 _COLLECTIVE_TIMEOUT_S = 300.0  # ranks may load at different speeds before they synchronize
 
 Groups = tuple[Communicator, Pipeline]

@@ -4,8 +4,7 @@ Each row gets the token that `sample` gives it alone. On a CPU that is a matter 
 for each operation, on a GPU also of one wait for the device instead of several for each row.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +29,7 @@ class Draw:
     These are `tokens`, and further ones if no control depends on them.
     """
 
-    tokens: Seq[int]
+    tokens: Sequence[int]
     num_prompt: int
     params: SamplingParams
     seed: int
@@ -38,7 +37,7 @@ class Draw:
     allowed: Tensor | None = None
 
 
-def sample_rows(logits: Tensor, draws: Seq[Draw]) -> list[int]:
+def sample_rows(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """Return the id that each draw takes from its row of the logits fp32 [n, vocab_size].
 
     NOT_FINITE and ALL_BANNED as in `sample`.
@@ -82,7 +81,7 @@ def _parts(indices: list[int], vocab_size: int) -> Iterator[list[int]]:
     return (indices[start : start + size] for start in range(0, len(indices), size))
 
 
-def _processed(logits: Tensor, draws: Seq[Draw], indices: list[int]) -> Tensor:
+def _processed(logits: Tensor, draws: Sequence[Draw], indices: list[int]) -> Tensor:
     """Return some rows of the logits before the temperature; they may be the same tensor."""
     is_range = indices[-1] - indices[0] == len(indices) - 1
     rows = logits[indices[0] : indices[-1] + 1] if is_range else logits[indices]
@@ -117,7 +116,7 @@ def _maxima(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows.gather(1, ids.unsqueeze(1)), ids
 
 
-def _points(draws: Seq[Draw], indices: list[int]) -> Tensor:
+def _points(draws: Sequence[Draw], indices: list[int]) -> Tensor:
     """Return the random number in [0, 1) of each draw, fp64 [len(indices)]."""
     seeds = [draws[i].seed for i in indices]
     return torch.from_numpy(uniforms(seeds, [draws[i].position for i in indices]))

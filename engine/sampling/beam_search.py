@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -56,7 +56,7 @@ class BeamSearch:
         """How many candidates a step needs: enough that `num_beams` of them end with no stop id."""
         return max(2, 1 + len(self.stop_ids)) * self.num_beams
 
-    def advance(self, candidates: Seq[Candidate]) -> list[Candidate]:
+    def advance(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Choose the beams that run on, best first; return the candidate that each comes from.
 
         `candidates` must include the best `num_candidates` of all running beams. Only hypotheses
@@ -83,7 +83,7 @@ class BeamSearch:
         self.logprobs = [c.logprob for c in running]
         return running
 
-    def _ordered(self, candidates: Seq[Candidate]) -> list[Candidate]:
+    def _ordered(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the candidates, best first."""
         order = sorted(candidates, key=lambda c: (-c.logprob, c.beam, c.token))
         if not self.diversity_rate:

@@ -1,7 +1,6 @@
 """Sample the next token of each row, with the same result on every rank."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import torch
@@ -15,7 +14,7 @@ from swiftchat.engine.sampling.batch_sampler import Draw, sample_rows
 from swiftchat.engine.sampling.logprobs import pack_logprobs, unpack_logprobs
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sample
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 
 _NO_TOKEN = -3  # where a row has fewer tokens than others; beside those of `sampler`
 
@@ -33,7 +32,7 @@ class DistributedSampler:
         self._gpu = gpu
 
     def sample_batch(
-        self, batch: Batch, seeds: Seq[int], local_logits: Tensor | None
+        self, batch: Batch, seeds: Sequence[int], local_logits: Tensor | None
     ) -> tuple[list[list[int]], Tensor | None]:
         """Return the next tokens of each sampled row, and all logits if they were gathered.
 
@@ -90,7 +89,7 @@ class DistributedSampler:
         return [[token for token in row if token != _NO_TOKEN] for row in agreed]
 
     def _sample(
-        self, rows: Seq[Row], indices: Seq[int], seeds: Seq[int], logits: Tensor
+        self, rows: Sequence[Row], indices: Sequence[int], seeds: Sequence[int], logits: Tensor
     ) -> list[list[int]]:
         """Return the next tokens of each row, whose logits begin at its index."""
         draws: list[Draw] = []
@@ -154,13 +153,13 @@ def _draws(row: Row, seed: int) -> list[Draw]:
     ]
 
 
-def verified(sampled: list[int], proposed: Seq[int]) -> list[int]:
+def verified(sampled: list[int], proposed: Sequence[int]) -> list[int]:
     """Return the sampled tokens up to the first one that differs from the proposed one."""
     n = next((i for i, token in enumerate(proposed) if sampled[i] != token), len(proposed))
     return sampled[: n + 1]
 
 
-def is_plain_greedy(sequence: Sequence) -> bool:
+def is_plain_greedy(sequence: TokenSequence) -> bool:
     """Return whether the token is the argmax of unmodified logits, without logprobs."""
     params = sequence.params
     changes_logits = params.changes_logits or sequence.constraint is not None

@@ -1,12 +1,11 @@
 """The input of one forward pass: the tokens of all its rows, packed one after the other."""
 
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Self
 
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.weights.architectures.parts.prefix_lm import CAUSAL, BidirectionalPrefix
 
@@ -77,7 +76,7 @@ class Batch:
             for position in self.positions[span.start : span.start + span.num_tokens]
         ]
 
-    def also_sampled(self, rows: Iterable[tuple[Row, Sequence]]) -> Self:
+    def also_sampled(self, rows: Iterable[tuple[Row, TokenSequence]]) -> Self:
         """Return the batch with more sampled rows: other sequences with the tokens of a row."""
         index = {
             row.sequence: i for row, i in zip(self.sampled_rows, self.sampled_logits, strict=True)
@@ -90,7 +89,7 @@ class Batch:
         )
 
     @classmethod
-    def pack(cls, rows: Seq[Row], block_size: int) -> Self:
+    def pack(cls, rows: Sequence[Row], block_size: int) -> Self:
         """Pack the rows of a scheduled step; their blocks must be allocated."""
         ids: list[int] = []
         positions: list[int] = []

@@ -2,19 +2,16 @@
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from swiftchat.engine.schedule.blocks import BlockAllocator, Prefix
 from swiftchat.engine.schedule.content import common_length, content_digest
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.schedule.states import StateSlots
-
-if TYPE_CHECKING:
-    from swiftchat.engine.schedule.sequence import Sequence
 
 
 def find_prefix(
-    sequence: "Sequence",
-    running: Collection["Sequence"],
+    sequence: TokenSequence,
+    running: Collection[TokenSequence],
     allocator: BlockAllocator,
     states: StateSlots,
 ) -> Prefix:
@@ -36,7 +33,9 @@ def find_prefix(
     return _up_to_snapshot(sequence, prefix, size, states) if states.num_slots else prefix
 
 
-def _up_to_snapshot(sequence: "Sequence", prefix: Prefix, size: int, states: StateSlots) -> Prefix:
+def _up_to_snapshot(
+    sequence: TokenSequence, prefix: Prefix, size: int, states: StateSlots
+) -> Prefix:
     """Cut a prefix to the longest one whose state is known."""
     tokens = sequence.tokens[: len(prefix.blocks) * size + prefix.tail_tokens]
     snapshot = states.longest(tokens, sequence.root)
@@ -51,9 +50,9 @@ def _up_to_snapshot(sequence: "Sequence", prefix: Prefix, size: int, states: Sta
 
 
 def will_be_computed(
-    sequence: "Sequence",
+    sequence: TokenSequence,
     prefix: Prefix,
-    running: Collection["Sequence"],
+    running: Collection[TokenSequence],
     block_size: int,
     states: StateSlots,
 ) -> bool:

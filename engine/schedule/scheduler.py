@@ -1,17 +1,15 @@
 """Continuous batching: choose the rows of each forward pass and allocate their blocks."""
 
 from collections import deque
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from swiftchat.engine.schedule.blocks import BlockAllocator, NoFreeBlock, Prefix
 from swiftchat.engine.schedule.chunk import ChunkLimit
 from swiftchat.engine.schedule.prefix import find_prefix, will_be_computed
-from swiftchat.engine.schedule.sequence import Row, Sequence, Step, Stored
+from swiftchat.engine.schedule.sequence import Row, Step, Stored, TokenSequence
 from swiftchat.engine.schedule.states import StateSlots
-
-__all__ = ["Restorer", "Row", "Scheduler", "Sequence", "Step", "Stored"]
 
 # The most tokens of a row whose logprobs are requested: it needs memory for all their logits.
 _SCORED_TOKENS = 128
@@ -20,7 +18,7 @@ _SCORED_TOKENS = 128
 class Restorer(Protocol):
     """The tiers below the device: host memory and disk."""
 
-    def restore(self, sequence: Sequence, num_tokens: int) -> bool:
+    def restore(self, sequence: TokenSequence, num_tokens: int) -> bool:
         """Bring some blocks of the sequence's first tokens to the device, as cached blocks.
 
         Return whether it should be called again before the sequence is admitted.
@@ -40,8 +38,8 @@ class Scheduler:
         self.chunk_tokens = chunk_tokens
         self.limit: ChunkLimit | None = None
         self.max_num_seqs = max_num_seqs
-        self.waiting: deque[Sequence] = deque()
-        self.running: dict[Sequence, None] = {}  # in the order of their admission
+        self.waiting: deque[TokenSequence] = deque()
+        self.running: dict[TokenSequence, None] = {}  # in the order of their admission
         self.restorer: Restorer | None = None
         self.states = StateSlots(0, allocator.block_size)
 
@@ -54,7 +52,7 @@ class Scheduler:
         self.states = states
         self.max_num_seqs = min(self.max_num_seqs, states.max_num_seqs)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: TokenSequence) -> None:
         """Queue a sequence, which must fit the cache when alone."""
         self.waiting.append(sequence)
 
@@ -126,7 +124,7 @@ class Scheduler:
             )
             sequence.num_published += 1
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: TokenSequence) -> None:
         """Remove a finished or canceled sequence; its blocks stay in the prefix cache."""
         if sequence in self.running:
             del self.running[sequence]
@@ -144,24 +142,24 @@ class Scheduler:
             sequence.num_computed = 0
         self.states.clear()
 
-    def restart(self, sequence: Sequence) -> None:
+    def restart(self, sequence: TokenSequence) -> None:
         """Queue a running sequence anew, before all others, to compute its tokens again."""
         sequence.proposed = ()
         del self.running[sequence]
         self._release_blocks(sequence)
         self.waiting.appendleft(sequence)
 
-    def put_first(self, sequences: Seq[Sequence]) -> None:
+    def put_first(self, sequences: Sequence[TokenSequence]) -> None:
         """Put waiting sequences before all others, in this order."""
         for sequence in reversed(sequences):
             self.waiting.remove(sequence)
             self.waiting.appendleft(sequence)
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: TokenSequence) -> None:
         """Queue a running sequence anew to make room for others."""
         self.restart(sequence)
 
-    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+    def reserve(self, sequence: TokenSequence, num_tokens: int) -> bool:
         """Extend a sequence's block table to `num_tokens`; return False if no block is free."""
         while len(sequence.block_table) * self.allocator.block_size < num_tokens:
             try:
@@ -170,11 +168,11 @@ class Scheduler:
                 return False
         return True
 
-    def reserve_next(self, sequence: Sequence) -> bool:
+    def reserve_next(self, sequence: TokenSequence) -> bool:
         """Reserve the blocks for all tokens of a running sequence; return False as `reserve`."""
         return self.reserve(sequence, len(sequence.tokens))
 
-    def has_room(self, sequence: Sequence) -> bool:
+    def has_room(self, sequence: TokenSequence) -> bool:
         """Return whether the blocks of the device suffice to admit a waiting sequence."""
         return self._has_room(sequence, self._find_prefix(sequence))
 
@@ -198,7 +196,7 @@ class Scheduler:
             assert sequence.num_computed <= len(sequence.block_table) * self.allocator.block_size
 
     def _add_row(
-        self, step: Step, sequence: Sequence, budget: int, may_preempt: bool = True
+        self, step: Step, sequence: TokenSequence, budget: int, may_preempt: bool = True
     ) -> int:
         """Append the sequence's row; return how many tokens it has, 0 if blocks are missing."""
         if sequence not in self.running:  # preempted for an earlier row of this step
@@ -226,7 +224,7 @@ class Scheduler:
         return num_tokens + len(proposed)
 
     def _room_for_proposed(
-        self, sequence: Sequence, num_tokens: int, budget: int
+        self, sequence: TokenSequence, num_tokens: int, budget: int
     ) -> tuple[int, ...]:
         """Return the proposed tokens that can be computed after the next `num_tokens`.
 
@@ -241,10 +239,10 @@ class Scheduler:
             return ()
         return proposed[: self.states.verify(sequence, len(proposed))] if has_states else proposed
 
-    def _find_prefix(self, sequence: Sequence) -> Prefix:
+    def _find_prefix(self, sequence: TokenSequence) -> Prefix:
         return find_prefix(sequence, self.running, self.allocator, self.states)
 
-    def _has_room(self, sequence: Sequence, prefix: Prefix) -> bool:
+    def _has_room(self, sequence: TokenSequence, prefix: Prefix) -> bool:
         """Return whether the blocks of the device suffice for a waiting sequence."""
         num_blocks = -(-len(sequence.tokens) // self.allocator.block_size)
         # At most the whole cache, in which a sequence that is alone has room.
@@ -253,7 +251,9 @@ class Scheduler:
         reusable = sum(self.allocator.is_cached(block) for block in prefix.blocks)
         return needed <= self.allocator.num_free + self.allocator.num_cached - reusable
 
-    def _admit(self, sequence: Sequence, prefix: Prefix, copies: list[tuple[int, int]]) -> None:
+    def _admit(
+        self, sequence: TokenSequence, prefix: Prefix, copies: list[tuple[int, int]]
+    ) -> None:
         """Assign the cached prefix of a waiting sequence, for which there is room."""
         self.allocator.acquire(prefix.blocks)
         sequence.block_table = list(prefix.blocks)
@@ -268,14 +268,14 @@ class Scheduler:
         if not sequence.num_generated:
             sequence.num_cached = sequence.num_computed
 
-    def _allocate_next(self, sequence: Sequence) -> int:
+    def _allocate_next(self, sequence: TokenSequence) -> int:
         table = sequence.block_table
         return self.allocator.allocate(after=table[-1] if table else None)
 
-    def _release_blocks(self, sequence: Sequence) -> None:
+    def _release_blocks(self, sequence: TokenSequence) -> None:
         self.states.release(sequence)
         start = sequence.num_published * self.allocator.block_size
-        rest: Seq[int] = sequence.tokens[start : sequence.num_computed]
+        rest: Sequence[int] = sequence.tokens[start : sequence.num_computed]
         if rest:
             self.allocator.publish(
                 sequence.block_table[sequence.num_published], sequence.parent, rest

@@ -10,7 +10,7 @@ from swiftchat.weights.architectures.parts.prefix_lm import CAUSAL, Bidirectiona
 
 
 @dataclass(eq=False)
-class Sequence:
+class TokenSequence:
     """The tokens of one generation, and the blocks with their keys and values.
 
     The blocks of `block_table` hold the keys and values of `tokens[:num_computed]`. The newest
@@ -129,7 +129,7 @@ class Row:
     when they have been sampled.
     """
 
-    sequence: Sequence
+    sequence: TokenSequence
     num_tokens: int
     proposed: tuple[int, ...] = ()
 
@@ -167,7 +167,7 @@ class Stored:
     not after further copies, because their source may be such a block.
     """
 
-    sequence: Sequence
+    sequence: TokenSequence
     num_copies: int
 
 
@@ -182,6 +182,6 @@ class Step:
 
     rows: list[Row]
     copies: list[tuple[int, int]]
-    restoring: Sequence | None = None
+    restoring: TokenSequence | None = None
     stored: list[Stored] = field(default_factory=list)
     state_copies: list[tuple[int, int]] = field(default_factory=list)

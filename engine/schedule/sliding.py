@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 
 
-def drop_middle(sequence: Sequence, num_kept: int) -> int:
+def drop_middle(sequence: TokenSequence, num_kept: int) -> int:
     """Drop half of a sequence's tokens behind the first `num_kept`; return their number.
 
     The newest tokens stay. The others move to lower positions, so all behind the first ones must

@@ -5,17 +5,12 @@ position whose state was kept. Snapshots are kept where answers end, where seque
 and at the last block boundary of a prompt, from which regeneration and edited turns continue.
 """
 
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from swiftchat.engine.schedule.content import Digest
-
-if TYPE_CHECKING:
-    from swiftchat.engine.schedule.scheduler import Sequence
-
+from swiftchat.engine.schedule.sequence import TokenSequence
 
 # The most proposed tokens of a step for which there are states.
 MAX_VERIFIED = 8
@@ -68,12 +63,12 @@ class StateSlots:
         copies, self._copies = self._copies, []
         return copies
 
-    def longest(self, tokens: Seq[int], root: Digest) -> Snapshot | None:
+    def longest(self, tokens: Sequence[int], root: Digest) -> Snapshot | None:
         """Return the snapshot of the longest prefix of the tokens, or None."""
         found = [each for each in self._snapshots if _matches(each, tokens, root)]
         return max(found, key=lambda each: len(each.tokens), default=None)
 
-    def admit(self, sequence: "Sequence", snapshot: Snapshot | None) -> None:
+    def admit(self, sequence: TokenSequence, snapshot: Snapshot | None) -> None:
         """Give a sequence a slot; its tokens begin with those of the snapshot."""
         if not self.num_slots:
             return
@@ -83,13 +78,13 @@ class StateSlots:
         if snapshot is not None:
             self._copies.append((snapshot.slot, sequence.state_slot))
 
-    def fork(self, source: "Sequence", twin: "Sequence") -> None:
+    def fork(self, source: TokenSequence, twin: TokenSequence) -> None:
         """Give a sequence a slot with the state of another one, which is running."""
         if self.num_slots:
             self._allocate_for(twin)
             self._copies.append((source.state_slot, twin.state_slot))
 
-    def verify(self, sequence: "Sequence", num_proposed: int) -> int:
+    def verify(self, sequence: TokenSequence, num_proposed: int) -> int:
         """Assign slots for the next token and the proposed ones; return how many have some."""
         count = min(num_proposed, len(self._verified))
         if count:
@@ -97,14 +92,14 @@ class StateSlots:
             sequence.verified_slots = [sequence.next_state_slot, *taken]
         return count
 
-    def end_verification(self, sequences: Iterable["Sequence"]) -> None:
+    def end_verification(self, sequences: Iterable[TokenSequence]) -> None:
         """Take back the slots of the tokens that were not accepted in the last step."""
         for sequence in sequences:
             self._verified += _beyond_own(sequence)
             sequence.verified_slots = []
 
     @contextmanager
-    def drafting(self, sequence: "Sequence") -> Iterator[bool]:
+    def drafting(self, sequence: TokenSequence) -> Iterator[bool]:
         """Let further tokens of a sequence be computed one by one, and then be forgotten.
 
         The first of them writes a slot for verified states. Without spare slots all do; else they
@@ -123,7 +118,7 @@ class StateSlots:
             sequence.verified_slots = []
             self._verified.append(scratch)
 
-    def drafted(self, sequence: "Sequence") -> None:
+    def drafted(self, sequence: TokenSequence) -> None:
         """Continue the sequence from the state after the token that was computed last."""
         if sequence.verified_slots:
             sequence.state_slot = sequence.verified_slots[0]
@@ -131,12 +126,12 @@ class StateSlots:
                 sequence.verified_slots = [sequence.spare_slot]
                 sequence.spare_slot = sequence.state_slot
 
-    def row_end(self, sequence: "Sequence", start: int, end: int) -> int:
+    def row_end(self, sequence: TokenSequence, start: int, end: int) -> int:
         """Return where a row of the tokens from `start` to `end` must end for a snapshot."""
         boundary = self._boundary(sequence)
         return boundary if start < boundary < end else end
 
-    def computed(self, sequence: "Sequence", num_tokens: int) -> None:
+    def computed(self, sequence: TokenSequence, num_tokens: int) -> None:
         """Receive that a running sequence has been computed `num_tokens` further.
 
         Keep a snapshot if that is the place for one. Of a step with proposed tokens these are the
@@ -159,7 +154,7 @@ class StateSlots:
             self._copies.append((sequence.state_slot, slot))
             self._keep(sequence, slot)
 
-    def release(self, sequence: "Sequence") -> None:
+    def release(self, sequence: TokenSequence) -> None:
         """Take the slot of a sequence that stops running; its state becomes a snapshot."""
         if not self.num_slots:
             return
@@ -179,7 +174,7 @@ class StateSlots:
         self._free += [each.slot for each in self._snapshots]
         self._snapshots, self._copies = [], []
 
-    def check_integrity(self, running: Iterable["Sequence"]) -> None:
+    def check_integrity(self, running: Iterable[TokenSequence]) -> None:
         """Raise `AssertionError` unless each slot has one use."""
         if self.num_slots:
             used = [sequence.state_slot for sequence in running]
@@ -191,13 +186,13 @@ class StateSlots:
             assert len(verified) == self.num_verified
             assert sorted([*used, *kept, *self._free, *verified]) == list(range(self.num_slots))
 
-    def _boundary(self, sequence: "Sequence") -> int:
+    def _boundary(self, sequence: TokenSequence) -> int:
         """Return the last block boundary of a prompt before its last token; 0 for none."""
         if not self.num_slots or sequence.params.pooling is not None:
             return 0
         return (sequence.num_prompt - 1) // self._block_size * self._block_size
 
-    def _known(self, sequence: "Sequence") -> Snapshot | None:
+    def _known(self, sequence: TokenSequence) -> Snapshot | None:
         """Return the snapshot of a sequence's present state, as the one used last."""
         tokens = sequence.tokens[: sequence.num_computed]
         found = self.longest(tokens, sequence.root)
@@ -206,7 +201,7 @@ class StateSlots:
         self._use(found)
         return found
 
-    def _keep(self, sequence: "Sequence", slot: int) -> None:
+    def _keep(self, sequence: TokenSequence, slot: int) -> None:
         tokens = tuple(sequence.tokens[: sequence.num_computed])
         self._snapshots.append(Snapshot(slot, sequence.root, tokens))
 
@@ -214,7 +209,7 @@ class StateSlots:
         self._snapshots.remove(snapshot)
         self._snapshots.append(snapshot)
 
-    def _allocate_for(self, sequence: "Sequence") -> None:
+    def _allocate_for(self, sequence: TokenSequence) -> None:
         sequence.state_slot = self._allocate()
         if self._has_spares:
             sequence.spare_slot = self._allocate()
@@ -225,13 +220,13 @@ class StateSlots:
         return self._free.pop()
 
 
-def _beyond_own(sequence: "Sequence") -> list[int]:
+def _beyond_own(sequence: TokenSequence) -> list[int]:
     """Return the slots of a sequence for states after proposed tokens."""
     own = sequence.state_slot, sequence.spare_slot
     return [slot for slot in sequence.verified_slots if slot not in own]
 
 
-def _matches(snapshot: Snapshot, tokens: Seq[int], root: Digest) -> bool:
+def _matches(snapshot: Snapshot, tokens: Sequence[int], root: Digest) -> bool:
     count = len(snapshot.tokens)
     if count > len(tokens) or snapshot.root != root or snapshot.tokens[-1] != tokens[count - 1]:
         return False

@@ -1,17 +1,18 @@
 """Waiting sequences whose prompt a running one has just computed: they are forked from it."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
-from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 
 
-def find_twins(rows: Seq[Row], scheduler: Scheduler) -> list[tuple[Row, Sequence]]:
+def find_twins(rows: Sequence[Row], scheduler: Scheduler) -> list[tuple[Row, TokenSequence]]:
     """Return the waiting sequences with the prompt of a sampled row, as far as there is room.
 
     Their next token is sampled from the same logits, so that an answer is the one that the sequence
     would get alone. Greedy sequences are left out: the ranks exchange no logits for them.
     """
-    allocator, found = scheduler.allocator, list[tuple[Row, Sequence]]()
+    allocator, found = scheduler.allocator, list[tuple[Row, TokenSequence]]()
     room = min(
         scheduler.max_num_seqs - len(scheduler.running),
         allocator.num_free + allocator.num_cached,
@@ -25,7 +26,7 @@ def find_twins(rows: Seq[Row], scheduler: Scheduler) -> list[tuple[Row, Sequence
     return found
 
 
-def fork(source: Sequence, twin: Sequence, scheduler: Scheduler) -> list[tuple[int, int]]:
+def fork(source: TokenSequence, twin: TokenSequence, scheduler: Scheduler) -> list[tuple[int, int]]:
     """Run a waiting sequence with the blocks of its twin, whose prompt is computed.
 
     Full blocks are shared. Returns the copy (from, to) of the block that is not full, if there is
@@ -44,7 +45,7 @@ def fork(source: Sequence, twin: Sequence, scheduler: Scheduler) -> list[tuple[i
     return [(source.block_table[source.num_published], twin.block_table[-1])]
 
 
-def _is_twin(waiting: Sequence, source: Sequence) -> bool:
+def _is_twin(waiting: TokenSequence, source: TokenSequence) -> bool:
     params = waiting.params
     return (
         waiting.tokens == source.tokens

@@ -5,15 +5,14 @@ EAGLE-3 heads and layers for multi-token prediction (MTP) are such layers.
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.speculation.proposer import ObservedRow, Stopwatch
 
 # Observed tokens wait until so many can be computed together, or until tokens are to be proposed.
@@ -57,11 +56,11 @@ class ChainLayer(Protocol):
     def join(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """Return what is kept of observed hidden states, [n, …]."""
 
-    def compute(self, joined: Tensor, ids: Seq[int], position: int, cache: Any) -> None:
+    def compute(self, joined: Tensor, ids: Sequence[int], position: int, cache: Any) -> None:
         """Add known tokens to the cache: `joined` from `position` on, `ids` after each."""
 
     def chain(
-        self, joined: Tensor, ids: Seq[int], position: int, cache: Any, num_tokens: int
+        self, joined: Tensor, ids: Sequence[int], position: int, cache: Any, num_tokens: int
     ) -> list[int]:
         """Return the most probable tokens after known ones, each computed from the one before.
 
@@ -90,11 +89,11 @@ class SteppedLayer(ABC):
     def token(self, x: Tensor) -> Tensor:
         """Return the most probable id after a hidden state [1, hidden_size], int64 [1]."""
 
-    def compute(self, joined: Tensor, ids: Seq[int], position: int, cache: Any) -> None:
+    def compute(self, joined: Tensor, ids: Sequence[int], position: int, cache: Any) -> None:
         self._computed(joined, ids, position, cache)
 
     def chain(
-        self, joined: Tensor, ids: Seq[int], position: int, cache: Any, num_tokens: int
+        self, joined: Tensor, ids: Sequence[int], position: int, cache: Any, num_tokens: int
     ) -> list[int]:
         x = self._computed(joined, ids, position, cache)[-1:]
         # The ids stay on the device, so that the host need not wait for each of them.
@@ -105,7 +104,7 @@ class SteppedLayer(ABC):
         cache.truncate(end)
         return torch.cat(proposed).tolist()
 
-    def _computed(self, joined: Tensor, ids: Seq[int], position: int, cache: Any) -> Tensor:
+    def _computed(self, joined: Tensor, ids: Sequence[int], position: int, cache: Any) -> Tensor:
         known = torch.tensor(ids, device=joined.device)
         positions = range(position, position + len(ids))
         return self.forward(self.features(joined), known, positions, cache)
@@ -168,7 +167,7 @@ class ChainHead:
             self._compute(followed)
 
     @torch.inference_mode()
-    def propose(self, sequence: Sequence, num_tokens: int) -> list[int]:
+    def propose(self, sequence: TokenSequence, num_tokens: int) -> list[int]:
         followed = self._followed.get(sequence.id)
         if followed is None or followed.num_slides != sequence.num_slides or num_tokens < 1:
             return []
@@ -179,7 +178,7 @@ class ChainHead:
         with self._stopwatch.measured(num_tokens):
             return self._layer.chain(joined, ids, position, cache, num_tokens)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         followed = self._followed.pop(sequence.id, None)
         if followed is not None and followed.cache.positions:
             followed.pending.clear()
@@ -254,7 +253,7 @@ class ChainHead:
         return True
 
 
-def _runs(pending: Seq[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
+def _runs(pending: Sequence[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
     """Join the states of adjacent tokens, so that they are computed together."""
     runs: list[tuple[int, list[Tensor]]] = []
     end = -1

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.blocks import BlockAllocator
-from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 from swiftchat.engine.schedule.states import StateSlots
 from swiftchat.engine.speculation.proposer import ObservedRow
 from swiftchat.engine.speculation.step_costs import smoothed
@@ -25,7 +26,7 @@ class _Followed:
     Between two calls its tokens are the first ones of the sequence, and all of them are computed.
     """
 
-    sequence: Sequence
+    sequence: TokenSequence
     scheduler: Scheduler
     num_slides: int
 
@@ -63,7 +64,7 @@ class DraftModel:
     def observe(self, row: ObservedRow) -> None:
         """Do nothing: it reads no hidden states."""
 
-    def propose(self, sequence: Sequence, num_tokens: int) -> list[int]:
+    def propose(self, sequence: TokenSequence, num_tokens: int) -> list[int]:
         """Return up to `num_tokens` tokens; none while the prompt is computed, chunk by chunk."""
         if len(sequence.tokens) + num_tokens > self._ctx_size_tokens:
             return []
@@ -103,13 +104,13 @@ class DraftModel:
         copy.num_computed = num_known
         return proposed
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         """Free the blocks of a sequence that has ended; they stay in the prefix cache."""
         followed = self._followed.pop(sequence.id, None)
         if followed is not None:
             followed.scheduler.remove(followed.sequence)
 
-    def _follow(self, sequence: Sequence) -> _Followed | None:
+    def _follow(self, sequence: TokenSequence) -> _Followed | None:
         """Return the copy of a sequence with the tokens that it got since the last call.
 
         None if there is no slot for its states.
@@ -121,7 +122,7 @@ class DraftModel:
         if followed is None:
             if self._states.num_slots and len(self._followed) >= self._states.max_num_seqs:
                 return None
-            copy = Sequence(sequence.id, list(sequence.tokens), _PARAMS)
+            copy = TokenSequence(sequence.id, list(sequence.tokens), _PARAMS)
             scheduler = Scheduler(self._allocator, self._chunk_tokens, 1)
             if self._states.num_slots:
                 scheduler.use_states(self._states)
@@ -132,7 +133,7 @@ class DraftModel:
         copy.tokens += sequence.tokens[len(copy.tokens) :]
         return followed
 
-    def _next(self, copy: Sequence) -> int:
+    def _next(self, copy: TokenSequence) -> int:
         """Compute the newest token; return the one that the draft model expects after it."""
         started = time.perf_counter()
         logits = self._compute(Step([Row(copy, 1)], []))

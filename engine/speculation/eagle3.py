@@ -1,8 +1,7 @@
 """The layer of an EAGLE-3 head, and its KV cache."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -24,7 +23,7 @@ class HeadCache:
         self.positions: list[int] = []
         self._memory = torch.empty(2, 0, num_kv_heads, head_dim, device=device)
 
-    def append(self, positions: Seq[int], keys_values: Tensor) -> Tensor:
+    def append(self, positions: Sequence[int], keys_values: Tensor) -> Tensor:
         """Add those of new tokens, [2, n, …]; return all of them."""
         start, end = len(self.positions), len(self.positions) + len(positions)
         if end > self._memory.shape[1]:

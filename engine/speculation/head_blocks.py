@@ -2,7 +2,7 @@
 
 import weakref
 from bisect import bisect_left
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -60,7 +60,7 @@ class PagedKeysValues(PagedHeadCache):
     Key heads come first, as in the KV cache of the kernels.
     """
 
-    def append(self, positions: Seq[int], keys_values: Tensor) -> Tensor:
+    def append(self, positions: Sequence[int], keys_values: Tensor) -> Tensor:
         """Add those of new tokens, fp32 [2, n, num_kv_heads, head_dim]; return all of them.
 
         There must be room for them.

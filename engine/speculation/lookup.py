@@ -1,6 +1,6 @@
 """Prompt look-up: proposes what followed the longest repeated suffix of a conversation."""
 
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.speculation.step_costs import StepCosts
 from swiftchat.engine.speculation.suffix_automaton import SuffixAutomaton
 
@@ -27,7 +27,7 @@ class PromptLookup:
         self._hits = [rate * _PRIOR_WEIGHT for rate in _PRIORS.values()]
         self._trials = [_PRIOR_WEIGHT] * len(_PRIORS)
 
-    def follow(self, sequence: Sequence) -> bool:
+    def follow(self, sequence: TokenSequence) -> bool:
         """Add the sequence's new ids; return whether all of them were.
 
         Only ids of the answer count for the acceptance rate.

@@ -1,6 +1,6 @@
 """Medusa heads: each predicts one of the following tokens from the model's last hidden state."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.device.capture import capture
+from swiftchat.engine.gpu.capture import capture
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.hidden_states import LAST_NORM
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.speculation.proposer import ObservedRow, Stopwatch
 
 
@@ -19,7 +19,7 @@ from swiftchat.engine.speculation.proposer import ObservedRow, Stopwatch
 class MedusaHead:
     """The residual blocks of a head, a matrix and a bias each, and its matrix to the vocabulary."""
 
-    blocks: Seq[tuple[LinearWeight, Tensor]]
+    blocks: Sequence[tuple[LinearWeight, Tensor]]
     lm_head: LinearWeight
 
     def token(self, x: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class MedusaHeads:
     hidden_layers = (LAST_NORM,)
 
     @torch.inference_mode()
-    def __init__(self, heads: Seq[MedusaHead], step_s: float | None = None) -> None:
+    def __init__(self, heads: Sequence[MedusaHead], step_s: float | None = None) -> None:
         """Use `step_s` as the duration of proposing a token in seconds, or measure it."""
         self._heads, self._stopwatch = heads, Stopwatch(step_s)
         self._last: dict[int, ObservedRow] = {}
@@ -60,7 +60,7 @@ class MedusaHeads:
     def observe(self, row: ObservedRow) -> None:
         self._last[row.sequence.id] = row
 
-    def propose(self, sequence: Sequence, num_tokens: int) -> list[int]:
+    def propose(self, sequence: TokenSequence, num_tokens: int) -> list[int]:
         row, heads = self._last.get(sequence.id), self._heads[:num_tokens]
         if row is None or not heads:
             return []
@@ -81,5 +81,5 @@ class MedusaHeads:
     def _ids(self, num_heads: int) -> Tensor:
         return torch.cat([head.token(self._x) for head in self._heads[:num_heads]])
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         self._last.pop(sequence.id, None)

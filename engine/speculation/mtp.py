@@ -1,8 +1,7 @@
 """The layer for multi-token prediction that ships with a model, and its KV cache."""
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -28,7 +27,7 @@ class MtpCache:
         self._config, self._dtype, self._device = config, dtype, device
         self.blocks = self._allocated(_FIRST_BLOCKS)
 
-    def append(self, ids: Seq[int], positions: Seq[int]) -> Batch:
+    def append(self, ids: Sequence[int], positions: Sequence[int]) -> Batch:
         """Make room for tokens; return the batch that computes them after those in the cache."""
         start, end = len(self.positions), len(self.positions) + len(ids)
         if end > self._num_blocks * _BLOCK_TOKENS:

@@ -1,8 +1,7 @@
 """What proposes tokens with weights of its own: a draft model or prediction heads."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from swiftchat.engine.speculation.step_costs import smoothed
 
 
@@ -24,7 +23,7 @@ class ObservedRow:
     `last_position`; empty if the row ends within a prompt.
     """
 
-    sequence: Sequence
+    sequence: TokenSequence
     position: int
     last_position: int
     hidden: Mapping[int, Tensor]
@@ -47,10 +46,10 @@ class Proposer(Protocol):
     def observe(self, row: ObservedRow) -> None:
         """Receive what a step computed, before its token is sampled."""
 
-    def propose(self, sequence: Sequence, num_tokens: int) -> list[int]:
+    def propose(self, sequence: TokenSequence, num_tokens: int) -> list[int]:
         """Return up to `num_tokens` tokens that may follow."""
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         """Free what is kept for a sequence that has ended."""
 
 
@@ -73,7 +72,7 @@ class Stopwatch:
         self.step_s = smoothed(self.step_s, (time.perf_counter() - started) / num_tokens)
 
 
-def observed_decode_rows(rows: Seq[Row], hidden: HiddenStates) -> Iterator[ObservedRow]:
+def observed_decode_rows(rows: Sequence[Row], hidden: HiddenStates) -> Iterator[ObservedRow]:
     """Divide the hidden states of a replayed decode or verification step among its sequences."""
     start = 0
     for row in rows:
@@ -83,7 +82,7 @@ def observed_decode_rows(rows: Seq[Row], hidden: HiddenStates) -> Iterator[Obser
         start = end
 
 
-def observed_rows(rows: Seq[Row], batch: Batch, hidden: HiddenStates) -> Iterator[ObservedRow]:
+def observed_rows(rows: Sequence[Row], batch: Batch, hidden: HiddenStates) -> Iterator[ObservedRow]:
     """Divide the hidden states of a computed batch of these rows among their sequences."""
     first_logits = {
         id(row): index for row, index in zip(batch.sampled_rows, batch.sampled_logits, strict=True)

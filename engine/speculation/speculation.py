@@ -1,13 +1,12 @@
 """Speculation: proposes tokens for the running sequences and keeps account of the acceptance."""
 
-from collections.abc import Collection, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Speculated
 from swiftchat.engine.model.hidden_states import HiddenStates
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from swiftchat.engine.speculation.acceptance import AcceptanceRate
 from swiftchat.engine.speculation.lookup import PromptLookup
 from swiftchat.engine.speculation.proposer import ObservedRow, Proposer
@@ -65,7 +64,7 @@ class Speculation:
         self._accounts: dict[int, _Account] = {}
         self._is_decode_step = False  # the last computed one, whose rows have no prompt's tokens
 
-    def propose(self, running: Collection[Sequence]) -> None:
+    def propose(self, running: Collection[TokenSequence]) -> None:
         """Propose tokens for all running sequences that decode in the next step."""
         decoding = [s for s in running if s.num_computed == len(s.tokens) - 1]
         num_rows = len(decoding)
@@ -73,7 +72,7 @@ class Speculation:
             sequence.proposed = tuple(self._proposal(sequence, num_rows))
             num_rows += len(sequence.proposed)
 
-    def would_propose(self, sequences: Collection[Sequence]) -> bool:
+    def would_propose(self, sequences: Collection[TokenSequence]) -> bool:
         """Return whether tokens are likely to be proposed when each sequence has one more token."""
         num_rows = len(sequences)
         return any(
@@ -86,7 +85,7 @@ class Speculation:
         if params.speculate == "draft" and self._draft is None:
             raise UsageError("speculate is draft, but there is no draft model", "add --draft MODEL")
 
-    def hidden_states(self, rows: Seq[Row]) -> HiddenStates | None:
+    def hidden_states(self, rows: Sequence[Row]) -> HiddenStates | None:
         """Return what receives the hidden states of a step, if a proposer reads them."""
         if self._draft is None or not self._draft.hidden_layers:
             return None
@@ -100,7 +99,7 @@ class Speculation:
             if self._draft is not None and self._may_draft(row.sequence):
                 self._draft.observe(row)
 
-    def computed(self, rows: Seq[Row], duration_s: float | None = None) -> None:
+    def computed(self, rows: Sequence[Row], duration_s: float | None = None) -> None:
         """Receive the rows of a computed step and its duration, before they get new tokens.
 
         The duration of a step that overlaps with another one is not known. The cost of a step with
@@ -135,7 +134,7 @@ class Speculation:
                 num_generated = row.sequence.num_generated
                 account.rate.verified(num_tokens - 1, len(row.proposed), num_generated)
 
-    def ended(self, sequence: Sequence) -> Speculated | None:
+    def ended(self, sequence: TokenSequence) -> Speculated | None:
         """Forget a sequence; return its account if tokens were ever proposed for it."""
         account = self._accounts.pop(sequence.id, None)
         if self._draft is not None:
@@ -150,7 +149,7 @@ class Speculation:
             gain=account.tokens / account.cost if account.cost else 1.0,
         )
 
-    def _proposal(self, sequence: Sequence, num_rows: int) -> list[int]:
+    def _proposal(self, sequence: TokenSequence, num_rows: int) -> list[int]:
         found, num_drafted = self._looked_up(sequence, num_rows), 0
         if not found and self._draft is not None:
             num_drafted = self._num_drafted(sequence, num_rows)
@@ -162,7 +161,7 @@ class Speculation:
             account.proposers.add(name)
         return found
 
-    def _looked_up(self, sequence: Sequence, num_rows: int) -> list[int]:
+    def _looked_up(self, sequence: TokenSequence, num_rows: int) -> list[int]:
         """Return what followed the same tokens before, if a gain is expected."""
         most = self._max_proposed(sequence, num_rows)
         if sequence.params.speculate == "draft" or most is None:
@@ -170,7 +169,7 @@ class Speculation:
         lookup = self._accounts.setdefault(sequence.id, _Account()).lookup
         return lookup.propose(self.costs, num_rows, most) if lookup.follow(sequence) else []
 
-    def _num_drafted(self, sequence: Sequence, num_rows: int) -> int:
+    def _num_drafted(self, sequence: TokenSequence, num_rows: int) -> int:
         """Return how many tokens the draft model, or the heads, should propose."""
         most = self._max_proposed(sequence, num_rows)
         if self._draft is None or not self._may_draft(sequence) or most is None:
@@ -184,17 +183,17 @@ class Speculation:
         costs = [self.costs.cost(num_rows + k) / plain for k in range(max(0, most) + 1)]
         return rate.best_number(most, sequence.num_generated, costs, self._draft_cost)
 
-    def _may_draft(self, sequence: Sequence) -> bool:
+    def _may_draft(self, sequence: TokenSequence) -> bool:
         """Return whether the draft model, or the heads, may ever propose tokens."""
         is_tuned = sequence.tuning is not None
         return not is_tuned and sequence.params.speculate != "ngram" and self._is_on(sequence)
 
-    def _is_on(self, sequence: Sequence) -> bool:
+    def _is_on(self, sequence: TokenSequence) -> bool:
         params = sequence.params
         is_sampled = not params.beams and params.pooling is None
         return params.speculate != "off" and is_sampled and sequence.constraint is None
 
-    def _max_proposed(self, sequence: Sequence, num_rows: int) -> int | None:
+    def _max_proposed(self, sequence: TokenSequence, num_rows: int) -> int | None:
         """Return how many tokens may be proposed; None if speculation is off for the sequence."""
         params = sequence.params
         if not self._is_on(sequence):

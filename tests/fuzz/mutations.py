@@ -8,18 +8,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-__all__ = [
-    "HUGE",
-    "change_number",
-    "dump_json",
-    "mutate_bytes",
-    "mutate_json",
-    "mutate_text",
-    "mutate_tree",
-    "odd_text",
-    "odd_value",
-]
-
 HUGE = "@huge@"  # stands for an integer of 5,000 digits, which `json` refuses to write
 _DEEP = "@deep@"  # stands for lists within lists that no recursion reaches the end of
 _DIGITS = b"9" * 5000

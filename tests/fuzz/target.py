@@ -9,8 +9,6 @@ from typing import Any
 from swiftchat.errors import SwiftchatError
 from tests.fuzz.mutations import mutate_bytes
 
-__all__ = ["Difference", "Mutate", "NoReferenceError", "Target", "case"]
-
 Mutate = Callable[[random.Random, bytes], bytes]
 
 

@@ -19,8 +19,6 @@ from tests.fuzz.formats import (
 )
 from tests.fuzz.target import Target
 
-__all__ = ["TARGETS"]
-
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (

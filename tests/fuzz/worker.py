@@ -23,8 +23,6 @@ import psutil
 
 from tests.fuzz.target import Difference, NoReferenceError, Target
 
-__all__ = ["Failure", "Limits", "Result", "run_cases"]
-
 _COUNTS = ("accepted", "compared", "refused")
 _STATE = struct.Struct("<qqd3q")  # case, phase, its processor time at the beginning, counts
 _LOADING, _COMPARING, _IDLE = range(3)

@@ -14,7 +14,7 @@ from swiftchat.engine.api.protocol import Finished, Tokens
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.errors import SwiftchatError
 

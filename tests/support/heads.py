@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.errors import BadModelFile
 from tests.support import tiny
 from tests.support.tiny_models import VOCAB_SIZE
@@ -122,11 +122,11 @@ def propose_always(engine: Engine) -> list[Proposal]:
     speculation.costs.slope, speculation._measures = 0.0, False
     propose = proposer.propose
 
-    def recorded(sequence: Sequence, num_tokens: int) -> list[int]:
+    def recorded(sequence: TokenSequence, num_tokens: int) -> list[int]:
         found.append((list(sequence.tokens), propose(sequence, num_tokens)))
         return found[-1][1]
 
-    def number(sequence: Sequence, num_rows: int) -> int:
+    def number(sequence: TokenSequence, num_rows: int) -> int:
         most = speculation._max_proposed(sequence, num_rows)
         return max(0, most or 0) if speculation._may_draft(sequence) else 0
 

@@ -1,10 +1,9 @@
 """Speculation whose proposals a test knows: the right tokens, with wrong ones among them."""
 
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Sequence
 
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.speculation.speculation import Speculation
 from swiftchat.engine.speculation.step_costs import StepCosts
 from tests.support.tiny_models import VOCAB_SIZE
@@ -31,13 +30,13 @@ class Oracle(Speculation):
         super().__init__(StepCosts(0.0), 64, engine.ctx_size_tokens, measures=False)
         self._answers, self._most, self._is_eager = answers, most, eager
 
-    def would_propose(self, sequences: Collection[Sequence]) -> bool:
+    def would_propose(self, sequences: Collection[TokenSequence]) -> bool:
         return self._is_eager or super().would_propose(sequences)
 
-    def _proposal(self, sequence: Sequence, num_rows: int) -> list[int]:
+    def _proposal(self, sequence: TokenSequence, num_rows: int) -> list[int]:
         super()._proposal(sequence, num_rows)
         start, length = sequence.num_generated, len(sequence.tokens) % (self._most + 1)
-        ids: Seq[int] = self._answers.get(sequence.id, [])[start : start + length]
+        ids: Sequence[int] = self._answers.get(sequence.id, [])[start : start + length]
         room = self._ctx_size_tokens - len(sequence.tokens) - 1
         changed = [
             (token + 1) % VOCAB_SIZE if (start + i) % _WRONG_EVERY == 4 else token

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import regex
 
-__all__ = ["AddedToken", "AddedTokens"]
-
 _WORD = regex.compile(r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]")
 # str.isspace() is true for these; Unicode's White_Space, which `tokenizers` uses, is not.
 _NO_SPACES = "\x1c\x1d\x1e\x1f"

@@ -9,8 +9,6 @@ from typing import Protocol
 
 from swiftchat.tokenizer.core.trie import Trie
 
-__all__ = ["BytePairEncoding", "MergeRanks", "merge_with_heap"]
-
 _MAX_CACHED_PAIRS = 1 << 20
 # Up to this many symbols, merging is faster than the search over the trie.
 _MAX_DIRECT_MERGE = 32

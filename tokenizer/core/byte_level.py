@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-__all__ = ["symbols_of", "to_bytes", "to_symbols"]
-
 
 def _alphabet() -> list[str]:
     """Return the character of each byte: itself if printable in Latin-1, else from U+0100 on."""

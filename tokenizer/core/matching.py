@@ -4,8 +4,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["spans_of_matches", "time_limit"]
-
 # A pattern that takes longer than this backtracks exponentially.
 _SECONDS = 1.0
 _SECONDS_PER_CHARACTER = 2e-6

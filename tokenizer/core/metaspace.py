@@ -6,15 +6,6 @@ from dataclasses import dataclass
 
 from swiftchat.tokenizer.core.piece_ids import PieceKind
 
-__all__ = [
-    "Metaspace",
-    "byte_of",
-    "first_token_decoder",
-    "sentencepiece_decoder",
-    "stripping_decoder",
-    "word_pattern",
-]
-
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 

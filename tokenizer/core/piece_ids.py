@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 
-__all__ = ["PieceIds", "PieceKind"]
-
 
 class PieceKind(IntEnum):
     """`SentencePiece.Type` of sentencepiece_model.proto, and `token_type` of GGUF."""

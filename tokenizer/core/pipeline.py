@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from swiftchat.tokenizer.core.added_tokens import AddedToken
 
-__all__ = ["TokenizerPipeline"]
-
 
 @dataclass(frozen=True)
 class TokenizerPipeline:

@@ -9,8 +9,6 @@ from swiftchat.tokenizer.core.byte_level import to_symbols
 from swiftchat.tokenizer.core.matching import spans_of_matches, time_limit
 from swiftchat.tokenizer.core.metaspace import Metaspace
 
-__all__ = ["PrefixSpace", "Split", "Step", "Symbols", "cut"]
-
 BEHAVIORS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext")
 
 

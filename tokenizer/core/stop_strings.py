@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-__all__ = ["StopMatcher"]
-
 
 class StopMatcher:
     """Releases text up to the first stop string; holds back a possible beginning of one.

@@ -3,8 +3,6 @@
 import codecs
 from collections.abc import Callable
 
-__all__ = ["TokenStream"]
-
 
 class TokenStream:
     """Decodes ids one by one; the pieces joined equal the text of all ids decoded at once.

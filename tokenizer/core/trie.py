@@ -4,8 +4,6 @@ from bisect import bisect_left
 from collections.abc import Collection
 from functools import cached_property
 
-__all__ = ["Trie"]
-
 
 class _Node:
     """The tokens `low : high` of the sorted vocabulary, which share their first `depth` symbols.

@@ -6,8 +6,6 @@ from decimal import Decimal
 
 from swiftchat.tokenizer.core.trie import Trie
 
-__all__ = ["UNKNOWN_PENALTY", "Unigram", "score_as_tokenizers_parses_it"]
-
 # Score of an unknown character, below that of the worst piece.
 UNKNOWN_PENALTY = 10.0
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-__all__ = ["WordCache"]
-
 _MAX_WORDS = 1 << 16
 _MAX_WORD_CHARACTERS = 64
 

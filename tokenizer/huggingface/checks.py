@@ -9,8 +9,6 @@ import regex
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["MAX_IDS", "compiled", "flag", "parts", "reject", "reject_kind", "short", "text"]
-
 MAX_IDS = 1 << 24
 _MAX_PATTERN_CHARACTERS = 1 << 12
 _MAX_STEPS = 64

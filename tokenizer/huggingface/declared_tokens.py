@@ -9,14 +9,6 @@ from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.core.added_tokens import AddedToken
 from swiftchat.tokenizer.huggingface.checks import MAX_IDS
 
-__all__ = [
-    "MAX_ADDED_TOKENS",
-    "NONE_DECLARED",
-    "DeclaredTokens",
-    "added_token",
-    "numbered",
-]
-
 _ROLES = (
     "bos_token",
     "eos_token",

@@ -9,17 +9,6 @@ from typing import Any
 from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.errors.regular_file import open_regular
 
-__all__ = [
-    "MORE_TEMPLATES",
-    "NEIGHBORS",
-    "VOCABULARIES",
-    "parsed",
-    "parsed_object",
-    "read_files",
-    "text_of",
-    "vocabulary_name",
-]
-
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MAX_FILE_BYTES = 1 << 28
 # A directory may have several vocabularies; the first one found is used.

@@ -11,8 +11,6 @@ from swiftchat.tokenizer.huggingface.patterns import QWEN2
 from swiftchat.tokenizer.huggingface.post_processor import with_configured_ends
 from swiftchat.tokenizer.huggingface.tokenizer_json import tokenizer_json_pipeline
 
-__all__ = ["class_defaults", "merges_pipeline"]
-
 # By class of transformers: the pattern if it is not GPT-2's, and the normalizer.
 _CLASSES: Mapping[str, tuple[str | None, str | None]] = {
     "GPT2Tokenizer": (None, None),

@@ -12,8 +12,6 @@ from swiftchat.tokenizer.core.matching import spans_of_matches
 from swiftchat.tokenizer.huggingface.checks import compiled, flag, parts, reject, reject_kind, text
 from swiftchat.tokenizer.huggingface.precompiled import PrecompiledCharsmap
 
-__all__ = ["WHITE_SPACE", "Normalizer", "Replace", "replacement"]
-
 # White_Space of Unicode; str.strip() would take \x1c to \x1f as well.
 WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))

@@ -4,8 +4,6 @@ Each is the published pattern of its model, in syntax common to `regex`, Oniguru
 tiktoken's possessive quantifiers, which only save time, are left out.
 """
 
-__all__ = ["CL100K", "GPT2", "KIMI", "LLAMA3", "O200K", "QWEN2"]
-
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -8,8 +8,6 @@ from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.huggingface.checks import MAX_IDS, parts, reject, reject_kind, short
 from swiftchat.tokenizer.huggingface.declared_tokens import DeclaredTokens
 
-__all__ = ["end_ids", "with_configured_ends"]
-
 Ids = tuple[int, ...]
 _MAX_END_TOKENS = 64
 

@@ -11,8 +11,6 @@ import regex
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["PrecompiledCharsmap"]
-
 _MAX_CACHED = 1 << 16
 _MAX_CACHED_CHARACTERS = 32
 # From this many bytes on `tokenizers` replaces the characters of a grapheme one by one.

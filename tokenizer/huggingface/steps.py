@@ -32,8 +32,6 @@ from swiftchat.tokenizer.huggingface.checks import (
 from swiftchat.tokenizer.huggingface.normalizer import WHITE_SPACE, replacement
 from swiftchat.tokenizer.huggingface.patterns import GPT2
 
-__all__ = ["make_decoder", "steps"]
-
 _NUMBER = r"\p{N}"
 # Unicode punctuation and the ASCII symbols that `tokenizers` adds.
 _PUNCTUATION = r"[\p{P}$+<=>^`|~]"

@@ -12,8 +12,6 @@ from swiftchat.tokenizer.huggingface.checks import MAX_IDS, compiled
 from swiftchat.tokenizer.huggingface.declared_tokens import MAX_ADDED_TOKENS, DeclaredTokens
 from swiftchat.tokenizer.huggingface.tiktoken import rank_pipeline
 
-__all__ = ["TEKKEN_NAMES", "is_tekken", "tekken_pipeline"]
-
 TEKKEN_NAMES = {
     "bos_token": "<s>",
     "eos_token": "</s>",

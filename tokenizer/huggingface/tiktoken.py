@@ -21,8 +21,6 @@ from swiftchat.tokenizer.huggingface.declared_tokens import DeclaredTokens
 from swiftchat.tokenizer.huggingface.patterns import CL100K, GPT2, KIMI, LLAMA3, O200K, QWEN2
 from swiftchat.tokenizer.huggingface.post_processor import with_configured_ends
 
-__all__ = ["is_tiktoken", "rank_file_names", "rank_pipeline", "tiktoken_pipeline"]
-
 _MAX_TOKEN_CHARACTERS = 1 << 12
 _FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d{1,8}(\r?\n|$)")
 

@@ -26,8 +26,6 @@ from swiftchat.tokenizer.huggingface.normalizer import Normalizer
 from swiftchat.tokenizer.huggingface.post_processor import end_ids
 from swiftchat.tokenizer.huggingface.steps import make_decoder, steps
 
-__all__ = ["own_tokens", "tokenizer_json_pipeline"]
-
 _MAX_TOKEN_CHARACTERS = 1 << 12
 _MAX_SCORE = 1e300  # sums of larger ones overflow
 # Separates the parts of a merge if these may contain spaces.

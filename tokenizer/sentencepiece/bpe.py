@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 
 from swiftchat.tokenizer.core.bpe import BytePairEncoding, MergeRanks, merge_with_heap
 
-__all__ = ["SentencePieceBpe"]
-
 # Separates the halves of a pair; no piece contains it.
 _SEPARATOR = "\U0010ffff"
 

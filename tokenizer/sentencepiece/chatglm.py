@@ -8,8 +8,6 @@ from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.core.added_tokens import AddedToken
 from swiftchat.tokenizer.sentencepiece.model import SentencePieceModel
 
-__all__ = ["SpacePieces", "chatglm_tokens"]
-
 # ChatGLM-6B's control tokens are pieces; its successors' follow the pieces.
 _PIECE_TOKENS = (
     "[MASK]",

@@ -12,8 +12,6 @@ from sentencepiece import sentencepiece_model_pb2
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.core.piece_ids import PieceKind
 
-__all__ = ["NormalizerSpec", "Piece", "SentencePieceModel"]
-
 _MAX_PIECES = 1 << 24
 _MAX_PIECE_CHARACTERS = 1 << 12
 _MODEL_TYPES = {1: "Unigram", 2: "BPE", 3: "words", 4: "characters"}

@@ -19,8 +19,6 @@ from swiftchat.tokenizer.sentencepiece.chatglm import SpacePieces, chatglm_token
 from swiftchat.tokenizer.sentencepiece.model import Piece, SentencePieceModel
 from swiftchat.tokenizer.sentencepiece.unigram import SentencePieceUnigram
 
-__all__ = ["sentencepiece_pipeline"]
-
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 

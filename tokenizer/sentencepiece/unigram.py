@@ -8,8 +8,6 @@ from functools import lru_cache
 
 from swiftchat.tokenizer.core.unigram import Unigram, backtrack
 
-__all__ = ["SentencePieceUnigram"]
-
 _MAX_WORDS = 1 << 16
 _MAX_AMBIGUOUS_WORDS = 1 << 10
 _MAX_WORD_CHARACTERS = 32

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 from jinja2 import nodes
 
-__all__ = ["is_bounded"]
-
 # Jinja's own names; any other name that the template does not set is an input.
 _NO_INPUTS = frozenset({"caller", "kwargs", "loop", "self", "varargs"})
 _MAX_LOOPS = 16

@@ -4,8 +4,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-__all__ = ["BUILT_IN", "BuiltIn", "family_template"]
-
 
 @dataclass(frozen=True)
 class BuiltIn:

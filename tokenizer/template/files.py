@@ -6,8 +6,6 @@ from typing import Any
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.huggingface.files import MORE_TEMPLATES, parsed_object, text_of
 
-__all__ = ["named_templates", "template_files"]
-
 _OLDER = "chat_template.json"
 
 

@@ -7,8 +7,6 @@ from typing import Any
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.template.template import TemplateStopped
 
-__all__ = ["MessageForms", "messages_for_template"]
-
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], Mapping[str, Any]], str]
 

@@ -7,19 +7,6 @@ from typing import Any, SupportsIndex
 
 from markupsafe import Markup
 
-__all__ = [
-    "OwnText",
-    "Ranges",
-    "as_text",
-    "formatted",
-    "join_texts",
-    "joined",
-    "marked_safe",
-    "own",
-    "own_ranges",
-    "same_length",
-]
-
 Ranges = Sequence[tuple[int, int]]
 
 # Of the parts of one text; their ranges would take too much memory.

@@ -16,8 +16,6 @@ from swiftchat.tokenizer.template.sandbox import TemplateLimitExceeded
 from swiftchat.tokenizer.template.variables import own_places
 from swiftchat.tokenizer.template.worker import TIME_LIMIT_SIGNAL
 
-__all__ = ["TemplateProcess", "TemplateProcessError"]
-
 # The worker limits its processor time itself. This limit of real time leaves room for a busy
 # machine.
 _REAL_TIME_FACTOR = 10.0

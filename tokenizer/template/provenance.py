@@ -7,8 +7,6 @@ from swiftchat.tokenizer.template.own_text import Ranges, own_ranges
 from swiftchat.tokenizer.template.template import ChatTemplate
 from swiftchat.tokenizer.template.variables import harmless_words
 
-__all__ = ["render"]
-
 
 def render(
     template: ChatTemplate,

@@ -29,15 +29,6 @@ from swiftchat.tokenizer.template.own_text import (
     same_length,
 )
 
-__all__ = [
-    "TEMPLATE_ERRORS",
-    "TemplateLimitExceeded",
-    "UnboundedTemplate",
-    "compile_template",
-    "parse_template",
-    "render",
-]
-
 # Limit on the output: a constant plus a multiple of the input.
 _FREE_CHARACTERS = 1 << 20
 _MAX_COPIES = 4

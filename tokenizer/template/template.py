@@ -20,8 +20,6 @@ from swiftchat.tokenizer.template.sandbox import (
 )
 from swiftchat.tokenizer.template.variables import variables_with_own
 
-__all__ = ["ChatTemplate", "TemplateStopped"]
-
 _MAX_SOURCE_CHARACTERS = 1 << 18
 _SECONDS = 1.7  # of processor time: a busy machine does not reject a template
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from swiftchat.tokenizer.template.own_text import OwnText, Ranges, own, own_ranges
 
-__all__ = ["harmless_words", "own_places", "restore_own_places", "variables_with_own"]
-
 Place = tuple[Sequence[str | int], Ranges]
 
 # Templates build control tokens from the values of these fields, as in

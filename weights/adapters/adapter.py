@@ -6,15 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from swiftchat.errors.regular_file import open_regular
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.parallel.tensor_parallel import TensorKey
 
-__all__ = ["Adapter", "Floats", "LowRank", "Read", "TokenRows", "content_digest"]
-
-Floats = npt.NDArray[np.float32]
 Read = Callable[[], Floats]
 
 _CHUNK_BYTES = 1 << 20

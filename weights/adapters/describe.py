@@ -15,8 +15,6 @@ from swiftchat.weights.adapters.gguf import is_gguf_adapter
 from swiftchat.weights.adapters.mlx import is_mlx
 from swiftchat.weights.formats.gguf import GgufFile
 
-__all__ = ["describe_adapter", "is_adapter"]
-
 _MAX_SHOWN = 200
 
 

@@ -8,15 +8,6 @@ from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.model.tensor_file import TensorFile
 
-__all__ = [
-    "CONFIG_FILE",
-    "OTHER_BASE",
-    "AdapterFiles",
-    "adapter_directory",
-    "find_adapter",
-    "read_config",
-]
-
 CONFIG_FILE = "adapter_config.json"
 OTHER_BASE = "the adapter belongs to another base model; its model card names which"
 _WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors")

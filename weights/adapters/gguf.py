@@ -6,20 +6,19 @@ from pathlib import Path
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.adapters.adapter import Adapter, Floats, LowRank, Read
+from swiftchat.weights.adapters.adapter import Adapter, LowRank, Read
 from swiftchat.weights.adapters.files import OTHER_BASE
 from swiftchat.weights.adapters.modules import model_tensors
 from swiftchat.weights.adapters.peft import is_number
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.architectures import gguf_architecture
 from swiftchat.weights.gguf.gguf_architecture import GgufArchitecture
 from swiftchat.weights.gguf.tensor_names import TENSORS
 from swiftchat.weights.gguf.tensors import row_order
-
-__all__ = ["gguf_adapter", "is_gguf_adapter"]
 
 _ENDINGS = (".lora_a", ".lora_b")
 

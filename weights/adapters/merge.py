@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.adapters.adapter import Adapter, Floats, LowRank
+from swiftchat.weights.adapters.adapter import Adapter, LowRank
 from swiftchat.weights.adapters.open import open_adapter
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.files.reading import encode_json
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.sources.plan import Plan
-
-__all__ = ["merge_adapters"]
 
 Weighted = tuple[Adapter, float]
 

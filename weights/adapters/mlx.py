@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.adapters.adapter import Adapter, Floats, LowRank
+from swiftchat.weights.adapters.adapter import Adapter, LowRank
 from swiftchat.weights.adapters.files import CONFIG_FILE, OTHER_BASE, AdapterFiles
 from swiftchat.weights.adapters.modules import model_tensors, unknown_module
 from swiftchat.weights.adapters.peft import is_number
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
-
-__all__ = ["is_mlx", "mlx_adapter"]
+from swiftchat.weights.formats.arrays import Floats
 
 _PARTS = ("lora_a", "lora_b", "m")
 

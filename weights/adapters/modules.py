@@ -16,8 +16,6 @@ from swiftchat.weights.architectures.tensors import (
 )
 from swiftchat.weights.parallel.tensor_parallel import TensorKey
 
-__all__ = ["Targets", "matches", "model_tensors", "pattern_value", "unknown_module"]
-
 _TIMEOUT_S = 1.0  # an adapter's pattern may need exponential time
 _LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
 

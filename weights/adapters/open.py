@@ -9,8 +9,6 @@ from swiftchat.weights.adapters.mlx import is_mlx, mlx_adapter
 from swiftchat.weights.adapters.peft import peft_adapter
 from swiftchat.weights.architectures.config import ModelConfig
 
-__all__ = ["open_adapter"]
-
 
 def open_adapter(path: Path, config: ModelConfig) -> Adapter:
     """Open the adapter at `path` (a directory or a GGUF file) and check it against the model.

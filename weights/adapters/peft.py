@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.adapters.adapter import Adapter, Floats, LowRank, TokenRows
+from swiftchat.weights.adapters.adapter import Adapter, LowRank, TokenRows
 from swiftchat.weights.adapters.files import CONFIG_FILE, OTHER_BASE, AdapterFiles
 from swiftchat.weights.adapters.modules import (
     Targets,
@@ -21,10 +21,9 @@ from swiftchat.weights.adapters.modules import (
 )
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.model.tensor_prefix import ModulePrefix
 from swiftchat.weights.parallel.tensor_parallel import TensorKey
-
-__all__ = ["SOFT_PROMPT_TYPES", "peft_adapter", "reject_unsupported"]
 
 SOFT_PROMPT_TYPES = ("PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING")
 

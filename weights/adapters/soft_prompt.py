@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.adapters.adapter import Floats, Read, content_digest
+from swiftchat.weights.adapters.adapter import Read, content_digest
 from swiftchat.weights.adapters.files import (
     CONFIG_FILE,
     OTHER_BASE,
@@ -21,8 +21,7 @@ from swiftchat.weights.adapters.files import (
 )
 from swiftchat.weights.adapters.peft import SOFT_PROMPT_TYPES, reject_unsupported
 from swiftchat.weights.architectures.config import ModelConfig
-
-__all__ = ["SoftPrompt", "open_soft_prompt"]
+from swiftchat.weights.formats.arrays import Floats
 
 _TENSOR = "prompt_embeddings"
 _KNOWN_KEYS = frozenset(

@@ -27,8 +27,6 @@ from swiftchat.weights.architectures.registry import architecture_of
 from swiftchat.weights.architectures.unsupported_keys import ignored_keys
 from swiftchat.weights.architectures.variants import VARIANTS
 
-__all__ = ["ModelConfig", "QueryGrowth", "RopeConfig", "RouterConfig"]
-
 
 @dataclass(frozen=True)
 class ModelConfig:

@@ -11,8 +11,6 @@ from swiftchat.weights.architectures.parts.architecture import frozen
 from swiftchat.weights.architectures.parts.fields import Fields, invalid, mapping
 from swiftchat.weights.architectures.registry import ARCHITECTURES, unknown_name
 
-__all__ = ["MULTIMODAL", "language_model", "multimodal_class"]
-
 # Whether embeddings are tied if `config.json` does not say it, by class name.
 MULTIMODAL: Mapping[str, bool] = MappingProxyType(
     {

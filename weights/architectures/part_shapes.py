@@ -7,8 +7,6 @@ from swiftchat.weights.architectures.parts.layers import (
     Streams,
 )
 
-__all__ = ["expert_shapes", "latent_shapes", "per_layer_shapes"]
-
 
 def expert_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a router, of experts in one tensor or in several, and of shared ones."""

@@ -25,8 +25,6 @@ from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.variants import CLASS_OF_TYPE
 
-__all__ = ["DTYPES", "class_name", "readers", "token_ids", "windows"]
-
 DTYPES = ("bfloat16", "float16", "float32")
 # Other names, and dtypes of weights that the activations cannot have.
 _DTYPE_NAMES = frozen(

@@ -40,8 +40,6 @@ from swiftchat.weights.architectures.families.uneven_heads import UNEVEN_HEADS
 from swiftchat.weights.architectures.families.windowed_moe import WINDOWED_MOE
 from swiftchat.weights.architectures.parts.architecture import Architecture
 
-__all__ = ["ARCHITECTURES", "architecture_of", "unknown_name"]
-
 _SUFFIXES = re.compile("(ForCausalLM|ForConditionalGeneration|Model|LMHeadModel)$")
 _SIMILAR = 0.8
 

@@ -10,22 +10,6 @@ from swiftchat.weights.architectures.part_shapes import (
 )
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
-__all__ = [
-    "EXPERT_NORMS",
-    "NORMS",
-    "STREAM_TENSORS",
-    "canonical_shapes",
-    "canonical_tensors",
-    "expected_tensors",
-    "gate_in_queries",
-    "index_count",
-    "layer_tensors",
-    "shape_by_place",
-    "tensor_name",
-    "tensors_after_layers",
-    "tensors_before_layers",
-]
-
 # The norms with one element for each of `hidden_size`.
 NORMS = ("embed_norm", "attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm", "final_norm")
 # Those of a layer with several residual streams.

@@ -11,8 +11,6 @@ from typing import Any
 from swiftchat.weights.architectures.parts.architecture import Architecture, frozen
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
-__all__ = ["CLASS_OF_TYPE", "VARIANTS"]
-
 
 def _variant(
     class_name: str, renamed: Mapping[str, str] = frozen(), **defaults: Any

@@ -33,8 +33,6 @@ from swiftchat.weights.quantization.quantize import QuantizationSpec
 from swiftchat.weights.sources.detect import plan_conversion
 from swiftchat.weights.sources.plan import Plan
 
-__all__ = ["ConversionEstimate", "convert", "estimate_conversion"]
-
 _SAMPLE_BYTES = 1 << 20
 _DEFAULT_SHARD_BYTES = 5e9
 # Interpreter, numpy, tensor tables and chunk buffers.
@@ -74,8 +72,9 @@ def convert(
     get one file each, which only this program reads. `quantization` applies to the matrices of
     the layers. `adapters`, with their scales, are merged before that.
 
-    The directory appears when it is complete and has been read back; a failure or interrupt
-    leaves nothing. A second process converting the same source waits for the first.
+    The directory appears when it is complete, has been read back, and the safetensors library has
+    found in each weight file what was written; a failure or interrupt leaves nothing. A second
+    process converting the same source waits for the first.
 
     Raises `FileSystemError` if `destination` exists or cannot be written, `BadModelFile` if the
     source is damaged or an element does not fit `dtype`, `UsageError` for invalid options.
@@ -226,6 +225,6 @@ def _write(
             if progress:
                 progress("converting", done, plan.tensors_bytes)
     digests |= {file: writer.digest.hexdigest() for file, writer in writers.items()}
-    verify_files(directory, digests, layout.files, progress)
+    verify_files(directory, digests, progress)
     manifest = encode_manifest(directory, digests, fingerprint, layout.tp)
     (directory / MANIFEST).write_bytes(manifest)

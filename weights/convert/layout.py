@@ -3,15 +3,14 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
 from swiftchat.weights.files.reading import encode_json
+from swiftchat.weights.formats.arrays import Array
 from swiftchat.weights.formats.safetensors import TensorSpec, spec_bytes
 from swiftchat.weights.formats.weight_files import SAFETENSORS_FILE
 from swiftchat.weights.parallel.division import TensorSlice
@@ -19,10 +18,6 @@ from swiftchat.weights.parallel.rank_files import rank_file_name, rank_metadata
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from swiftchat.weights.quantization.rounding import WIRE_NAMES
 from swiftchat.weights.sources.plan import Plan
-
-__all__ = ["Layout", "rank_layout", "sharded_layout"]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from swiftchat.errors import FileSystemError
 
-__all__ = ["Progress", "as_file_system_error", "atomic_directory", "disk_full", "require_space"]
-
 Progress = Callable[[str, int, int], None]
 """Called with a label, the bytes done and the total bytes."""
 

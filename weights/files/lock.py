@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["exclusive_lock"]
-
 
 @contextmanager
 def exclusive_lock(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:

@@ -11,8 +11,6 @@ from typing import BinaryIO
 
 from swiftchat.errors import FileSystemError
 
-__all__ = ["is_stdout", "is_stream", "open_output", "write_error"]
-
 # What stands here is an open file, not a name of one: `/dev/fd/3`, `/proc/self/fd/3`.
 _DESCRIPTORS = ("/dev/fd", "/proc")
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from swiftchat.errors import FileSystemError, UsageError
 
-__all__ = ["is_inside", "only_path", "split_words", "user_path"]
-
 
 def user_path(text: str) -> Path:
     """Return the path with `~` and `~NAME` replaced by home folders.

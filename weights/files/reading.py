@@ -10,17 +10,6 @@ from typing import Any
 from swiftchat.errors import BadModelFile, DamagedModelFile, FileSystemError
 from swiftchat.errors.regular_file import open_regular
 
-__all__ = [
-    "encode_json",
-    "parse_json",
-    "prefetch",
-    "read_json",
-    "read_side_file",
-    "read_small_file",
-    "reject_other_content",
-    "release_pages",
-]
-
 _MAX_BYTES = 16 * 1024 * 1024
 _MAX_SIDE_FILE_BYTES = 1 << 28
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -14,21 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "BLOCK_TYPES",
-    "IQ4_VALUES",
-    "BlockType",
-    "dequantize",
-    "fifth_bits",
-    "float16_at",
-    "unpack_2bit",
-    "unpack_bits",
-    "unpack_nibbles",
-    "unpack_scales_and_minima",
-]
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
+from swiftchat.weights.formats.arrays import Bytes, Floats
 
 # Masks and shifts as uint8, so that packed bytes stay bytes.
 _ONE, _TWO, _THREE, _FOUR, _SIX = (np.uint8(value) for value in (1, 2, 3, 4, 6))

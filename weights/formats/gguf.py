@@ -21,8 +21,6 @@ from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.files.reading import reject_other_content, release_pages
 from swiftchat.weights.formats.gguf_header import GgufTensor, Header
 
-__all__ = ["GgufFile", "GgufTensor", "open_gguf"]
-
 _MAX_FILES = 1000
 
 

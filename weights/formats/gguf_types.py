@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-__all__ = ["type_name"]
-
 _TYPE_NAMES: Mapping[int, str] = {
     0: "F32",
     1: "F16",

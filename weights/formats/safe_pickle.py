@@ -12,8 +12,6 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile, DamagedModelFile
 
-__all__ = ["MAX_BYTES", "OTHER_FORMAT_HINT", "GlobalName", "PickledObject", "load"]
-
 # Far above the pickles of the largest checkpoints, optimizer state included.
 MAX_BYTES = 16 * 1024 * 1024
 _MAX_OPERATIONS = 2_000_000

@@ -1,7 +1,8 @@
 """The safetensors format: headers read with bounds checks, files written as a stream.
 
 A file is an unsigned 64-bit little-endian header length, a JSON object with dtype, shape and byte
-range of every tensor, and the data (see the format's description).
+range of every tensor, and the data (see the format's description). What is written here is opened
+with the safetensors library before it counts as written.
 """
 
 import hashlib
@@ -12,25 +13,18 @@ import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
 
-from swiftchat.errors import DamagedModelFile
+from swiftchat.errors import DamagedModelFile, FileSystemError
 from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.files.reading import parse_json, reject_other_content
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES, TensorInfo, reject_overlaps
-
-__all__ = [
-    "SafetensorsWriter",
-    "TensorSpec",
-    "create_safetensors",
-    "header_bytes",
-    "read_header",
-    "spec_bytes",
-]
 
 # Parsed JSON takes up to 20 times the size of its text; the largest published headers have 10 MB.
 _MAX_HEADER_BYTES = 16 * 1024 * 1024
@@ -181,8 +175,41 @@ class SafetensorsWriter:
 def create_safetensors(
     path: Path, tensors: Sequence[TensorSpec], metadata: Mapping[str, str]
 ) -> Iterator[SafetensorsWriter]:
-    """Create a safetensors file for `tensors`; yields the writer of their data."""
+    """Create a safetensors file for `tensors`; yields the writer of their data.
+
+    Raises `FileSystemError` if the safetensors library then finds another content.
+    """
     with path.open("xb") as file:
         writer = SafetensorsWriter(file, tensors, header_bytes(tensors, metadata))
         yield writer
         writer.finish()
+    _prove(path, tensors, metadata)
+
+
+def _prove(path: Path, tensors: Sequence[TensorSpec], metadata: Mapping[str, str]) -> None:
+    """Open a written file with the safetensors library and compare what it finds.
+
+    The library tells no byte ranges, but refuses a file whose tensors do not follow one another
+    without a gap to the file's end. So the order, dtypes and shapes prove the ranges too.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = [(name, file.get_slice(name)) for name in file.offset_keys()]
+            found = [(name, part.get_dtype(), tuple(part.get_shape())) for name, part in slices]
+            found_metadata = file.metadata() or {}
+    except SafetensorError as error:
+        raise FileSystemError(
+            f"{path.name}: the safetensors library does not read what was written: {error}"
+        ) from error
+    pairs = zip_longest(_in_order(tensors), _in_order(found))
+    for expected, other in [*pairs, (dict(metadata), found_metadata)]:
+        if expected != other:
+            raise FileSystemError(
+                f"{path.name}: {expected} was written, but the safetensors library finds {other}"
+            )
+
+
+def _in_order(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Return the tensors in the order of their data, then those without elements by name."""
+    empty = sorted(tensor for tensor in tensors if 0 in tensor[2])
+    return [tensor for tensor in tensors if 0 not in tensor[2]] + empty

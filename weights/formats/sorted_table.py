@@ -14,8 +14,6 @@ from pathlib import Path
 from swiftchat.errors import BadModelFile, DamagedModelFile
 from swiftchat.weights.files.reading import read_small_file
 
-__all__ = ["read_table", "varint"]
-
 # A table of a thousand tensors has 100 kB.
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_KEY_BYTES = 4096

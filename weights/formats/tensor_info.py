@@ -8,8 +8,6 @@ from typing import Protocol
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["ITEM_BYTES", "TensorInfo", "reject_overlaps"]
-
 # The dtypes of the safetensors format that this program reads, with the size of an element.
 ITEM_BYTES: Mapping[str, int] = {
     "F64": 8,

@@ -13,8 +13,6 @@ from swiftchat.errors import BadModelFile, DamagedModelFile, FileSystemError
 from swiftchat.weights.formats.sorted_table import read_table, varint
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES, TensorInfo, reject_overlaps
 
-__all__ = ["read_tensorflow_checkpoint"]
-
 _DTYPES: Mapping[int, str] = {
     1: "F32",
     2: "F64",

@@ -16,8 +16,6 @@ from swiftchat.weights.formats.safe_pickle import GlobalName, PickledObject, loa
 from swiftchat.weights.formats.tensor_info import ITEM_BYTES, TensorInfo, reject_overlaps
 from swiftchat.weights.formats.torch_container import FileSpan, read_container
 
-__all__ = ["read_content", "read_torch_checkpoint", "tensors_of"]
-
 _MAX_DIMENSIONS = 8
 _MAX_DEPTH = 16
 _MAX_NAME = 500

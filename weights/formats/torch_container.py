@@ -19,8 +19,6 @@ from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.files.reading import reject_other_content
 from swiftchat.weights.formats.safe_pickle import MAX_BYTES, OTHER_FORMAT_HINT, GlobalName, load
 
-__all__ = ["FileSpan", "read_container", "zip_members"]
-
 # A pickle of `safe_pickle.MAX_BYTES` refers to fewer storages than such a directory can have.
 _MAX_DIRECTORY_BYTES = 16 * 1024 * 1024
 _LOCAL_HEADER = struct.Struct("<4s22x2H")

@@ -6,15 +6,6 @@ from pathlib import Path
 from swiftchat.errors import BadModelFile, DamagedModelFile
 from swiftchat.weights.files.reading import parse_json
 
-__all__ = [
-    "SAFETENSORS_FILE",
-    "SAFETENSORS_INDEX",
-    "TORCH_FILE",
-    "TORCH_FILES",
-    "TORCH_INDEX",
-    "parse_weight_map",
-]
-
 SAFETENSORS_FILE = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 # Files of `torch.save`, the format before safetensors.

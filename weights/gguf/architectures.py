@@ -20,8 +20,6 @@ from swiftchat.weights.gguf import (
 from swiftchat.weights.gguf.gguf_architecture import GgufArchitecture
 from swiftchat.weights.gguf.metadata import Metadata
 
-__all__ = ["GGUF_ARCHITECTURES", "gguf_architecture"]
-
 # The norm before the MLP has the name of one after the attention.
 _POST_NORM = frozen(mlp_norm="blk.{i}.post_attention_norm.weight")
 _SHORT_CONV = frozen(

@@ -21,13 +21,6 @@ from swiftchat.weights.gguf.tokenizer import (
     typed_tokens,
 )
 
-__all__ = [
-    "generation_config_json",
-    "model_card",
-    "model_config_json",
-    "tokenizer_config_json",
-]
-
 _EMBED, _OUTPUT = "token_embd.weight", "output.weight"
 # Fields whose absence from the metadata means null, not the default.
 _NULL_FIELDS = frozenset({"q_lora_rank"})

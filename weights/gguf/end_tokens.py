@@ -7,8 +7,6 @@ a known format are end tokens too, and control tokens whatever their type is.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["CONTROL", "end_token_ids", "is_end_of_turn", "special_id"]
-
 _KEYS = ("eos", "eot", "eom")
 _TEXTS = frozenset(
     {

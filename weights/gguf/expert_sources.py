@@ -4,12 +4,10 @@ from collections.abc import Mapping
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
-from swiftchat.weights.gguf.flat_experts import FlatExperts
+from swiftchat.weights.formats.gguf import GgufFile
+from swiftchat.weights.formats.gguf_header import GgufTensor
 from swiftchat.weights.gguf.gguf_architecture import GgufArchitecture
-from swiftchat.weights.gguf.stacked_experts import StackedExperts
-
-__all__ = ["checked_tensor", "flat_experts", "stacked_experts"]
+from swiftchat.weights.gguf.tensor_source import FlatExperts, StackedExperts
 
 
 def flat_experts(

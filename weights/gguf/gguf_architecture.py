@@ -11,8 +11,6 @@ from swiftchat.weights.gguf.metadata import Metadata
 from swiftchat.weights.gguf.model_fields import llama
 from swiftchat.weights.gguf.tensor_names import TENSORS
 
-__all__ = ["GgufArchitecture"]
-
 
 @dataclass(frozen=True)
 class GgufArchitecture:

@@ -10,8 +10,6 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.parts.fields import MAX_LAYERS
 from swiftchat.weights.formats.gguf import GgufFile
 
-__all__ = ["Metadata", "is_size", "shortest_decimal"]
-
 
 @dataclass(frozen=True)
 class Metadata:

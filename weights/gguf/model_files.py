@@ -14,8 +14,6 @@ from swiftchat.weights.gguf.source import SOURCE_FILE, GgufSource
 from swiftchat.weights.gguf.tensors import block_matrices, has_other_parts, tensor_sources
 from swiftchat.weights.gguf.tokenizer import tokenizer_files, vocabulary_notes
 
-__all__ = ["default_dtype", "model_files", "notes", "write_model_files"]
-
 _FLOAT_DTYPES = {"F16": "float16", "F32": "float32"}
 
 

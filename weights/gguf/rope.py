@@ -14,8 +14,6 @@ from swiftchat.weights.formats.ggml_dequantize import dequantize
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.metadata import Metadata, is_size, shortest_decimal
 
-__all__ = ["ROPE_TENSORS", "proportional_share", "rope_by_kind", "rope_fields"]
-
 _LLAMA3_DIVISORS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 _UNROTATED = 1e20  # divisors of pairs without rotation are larger

@@ -8,8 +8,6 @@ from sentencepiece import sentencepiece_model_pb2
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["SENTENCEPIECE_KINDS", "tokenizer_model"]
-
 # The algorithm in sentencepiece_model.proto by `tokenizer.ggml.model`.
 SENTENCEPIECE_KINDS = {"t5": 1, "llama": 2}
 # Token types; GGUF uses the values of the protobuf.

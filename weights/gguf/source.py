@@ -9,8 +9,6 @@ from typing import Any, Self
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.files.reading import encode_json, read_json
 
-__all__ = ["SOURCE_FILE", "GgufSource", "gguf_file_of"]
-
 SOURCE_FILE = "gguf.json"
 # To be raised whenever other small files are made from the same GGUF file.
 _VERSION = 2

@@ -5,8 +5,6 @@ Source: llama.cpp's `gguf` package.
 
 from swiftchat.weights.architectures.parts.architecture import tensor_names
 
-__all__ = ["TENSORS"]
-
 TENSORS = tensor_names(
     {
         "q": "attn_q.weight",

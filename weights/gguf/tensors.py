@@ -1,51 +1,41 @@
 """The tensors of a GGUF file as the tensors of a Hugging Face model."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.architecture import frozen
 from swiftchat.weights.architectures.parts.mixers import GatedDelta
 from swiftchat.weights.architectures.tensors import canonical_shapes, canonical_tensors, tensor_name
-from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
-from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
+from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES
+from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.architectures import gguf_architecture
 from swiftchat.weights.gguf.expert_sources import (
     checked_tensor,
     flat_experts,
     stacked_experts,
 )
-from swiftchat.weights.gguf.flat_experts import FlatExperts
 from swiftchat.weights.gguf.gguf_architecture import GgufArchitecture
-from swiftchat.weights.gguf.key_value_matrix import KeyValueMatrix
-from swiftchat.weights.gguf.merged_rows import MergedRows
-from swiftchat.weights.gguf.metadata_number import MetadataNumber
-from swiftchat.weights.gguf.mixer_tensor import MixerTensor
-from swiftchat.weights.gguf.ordered_columns import OrderedColumns
 from swiftchat.weights.gguf.rope import ROPE_TENSORS
-from swiftchat.weights.gguf.stacked_experts import StackedExperts
+from swiftchat.weights.gguf.tensor_source import (
+    KeyValueMatrix,
+    MergedRows,
+    MetadataNumber,
+    OrderedColumns,
+    ReshapedTensor,
+    Rows,
+    TensorRows,
+    TensorSource,
+)
 from swiftchat.weights.gguf.value_heads import grouped_rows, value_columns, value_rows
-from swiftchat.weights.quantization.gguf_blocks import GROUP_SIZE, KEPT_TYPES
 from swiftchat.weights.quantization.quantize import QUANTIZABLE
-
-__all__ = [
-    "MergedSource",
-    "TensorSource",
-    "block_matrices",
-    "dequantized_chunks",
-    "has_other_parts",
-    "row_order",
-    "tensor_sources",
-]
 
 # How the names of tensors of the vision and audio parts begin.
 _OTHER_PARTS = ("v.", "mm.", "a.")
-_CHUNK_ELEMENTS = 1 << 20
 _KEYS, _VALUES = "attn_k_b.weight", "attn_v_b.weight"
 # Gates of files that have them apart from up, by the canonical name of the merged matrix.
 _GATES = frozen(gate_up="ffn_gate.weight", shared_gate_up="ffn_gate_shexp.weight")
@@ -56,39 +46,6 @@ _RESHAPED = frozenset(
     | {"mixer_decay", "mixer_skip", "mixer_norm"}
 )
 _KEPT = QUANTIZABLE | {"embed", "lm_head"}
-
-Rows = range | npt.NDArray[np.intp]
-
-
-@dataclass(frozen=True)
-class TensorSource:
-    """The rows of a GGUF tensor that make up a Hugging Face tensor, in their order.
-
-    Rows of a vector are its elements; those of a three-dimensional tensor are numbered over the
-    first two dimensions. `offset` is subtracted from every element. With `transposed` the tensor
-    is transposed.
-    """
-
-    tensor: GgufTensor
-    rows: Rows
-    offset: float = 0.0
-    transposed: bool = False
-
-    @property
-    def tensors(self) -> tuple[GgufTensor, ...]:
-        return (self.tensor,)
-
-
-MergedSource = (
-    MetadataNumber
-    | StackedExperts
-    | FlatExperts
-    | KeyValueMatrix
-    | MergedRows
-    | MixerTensor
-    | OrderedColumns
-)
-Source = TensorSource | MergedSource
 
 
 @dataclass(frozen=True)
@@ -102,7 +59,7 @@ class _Candidate:
 
 def tensor_sources(
     file: GgufFile, architecture: GgufArchitecture, config: ModelConfig
-) -> dict[str, Source]:
+) -> dict[str, TensorSource]:
     """Return the source of every expected Hugging Face tensor by name.
 
     Raises `BadModelFile` for a missing tensor, one of another shape or of a type that is not
@@ -114,7 +71,7 @@ def tensor_sources(
     by_size = {
         each: _shapes(architecture, config.of_layer(i)) for i, each in enumerate(config.layer_sizes)
     }
-    outside, sources = _shapes(architecture, config), dict[str, Source]()
+    outside, sources = _shapes(architecture, config), dict[str, TensorSource]()
     for canonical, layer, expert in canonical_tensors(config):
         shapes = outside
         if config.layer_sizes and layer is not None:
@@ -133,7 +90,7 @@ def _source(
     canonical: str,
     layer: int | None,
     expert: int,
-) -> Source:
+) -> TensorSource:
     """Return the source of a canonical tensor; `shapes` are those of its layer."""
     shape = shapes[canonical]
     if canonical in ("experts_gate", "experts_up") or (
@@ -159,8 +116,8 @@ def _source(
     present = [each for each in candidates if each.name.format(i=layer) in file.tensors]
     chosen = (present or candidates)[0]
     tensor = checked_tensor(file, chosen.name.format(i=layer), chosen.shape)
-    return TensorSource(
-        tensor,
+    return TensorRows(
+        (tensor,),
         _shifted(row_order(architecture, config, canonical, shape[0]), chosen.first),
         offset=1.0 if config.norm_unit_offset and canonical.endswith("_norm") else 0.0,
         transposed=canonical in architecture.target.transposed,
@@ -216,7 +173,7 @@ def _mixer_source(
     config: ModelConfig,
     canonical: str,
     layer: int | None,
-) -> MergedSource | None:
+) -> TensorSource | None:
     """Return a tensor, usually of a mixer, that is stored in another form; None for any other."""
     in_turns = architecture.value_heads_in_turns
     name = architecture.tensor_name(config, canonical).format(i=layer)
@@ -227,12 +184,12 @@ def _mixer_source(
         if tensor is None or math.prod(tensor.shape) != math.prod(shape):
             tensor = checked_tensor(file, name, shape)
         order = value_rows(_gated_delta(config), canonical) if in_turns else None
-        return MixerTensor((tensor,), shape, canonical == "mixer_decay", order)
+        return ReshapedTensor((tensor,), shape, canonical == "mixer_decay", order)
     if canonical == "shared_router" and name in file.tensors:
         shape = canonical_shapes(config)[canonical]
         # llama.cpp's quantizing program leaves out a dimension of size 1.
         if file.tensors[name].shape == shape[1:]:
-            return MixerTensor((file.tensors[name],), shape, is_decay=False)
+            return ReshapedTensor((file.tensors[name],), shape, is_decay=False)
     if canonical == "mixer_qkvz" and f"blk.{layer}.{_DELTA_GATES}" in file.tensors:
         return _queries_and_gates(file, config, layer)
     if canonical == "mixer_out" and in_turns:
@@ -268,62 +225,14 @@ def _keys_and_values(file: GgufFile, config: ModelConfig, layer: int | None) -> 
     return KeyValueMatrix((keys, values))
 
 
-def dequantized_chunks(file: GgufFile, source: Source) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield the elements in Hugging Face's order, flat, in chunks of about 2^20 or an expert."""
-    if not isinstance(source, TensorSource):
-        yield from source.chunks(file.rows)
-        return
-    tensor, rows = source.tensor, file.rows(source.tensor)
-    if len(tensor.shape) == 1:
-        vector = dequantize(rows, tensor.type_name).reshape(-1)
-        yield vector[_index(source.rows)] - np.float32(source.offset)
-    elif source.transposed:
-        yield from _columns(rows, tensor.type_name)
-    else:
-        step = max(1, _CHUNK_ELEMENTS // tensor.shape[-1])
-        for start in range(0, len(source.rows), step):
-            part = rows[_index(source.rows[start : start + step])]
-            yield dequantize(part, tensor.type_name).reshape(-1)
-
-
-def block_matrices(config: ModelConfig, sources: Mapping[str, Source]) -> frozenset[str]:
+def block_matrices(config: ModelConfig, sources: Mapping[str, TensorSource]) -> frozenset[str]:
     """Return the names of the matrices whose blocks the engine computes with as they are."""
     canonical = {tensor_name(config, *place): place[0] for place in canonical_tensors(config)}
     return frozenset(
         name
         for name, source in sources.items()
-        if canonical[name] in _KEPT and _has_whole_blocks(source)
+        if canonical[name] in _KEPT and source.has_whole_blocks()
     )
-
-
-def _has_whole_blocks(source: Source) -> bool:
-    """Return whether the matrix can be made of blocks of one type without changing them."""
-    types = {tensor.type_name for tensor in source.tensors}
-    if len(types) != 1 or not types <= KEPT_TYPES:
-        return False
-    match source:
-        case TensorSource():
-            return not source.transposed
-        case OrderedColumns():
-            return not any(border % GROUP_SIZE for span in source.spans for border in span)
-        case MergedRows():
-            return True
-    return False
-
-
-def _columns(rows: npt.NDArray[np.uint8], type_name: str) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield the columns one after the other, whole blocks of columns at a time."""
-    kind = BLOCK_TYPES[type_name]
-    num_blocks = max(1, _CHUNK_ELEMENTS // len(rows) // kind.block_elements)
-    step = num_blocks * kind.block_bytes
-    for start in range(0, rows.shape[1], step):
-        part = np.ascontiguousarray(rows[:, start : start + step])
-        yield dequantize(part, type_name).T.reshape(-1)
-
-
-def _index(rows: Rows) -> slice | npt.NDArray[np.intp]:
-    # Slicing a mapped file makes a view, indexing makes a copy.
-    return slice(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
 def _shifted(rows: Rows, first: int) -> Rows:
@@ -333,7 +242,7 @@ def _shifted(rows: Rows, first: int) -> Rows:
 
 
 def _reject_unknown_tensors(
-    file: GgufFile, sources: Mapping[str, Source], skipped: tuple[str, ...]
+    file: GgufFile, sources: Mapping[str, TensorSource], skipped: tuple[str, ...]
 ) -> None:
     known = ROPE_TENSORS.union(
         tensor.name for source in sources.values() for tensor in source.tensors

@@ -9,18 +9,6 @@ from swiftchat.weights.gguf.end_tokens import CONTROL, is_end_of_turn, special_i
 from swiftchat.weights.gguf.pretokenizers import LLAMA3, PRE_TOKENIZERS, byte_level
 from swiftchat.weights.gguf.sentencepiece import SENTENCEPIECE_KINDS, tokenizer_model
 
-__all__ = [
-    "adds_bos",
-    "adds_eos",
-    "separate_tokens",
-    "token_at",
-    "tokenizer_class",
-    "tokenizer_files",
-    "tokenizer_json",
-    "typed_tokens",
-    "vocabulary_notes",
-]
-
 # Token types in `tokenizer.ggml.token_type`.
 _UNKNOWN, _USER_DEFINED, _UNUSED = 2, 4, 5
 

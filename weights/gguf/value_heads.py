@@ -6,18 +6,15 @@ order.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from swiftchat.weights.architectures.parts.mixers import GatedDelta
+from swiftchat.weights.formats.arrays import Places
 from swiftchat.weights.quantization.scheme import Spans
 
-__all__ = ["Order", "grouped_rows", "value_columns", "value_rows"]
-
-Order = npt.NDArray[np.intp]
 _BY_HEAD = frozenset({"mixer_b", "mixer_a", "mixer_decay", "mixer_step_bias"})
 
 
-def value_rows(mixer: GatedDelta, canonical: str) -> Order | None:
+def value_rows(mixer: GatedDelta, canonical: str) -> Places | None:
     """Return where a file has each row of a tensor in Hugging Face's order; None: the same."""
     if mixer.num_key_heads == mixer.num_value_heads:
         return None
@@ -39,14 +36,14 @@ def value_columns(mixer: GatedDelta) -> Spans | None:
     return [(head * width, (head + 1) * width) for head in _taken_in_turns(mixer, 1).tolist()]
 
 
-def grouped_rows(mixer: GatedDelta) -> Order:
+def grouped_rows(mixer: GatedDelta) -> Places:
     """Return where each row of `mixer_qkvz` is in the file's queries, keys, values and gates."""
     rows = mixer.input_rows
     assert rows is not None
     return np.argsort(rows[: mixer.shapes(1)["mixer_qkvz"][0]])
 
 
-def _taken_in_turns(mixer: GatedDelta, width: int) -> Order:
+def _taken_in_turns(mixer: GatedDelta, width: int) -> Places:
     """Return where each of `width` elements of every value head is."""
     keys = mixer.num_key_heads
     elements = np.arange(mixer.num_value_heads * width).reshape(-1, keys, width)

@@ -13,11 +13,10 @@ from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.mixers import GatedDelta
 from swiftchat.weights.architectures.tensors import tensor_name
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.quantization.stored_tensor import Floats, as_float32
-
-__all__ = ["MTP", "MtpFiles"]
+from swiftchat.weights.quantization.stored_tensor import as_float32
 
 # What `--draft` is for the model's own layer.
 MTP = "mtp"

@@ -10,8 +10,6 @@ from swiftchat.weights.heads.eagle3 import Eagle3Files
 from swiftchat.weights.heads.medusa import MedusaFiles
 from swiftchat.weights.heads.mtp import MTP
 
-__all__ = ["HeadFiles", "are_heads", "open_heads"]
-
 HeadFiles = MedusaFiles | Eagle3Files
 
 # The keys of config.json that only such files have.

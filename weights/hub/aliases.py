@@ -4,8 +4,6 @@ import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-__all__ = ["DEFAULT_MODEL", "alias_of", "known_names", "nearest", "repository_of"]
-
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 # The chat model of each family; the base model of older families without one.

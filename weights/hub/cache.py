@@ -17,8 +17,6 @@ from swiftchat.weights.files.lock import exclusive_lock
 from swiftchat.weights.hub.client import Hub, HubUnreachable
 from swiftchat.weights.hub.listing import HubFile, Listing
 
-__all__ = ["HubCache"]
-
 _PART = ".swiftchat-part"  # not `.incomplete`, which belongs to huggingface_hub
 _DAMAGED = ".damaged"
 _MAX_RECONNECTS = 20

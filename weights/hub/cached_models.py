@@ -8,19 +8,6 @@ from swiftchat.errors import FileSystemError
 from swiftchat.weights.formats.weight_files import TORCH_FILES
 from swiftchat.weights.hub.names import gguf_models
 
-__all__ = [
-    "StoredModel",
-    "folders",
-    "gguf_files",
-    "gguf_name",
-    "has_weights",
-    "hub_name",
-    "is_gguf",
-    "models_of",
-    "remove",
-    "stored_directory",
-]
-
 
 @dataclass(frozen=True)
 class StoredModel:

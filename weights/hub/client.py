@@ -22,8 +22,6 @@ from swiftchat.errors.addresses import without_passwords
 from swiftchat.errors.deadline import within
 from swiftchat.weights.hub.listing import HubFile, Listing, is_revision
 
-__all__ = ["Hub", "HubUnreachable"]
-
 _CONNECT_TIMEOUT_S = 5.0
 _SMALL_ANSWER_S = 300.0  # for all of a list of files, or an index
 _CHUNK_BYTES = 1 << 17

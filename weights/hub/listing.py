@@ -11,15 +11,6 @@ from typing import Any, Self
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats.weight_files import parse_weight_map
 
-__all__ = [
-    "HubFile",
-    "Listing",
-    "has_default_weights",
-    "is_revision",
-    "select_files",
-    "shard_names",
-]
-
 _DEFAULT_FILES = (
     "*.safetensors",
     "*.json",

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-__all__ = ["HubName", "gguf_models"]
-
 _SITE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
 _VIEWS = ("resolve", "blob", "tree")  # before the revision in an address
 _GGUF = ".gguf"

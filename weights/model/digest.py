@@ -9,8 +9,6 @@ from pathlib import Path
 from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.gguf.source import GgufSource
 
-__all__ = ["model_digest"]
-
 _WHOLE_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 16
 

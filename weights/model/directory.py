@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from swiftchat.weights.parallel.tensor_parallel import Shard
     from swiftchat.weights.quantization.stored_tensor import StoredTensor
 
-__all__ = ["Model"]
-
 _MAX_CARD_BYTES = 1 << 16
 _MAX_VOCAB_SIZE = 1 << 31
 

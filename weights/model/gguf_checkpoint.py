@@ -3,34 +3,27 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
-from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize
-from swiftchat.weights.formats.gguf import GgufFile, GgufTensor, open_gguf
+from swiftchat.weights.formats.arrays import Array, Bytes, Floats
+from swiftchat.weights.formats.gguf import GgufFile, open_gguf
+from swiftchat.weights.formats.gguf_header import GgufTensor
 from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.gguf.architectures import gguf_architecture
-from swiftchat.weights.gguf.merged_rows import MergedRows
-from swiftchat.weights.gguf.ordered_columns import OrderedColumns
-from swiftchat.weights.gguf.tensors import (
-    MergedSource,
+from swiftchat.weights.gguf.tensor_source import (
+    MergedRows,
+    OrderedColumns,
+    TensorRows,
     TensorSource,
-    block_matrices,
-    tensor_sources,
 )
+from swiftchat.weights.gguf.tensors import block_matrices, tensor_sources
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.quantization.gguf_blocks import block_tensor, with_columns
 from swiftchat.weights.quantization.stored_tensor import FLOATS, CheckedTensors, StoredTensor
-
-__all__ = ["GgufCheckpoint"]
-
-Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 
 class GgufCheckpoint(Checkpoint):
@@ -45,12 +38,12 @@ class GgufCheckpoint(Checkpoint):
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         sources = tensor_sources(file, gguf_architecture(file)[0], config)
         stacks = {
-            name: source for name, source in sources.items() if not isinstance(source, TensorSource)
+            name: source for name, source in sources.items() if not isinstance(source, TensorRows)
         }
         places = {
             name: _Place(file, source)
             for name, source in sources.items()
-            if isinstance(source, TensorSource)
+            if isinstance(source, TensorRows)
         }
         plain = {name for name, place in places.items() if place.is_plain}
         shapes = expected_tensors(config)
@@ -91,7 +84,7 @@ class GgufCheckpoint(Checkpoint):
         """
         return cls(open_gguf(path), config)
 
-    def read(self, name: str) -> npt.NDArray[Any]:
+    def read(self, name: str) -> Array:
         """Return a tensor with its rows in Hugging Face's order; a copy if that differs."""
         stored, order = super().read(name), self._orders.get(name)
         return stored if order is None else stored[order]
@@ -105,7 +98,7 @@ class GgufCheckpoint(Checkpoint):
 
         return StoredTensor(place.type_name, shape, {"data": part}, dequantize_rows)
 
-    def _stacked(self, name: str, shape: tuple[int, ...], source: MergedSource) -> StoredTensor:
+    def _stacked(self, name: str, shape: tuple[int, ...], source: TensorSource) -> StoredTensor:
         """Return a tensor that is made of several, whose parts are dequantized when read."""
         parts = {str(i): _part(name, i, each) for i, each in enumerate(source.tensors)}
 
@@ -143,7 +136,7 @@ class _Place:
     `order` are the positions of the tensor's rows among the stored rows; None: they are the same.
     """
 
-    def __init__(self, file: GgufFile, source: TensorSource) -> None:
+    def __init__(self, file: GgufFile, source: TensorRows) -> None:
         tensor, rows = source.tensor, source.rows
         self.source, self.type_name = source, tensor.type_name
         if len(tensor.shape) == 1 and self.type_name not in FLOATS:
@@ -179,22 +172,7 @@ class _Place:
 
     def dequantize(self, stored: Bytes, start: int, stop: int) -> Floats:
         """Return a range of the tensor's first axis, given the ordered rows of `bytes_info`."""
-        source = self.source
-        if source.transposed:
-            return self._columns(stored, start, stop)
-        found = dequantize(stored[start:stop], self.type_name)
-        if len(source.tensor.shape) == 1:
-            found = found.reshape(-1)
-        return found - np.float32(source.offset) if source.offset else found
-
-    def _columns(self, stored: Bytes, start: int, stop: int) -> Floats:
-        """Return columns as rows; whole blocks are dequantized."""
-        kind = BLOCK_TYPES[self.type_name]
-        first, end = start // kind.block_elements, -(-stop // kind.block_elements)
-        part = stored[:, first * kind.block_bytes : end * kind.block_bytes]
-        found = dequantize(np.ascontiguousarray(part), self.type_name)
-        inside = start - first * kind.block_elements
-        return found[:, inside : inside + stop - start].T
+        return replace(self.source, rows=range(self._num_rows)).part([stored], start, stop)
 
     @property
     def _nbytes(self) -> int:
@@ -205,7 +183,7 @@ def _part(name: str, index: int, tensor: GgufTensor) -> str:
     return f"{name}.{index}.{tensor.type_name}"
 
 
-def _stack_infos(file: GgufFile, name: str, source: MergedSource) -> list[TensorInfo]:
+def _stack_infos(file: GgufFile, name: str, source: TensorSource) -> list[TensorInfo]:
     """Return the places of the tensors of a stack as uint8 [all rows, row bytes]."""
     infos = []
     for i, tensor in enumerate(source.tensors):

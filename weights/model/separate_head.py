@@ -18,8 +18,6 @@ from swiftchat.weights.formats.weight_files import (
 if TYPE_CHECKING:
     from swiftchat.weights.model.checkpoint import Checkpoint
 
-__all__ = ["has_separate_head"]
-
 _CHUNK_ROWS = 4096
 _MAX_LISTING_BYTES = 16 * 1024 * 1024
 

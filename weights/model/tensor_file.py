@@ -7,10 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, FileSystemError
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.formats.safetensors import read_header
 from swiftchat.weights.formats.torch_checkpoint import read_torch_checkpoint
 from swiftchat.weights.model.checkpoint import Checkpoint
-from swiftchat.weights.quantization.stored_tensor import Floats, as_float32
+from swiftchat.weights.quantization.stored_tensor import as_float32
 
 Read = Callable[[], Floats]
 FLOATS = ("F32", "F16", "BF16", "F64")

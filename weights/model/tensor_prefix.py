@@ -7,8 +7,6 @@ from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.formats.tensor_info import TensorInfo
 
-__all__ = ["ModulePrefix", "with_standard_names"]
-
 # What stands before the names of a language model in multimodal files.
 _PREFIXES = (
     *("language_model.model.", "model.language_model.", "model.text_model.", "thinker.model."),

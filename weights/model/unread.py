@@ -3,8 +3,6 @@
 import re
 from collections.abc import Container, Iterable
 
-__all__ = ["unread_note", "unread_tensors"]
-
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 # What older versions of transformers saved, and scales of keys, values and activations.
 _LEFTOVERS = re.compile(

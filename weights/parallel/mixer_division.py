@@ -17,8 +17,6 @@ from swiftchat.weights.architectures.parts.mixers import (
     StateMixer,
 )
 
-__all__ = ["divisible_units", "local_mixer", "mixer_axis", "mixer_problem", "mixer_spans"]
-
 Span = tuple[int, int]
 # Units of a part of a tensor that ranks divide, heads for example, and the elements of each.
 Part = tuple[int, int]

@@ -16,8 +16,6 @@ from swiftchat.weights.architectures.tensors import (
     tensors_before_layers,
 )
 
-__all__ = ["partition", "stage_layers"]
-
 
 def stage_layers(config: ModelConfig, num_stages: int) -> list[tuple[int, int]]:
     """Return the layers (first, end) of every stage; `UsageError` for more stages than layers."""

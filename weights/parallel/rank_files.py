@@ -8,8 +8,6 @@ from swiftchat.weights.formats.safetensors import read_header
 from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
-__all__ = ["rank_file_name", "rank_metadata", "read_rank_file", "stored_tp_size", "wrong_tp_size"]
-
 _NAME = re.compile(r"model-tp(\d{1,6})-of-(\d{1,6})\.safetensors")
 
 

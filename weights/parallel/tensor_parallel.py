@@ -30,8 +30,6 @@ from swiftchat.weights.parallel.division import Division, Span, TensorSlice, len
 from swiftchat.weights.parallel.mixer_division import divisible_units, local_mixer, mixer_problem
 from swiftchat.weights.parallel.pipeline import stage_layers
 
-__all__ = ["Shard", "TensorKey", "shard_of", "tp_choices"]
-
 TensorKey = tuple[str, int | None, int | None]
 """Canonical name, layer, and index of an expert or head, where they apply."""
 

@@ -9,20 +9,17 @@ weight[r, c] = scales[g, r]·(q[c, r] − zero_point[g, r]), g = c // group_size
 import numpy as np
 import numpy.typing as npt
 
+from swiftchat.weights.formats.arrays import Floats, Words
 from swiftchat.weights.quantization.scheme import Int4, PackedSource, Scheme
 from swiftchat.weights.quantization.settings import Settings
 from swiftchat.weights.quantization.stored_tensor import (
     FLOATS,
     CheckedTensors,
-    Floats,
     StoredTensor,
-    Words,
     expand_groups,
     pack_nibbles,
     unpack_bits,
 )
-
-__all__ = ["tensors"]
 
 _MAX_GROUP = 2**20
 # The 4-bit field of a word that holds row 0 … 7 of its eight.

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.quantization.settings import Settings
-from swiftchat.weights.quantization.stored_tensor import CheckedTensors, Floats, StoredTensor
-
-__all__ = ["tensors"]
+from swiftchat.weights.quantization.stored_tensor import CheckedTensors, StoredTensor
 
 _MAX_STATE_BYTES = 65_536
 _MAX_BLOCK = 2**20

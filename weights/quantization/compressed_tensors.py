@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.quantization.fp8 import FLOAT8, scaled_tensor
 from swiftchat.weights.quantization.scheme import (
     ActivationQuantization,
@@ -31,13 +32,10 @@ from swiftchat.weights.quantization.settings import Settings
 from swiftchat.weights.quantization.stored_tensor import (
     FLOATS,
     CheckedTensors,
-    Floats,
     StoredTensor,
     expand_groups,
     unpack_bits,
 )
-
-__all__ = ["tensors"]
 
 _MAX_GROUPS = 64
 _MAX_SIZE = 2**20

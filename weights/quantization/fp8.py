@@ -10,17 +10,15 @@ weight[r, c] = e4m3(byte[r, c])·scale[r // height, c // width].
 import numpy as np
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.quantization.scheme import Float8, Int8, PackedSource, Scheme
 from swiftchat.weights.quantization.settings import Settings
 from swiftchat.weights.quantization.stored_tensor import (
     FLOATS,
     CheckedTensors,
-    Floats,
     StoredTensor,
     expand_groups,
 )
-
-__all__ = ["FLOAT8", "scaled_tensor", "tensors"]
 
 Block = tuple[int, int]
 

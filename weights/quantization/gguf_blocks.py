@@ -11,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from swiftchat.weights.formats.arrays import Bytes, Floats
 from swiftchat.weights.formats.ggml_dequantize import (
     BLOCK_TYPES,
     IQ4_VALUES,
@@ -34,22 +35,8 @@ from swiftchat.weights.quantization.scheme import (
 from swiftchat.weights.quantization.settings import Settings
 from swiftchat.weights.quantization.stored_tensor import CheckedTensors, StoredTensor
 
-__all__ = [
-    "GROUP_SIZE",
-    "KEPT_TYPES",
-    "PACKABLE_TYPES",
-    "block_tensor",
-    "has_finite_scales",
-    "matrix_type_of",
-    "tensors",
-    "to_matrix",
-    "with_columns",
-]
-
 GROUP_SIZE = 32  # of the matrices of all types
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
 # Quantized values, and scale and minimum of each group: weight = scale·value + minimum.
 Parts = tuple[npt.NDArray[np.uint8] | npt.NDArray[np.int8], Floats, Floats]
 

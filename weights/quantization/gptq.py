@@ -12,19 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.quantization.scheme import Int4, PackedSource, Scheme
 from swiftchat.weights.quantization.settings import Settings
 from swiftchat.weights.quantization.stored_tensor import (
     FLOATS,
     CheckedTensors,
-    Floats,
     StoredTensor,
     expand_groups,
     pack_nibbles,
     unpack_bits,
 )
-
-__all__ = ["tensors"]
 
 _BITS = (2, 3, 4, 8)
 _MAX_GROUP = 2**20

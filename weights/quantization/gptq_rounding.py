@@ -9,11 +9,9 @@ arXiv:2309.01885), and over the scales.
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["GptqRounding", "scale_update"]
+from swiftchat.weights.formats.arrays import Floats
 
-Floats = npt.NDArray[np.float32]
 # (column, weights of that column) -> (quantized values, dequantized weights).
 RoundColumn = Callable[[int, Floats], tuple[Floats, Floats]]
 # (group, values [columns, rows], gradient, moments) -> the values dequantized with new scales;

@@ -1,15 +1,12 @@
 """Rounding of weights to int4, with a scale and a zero point per group of columns."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from swiftchat.weights.formats.arrays import Array, Floats
 from swiftchat.weights.quantization.gptq_rounding import GptqRounding, scale_update
-from swiftchat.weights.quantization.rounding import Floats
 
-Array = npt.NDArray[Any]
 StoreScale = Callable[[Floats], tuple[Array, Floats]]
 # Fractions of a group's range tried with calibration.
 _RANGE_FRACTIONS = (1.0, 1.15, 1.1, 1.05, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)

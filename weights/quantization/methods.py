@@ -18,8 +18,6 @@ from swiftchat.weights.quantization import (
 from swiftchat.weights.quantization.settings import Settings, shorten
 from swiftchat.weights.quantization.stored_tensor import CheckedTensors, Read, StoredTensor
 
-__all__ = ["RUNNING_FORMS", "model_tensors", "select_expected"]
-
 # For hints: what to choose instead of a form that does not run.
 RUNNING_FORMS = "GGUF (such as Q4_K_M or Q8_0), GPTQ, AWQ, FP8, or the unquantized weights"
 

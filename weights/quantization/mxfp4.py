@@ -10,15 +10,9 @@ Formats: OCP Microscaling Formats (MX) Specification 1.0, sections 5.3.3 and 5.4
 import numpy as np
 import numpy.typing as npt
 
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.quantization.settings import Settings
-from swiftchat.weights.quantization.stored_tensor import (
-    CheckedTensors,
-    Floats,
-    StoredTensor,
-    as_float32,
-)
-
-__all__ = ["tensors"]
+from swiftchat.weights.quantization.stored_tensor import CheckedTensors, StoredTensor, as_float32
 
 _BLOCK = 32
 _IGNORED = {"quant_method", "modules_to_not_convert", "dequantize"}

@@ -17,14 +17,13 @@ from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
+from swiftchat.weights.formats.arrays import Array, Floats
 from swiftchat.weights.formats.safetensors import TensorSpec
 from swiftchat.weights.quantization.fp8 import FLOAT8
 from swiftchat.weights.quantization.gptq_rounding import GptqRounding
-from swiftchat.weights.quantization.int4_groups import Array, quantize_int4
-from swiftchat.weights.quantization.rounding import WIRE_NAMES, Floats, convert_dtype
+from swiftchat.weights.quantization.int4_groups import quantize_int4
+from swiftchat.weights.quantization.rounding import WIRE_NAMES, convert_dtype
 from swiftchat.weights.quantization.stored_tensor import as_float32, pack_nibbles
-
-__all__ = ["GROUP_SIZES", "QUANTIZABLE", "W8A8", "WEIGHT_ONLY", "QuantizationSpec"]
 
 WEIGHT_ONLY = ("int8", "int4", "fp8")
 # Schemes with quantized inputs, and the scheme of their weights.

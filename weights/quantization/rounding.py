@@ -8,10 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-
-__all__ = ["DTYPE_NAMES", "WIRE_NAMES", "Floats", "convert_dtype", "to_bfloat16"]
-
-Floats = npt.NDArray[np.float32]
+from swiftchat.weights.formats.arrays import Floats
 
 # The dtype names of safetensors.
 WIRE_NAMES: Mapping[str, str] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}

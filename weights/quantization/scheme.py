@@ -11,22 +11,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "ActivationQuantization",
-    "Float8",
-    "GgufBlocks",
-    "Int4",
-    "Int8",
-    "Int8Groups",
-    "PackedSource",
-    "QuantizedMatrix",
-    "Scheme",
-    "slice_blocks",
-    "slice_matrix",
-    "sliced_group_size",
-]
+from swiftchat.weights.formats.arrays import Floats
 
-Floats = npt.NDArray[np.float32]
 Spans = Sequence[tuple[int, int]]
 
 _BLOCK_COLUMNS = 32  # of the smallest ggml blocks, and of the parts of the larger ones

@@ -5,8 +5,6 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["Settings", "shorten"]
-
 _MAX_SHOWN = 80
 
 

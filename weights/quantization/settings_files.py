@@ -7,8 +7,6 @@ from typing import Any
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.files.reading import read_json
 
-__all__ = ["QUANTIZATION_FIELDS", "split_settings"]
-
 # Fields of config.json, and the method of those whose settings do not name one: the older name of
 # compressed-tensors, and MLX.
 QUANTIZATION_FIELDS = {

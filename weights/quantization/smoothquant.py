@@ -13,9 +13,7 @@ import numpy as np
 
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
-from swiftchat.weights.quantization.rounding import Floats
-
-__all__ = ["apply_smoothquant"]
+from swiftchat.weights.formats.arrays import Floats
 
 Chunks = Callable[[str], Iterator[Floats]]
 

@@ -9,21 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
+from swiftchat.weights.formats.arrays import Floats, Words
 from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.quantization.scheme import ActivationQuantization, GgufBlocks, PackedSource
 
-__all__ = [
-    "FLOATS",
-    "CheckedTensors",
-    "StoredTensor",
-    "as_float32",
-    "expand_groups",
-    "pack_nibbles",
-    "unpack_bits",
-]
-
-Floats = npt.NDArray[np.float32]
-Words = npt.NDArray[np.uint32]
 Read = Callable[[str], npt.NDArray[Any]]
 Shape = tuple[int, ...]
 

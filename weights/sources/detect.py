@@ -5,9 +5,8 @@ from pathlib import Path
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.gguf.source import gguf_file_of
 from swiftchat.weights.sources import gguf, huggingface, llama_original, megatron, openai_gpt2
+from swiftchat.weights.sources.megatron_checkpoint import is_megatron
 from swiftchat.weights.sources.plan import GENERATION_CONFIG, Plan
-
-__all__ = ["plan_conversion"]
 
 
 def plan_conversion(source: Path, dtype: str | None) -> Plan:
@@ -26,7 +25,7 @@ def plan_conversion(source: Path, dtype: str | None) -> Plan:
     if not (source / "config.json").is_file():
         if llama_original.is_meta(source):
             return llama_original.plan(source, dtype)
-        if megatron.is_megatron(source):
+        if is_megatron(source):
             return megatron.plan(source, dtype)
         if openai_gpt2.is_openai_gpt2(source):
             return openai_gpt2.plan(source, dtype)

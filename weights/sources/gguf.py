@@ -5,13 +5,12 @@ from pathlib import Path
 
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.formats.gguf import open_gguf
 from swiftchat.weights.gguf import architectures, tensors
 from swiftchat.weights.gguf.config import model_config_json
 from swiftchat.weights.gguf.model_files import default_dtype, model_files
-from swiftchat.weights.sources.plan import Floats, Plan
-
-__all__ = ["plan"]
+from swiftchat.weights.sources.plan import Plan
 
 
 def plan(source: Path, dtype: str | None) -> Plan:
@@ -23,7 +22,7 @@ def plan(source: Path, dtype: str | None) -> Plan:
     sources = tensors.tensor_sources(file, architectures.gguf_architecture(file)[0], config)
 
     def chunks(name: str) -> Iterator[Floats]:
-        return tensors.dequantized_chunks(file, sources[name])
+        return sources[name].chunks(file.rows)
 
     files = model_files(file, config_json)
     shapes = expected_tensors(config)

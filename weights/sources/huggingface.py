@@ -7,14 +7,13 @@ from typing import Any
 from swiftchat.weights.architectures.multimodal import language_model
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.files.reading import encode_json, read_json, read_side_file
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.rounding import DTYPE_NAMES
 from swiftchat.weights.quantization.settings_files import split_settings
-from swiftchat.weights.sources.plan import GENERATION_CONFIG, Floats, Plan
+from swiftchat.weights.sources.plan import GENERATION_CONFIG, Plan
 from swiftchat.weights.sources.sharded import chunks_of_rows
-
-__all__ = ["plan"]
 
 _COPIED = (
     GENERATION_CONFIG,

@@ -26,8 +26,6 @@ from swiftchat.weights.sources.sharded import (
     sharded_plan,
 )
 
-__all__ = ["is_meta", "plan"]
-
 _NAMES: Mapping[str, str] = MappingProxyType(
     {
         "embed": "tok_embeddings.weight",

@@ -7,33 +7,27 @@ matrix of a gated model stacks gate and up in each shard.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.files.reading import encode_json
+from swiftchat.weights.formats.arrays import Array
 from swiftchat.weights.sources.megatron_checkpoint import (
     MegatronCheckpoint,
-    is_megatron,
     open_checkpoint,
 )
 from swiftchat.weights.sources.megatron_config import make_config_json
 from swiftchat.weights.sources.plan import Plan, parse_config
 from swiftchat.weights.sources.sharded import ShardedTensor, sharded_plan
 
-__all__ = ["is_megatron", "plan"]
-
 _DTYPES = {"uint16": "bfloat16", "float16": "float16", "float32": "float32"}
 # The heads of queries, key and value within a group of heads.
 _QKV = {"q": slice(0, -2), "k": slice(-2, -1), "v": slice(-1, None)}
 # Replicated on every rank. The biases follow row-parallel matrices and are added once.
 _REPLICATED = frozenset({"positions", "final_norm", "attn_norm", "mlp_norm", "o_bias", "down_bias"})
-
-Array = npt.NDArray[Any]
 
 
 def plan(source: Path, dtype: str | None) -> Plan:

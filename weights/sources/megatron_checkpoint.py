@@ -10,16 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy.typing as npt
-
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.files.reading import read_small_file
+from swiftchat.weights.formats.arrays import Array
 from swiftchat.weights.formats.safe_pickle import PickledObject
 from swiftchat.weights.formats.torch_checkpoint import read_content, tensors_of
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.sources.sharded import read_shard
-
-__all__ = ["MegatronCheckpoint", "is_megatron", "open_checkpoint"]
 
 _LATEST = "latest_checkpointed_iteration.txt"
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
@@ -60,8 +57,6 @@ _FUSED_NORMS = MappingProxyType(
         "mlp_norm": "mlp.linear_fc1.layer_norm_",
     }
 )
-
-Array = npt.NDArray[Any]
 
 
 def is_megatron(source: Path) -> bool:

@@ -6,8 +6,6 @@ from typing import Any
 
 from swiftchat.errors import BadModelFile
 
-__all__ = ["make_config_json"]
-
 Args = Mapping[str, Any]
 
 

@@ -13,13 +13,12 @@ from typing import Any
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.files.reading import encode_json, read_json, read_side_file
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.formats.tensorflow_checkpoint import read_tensorflow_checkpoint
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.quantization.rounding import WIRE_NAMES
-from swiftchat.weights.sources.plan import Floats, Plan, parse_config
+from swiftchat.weights.sources.plan import Plan, parse_config
 from swiftchat.weights.sources.sharded import chunks_of_rows
-
-__all__ = ["is_openai_gpt2", "plan"]
 
 _HPARAMS = "hparams.json"
 _LATEST = "checkpoint"

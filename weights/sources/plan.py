@@ -15,12 +15,11 @@ from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import constant_tensors, tensor_name
 from swiftchat.weights.files.reading import encode_json
+from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.formats.safetensors import TensorSpec, spec_bytes
 from swiftchat.weights.quantization.quantize import QuantizationSpec
-from swiftchat.weights.quantization.rounding import WIRE_NAMES, Floats, convert_dtype
+from swiftchat.weights.quantization.rounding import WIRE_NAMES, convert_dtype
 from swiftchat.weights.quantization.smoothquant import apply_smoothquant
-
-__all__ = ["GENERATION_CONFIG", "Floats", "Plan", "parse_config"]
 
 GENERATION_CONFIG = "generation_config.json"
 

@@ -2,24 +2,19 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
+from swiftchat.weights.formats.arrays import Array, Floats
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.quantization.rounding import WIRE_NAMES
 from swiftchat.weights.quantization.stored_tensor import as_float32
-from swiftchat.weights.sources.plan import Floats, Plan
-
-__all__ = ["ShardedTensor", "chunks_of_rows", "read_shard", "rotary_halves", "sharded_plan"]
+from swiftchat.weights.sources.plan import Plan
 
 _CHUNK_ELEMENTS = 1 << 20
-
-Array = npt.NDArray[Any]
 
 
 def _flat_floats(array: Array) -> Floats:

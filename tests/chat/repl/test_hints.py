@@ -67,7 +67,6 @@ def test_the_first_start_shows_a_hint_unless_quiet(
 
 
 def test_default_hints_of_errors_name_an_action() -> None:
-    for name in errors.__all__:
-        kind = getattr(errors, name)
-        if isinstance(kind, type):
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, errors.SwiftchatError):
             assert re.search(r"swiftchat |--\w|run the same command|\(df -h\)", kind.default_hint)

@@ -174,7 +174,7 @@ def test_a_healthy_machine_passes_all_checks() -> None:
             machine("driver", cuda=None, has_bindings=False),
             "driver",
             "problem",
-            "cuda-bindings",
+            "cuda-python",
             "swiftchat[cuda]",
         ),
         (

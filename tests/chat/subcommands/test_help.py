@@ -76,7 +76,8 @@ def test_help_shows_pages_commands_and_suggestions() -> None:
 
 
 def test_exit_codes_of_all_errors_are_listed() -> None:
-    codes = {getattr(errors, name).exit_code for name in errors.__all__ if name[0].isupper()}
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    codes = {kind.exit_code for kind in kinds if issubclass(kind, errors.SwiftchatError)}
     assert codes <= {code for code, _ in EXIT_CODES}
 
 

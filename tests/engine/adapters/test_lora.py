@@ -13,7 +13,7 @@ import torch
 from swiftchat.engine.adapters.tunings import MAX_SETS, Tunings
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.errors import BadModelFile, ContextOverflow, UsageError
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of

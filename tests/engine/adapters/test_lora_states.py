@@ -16,7 +16,7 @@ from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Sequence as TokenSequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.errors import UsageError
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of

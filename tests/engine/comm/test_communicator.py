@@ -13,7 +13,7 @@ import torch
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.comm.communicator import GlooCommunicator
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of, tp_choices
@@ -51,7 +51,7 @@ TP4_ARCHITECTURES = (
 @torch.inference_mode()
 def greedy(bench: tiny.Bench, num_new: int = NUM_NEW) -> tuple[list[int], torch.Tensor]:
     """Generate greedily after a prompt; return the ids and their logits."""
-    sequence = Sequence(0, tiny.random_ids(NUM_PROMPT, seed=7), SamplingParams())
+    sequence = TokenSequence(0, tiny.random_ids(NUM_PROMPT, seed=7), SamplingParams())
     bench.scheduler.add(sequence)
     rows = []
     for _ in range(num_new):

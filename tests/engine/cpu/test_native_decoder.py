@@ -15,7 +15,7 @@ from swiftchat.engine.cpu.native_decoder import NativeDecoder
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.memory import native_workspace_bytes
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
 from swiftchat.weights.quantization.quantize import QuantizationSpec
@@ -91,7 +91,7 @@ def test_batches_of_changing_sizes_equal_sequences_alone(int4: Path) -> None:
     found: dict[int, Tensor] = {}
     for batch in ((0, 1), (2, 3, 4)):
         for i in batch:
-            bench.scheduler.add(Sequence(i, list(prompts[i]), SamplingParams()))
+            bench.scheduler.add(TokenSequence(i, list(prompts[i]), SamplingParams()))
         while not found.keys() >= set(batch):
             found |= bench.step()
             for sequence in [each for each in bench.scheduler.running if each.id in found]:
@@ -179,7 +179,7 @@ def test_layers_with_states_equal_torch(model_type: str, tmp_path: Path) -> None
     assert relative_error(torch.stack(found), expected[[12, 21, 23]]) <= 1e-4
     lengths = (1, 9, 20, 24)
     for length in lengths:
-        bench.scheduler.add(Sequence(length, IDS[:length], SamplingParams()))
+        bench.scheduler.add(TokenSequence(length, IDS[:length], SamplingParams()))
     together: dict[int, Tensor] = {}
     while together.keys() != set(lengths):
         for length, logits in bench.step().items():

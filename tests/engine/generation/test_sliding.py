@@ -12,7 +12,7 @@ from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Dropped, Finished, Tokens
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.schedule.sliding import drop_middle
 from swiftchat.errors import UsageError
 from tests.support import tiny
@@ -171,7 +171,9 @@ def test_a_context_that_cannot_slide_is_a_usage_error(engine: Engine, tmp_path: 
 def test_any_sequence_keeps_its_first_and_newest_tokens(data: st.DataObject) -> None:
     length = data.draw(st.integers(4, 60))
     num_prompt, kept = data.draw(st.integers(1, length - 1)), data.draw(st.integers(0, length // 2))
-    sequence = Sequence(1, list(range(num_prompt)), replace(GREEDY, min_tokens=9, max_tokens=99))
+    sequence = TokenSequence(
+        1, list(range(num_prompt)), replace(GREEDY, min_tokens=9, max_tokens=99)
+    )
     sequence.tokens += range(num_prompt, length)
     num_dropped = drop_middle(sequence, kept)
     newest = (length - kept) // 2

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
-from swiftchat.engine.model import attention
-from swiftchat.engine.model.coverage import kernels_cover
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.gpu.coverage import kernels_cover
+from swiftchat.engine.reference import attention
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny
@@ -82,7 +82,7 @@ def test_with_history_and_in_a_batch_equals_transformers(family: Made, native: b
     prompts = {i: tiny.random_ids(SHORTEST + 7 * i, seed=i) for i in (1, 2)}
     prompts[3] = first[:13] + tiny.random_ids(NUM_TOKENS - 13, seed=3)
     for i, ids in prompts.items():
-        bench.scheduler.add(Sequence(i, list(ids), SamplingParams()))
+        bench.scheduler.add(TokenSequence(i, list(ids), SamplingParams()))
     logits = bench.step()
     for i, ids in prompts.items():
         assert_close(logits[i], expected(reference, ids)[-1])

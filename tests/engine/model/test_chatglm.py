@@ -3,14 +3,14 @@
 Tolerance as in `test_architectures.py`: 1e-4 of the largest logit.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.weights.architectures.parts.prefix_lm import BidirectionalPrefix, PrefixLM
 from tests.support import tiny
 from tests.support.tiny_chatglm import GMASK, MASK, START, ChatGLM, make
@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ChatGLM]:
     return folder, make(folder, tiny.VOCAB_SIZE)
 
 
-def expected(reference: ChatGLM, ids: Seq[int]) -> torch.Tensor:
+def expected(reference: ChatGLM, ids: Sequence[int]) -> torch.Tensor:
     return reference(torch.tensor([ids])).logits[0]
 
 
@@ -33,8 +33,8 @@ def assert_close(ours: torch.Tensor, reference: torch.Tensor) -> None:
     assert (ours - reference).abs().max() <= 1e-4 * reference.abs().max()
 
 
-def sequence(key: int, prompt: Seq[int]) -> Sequence:
-    return Sequence(key, list(prompt), SamplingParams(), PREFIX_LM.prefix_of(prompt))
+def sequence(key: int, prompt: Sequence[int]) -> TokenSequence:
+    return TokenSequence(key, list(prompt), SamplingParams(), PREFIX_LM.prefix_of(prompt))
 
 
 @tiny.each_backend

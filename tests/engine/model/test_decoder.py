@@ -12,7 +12,7 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.model.rope import cos_sin_table
 from swiftchat.engine.model.weights import resident_bytes
-from swiftchat.weights.architectures.config import RopeConfig
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 from tests.support import tiny
 
 NUM_TOKENS = 70

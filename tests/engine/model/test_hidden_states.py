@@ -9,7 +9,7 @@ import transformers
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from tests.support import tiny
 from tests.support.reference import make_reference
 
@@ -25,7 +25,7 @@ REFERENCES = {
 
 
 def batch(bench: tiny.Bench, ids: list[int]) -> Batch:
-    bench.scheduler.add(Sequence(1, list(ids), SamplingParams()))
+    bench.scheduler.add(TokenSequence(1, list(ids), SamplingParams()))
     return Batch.pack(bench.scheduler.schedule().rows, bench.allocator.block_size)
 
 

@@ -15,12 +15,13 @@ from swiftchat.engine.api.memory_estimate import kv_bytes_per_token
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.model.altup import StreamProjections, collapse, expand
-from swiftchat.engine.model.attention import plan_attention
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.per_layer import PerLayerTable, per_layer_embeddings
-from swiftchat.engine.model.torch_ops import TorchOps
+from swiftchat.engine.model.per_layer import PerLayerTable
+from swiftchat.engine.reference.attention import plan_attention
+from swiftchat.engine.reference.ops import TorchOps
+from swiftchat.engine.reference.per_layer import per_layer_embeddings
 from swiftchat.engine.schedule.batch import Span
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
@@ -54,7 +55,7 @@ def test_batch_with_history_equals_transformers(model_type: str, tmp_path: Path)
         3: [*first[:17], 7, 8],
     }
     for i, ids in prompts.items():
-        bench.scheduler.add(Sequence(i, list(ids), SamplingParams()))
+        bench.scheduler.add(TokenSequence(i, list(ids), SamplingParams()))
     logits = bench.step()
     for i, ids in prompts.items():
         expected = reference.reference_logits(model, tuple(ids))

@@ -11,7 +11,7 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.sampling.distributed import distributed_argmax, is_plain_greedy
 from swiftchat.engine.sampling.sampler import sample
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from tests.support import tiny
 from tests.support.thread_communicator import ThreadCommunicator, run_ranks
 
@@ -60,7 +60,7 @@ def test_logits_are_gathered_only_if_needed(
 ) -> None:
     """Each of two ranks sends `width` columns."""
     tiny.make("llama", tmp_path, vocab_size=128, num_attention_heads=4, hidden_size=64)
-    assert is_plain_greedy(Sequence(1, [1], params)) == (width == 2)
+    assert is_plain_greedy(TokenSequence(1, [1], params)) == (width == 2)
 
     def run(rank: int, ranks: ThreadCommunicator) -> tuple[list[int], set[int]]:
         gather, widths = ranks.all_gather, set()

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.schedule.blocks import BlockAllocator, NoFreeBlock
 from swiftchat.engine.schedule.content import ROOT
-from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 from swiftchat.engine.schedule.states import StateSlots
 from swiftchat.engine.schedule.tuning import SequenceTuning, VirtualTokens
 from swiftchat.engine.schedule.twins import find_twins, fork
@@ -97,7 +98,7 @@ def prefix_tuning(name: bytes, num_virtual: int = 3) -> SequenceTuning:
 TUNINGS = (None, None, prefix_tuning(b"a"), prefix_tuning(b"b"))
 
 
-def contents(sequence: Sequence) -> list[tuple[bytes, int]]:
+def contents(sequence: TokenSequence) -> list[tuple[bytes, int]]:
     """What stands for the keys and values of each token: none are those of another tuning."""
     return [(sequence.root, token) for token in sequence.tokens]
 
@@ -136,7 +137,9 @@ class FakeCache:
         for source, destination in copies:
             self.slots[destination] = list(self.slots[source])
 
-    def write(self, sequence: Sequence, positions: range, proposed: tuple[int, ...] = ()) -> None:
+    def write(
+        self, sequence: TokenSequence, positions: range, proposed: tuple[int, ...] = ()
+    ) -> None:
         found = contents(sequence)[: positions.stop]
         found += [(sequence.root, token) for token in proposed]
         for position in range(positions.start, positions.stop + len(proposed)):
@@ -158,7 +161,7 @@ class FakeCache:
         is_step = row.num_tokens == 1 and sequence.spare_slot >= 0
         self.states[sequence.spare_slot if is_step else sequence.state_slot] = sequence.tokens[:end]
 
-    def run_ahead(self, sequence: Sequence) -> None:
+    def run_ahead(self, sequence: TokenSequence) -> None:
         """Compute a next token of a sequence, which is then discarded."""
         if sequence.spare_slot >= 0:
             self.states[sequence.spare_slot] = [-1]
@@ -207,11 +210,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             tuning = None
         placeholders = [] if tuning is None else tuning.placeholders(tokens)
         tokens = [*placeholders, *tokens][: self.capacity - 1]
-        self.scheduler.add(Sequence(self.next_id, tokens, SamplingParams(), tuning=tuning))
+        self.scheduler.add(TokenSequence(self.next_id, tokens, SamplingParams(), tuning=tuning))
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule(token=st.integers(0, 1), proposed=st.lists(st.integers(0, 1), max_size=3))
-    def step(self, token: int, proposed: Seq[int] = ()) -> None:
+    def step(self, token: int, proposed: Sequence[int] = ()) -> None:
         for sequence in self.scheduler.running:
             room = self.capacity - len(sequence.tokens) - 1
             sequence.proposed = tuple(proposed[:room]) if sequence.is_decoding else ()
@@ -285,7 +288,7 @@ def test_a_block_is_copied_before_it_is_evicted_for_virtual_tokens() -> None:
     """All in one step: the copy's source is the last block that is available."""
     cache = FakeCache(4, 2)
     scheduler = Scheduler(BlockAllocator(4, 2), chunk_tokens=32, max_num_seqs=4)
-    first = Sequence(1, [5, 6, 7], SamplingParams())
+    first = TokenSequence(1, [5, 6, 7], SamplingParams())
     scheduler.add(first)
     step = scheduler.schedule()
     cache.run(step)
@@ -293,8 +296,8 @@ def test_a_block_is_copied_before_it_is_evicted_for_virtual_tokens() -> None:
     scheduler.remove(first)
     tuned = TUNINGS[2]
     assert tuned is not None
-    scheduler.add(Sequence(2, [5, 6, 7, 8], SamplingParams()))
-    scheduler.add(Sequence(3, [*tuned.placeholders([9]), 9], SamplingParams(), tuning=tuned))
+    scheduler.add(TokenSequence(2, [5, 6, 7, 8], SamplingParams()))
+    scheduler.add(TokenSequence(3, [*tuned.placeholders([9]), 9], SamplingParams(), tuning=tuned))
     step = scheduler.schedule()
     (source, _), (stored,) = *step.copies, step.stored
     assert source in stored.sequence.block_table
@@ -310,10 +313,10 @@ def test_a_failed_step_leaves_nothing_unwritten_in_the_prefix_cache(
     cache = FakeCache(16, 4)
     scheduler = Scheduler(BlockAllocator(16, 4), chunk_tokens=32, max_num_seqs=4)
 
-    def sequences() -> list[Sequence]:
+    def sequences() -> list[TokenSequence]:
         tokens = [*(() if tuning is None else tuning.placeholders(prompt)), *prompt]
-        own = Sequence(1, tokens, SamplingParams(), tuning=tuning)
-        return [own, Sequence(2, [5, 6, 7, 3], SamplingParams())]
+        own = TokenSequence(1, tokens, SamplingParams(), tuning=tuning)
+        return [own, TokenSequence(2, [5, 6, 7, 3], SamplingParams())]
 
     def step() -> Step:
         step = scheduler.schedule()
@@ -321,12 +324,12 @@ def test_a_failed_step_leaves_nothing_unwritten_in_the_prefix_cache(
             assert row.reaches_end
         return step
 
-    def remove(sequences: list[Sequence]) -> None:
+    def remove(sequences: list[TokenSequence]) -> None:
         for sequence in sequences:
             scheduler.remove(sequence)
         scheduler.check_integrity()
 
-    before = Sequence(0, [5, 6, 7, 1], SamplingParams())
+    before = TokenSequence(0, [5, 6, 7, 1], SamplingParams())
     scheduler.add(before)
     cache.run(first := step())
     scheduler.advance(first.rows[0])
@@ -350,12 +353,12 @@ def test_a_failed_step_leaves_nothing_unwritten_in_the_prefix_cache(
 
 def test_decode_rows_continue_during_prefill_of_a_long_prompt() -> None:
     scheduler = Scheduler(BlockAllocator(100, 4), chunk_tokens=8, max_num_seqs=4)
-    short = Sequence(1, [1], SamplingParams())
+    short = TokenSequence(1, [1], SamplingParams())
     scheduler.add(short)
     for row in scheduler.schedule().rows:
         scheduler.advance(row)
     short.tokens.append(2)
-    scheduler.add(Sequence(2, random.Random(0).choices(range(9), k=100), SamplingParams()))
+    scheduler.add(TokenSequence(2, random.Random(0).choices(range(9), k=100), SamplingParams()))
     for _ in range(5):
         rows = scheduler.schedule().rows
         assert rows[0].sequence is short and rows[0].num_tokens == 1 and len(rows) == 2

@@ -8,7 +8,8 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Prefill, Tokens
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.chunk import ChunkLimit, cpu_chunk_limit, gpu_chunk_limit
-from swiftchat.engine.schedule.scheduler import Scheduler, Sequence, Step
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.schedule.sequence import Step, TokenSequence
 from tests.support import tiny
 
 GREEDY = SamplingParams(temperature=0)
@@ -45,13 +46,13 @@ def test_a_cpu_limits_every_chunk_to_half_a_second() -> None:
         limit.measured(num_tokens, duration_s)
         assert limit.tokens == expected
     scheduler = scheduler_with(limit)
-    scheduler.add(Sequence(1, [5] * 1000, GREEDY))
+    scheduler.add(TokenSequence(1, [5] * 1000, GREEDY))
     assert [row.num_tokens for row in compute(scheduler).rows] == [32]
 
 
 def test_without_a_limit_a_chunk_is_as_large_as_possible() -> None:
     scheduler = scheduler_with(None)
-    scheduler.add(Sequence(1, [5] * 9000, GREEDY))
+    scheduler.add(TokenSequence(1, [5] * 9000, GREEDY))
     assert [compute(scheduler, 100.0).rows[0].num_tokens for _ in range(3)] == [4096, 4096, 808]
 
 
@@ -63,7 +64,7 @@ def test_on_a_gpu_a_prompt_delays_other_answers_by_50_ms(
     """The clock is a model of a GPU: launches, matmuls, and attention to the past."""
     fixed_s, per_token_s, per_past_s = costs
     scheduler = scheduler_with(gpu_chunk_limit(4096))
-    answer, prompt = Sequence(1, [5] * 100, GREEDY), Sequence(2, [6] * 30_000, GREEDY)
+    answer, prompt = TokenSequence(1, [5] * 100, GREEDY), TokenSequence(2, [6] * 30_000, GREEDY)
     scheduler.add(answer)
     compute(scheduler)
     scheduler.add(prompt)
@@ -89,10 +90,10 @@ def test_on_a_gpu_a_prompt_delays_other_answers_by_50_ms(
 
 def test_on_a_gpu_a_prompt_alone_is_not_limited() -> None:
     scheduler = scheduler_with(gpu_chunk_limit(4096))
-    scheduler.add(Sequence(1, [5] * 9000, GREEDY))
+    scheduler.add(TokenSequence(1, [5] * 9000, GREEDY))
     # Durations without a decode row tell nothing: earlier steps may still be computed.
     assert [compute(scheduler, 3.0).rows[0].num_tokens for _ in range(3)] == [4096, 4096, 808]
-    scheduler.add(Sequence(2, [6] * 1000, GREEDY))
+    scheduler.add(TokenSequence(2, [6] * 1000, GREEDY))
     assert [row.num_tokens for row in compute(scheduler).rows] == [1, 256]
 
 
@@ -103,9 +104,9 @@ def test_many_answers_do_not_displace_a_prompt() -> None:
     assert limit.tokens == 64
     scheduler = scheduler_with(limit)
     for i in range(200):
-        scheduler.add(Sequence(i, [i], GREEDY))
+        scheduler.add(TokenSequence(i, [i], GREEDY))
     compute(scheduler)
-    scheduler.add(Sequence(300, [6] * 1000, GREEDY))
+    scheduler.add(TokenSequence(300, [6] * 1000, GREEDY))
     assert [row.num_tokens for row in compute(scheduler).rows] == [1] * 200 + [400]
 
 

@@ -1,16 +1,16 @@
 """Snapshots of states at the last block boundary of a prompt."""
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.schedule.states import StateSlots
 
 BLOCK_TOKENS = 4
 
 
-def computed_to_its_boundary(slots: StateSlots, first_token: int) -> Sequence:
+def computed_to_its_boundary(slots: StateSlots, first_token: int) -> TokenSequence:
     """Return a running prompt of ten tokens, of which two blocks have been computed."""
     tokens = list(range(first_token, first_token + 10))
-    sequence = Sequence(0, tokens, SamplingParams())
+    sequence = TokenSequence(0, tokens, SamplingParams())
     slots.admit(sequence, None)
     sequence.num_computed = 2 * BLOCK_TOKENS
     slots.computed(sequence, sequence.num_computed)

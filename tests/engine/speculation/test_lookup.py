@@ -3,7 +3,7 @@
 import random
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.schedule.scheduler import Sequence
+from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.schedule.sliding import drop_middle
 from swiftchat.engine.speculation.lookup import PromptLookup
 from swiftchat.engine.speculation.step_costs import StepCosts
@@ -13,7 +13,7 @@ CODE = list(range(100, 160))
 
 
 def after(prompt: list[int], answer: list[int]) -> PromptLookup:
-    lookup, sequence = PromptLookup(), Sequence(0, prompt, SamplingParams())
+    lookup, sequence = PromptLookup(), TokenSequence(0, prompt, SamplingParams())
     sequence.tokens = prompt + answer
     assert lookup.follow(sequence)
     return lookup
@@ -51,7 +51,7 @@ def test_a_rejected_repetition_is_proposed_less_and_less() -> None:
 
 
 def test_a_long_prompt_is_followed_in_parts() -> None:
-    lookup, prompt = PromptLookup(), Sequence(0, list(range(10_000)), SamplingParams())
+    lookup, prompt = PromptLookup(), TokenSequence(0, list(range(10_000)), SamplingParams())
     calls = 1
     while not lookup.follow(prompt):
         calls += 1
@@ -60,7 +60,7 @@ def test_a_long_prompt_is_followed_in_parts() -> None:
 
 
 def test_a_context_that_slides_keeps_what_was_followed() -> None:
-    sequence, lookup = Sequence(0, list(CODE), SamplingParams(max_tokens=50)), PromptLookup()
+    sequence, lookup = TokenSequence(0, list(CODE), SamplingParams(max_tokens=50)), PromptLookup()
     sequence.tokens += CODE[:10]
     lookup.follow(sequence)
     drop_middle(sequence, 4)

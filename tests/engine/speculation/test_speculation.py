@@ -15,7 +15,7 @@ from swiftchat.engine.comm.communicator import SingleRank
 from swiftchat.engine.comm.pipeline import SingleStage
 from swiftchat.engine.sampling.distributed import DistributedSampler
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from swiftchat.engine.speculation.speculation import Speculation
 from swiftchat.engine.speculation.step_costs import StepCosts
 from tests.support import tiny
@@ -67,7 +67,7 @@ def test_native_logits_are_bitwise_those_of_single_rows(name: str, tmp_path: Pat
     for dtype in (torch.float32, torch.bfloat16):
         bench = tiny.Bench(tmp_path, native=True, dtype=dtype)
         bench.logits(tokens[:-9])
-        sequence = Sequence(1, tokens[:-8], SamplingParams())
+        sequence = TokenSequence(1, tokens[:-8], SamplingParams())
         bench.scheduler.add(sequence)
         sequence.proposed = tuple(tokens[-8:])
         step = bench.scheduler.schedule()
@@ -211,13 +211,13 @@ def test_the_distribution_is_that_of_the_target() -> None:
     counts: Counter[tuple[int, ...]] = Counter()
     rejected = torch.softmax(logits[1], 0)  # what plain decoding would sample after another token
     for seed in range(num_draws):
-        sequence = Sequence(0, [1, 0], params)
+        sequence = TokenSequence(0, [1, 0], params)
         sequence.num_computed, sequence.block_table = 1, [0]
         row = Row(sequence, 1, proposed)
         (sampled,), _ = sampler.sample_batch(Batch.pack([row], 8), [seed], logits)
         assert len(sampled) == 1 or sampled[0] == 2
         if len(sampled) == 1:  # the next step samples its second token
-            after = Sequence(0, [1, 0, sampled[0]], params)
+            after = TokenSequence(0, [1, 0, sampled[0]], params)
             after.num_computed, after.block_table = 2, [0]
             batch = Batch.pack([Row(after, 1)], 8)
             ((second,),), _ = sampler.sample_batch(batch, [seed], logits[1:2])

@@ -162,5 +162,3 @@ ADAPTERS = (
     Target("adapter-gguf", lambda: [write(_gguf_tree())], mutator(_gguf_tree), _load_gguf, 700),
     Target("soft-prompt", lambda: _texts(_SOFT), mutate_json, _load_soft, 600),
 )
-
-__all__ = ["ADAPTERS"]

@@ -7,8 +7,6 @@ import numpy as np
 
 from tests.fuzz.target import Difference
 
-__all__ = ["compare_tensors", "equal"]
-
 
 def equal(ours: np.ndarray, theirs: np.ndarray) -> bool:
     """Return whether shape and values are the same."""

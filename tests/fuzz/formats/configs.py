@@ -131,5 +131,3 @@ def _mutate_config(chance: random.Random, data: bytes) -> bytes:
 
 CONFIG = Target("config", _seeds, _mutate_config, _load, 1600, _compare)
 GENERATION = Target("generation-config", _generation_seeds, mutate_json, _load_generation, 900)
-
-__all__ = ["CONFIG", "GENERATION"]

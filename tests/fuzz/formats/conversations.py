@@ -185,5 +185,3 @@ def _compare_export(data: bytes, folder: Path, loaded: Any) -> None:
 
 SESSIONS = Target("sessions", lambda: [_database()], _mutate_database, _load_database, 100)
 EXPORTS = Target("exports", _exports, mutate_json, _load_export, 350, _compare_export)
-
-__all__ = ["EXPORTS", "SESSIONS"]

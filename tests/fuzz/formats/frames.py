@@ -291,5 +291,3 @@ FRAMES = (
     Target("frames-of-terminal", lambda: [_stream(_COMMANDS)], _mutate, _load_commands, 400),
     Target("frames-of-remote", lambda: [_stream(_WELCOMES)], _mutate, _load_handshake, 400),
 )
-
-__all__ = ["FRAMES"]

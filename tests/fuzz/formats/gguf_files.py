@@ -291,5 +291,3 @@ _TREES = (model_tree, sentencepiece_tree)
 GGUF = Target(
     "gguf", lambda: [write(tree()) for tree in _TREES], mutator(*_TREES), _load, 600, _compare
 )
-
-__all__ = ["GGUF", "Tree", "mutate_tree", "mutator", "write"]

@@ -46,5 +46,3 @@ _TREES = (_byte_level, _sentencepiece)
 GGUF_TOKENIZER = Target(
     "gguf-tokenizer", lambda: [write(tree()) for tree in _TREES], mutator(*_TREES), _load, 1000
 )
-
-__all__ = ["GGUF_TOKENIZER"]

@@ -67,5 +67,3 @@ KV_FILES = Target(
     refusals=(BadRunFile, OSError),
     byte_share=0.6,
 )
-
-__all__ = ["KV_FILES"]

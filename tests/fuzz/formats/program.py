@@ -10,8 +10,6 @@ import click
 from swiftchat.chat import cli
 from swiftchat.errors import ModelNotFound, SwiftchatError
 
-__all__ = ["REFUSALS", "ask", "data_folder", "run", "settings_folder", "use_folder"]
-
 # What the program prints as an error or ends with.
 REFUSALS = (SwiftchatError, click.ClickException, click.exceptions.Exit, click.exceptions.Abort)
 

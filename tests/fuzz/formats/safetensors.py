@@ -122,5 +122,3 @@ def _parts() -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
 
 SAFETENSORS = Target("safetensors", _seeds, _mutate, _load, 2500, _compare)
 INDEX = Target("safetensors-index", _index_seeds, mutate_json, _load_index, 300, _compare_index)
-
-__all__ = ["INDEX", "SAFETENSORS", "as_array", "tensors"]

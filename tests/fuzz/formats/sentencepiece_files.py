@@ -108,5 +108,3 @@ def _has_overflowing_sums(data: bytes) -> bool:
 
 
 SENTENCEPIECE = Target("sentencepiece", _seeds, _mutate, _load, 700, _compare)
-
-__all__ = ["SENTENCEPIECE"]

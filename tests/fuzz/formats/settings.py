@@ -132,5 +132,3 @@ SETTINGS = (
     _target("project-file", [_PROJECT], _load_project, 150),
     _target("role", [_ROLE, _PLAIN_ROLE], _load_role, 100),
 )
-
-__all__ = ["SETTINGS"]

@@ -92,5 +92,3 @@ TEMPLATE = Target(
     200,
     _compare,
 )
-
-__all__ = ["TEMPLATE"]

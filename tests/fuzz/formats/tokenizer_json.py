@@ -185,5 +185,3 @@ def _has_control_token_in_a_word(library: tokenizers.Tokenizer, ids: list[int]) 
 
 
 TOKENIZER_JSON = Target("tokenizer-json", _seeds, _mutate, _load, 1500, _compare)
-
-__all__ = ["TEXTS", "TOKENIZER_JSON", "read_texts"]

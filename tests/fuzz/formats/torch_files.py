@@ -194,5 +194,3 @@ def _flatten(content: Any, prefix: str, found: dict[str, Any]) -> None:
 
 ZIP = Target("torch-zip", partial(_seeds, True), _mutate_zip, _load, 1500, _compare)
 LEGACY = Target("torch-legacy", partial(_seeds, False), _mutate_legacy, _load, 1800, _compare)
-
-__all__ = ["LEGACY", "ZIP"]

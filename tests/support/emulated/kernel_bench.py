@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.ops.mixers.steps import StepSlots
-from swiftchat.engine.decode.fused_decoder import FusedDecoder
-from swiftchat.engine.linear.factory import KernelWeights
-from swiftchat.engine.linear.plain_gpu import LinearKernels
+from swiftchat.engine.gpu.fused.decoder import FusedDecoder
+from swiftchat.engine.gpu.linear.factory import KernelWeights
+from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.gpu.mixers.mix import StatePlan
+from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.load.loader import load_weights
-from swiftchat.engine.model.cuda_mixers import StatePlan
-from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.engine.schedule.scheduler import Row, Sequence
+from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
 from tests.support import reference, tiny
@@ -61,8 +61,8 @@ class KernelBench:
         names: list[str] = self.gpu.launched  # type: ignore[attr-defined]
         return names
 
-    def sequence(self, num_computed: int) -> Sequence:
-        sequence = Sequence(0, list(self.ids), tiny.SamplingParams())
+    def sequence(self, num_computed: int) -> TokenSequence:
+        sequence = TokenSequence(0, list(self.ids), tiny.SamplingParams())
         sequence.block_table = [3, 1, 7, 0, 2, 9, 4][: -(-NUM_TOKENS // BLOCK_SIZE)]
         sequence.num_computed = num_computed
         sequence.state_slot, sequence.spare_slot = self._state_slots

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ARCHS", "extra_tensors", "rope_scaling"]
-
 Tensors = Iterator[tuple[str, np.ndarray]]
 Fields = dict[str, Any]
 Converter = tuple[Callable[[Fields], Fields], Callable[[Fields, Fields], Tensors]]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from swiftchat.engine.load.canonicalize import head_order
 from swiftchat.engine.model.rope import inverse_frequencies
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig, RopeConfig
+from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.architectures.unsupported_keys import NEUTRAL_VALUES

@@ -88,6 +88,17 @@ def test_other_write_errors_are_reported(
     assert entry_names(tmp_path / "target") == []
 
 
+def test_a_shard_that_safetensors_does_not_read_is_not_published(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has the bytes that were meant, so reading it back finds no difference."""
+    header = safetensors.header_bytes
+    monkeypatch.setattr(safetensors, "header_bytes", lambda *args: header(*args) + bytes(64))
+    with pytest.raises(FileSystemError, match=r"^model-\S*: the safetensors library does not"):
+        convert(source, tmp_path / "target" / "out", shard_size_bytes=50_000)
+    assert entry_names(tmp_path / "target") == []
+
+
 @pytest.mark.fault(12)
 def test_too_little_space_is_reported_before_writing(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch

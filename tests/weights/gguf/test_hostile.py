@@ -10,7 +10,8 @@ import pytest
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.formats.gguf import GgufFile, GgufTensor
+from swiftchat.weights.formats.gguf import GgufFile
+from swiftchat.weights.formats.gguf_header import GgufTensor
 from swiftchat.weights.gguf.architectures import GGUF_ARCHITECTURES, gguf_architecture
 from swiftchat.weights.gguf.config import model_config_json
 from swiftchat.weights.gguf.tensors import tensor_sources

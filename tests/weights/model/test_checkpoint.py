@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from swiftchat.errors import BadModelFile
+from swiftchat.errors import BadModelFile, FileSystemError
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.formats.safetensors import create_safetensors, header_bytes
@@ -71,7 +71,9 @@ def test_writes_to_a_mapping_do_not_change_the_file(tmp_path: Path) -> None:
 def test_safetensors_reads_our_files(tmp_path: Path) -> None:
     arrays = {
         "b": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "none": np.zeros((0, 4), np.float32),
         "a": np.array([1, 2, 3], np.float16),
+        "also none": np.zeros((2, 0), np.float16),
     }
     names = {"float32": "F32", "float16": "F16"}
     specs = [(name, names[a.dtype.name], a.shape) for name, a in arrays.items()]
@@ -82,6 +84,41 @@ def test_safetensors_reads_our_files(tmp_path: Path) -> None:
     found = safetensors.torch.load_file(file)
     assert all(np.array_equal(found[name].numpy(), array) for name, array in arrays.items())
     assert len(header_bytes(specs, {})) % 64 == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "replacement", "problem"),
+    [
+        (b'"F16"', b'"I16"', r"finds \('a', 'I16', \(2, 3\)\)"),
+        (b"[2,3]", b"[3,2]", r"\(2, 3\)\) was written, but .* finds .*\(3, 2\)"),
+        (b'"a"', b'"c"', r"\('a', .* finds \('c',"),
+        (b"[0,12]", b"[2,14]", "does not read what was written: .*offset"),
+        (b"[12,24]", b"[12,22]", "does not read what was written"),
+        (b"pt", b"tf", "'tf'"),
+    ],
+)
+def test_a_file_in_which_safetensors_finds_something_else_is_an_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    written: bytes,
+    replacement: bytes,
+    problem: str,
+) -> None:
+    """Whatever a faulty writer does: here each of the things that a header says."""
+
+    def wrong(*args: Any) -> bytes:
+        header = header_bytes(*args)
+        assert written in header
+        return header.replace(written, replacement, 1)
+
+    monkeypatch.setattr("swiftchat.weights.formats.safetensors.header_bytes", wrong)
+    specs = [("a", "F16", (2, 3)), ("b", "F16", (6,))]
+    with (
+        pytest.raises(FileSystemError, match=f"model.safetensors: .*{problem}"),
+        create_safetensors(tmp_path / "model.safetensors", specs, {"format": "pt"}) as writer,
+    ):
+        writer.write("a", np.ones((2, 3), np.float16))
+        writer.write("b", np.ones(6, np.float16))
 
 
 def test_writer_rejects_tensors_without_a_spec(tmp_path: Path) -> None:

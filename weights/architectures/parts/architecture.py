@@ -7,17 +7,6 @@ from typing import Any
 
 from swiftchat.weights.architectures.parts.fields import Fields, invalid
 
-__all__ = [
-    "ALL_BIASES",
-    "LAYER_NORM_UNGATED",
-    "LLAMA_TENSORS",
-    "SEPARATE_GATE_UP",
-    "Architecture",
-    "frozen",
-    "llama_tensors",
-    "tensor_names",
-]
-
 
 def frozen(**values: Any) -> Mapping[str, Any]:
     """Return a read-only mapping."""

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["LatentAttention", "SparseIndex"]
-
 
 @dataclass(frozen=True)
 class SparseIndex:

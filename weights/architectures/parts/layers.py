@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["LayerSizes", "PerLayerEmbeddings", "Streams"]
-
 
 @dataclass(frozen=True)
 class LayerSizes:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from swiftchat.weights.architectures.parts.mixers import Shape, rows_by_kind
 
-__all__ = ["Lightning"]
-
 
 @dataclass(frozen=True)
 class Lightning:

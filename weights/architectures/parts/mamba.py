@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from swiftchat.weights.architectures.parts.mixers import Shape
 
-__all__ = ["Mamba"]
-
 
 @dataclass(frozen=True)
 class Mamba:

@@ -4,16 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = [
-    "GatedDelta",
-    "KimiDelta",
-    "Mamba2",
-    "Shape",
-    "ShortConv",
-    "StateMixer",
-    "rows_by_kind",
-]
-
 _SPLIT_QKV = ["mixer_q", "mixer_k", "mixer_v"]
 _SPLIT_CONV = ["mixer_conv_q", "mixer_conv_k", "mixer_conv_v"]
 

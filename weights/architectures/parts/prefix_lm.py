@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["CAUSAL", "BidirectionalPrefix", "PrefixLM"]
-
 
 @dataclass(frozen=True)
 class BidirectionalPrefix:

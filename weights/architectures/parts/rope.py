@@ -18,8 +18,6 @@ from swiftchat.weights.architectures.parts.fields import (
     optional_number,
 )
 
-__all__ = ["QueryGrowth", "RopeConfig", "layer_ropes", "yarn_magnitude"]
-
 _ORIGINAL = "original_max_position_embeddings"
 _KNOWN = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 

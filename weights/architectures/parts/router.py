@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["RouterConfig"]
-
 
 @dataclass(frozen=True)
 class RouterConfig:
