@@ -9,82 +9,104 @@ from swiftchat.cuda.ops.attention.rotary import head_norm_fits
 from swiftchat.cuda.ops.layers.act_and_mul import KINDS
 from swiftchat.cuda.ops.linear.layout import M_TILE, linear_fits
 from swiftchat.cuda.ops.linear.linear import MAX_ROPE_HEAD_DIM
-from swiftchat.engine.gpu.coverage import head_dims
 from swiftchat.engine.gpu.fused.branches import mixer_fits, per_layer_fits
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.weights.architectures.config import ModelConfig
-
-# The fields of `ModelConfig` that `FusedDecoder` computes, whatever their values are.
-_COMPUTED = frozenset(
-    (
-        # They change no operation of a layer.
-        *("family", "architecture", "max_context_tokens", "bos_id", "eos_ids", "dtype"),
-        *("tied_embeddings", "extra_embeddings", "file_layers", "ignored_keys"),
-        "identity_scale",  # which `identity_experts` alone have: of a rank, it is a part
-        # Sizes; `fused_layer_fits` checks those of matrices.
-        *("vocab_size", "hidden_size", "intermediate_size", "num_layers"),
-        *("num_heads", "num_kv_heads", "head_dim", "expert_size", "shared_expert_size"),
-        # The stream and its norms.
-        *("norm_eps", "norm_unit_offset", "norm_weights", "residual_scale", "embedding_scale"),
-        *("logit_scale", "logit_softcap"),
-        # Biases of matmuls.
-        *("attention_bias", "output_bias", "mlp_bias", "expert_bias"),
-        # Attention, by the kernels of `CudaOps`.
-        *("rope", "local_rope", "unrotated_layers", "qk_norm_after_rope", "qk_norm_weights"),
-        *("sliding_window", "full_layers", "attention_chunk", "query_scalar", "query_growth"),
-        *("attention_softcap", "attention_sinks", "windowed_sinks", "latent"),
-        *("kv_sources", "keys_as_values", "value_norm"),
-        # Mixers and experts, by the kernels of `CudaOps`.
-        *("mixer", "mixer_layers", "mixer_activation"),
-        *("experts_per_token", "router", "shared_expert_gate", "dense_layers"),
-    )
+from swiftchat.weights.architectures.parts.attention import (
+    Attention,
+    HeadNorms,
+    OutputGate,
+    Scores,
+    Values,
 )
-# The fields of `LayerSizes` that may differ between layers.
-_VARYING = frozenset(("head_dim", "num_kv_heads", "intermediate_size"))
+from swiftchat.weights.architectures.parts.embeddings import Embeddings, Head
+from swiftchat.weights.architectures.parts.layers import LayerConfig, Norm
+from swiftchat.weights.architectures.parts.mlp import Activation, Mlp, Moe
+
+# The fields of each part that `FusedDecoder` computes, whatever their values are. Values that are
+# parts of these kinds are looked into; others are computed by the kernels of `CudaOps`.
+_COMPUTED: Mapping[type, frozenset[str]] = MappingProxyType(
+    {
+        ModelConfig: frozenset(
+            (
+                # They change no operation of a layer.
+                *("family", "architecture", "max_context_tokens", "bos_id", "eos_ids", "dtype"),
+                *("ignored_keys", "hidden_size", "residual_scale"),
+                *("norm", "embeddings", "layers", "head"),
+            )
+        ),
+        Norm: frozenset(("eps", "unit_offset", "has_weights")),
+        Embeddings: frozenset(("vocab_size", "extra_rows", "scale")),
+        Head: frozenset(("tied", "scale", "softcap")),
+        # `fused_layer_fits` checks the sizes of matrices.
+        LayerConfig: frozenset(
+            ("attention", "mixer", "mlp", "moe", "mixer_activation", "file_layer")
+        ),
+        Attention: frozenset(
+            (
+                *("num_heads", "num_kv_heads", "head_dim", "values", "scores", "rope", "latent"),
+                *("bias", "output_bias", "kv_source"),
+            )
+        ),
+        Values: frozenset(("dim", "normalized", "are_keys")),
+        Scores: frozenset(("scale", "window", "chunk", "softcap", "sinks", "growth")),
+        HeadNorms: frozenset(("over", "after_rope", "has_weights")),
+        OutputGate: frozenset(),
+        Mlp: frozenset(("intermediate_size", "activation", "bias")),
+        Moe: frozenset(
+            (
+                *("num_experts", "experts_per_token", "expert_size", "activation", "router"),
+                *("bias", "shared_size", "shared_gate"),
+                "identity_scale",  # which `identity_experts` alone have: of a rank, it is a part
+            )
+        ),
+        Activation: frozenset(("gated",)),
+    }
+)
 
 
 def _has_end(config: ModelConfig) -> bool:
     """Whether something follows the last branch of a layer: its output norm computes that."""
-    return config.norm_order == "sandwich"
+    return all(layer.norm_order == "sandwich" for layer in config.layers)
 
 
 def _has_only_experts(config: ModelConfig) -> bool:
     """Whether all MLPs are experts, whose kernels have gates of all kinds."""
-    has_others = config.dense_layers or config.mlp_and_experts or config.shared_expert_size
-    return config.num_experts > 0 and not has_others
-
-
-def _vary_as_computed(config: ModelConfig) -> bool:
     return all(
-        name in _VARYING or size == getattr(config, name)
-        for sizes in config.layer_sizes
-        for name, size in vars(sizes).items()
+        layer.mlp is None and layer.moe is not None and not layer.moe.shared_size
+        for layer in config.layers
     )
 
 
 def _head_norms_fit(config: ModelConfig) -> bool:
-    fit = all(head_norm_fits(size, size) for size in head_dims(config))
-    return config.qk_norm == "head" and config.latent is None and fit
+    return all(
+        each.head_norms is None
+        or (
+            each.head_norms.over == "head"
+            and each.latent is None
+            and head_norm_fits(each.head_dim, each.head_dim)
+        )
+        for each in config.attentions
+    )
 
 
 # The fields that `FusedDecoder` computes for some values other than the default, with a test of
 # the config.
-_COMPUTED_IF: Mapping[str, Callable[[ModelConfig], bool]] = MappingProxyType(
+_COMPUTED_IF: Mapping[tuple[type, str], Callable[[ModelConfig], bool]] = MappingProxyType(
     {
+        (Embeddings, "per_layer"): _has_end,
         # A matmul computes the RMSNorm of its input.
-        "norm_order": lambda config: config.norm_order == "sandwich",
-        "qk_norm": _head_norms_fit,
-        "attention_gate": lambda config: config.mixer is not None,
-        "activation": lambda config: config.activation in KINDS or _has_only_experts(config),
-        "interleaved_gate": _has_only_experts,
-        "gate_limit": _has_only_experts,
-        "gate_sparsity": lambda config: not any(config.gate_sparsity),
-        "num_experts": lambda config: config.norm_order == "pre" or config.mlp_and_experts,
-        "mlp_and_experts": _has_end,
-        "layer_scales": _has_end,
-        "per_layer_embeddings": _has_end,
-        "layer_sizes": _vary_as_computed,
+        (LayerConfig, "norm_order"): _has_end,
+        (LayerConfig, "has_scale"): _has_end,
+        (Attention, "head_norms"): _head_norms_fit,
+        (Attention, "gate"): lambda config: config.mixer is not None,
+        (Activation, "kind"): lambda config: (
+            config.activation.kind in KINDS or _has_only_experts(config)
+        ),
+        (Activation, "interleaved"): _has_only_experts,
+        (Activation, "limit"): _has_only_experts,
+        (Norm, "kind"): lambda config: config.norm.kind == "rms",
     }
 )
 # The fields of the weights that `FusedDecoder` reads; the others must be None.
@@ -102,19 +124,48 @@ _LAYER_WEIGHTS = frozenset(
 def fused_kernels_cover(config: ModelConfig) -> bool:
     """Return whether the fused kernels compute every operation of an architecture.
 
-    What is not named here must be as in Llama, which the defaults of `ModelConfig` describe. So
-    they do not cover a model with a field that is new, until it is named.
+    What is not named here must have its default value. So they do not cover a model with a field
+    that is new, until it is named.
     """
-    return all(
-        field.name in _COMPUTED
-        or _is_default(field.default, getattr(config, field.name))
-        or (field.name in _COMPUTED_IF and _COMPUTED_IF[field.name](config))
-        for field in fields(config)
+    layers = dict.fromkeys(config.layers)
+    return (
+        _is_computed(config, config)
+        and all(_has_two_branches(layer) for layer in layers)
+        and len({each.num_heads for each in config.attentions}) <= 1
     )
 
 
-def _is_default(default: Any, value: Any) -> bool:
-    return default is not MISSING and bool(value == default)
+def _has_two_branches(layer: LayerConfig) -> bool:
+    """Whether a layer is attention or a mixer, then an MLP or experts, in an order that fits."""
+    has_both = layer.mlp is not None and layer.moe is not None
+    return (
+        not layer.has_single_branch
+        and (layer.attention is None or layer.mixer is None)
+        and (layer.attention is None or _has_values_of_keys(layer.attention))
+        # Experts alone read the norm of the stream in the kernel of their router.
+        and (layer.moe is None or has_both or layer.norm_order == "pre")
+        and (not has_both or layer.norm_order == "sandwich")
+    )
+
+
+def _has_values_of_keys(attention: Attention) -> bool:
+    return attention.latent is not None or attention.values.dim == attention.head_dim
+
+
+def _is_computed(part: Any, config: ModelConfig) -> bool:
+    """Whether all fields of a part, and of the parts in it, are computed or have their defaults."""
+    kind = next(kind for kind in _COMPUTED if isinstance(part, kind))
+    for field in fields(part):
+        value, place = getattr(part, field.name), (kind, field.name)
+        is_default = field.default is not MISSING and bool(value == field.default)
+        is_named = field.name in _COMPUTED[kind]
+        is_computed_here = place in _COMPUTED_IF and _COMPUTED_IF[place](config)
+        if not (is_default or is_named or is_computed_here):
+            return False
+        inner = dict.fromkeys(value) if isinstance(value, tuple) else (value,)
+        if not all(_is_computed(each, config) for each in inner if type(each) in _COMPUTED):
+            return False
+    return True
 
 
 def fused_weights_fit(weights: DecoderWeights) -> bool:
@@ -160,9 +211,9 @@ def has_plain_heads(ops: CudaOps, i: int, layer: LayerWeights) -> bool:
     return (
         layer.latent is None
         and layer.head_norms is None
-        and not config.attention_gate
+        and config.gate is None
         and config.head_dim <= MAX_ROPE_HEAD_DIM
-        and config.kv_source(i) == i
-        and i not in config.keys_as_values
+        and config.kv_source is None
+        and not config.values.are_keys
         and ops.attention.query_factors(i) is None
     )

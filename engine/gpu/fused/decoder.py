@@ -92,13 +92,14 @@ class FusedDecoder:
 
         self._embedding = empty(config.hidden_size, dtype=torch.float32)
         # For a layer that rotates in a kernel of its own, with keys and values beside the queries.
-        heads = config.num_heads
-        query_heads = heads * (2 if config.attention_gate else 1)  # and those of gates
+        heads = config.attention.num_heads
+        query_heads = heads * (1 if config.attention.gate is None else 2)  # and those of gates
         widths = [e.head_dim * (query_heads + 2 * e.num_kv_heads) for e in self._layers]
         self._qkv = empty(max(widths))
         self._queries = empty(max(each.head_dim * heads for each in self._layers))
         self._attention_output = torch.empty_like(self._queries)
-        self._mlp_inner = empty(max(each.intermediate_size for each in self._layers))
+        mlps = [layer.mlp.intermediate_size for layer in config.layers if layer.mlp is not None]
+        self._mlp_inner = empty(max(mlps, default=0))
         self._branch_output = zeros()
         self._sums = BranchSums(self._branch_output, zeros(), zeros())
 
@@ -131,7 +132,7 @@ class FusedDecoder:
     def _is_special(self) -> bool:
         """Whether the model has experts or latent attention: for one GPU, and without adapters."""
         config = self._decoder.config
-        return config.num_experts > 0 or config.latent is not None
+        return config.moe is not None or config.attention.latent is not None
 
     def launch(
         self,
@@ -217,7 +218,7 @@ class FusedDecoder:
                 None if buffers is None else buffers.attention,
             )
         if layer.experts is not None and layer.expert_norms is None:
-            activation = self._decoder.config.activation
+            activation = self._decoder.config.activation.kind
             add_experts(self._ops, i, x, layer, self._norm(layer.mlp_norm), activation)
             return
         own = None if layer.per_layer is None else self._own[i]
@@ -298,7 +299,7 @@ class FusedDecoder:
             return queries, None, None
         qkv, width = _first(self._qkv, n, layer.qkv.shape[0]), config.num_heads * config.head_dim
         write_linear(ops, x, layer.qkv, tuned, qkv, norm)
-        gates = qkv[:, width : 2 * width] if config.attention_gate else None
+        gates = qkv[:, width : 2 * width] if config.gate is not None else None
         num_gate_heads = 0 if gates is None else config.num_heads
         what = kv, layer.head_norms, positions, slot_mapping, num_gate_heads
         # Other rows may need the new keys and values of a row, if they share its blocks.
@@ -309,7 +310,7 @@ class FusedDecoder:
 
     def _gate_up(self, x: Tensor, i: int, layer: LayerWeights) -> Tensor:
         """Return activation(gate) * up, [n, intermediate_size]."""
-        ops, gpu, activation = self._ops, self._ops.gpu, self._decoder.config.activation
+        ops, gpu, activation = self._ops, self._ops.gpu, self._decoder.config.activation.kind
         inner = _first(self._mlp_inner, len(x), layer.gate_up.shape[0] // 2)
         norm = self._norm(layer.mlp_norm)
         tuned = self._tuned(x, ("gate_up", i), layer.gate_up, layer.gate_up_bias, norm)
@@ -351,7 +352,7 @@ class FusedDecoder:
 
     def _norm(self, weight: Tensor | None) -> Norm:
         assert weight is not None  # see `fused_kernels_cover`
-        return Norm(weight, self._decoder.config.norm_eps, self._ops.norm_offset)
+        return Norm(weight, self._decoder.config.norm.eps, self._ops.norm_offset)
 
     def _add_branch(
         self,
@@ -384,7 +385,7 @@ class FusedDecoder:
             )
             all_reduce(gpu, target, peer_buffer)
         if norm is not None:
-            eps, offset = self._decoder.config.norm_eps, self._ops.norm_offset
+            eps, offset = self._decoder.config.norm.eps, self._ops.norm_offset
             add_norm(
                 *(gpu, x, target, norm, eps),
                 weight_offset=offset,

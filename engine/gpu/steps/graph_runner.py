@@ -160,7 +160,7 @@ class GraphRunner:
         """Return deltas for these ranks and those of the older ones."""
         if older is not None:
             ranks = {name: max(rank, older.ranks[name]) for name, rank in ranks.items()}
-        weights, head_dim = self._decoder.weights, self._decoder.config.head_dim
+        weights, head_dim = self._decoder.weights, self._decoder.config.attention.head_dim
         gpu, sets = self._ops.gpu, self.batch.adapter_sets[:MAX_GEMV_ROWS]
         deltas = FusedDeltas(gpu, weights, head_dim, num_sets, sets, ranks, older=older)
         deltas.in_linear &= self._decoder.ranks.size == 1  # not measured on several GPUs

@@ -11,13 +11,34 @@ from swiftchat.engine.gpu.fused import coverage
 from swiftchat.engine.gpu.fused.coverage import fused_kernels_cover, fused_weights_fit
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.parts.layers import LayerSizes
+from swiftchat.weights.architectures.parts.attention import Attention, Scores, Values
+from swiftchat.weights.architectures.parts.embeddings import Embeddings, Head
+from swiftchat.weights.architectures.parts.layers import LayerConfig, Norm
+from swiftchat.weights.architectures.parts.mlp import Activation, Mlp, Moe
+from swiftchat.weights.architectures.parts.router import RouterConfig
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import Shard
 from tests.support import tiny
+from tests.support.changed_configs import changed
 
-SIZES = LayerSizes(head_dim=16, num_kv_heads=1, intermediate_size=64, num_heads=3)
-LISTED = coverage._COMPUTED | coverage._COMPUTED_IF.keys()
+# The parts that models have, by the names that `changed` knows.
+PARTS: dict[str, type] = {
+    "norm": Norm,
+    "embeddings": Embeddings,
+    "head": Head,
+    "layer": LayerConfig,
+    "attention": Attention,
+    "scores": Scores,
+    "mlp": Mlp,
+    "activation": Activation,
+}
+REFUSED = [
+    (name, field.name)
+    for name, part in PARTS.items()
+    for field in fields(part)
+    if field.name not in coverage._COMPUTED[part]
+    and (part, field.name) not in coverage._COMPUTED_IF
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +51,16 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 @pytest.fixture(scope="module")
 def experts(llama: ModelConfig) -> ModelConfig:
     """A model whose MLPs are experts, and no other."""
-    return replace(llama, num_experts=4, experts_per_token=2, expert_size=32)
+    moe = Moe(4, 2, 32, llama.activation, RouterConfig())
+    return changed(llama, layer={"mlp": None, "moe": moe})
 
 
-@pytest.mark.parametrize("name", sorted({field.name for field in fields(ModelConfig)} - LISTED))
-def test_a_field_that_is_not_listed_refuses_the_model(name: str, llama: ModelConfig) -> None:
+@pytest.mark.parametrize(("part", "name"), REFUSED)
+def test_a_field_that_is_not_listed_refuses_the_model(
+    part: str, name: str, llama: ModelConfig
+) -> None:
     assert fused_kernels_cover(llama)
-    assert not fused_kernels_cover(replace(llama, **{name: "another value"}))
+    assert not fused_kernels_cover(changed(llama, **{part: {name: "another value"}}))
 
 
 def test_a_new_field_refuses_the_model_until_it_is_listed(llama: ModelConfig) -> None:
@@ -56,47 +80,55 @@ def test_a_rank_computes_what_the_whole_model_does(llama: ModelConfig, rank: int
 
 
 def test_the_lists_name_fields() -> None:
-    names = {field.name for field in fields(ModelConfig)}
-    assert names >= LISTED
-    assert {field.name for field in fields(LayerSizes)} > coverage._VARYING
+    for part, names in coverage._COMPUTED.items():
+        assert {field.name for field in fields(part)} >= names
+    for part, name in coverage._COMPUTED_IF:
+        assert name in {field.name for field in fields(part)}
     assert {field.name for field in fields(LayerWeights)} > coverage._LAYER_WEIGHTS
     assert {field.name for field in fields(DecoderWeights)} > coverage._WEIGHTS
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("part", "field", "value"),
     [
-        {"attention_out_scale": 0.5},
-        {"mixer_out_scale": 0.5},
-        {"mlp_out_scale": 0.5},
-        {"gate_scale": 0.5},
-        {"gate_limit": 7.0},
-        {"interleaved_gate": True},
-        {"norm_bias": True},
-        {"final_norm": False},
-        {"layer_sizes": (replace(SIZES, num_heads=12),)},
-        {"activation": "gelu_sigmoid"},
+        ("attention", "out_scale", 0.5),
+        ("layer", "mixer_out_scale", 0.5),
+        ("mlp", "out_scale", 0.5),
+        ("activation", "scale", 0.5),
+        ("activation", "limit", 7.0),
+        ("activation", "interleaved", True),
+        ("norm", "has_bias", True),
+        ("head", "has_norm", False),
+        ("attention", "values", Values(4)),
+        ("layer", "mlp", None),
+        ("activation", "kind", "gelu_sigmoid"),
     ],
-    ids=lambda changes: next(iter(changes)),
 )
-def test_operations_without_fused_kernels(llama: ModelConfig, changes: dict[str, Any]) -> None:
+def test_operations_without_fused_kernels(
+    llama: ModelConfig, part: str, field: str, value: Any
+) -> None:
     """Each is computed by `Decoder` alone."""
-    assert not fused_kernels_cover(replace(llama, **changes))
+    assert not fused_kernels_cover(changed(llama, **{part: {field: value}}))
 
 
 def test_layers_may_have_other_sizes(llama: ModelConfig) -> None:
-    sizes = replace(SIZES, num_heads=llama.num_heads)
-    assert fused_kernels_cover(replace(llama, layer_sizes=(sizes, replace(sizes, head_dim=32))))
+    first, *others = llama.layers
+    wide = replace(llama.attention, head_dim=32, num_kv_heads=1, values=Values(32))
+    layers = (replace(first, attention=wide), *others)
+    assert fused_kernels_cover(replace(llama, layers=layers))
+    layers = (replace(first, attention=replace(wide, num_heads=12)), *others)
+    assert not fused_kernels_cover(replace(llama, layers=layers))
 
 
-@pytest.mark.parametrize("changes", [{"gate_limit": 7.0}, {"interleaved_gate": True}])
+@pytest.mark.parametrize("change", [{"limit": 7.0}, {"interleaved": True}])
 def test_gates_of_experts_are_not_those_of_mlps(
-    experts: ModelConfig, changes: dict[str, Any]
+    llama: ModelConfig, experts: ModelConfig, change: dict[str, Any]
 ) -> None:
-    assert fused_kernels_cover(replace(experts, **changes))
-    for others in ({"dense_layers": frozenset({0})}, {"shared_expert_size": 32}):
-        assert fused_kernels_cover(replace(experts, **others))
-        assert not fused_kernels_cover(replace(experts, **changes, **others))
+    assert fused_kernels_cover(changed(experts, activation=change))
+    dense = replace(experts, layers=(llama.layers[0], *experts.layers[1:]))
+    for others in (dense, changed(experts, moe={"shared_size": 32})):
+        assert fused_kernels_cover(others)
+        assert not fused_kernels_cover(changed(others, activation=change))
 
 
 def test_weights_that_the_fused_kernels_do_not_read(tmp_path: Path) -> None:
