@@ -20,8 +20,8 @@ from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
-from swiftchat.engine.model.torch_ops import TorchOps, TorchPlan
 from swiftchat.engine.model.weights import LayerWeights
+from swiftchat.engine.reference.ops import TorchOps, TorchPlan
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from swiftchat.weights.architectures.config import ModelConfig

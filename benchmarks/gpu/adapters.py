@@ -16,9 +16,9 @@ from timing import median_us
 
 from swiftchat.engine.adapters.tunings import MAX_SETS
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.decode.fused_deltas import FusedDeltas
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu.fused.deltas import FusedDeltas
 from swiftchat.engine.linear.adapted import AdapterSet, Delta, LowRankPart
 
 

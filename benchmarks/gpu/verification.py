@@ -16,11 +16,11 @@ from decode import CUBINS, load_rows
 from timing import median_us
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.decode.decode_batch import DecodeBatch
-from swiftchat.engine.decode.graph_runner import GraphRunner
-from swiftchat.engine.decode.verification import Verification
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
+from swiftchat.engine.gpu.steps.verification import Verification
 from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 
 SIZES = (1, 2, 4, 8, 16)

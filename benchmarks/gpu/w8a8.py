@@ -18,9 +18,9 @@ from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.quantize import quantize
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
-from swiftchat.engine.linear.plain_gpu import LinearKernels
-from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight
-from swiftchat.engine.linear.w8a8_gpu import matmul_w8a8
+from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
+from swiftchat.engine.gpu.linear.w8a8 import matmul_w8a8
 from swiftchat.weights.quantization.scheme import ActivationQuantization
 
 FLOPS_PER_ROW = 2 * sum(out * k for out, k in SHAPES.values())

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Tokens
-from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.tokenizer import Tokenizer
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from swiftchat.engine.linear.adapted import AdaptedWeight, AdapterSet, Selection, TableDelta
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.mixers.weights import MixerWeights
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.engine.schedule.batch import Batch
 

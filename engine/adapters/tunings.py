@@ -22,7 +22,7 @@ from swiftchat.engine.adapters.virtual_tokens import store_virtual, virtual_toke
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.cpu.low_rank import EmbeddingRows
 from swiftchat.engine.cpu.native_decoder import NativeDecoder
-from swiftchat.engine.decode.graph_runner import GraphRunner
+from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
 from swiftchat.engine.linear.adapted import AdapterSet, Selection, segments
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache

@@ -27,7 +27,7 @@ from swiftchat.weights.quantization.stored_tensor import StoredTensor
 RESERVED_FRACTION = 0.15
 
 _PACKED = QUANTIZABLE | {"embed", "lm_head"}
-_DEQUANTIZED = frozenset({"kv_b"})  # used in parts, see `engine.model.latent_attention`
+_DEQUANTIZED = frozenset({"kv_b"})  # used in parts, see `engine.reference.latent_attention`
 _KERNEL_SCHEMES: Mapping[type[QuantizedMatrix], str] = MappingProxyType(
     {Int4: "INT4", Int8: "INT8", Int8Groups: "INT8", Float8: "FP8"}
 )

@@ -9,9 +9,9 @@ from swiftchat.engine.cpu import structures as native
 from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.engine.cpu.references import References
 from swiftchat.engine.cpu.structures import KVFormat, Norm, NormKind
-from swiftchat.engine.model.attention import alibi_slopes
 from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.rope import cos_sin_table, query_factor_table
+from swiftchat.engine.reference.attention import alibi_slopes
 from swiftchat.weights.architectures.config import ModelConfig
 
 _KV_FORMATS: Mapping[object, KVFormat] = {

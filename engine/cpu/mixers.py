@@ -9,12 +9,12 @@ from swiftchat.engine.cpu import structures as native
 from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.engine.cpu.references import References
 from swiftchat.engine.cpu.structures import Norm, NormKind
-from swiftchat.engine.mixers.states import LayerStates
-from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerWeights
+from swiftchat.engine.model.state_cache import LayerStates
 from swiftchat.weights.architectures.parts.mamba import Mamba
 from swiftchat.weights.architectures.parts.mixers import GatedDelta, Mamba2, ShortConv, StateMixer
 
-_UNIT_EPS = 1e-6  # of the lengths of keys and queries, as in engine/mixers/gated_delta.py
+_UNIT_EPS = 1e-6  # of the lengths of keys and queries, as in engine/reference/mixers/gated_delta.py
 
 Scan = native.GatedDeltaOp | native.Mamba2Op | native.MambaOp
 

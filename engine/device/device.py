@@ -10,8 +10,8 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.nvrtc import OLDEST_CAPABILITY, has_bindings
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.device.gpu_driver import why_unusable
+from swiftchat.engine.gpu.coverage import kernels_cover
 from swiftchat.engine.linear.weight import dtype_name
-from swiftchat.engine.model.coverage import kernels_cover
 from swiftchat.errors import DeviceError, OutOfMemory, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
 

@@ -10,8 +10,8 @@ from swiftchat.engine.doctor.diagnosis import Check
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.model.weights import DecoderWeights
+from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import (
     layer_tensors,

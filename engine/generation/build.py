@@ -16,7 +16,6 @@ from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
 from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.engine.cpu.backend import NativeKernels
 from swiftchat.engine.cpu.native_decoder import NativeDecoder
-from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.device.device import cpu_note, describe_device
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.fast_forward import FastForward
@@ -26,25 +25,26 @@ from swiftchat.engine.generation.heads import Heads
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_chunks
 from swiftchat.engine.generation.speculation import draft_model, draft_proposer, speculation_of
+from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.gpu.ops import CudaOps
+from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.kv_store.identity import ModelFiles
 from swiftchat.engine.kv_store.open_store import DeviceCache, open_store
-from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.linear.weight import dtype_name
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.load.quantized import resident_estimate
-from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import CachePlan, plan_shard_cache
-from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.model.weights import (
     DecoderWeights,
     has_quantized,
     resident_bytes,
     table_bytes,
 )
+from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.chunk import cpu_chunk_limit, gpu_chunk_limit
 from swiftchat.engine.schedule.scheduler import Scheduler

@@ -20,14 +20,14 @@ from swiftchat.engine.api.protocol import (
 )
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
-from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.generation.admission import Admission
 from swiftchat.engine.generation.beams import Beams, BeamStep
 from swiftchat.engine.generation.generation import Generation
-from swiftchat.engine.generation.gpu_counters import GpuCounters
 from swiftchat.engine.generation.graphs import GraphDecode
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.generation.pooling import Pooler
+from swiftchat.engine.gpu.counters import GpuCounters
+from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.sampling.distributed import DistributedSampler

@@ -7,13 +7,13 @@ import torch
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import OnProgress
-from swiftchat.engine.decode.async_decode import AsyncDecode
-from swiftchat.engine.decode.decode_batch import DecodeBatch
-from swiftchat.engine.decode.graph_runner import GRAPH_SIZES, GraphRunner
-from swiftchat.engine.decode.pipeline_decode import PipelineDecode
-from swiftchat.engine.decode.verification import VERIFIED_ROWS, Verification
-from swiftchat.engine.generation.prefill_graphs import PrefillGraphs, computes_experts
-from swiftchat.engine.model.cuda_ops import CudaOps
+from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.ops import CudaOps
+from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
+from swiftchat.engine.gpu.steps.graph_runner import GRAPH_SIZES, GraphRunner
+from swiftchat.engine.gpu.steps.pipeline_decode import PipelineDecode
+from swiftchat.engine.gpu.steps.prefill_graphs import PrefillGraphs, computes_experts
+from swiftchat.engine.gpu.steps.verification import VERIFIED_ROWS, Verification
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import CachePlan

@@ -10,26 +10,26 @@ from torch import Tensor
 
 from swiftchat.cuda.ops.layers.embedding import embed
 from swiftchat.engine.generation.setup import EngineSetup
+from swiftchat.engine.gpu.coverage import kernels_cover
+from swiftchat.engine.gpu.heads.captured_chain import CHAIN_ROWS, CapturedChain
+from swiftchat.engine.gpu.heads.eagle3_kernels import Eagle3Kernels, eagle3_kernels_cover
+from swiftchat.engine.gpu.heads.mtp_kernels import MtpKernels
+from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
+from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.linear.factory import WeightFactory
-from swiftchat.engine.linear.plain_gpu import LinearKernels
-from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
-from swiftchat.engine.model.coverage import kernels_cover
-from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.rope import cos_sin_table
-from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.model.weights import DecoderWeights
-from swiftchat.engine.speculation.captured_chain import CHAIN_ROWS, CapturedChain
+from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.engine.speculation.chain import ChainHead
 from swiftchat.engine.speculation.eagle3 import Eagle3Layer
-from swiftchat.engine.speculation.eagle3_kernels import Eagle3Kernels, eagle3_kernels_cover
 from swiftchat.engine.speculation.head_blocks import BLOCK_TOKENS
 from swiftchat.engine.speculation.medusa import MedusaHead, MedusaHeads
 from swiftchat.engine.speculation.mtp import MtpLayer
-from swiftchat.engine.speculation.mtp_kernels import MtpKernels
 from swiftchat.engine.speculation.proposer import Proposer
 from swiftchat.engine.speculation.step_costs import gpu_step_s
 from swiftchat.errors import UsageError

@@ -8,11 +8,11 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.adapters.tunings import Tunings
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo
-from swiftchat.engine.decode.verification import Verification
 from swiftchat.engine.generation.fast_forward import FastForward
 from swiftchat.engine.generation.grammars import Grammars
 from swiftchat.engine.generation.graphs import GraphDecode
-from swiftchat.engine.generation.prefill_graphs import PrefillGraphs
+from swiftchat.engine.gpu.steps.prefill_graphs import PrefillGraphs
+from swiftchat.engine.gpu.steps.verification import Verification
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache

@@ -12,11 +12,12 @@ from swiftchat.engine.comm.communicator import Communicator, RankPlacement
 from swiftchat.engine.comm.pipeline import Pipeline
 from swiftchat.engine.cpu.backend import NativeKernels
 from swiftchat.engine.cpu.threads import default_threads
-from swiftchat.engine.decode.graph_runner import GRAPH_SIZES
 from swiftchat.engine.device.device import available_bytes, find_device, find_kernels
-from swiftchat.engine.generation.prefill_graphs import graph_sizes
+from swiftchat.engine.gpu.linear.factory import KernelWeights
+from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.gpu.steps.graph_runner import GRAPH_SIZES
+from swiftchat.engine.gpu.steps.prefill_graphs import graph_sizes
 from swiftchat.engine.linear.factory import WeightFactory, weight_factory
-from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import (
     CachePlan,
@@ -72,9 +73,9 @@ class EngineSetup:
     def factory(self) -> WeightFactory:
         if isinstance(self.kernels, NativeKernels):
             return self.kernels.factory
-        return weight_factory(
-            self.device, self.kernels if isinstance(self.kernels, LinearKernels) else None
-        )
+        if isinstance(self.kernels, LinearKernels):
+            return KernelWeights(self.kernels)
+        return weight_factory(self.device)
 
     @property
     def workspace_bytes(self) -> int:

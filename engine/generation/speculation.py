@@ -10,7 +10,7 @@ from torch import Tensor
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.graphs import Graphs
-from swiftchat.engine.model.cuda_ops import CudaOps
+from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.weights import has_quantized, resident_bytes
 from swiftchat.engine.schedule.batch import Batch

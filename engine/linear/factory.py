@@ -1,4 +1,4 @@
-"""The classes of weights that each device computes with."""
+"""What makes the weights of each device."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -9,10 +9,7 @@ from torch import Tensor
 
 from swiftchat.engine.linear.grouped_cpu import Int4Weight, Int8GroupsWeight
 from swiftchat.engine.linear.merged import MergedWeight
-from swiftchat.engine.linear.mxfp4_gpu import Mxfp4Weight
 from swiftchat.engine.linear.plain import PlainWeight
-from swiftchat.engine.linear.plain_gpu import GpuMergedWeight, GpuPlainWeight, LinearKernels
-from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight, packed_matrix
 from swiftchat.engine.linear.row_scaled_cpu import Float8Weight, Int8Weight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.weights.quantization.scheme import (
@@ -115,44 +112,6 @@ class TorchWeights:
         return MergedWeight(parts)
 
 
-class KernelWeights:
-    """Weights for the project's kernels on a GPU."""
-
-    keeps_quantized = True
-    blocks = None
-
-    def __init__(self, kernels: LinearKernels) -> None:
-        self._kernels = kernels
-
-    def quantizes_activations(self, dtype: torch.dtype) -> bool:
-        return True
-
-    def plain(self, tensor: Tensor) -> LinearWeight:
-        return GpuPlainWeight(tensor, self._kernels)
-
-    def quantized(
-        self, parts: Sequence[QuantizedMatrix], dtype: torch.dtype
-    ) -> LinearWeight | None:
-        matrix = packed_matrix(parts, dtype, self._kernels.gpu.device)
-        return None if matrix is None else GpuQuantizedWeight(matrix, self._kernels)
-
-    def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
-        return GpuMergedWeight(parts)
-
-    @property
-    def mxfp4(self) -> Mxfp4Factory:
-        return self
-
-    def from_mxfp4(
-        self, blocks: Tensor, scales: Tensor, dtype: torch.dtype
-    ) -> Sequence[LinearWeight]:
-        device = self._kernels.gpu.device
-        pairs = zip(blocks.to(device), scales.to(device), strict=True)
-        return [Mxfp4Weight(each, scale, dtype, self._kernels) for each, scale in pairs]
-
-
-def weight_factory(device: torch.device, kernels: LinearKernels | None = None) -> WeightFactory:
-    """Return the factory for kernels on a GPU, if there are any, else for torch's operators."""
-    if kernels is not None:
-        return KernelWeights(kernels)
+def weight_factory(device: torch.device) -> WeightFactory:
+    """Return the factory of weights for torch's operators."""
     return TorchWeights(keeps_quantized=device.type == "cpu")

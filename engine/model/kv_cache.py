@@ -6,9 +6,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from swiftchat.engine.mixers.states import StateCache
 from swiftchat.engine.model.int5_kv import packed_sizes
 from swiftchat.engine.model.quantized_kv import SCHEMES, QuantizedKV
+from swiftchat.engine.model.state_cache import StateCache
 from swiftchat.weights.architectures.config import ModelConfig
 
 LayerKV = Tensor | QuantizedKV

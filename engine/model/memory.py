@@ -7,7 +7,7 @@ import torch
 
 from swiftchat.engine.api.memory_estimate import RESERVED_FRACTION, kv_bytes_per_token
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.mixers.states import bytes_per_sequence
+from swiftchat.engine.model.state_cache import bytes_per_sequence
 from swiftchat.engine.schedule.states import MAX_VERIFIED
 from swiftchat.errors import OutOfMemory, UsageError
 from swiftchat.weights.architectures.config import ModelConfig

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.device.capture import capture
+from swiftchat.engine.gpu.capture import capture
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.hidden_states import LAST_NORM
 from swiftchat.engine.schedule.sequence import TokenSequence

@@ -28,7 +28,7 @@ _STORE = "tests/chat/history/test_store.py"
 _KILLED = "tests/chat/history/test_killed_chats.py"
 _SAMPLER = "tests/engine/sampling/test_sampler.py"
 _ENGINE = "tests/engine/generation/test_engine.py"
-_ADAPTED = "tests/engine/decode/test_emulated_adapters.py"
+_ADAPTED = "tests/engine/gpu/fused/test_emulated_adapters.py"
 _FAILED_STEP = (
     "tests/engine/schedule/test_blocks.py"
     "::test_a_failed_step_leaves_nothing_unwritten_in_the_prefix_cache"
@@ -234,10 +234,10 @@ MUTANTS = (
     ),
     Mutant(
         "the norm of a group is that of one rank's part",
-        "engine/mixers/mamba2.py",
+        "engine/reference/mixers/mamba2.py",
         "/ (mixer.width * mixer.ranks_per_group)",
         "/ mixer.width",
-        ("tests/engine/mixers/test_mixer_ranks.py::test_ranks_equal_transformers",),
+        ("tests/engine/reference/mixers/test_mixer_ranks.py::test_ranks_equal_transformers",),
     ),
     Mutant(
         "a cached block is found behind another prefix",
@@ -380,24 +380,24 @@ MUTANTS = (
     ),
     Mutant(
         "captured steps do not know the adapters of their rows",
-        "engine/decode/decode_batch.py",
+        "engine/gpu/decode_batch.py",
         'ints[index["adapter_sets"], rows] = sequence.tuning.set_index',
         "pass",
         (f"{_ADAPTED}::test_captured_steps_use_adapters",),
     ),
     Mutant(
         "a capture without memory ends all answers",
-        "engine/decode/async_decode.py",
+        "engine/gpu/steps/async_decode.py",
         "(OutOfMemory, torch.OutOfMemoryError):\n            return False\n",
         "OutOfMemory:\n            return False\n",
         (f"{_ADAPTED}::test_without_memory_for_a_new_graph_answers_go_on",),
     ),
     Mutant(
         "the fused decode kernels ignore a new field of the configuration",
-        "engine/decode/coverage.py",
+        "engine/gpu/fused/coverage.py",
         "default is not MISSING and bool(value == default)",
         "True",
-        ("tests/engine/decode/test_coverage.py",),
+        ("tests/engine/gpu/fused/test_coverage.py",),
     ),
     Mutant(
         "a rank goes on without an adapter that another one cannot load",

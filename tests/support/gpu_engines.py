@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from tests.support import tiny
 
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from swiftchat.engine.cpu.recorder import CannotRecordError
-from swiftchat.engine.model.coverage import kernels_cover
+from swiftchat.engine.gpu.coverage import kernels_cover
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.multimodal import MULTIMODAL
 from swiftchat.weights.architectures.registry import ARCHITECTURES

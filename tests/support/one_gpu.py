@@ -68,7 +68,7 @@ def share_the_gpu() -> None:
     device.find_device = find_shared  # type: ignore[assignment]  # before others import it
 
     from swiftchat.engine.comm import gpu_communicator
-    from swiftchat.engine.generation.prefill_graphs import PrefillGraphs
+    from swiftchat.engine.gpu.steps.prefill_graphs import PrefillGraphs
     from swiftchat.engine.ranks import auto_tp
 
     changed: Any = gpu_communicator

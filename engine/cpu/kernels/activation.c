@@ -1,4 +1,4 @@
-/* Activation functions, as ACTIVATIONS in engine/model/torch_ops.py. */
+/* Activation functions, as ACTIVATIONS in engine/reference/ops.py. */
 #include "activation.h"
 
 #include "fast_math.h"

@@ -14,7 +14,7 @@ static size_t no_bytes(const Op *op, const Buffer *buffers, int num_tokens, int 
 }
 
 /* out [n] = act(gate) * up, where the gates are at x[0], x[step], ... and the others from `up` on;
-   see `_clamp` in engine/model/torch_ops.py for the limit. out and x do not overlap. */
+   see `_clamp` in engine/reference/ops.py for the limit. out and x do not overlap. */
 static void gate_elements(const ActAndMulOp *op, const float *x, const float *up, int step, int n,
                           float *out) {
     float limit = op->gate_limit, scale = op->gate_scale != 0.0f ? op->gate_scale : 1.0f;

@@ -1,4 +1,4 @@
-/* Mixture of experts, see engine/model/moe.py. The phases: scores of the router; each row's choice;
+/* Mixture of experts, see engine/reference/moe.py. The phases: scores of the router; each row's choice;
    the pairs sorted by expert; their input rows; gate and up; activation; down; the weighted sums. All
    pairs of an expert are multiplied at once, by a GEMV if they are few. */
 #include "moe.h"

@@ -132,7 +132,7 @@ typedef struct {
     OpHeader header;
     int32_t x, out, activation;
     int32_t gated, interleaved; /* gate and up alternate */
-    float gate_limit;           /* 0: none; see `_clamp` in engine/model/torch_ops.py */
+    float gate_limit;           /* 0: none; see `_clamp` in engine/reference/ops.py */
     float gate_scale;           /* of the gate, before the activation; 0: none */
 } ActAndMulOp;
 
@@ -162,7 +162,7 @@ typedef struct {
 } Expert;
 
 /* Mixture of experts: out = the weighted sum of the chosen experts' MLPs, as
-   engine/model/moe.py defines it. `shared` is computed for all rows; num_experts 0 never occurs. The
+   engine/reference/moe.py defines it. `shared` is computed for all rows; num_experts 0 never occurs. The
    gate_up matrices of all experts but the shared one are integer matrices or all are float ones,
    likewise the down matrices. `exact` as for LinearOp. The router's matrices are float ones. */
 typedef struct {
@@ -238,7 +238,7 @@ typedef struct {
     int32_t x, out, first, is_plain;
 } GateOp;
 
-/* Gated DeltaNet after its convolution, as engine/mixers/gated_delta.py defines it. A row of x has
+/* Gated DeltaNet after its convolution, as engine/reference/mixers/gated_delta.py defines it. A row of x has
    queries and keys of the key heads, values and output gates of the value heads, beta and steps of
    each of these; out [num_value_heads * value_dim]. beta_scale multiplies beta. q_norm and k_norm give
    queries and keys their lengths, `norm` is of the outputs of a head. `decay` and `step_bias` fp32
@@ -252,7 +252,7 @@ typedef struct {
     float *state; /* [num_slots, num_value_heads, key_dim, value_dim] */
 } GatedDeltaOp;
 
-/* Mamba-2 after its convolution, as engine/mixers/mamba2.py defines it. A row of x has output gates and
+/* Mamba-2 after its convolution, as engine/reference/mixers/mamba2.py defines it. A row of x has output gates and
    x of all heads, b and c of all groups, and a step for each head; out [num_heads * head_dim]. The
    gates are multiplied by z_scale, the steps by step_scale. `norm` is of the outputs of each group,
    before they are gated if gate_last; its weight is [num_heads * head_dim]. `decay`, `step_bias` and
@@ -266,7 +266,7 @@ typedef struct {
     float *state; /* [num_slots, num_heads, head_dim, state_size] */
 } Mamba2Op;
 
-/* Mamba after its convolution, as engine/mixers/mamba.py defines it. A row of x has x and output gates of
+/* Mamba after its convolution, as engine/reference/mixers/mamba.py defines it. A row of x has x and output gates of
    all channels; out [width]. Rows of to_parts [step_rank + 2 * state_size, width] make the inputs of
    steps, b and c of x, which have norms; to_step [width, step_rank]. `decay` [width, state_size] is
    negative; it, `step_bias` and `skip` [width] are fp32. */

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.route import Routing, route
-from swiftchat.engine.model import routing
+from swiftchat.engine.reference import routing
 from swiftchat.weights.architectures.parts.router import RouterConfig
 from tests.support.kernels.case import Inputs, assert_close, poisoned
 

@@ -6,7 +6,7 @@ import torch
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.linear import Norm
 from swiftchat.cuda.ops.moe.route import RouterWorkspace, Routing, router
-from swiftchat.engine.model import routing
+from swiftchat.engine.reference import routing
 from swiftchat.weights.architectures.parts.router import RouterConfig
 from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
 

@@ -9,7 +9,7 @@ import torch
 
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.tuning import Tuning
-from swiftchat.engine.decode.fused_deltas import FusedDeltas
+from swiftchat.engine.gpu.fused.deltas import FusedDeltas
 from tests.support import adapters, tiny
 
 pytestmark = pytest.mark.gpu

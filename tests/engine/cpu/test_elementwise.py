@@ -17,7 +17,7 @@ from swiftchat.engine.cpu.structures import (
     RowSet,
     SoftcapOp,
 )
-from swiftchat.engine.model.activations import ACTIVATIONS
+from swiftchat.engine.reference.activations import ACTIVATIONS
 from tests.support.native.ops import each_variant, run_inputs, run_ops
 
 TOKENS = OpHeader(row_set=RowSet.TOKENS)

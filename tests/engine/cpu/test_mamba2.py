@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.linear.plain import PlainWeight
-from swiftchat.engine.mixers.weights import MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.weights.architectures.parts.mixers import Mamba2
 from tests.support.native.ops import each_variant
 from tests.support.native.scans import (

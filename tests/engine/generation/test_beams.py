@@ -15,9 +15,9 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Beam, Finished, Searching, Tokens
 from swiftchat.engine.api.vocabulary import ConstraintSpec, Vocabulary
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.model import torch_ops
 from swiftchat.engine.model.quantized_kv import QuantizedKV
-from swiftchat.engine.model.torch_ops import TorchPlan, store
+from swiftchat.engine.reference import ops as torch_ops
+from swiftchat.engine.reference.ops import TorchPlan, store
 from swiftchat.errors import OutOfMemory, SwiftchatError, UsageError
 from tests.support import tiny
 from tests.support.tiny_models import VOCAB_SIZE

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight
+from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
+from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
 from tests.support import gemma3n, gemma4, kimi, llama4, tiny
 from tests.support.gpu_engines import decode_logits, gpu_engine, step_logits

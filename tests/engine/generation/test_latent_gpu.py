@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.generation import prefill_graphs
+from swiftchat.engine.gpu.steps import prefill_graphs
 from tests.support import reference, tiny
 from tests.support.gpu_engines import decode_logits, gpu_engine
 

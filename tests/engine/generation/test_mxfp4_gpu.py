@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.linear.mxfp4_gpu import Mxfp4Weight
+from swiftchat.engine.gpu.linear.mxfp4 import Mxfp4Weight
 from tests.support import tiny
 from tests.support.gpu_engines import decode_logits, gpu_engine
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.linear.quantized_gpu import GpuQuantizedWeight
+from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
 from tests.support import tiny
 from tests.support.gpu_engines import decode_logits, gpu_engine
 

@@ -9,7 +9,7 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.comm.communicator import SingleRank
 from swiftchat.engine.comm.pipeline import SingleStage
 from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_chunks
-from swiftchat.engine.linear.plain_gpu import LinearKernels
+from swiftchat.engine.gpu.linear.plain import LinearKernels
 from swiftchat.engine.model.memory import workspace_bytes
 from swiftchat.errors import OutOfMemory
 from tests.support import tiny

@@ -10,7 +10,7 @@ import torch
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.model.coverage import kernels_cover
+from swiftchat.engine.gpu.coverage import kernels_cover
 from swiftchat.weights.model.directory import Model
 from tests.support import reference, tiny
 from tests.support.gpu_engines import gpu_engine

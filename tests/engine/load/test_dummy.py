@@ -10,13 +10,13 @@ import torch
 from swiftchat.engine.api.memory_estimate import gpu_weight_bytes
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation.build import build_engine
-from swiftchat.engine.linear.factory import KernelWeights
+from swiftchat.engine.gpu.linear.factory import KernelWeights
 from swiftchat.engine.linear.grouped_cpu import Int4Weight
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.torch_ops import TorchOps
 from swiftchat.engine.model.weights import DecoderWeights, resident_bytes
+from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors

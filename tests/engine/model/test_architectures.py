@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
-from swiftchat.engine.model import attention
-from swiftchat.engine.model.coverage import kernels_cover
+from swiftchat.engine.gpu.coverage import kernels_cover
+from swiftchat.engine.reference import attention
 from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.model.directory import Model

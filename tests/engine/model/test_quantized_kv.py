@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from swiftchat.chat.render.stats import memory_line
 from swiftchat.engine.api.memory_estimate import kv_bytes_per_token
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.model import torch_ops
-from swiftchat.engine.model.coverage import kernels_cover
+from swiftchat.engine.gpu.coverage import kernels_cover
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.quantized_kv import (
     LARGEST,
@@ -27,7 +26,8 @@ from swiftchat.engine.model.quantized_kv import (
     dequantize_kv,
     quantize_kv,
 )
-from swiftchat.engine.model.torch_ops import TorchPlan, store
+from swiftchat.engine.reference import ops as torch_ops
+from swiftchat.engine.reference.ops import TorchPlan, store
 from swiftchat.errors import UsageError
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny

@@ -15,10 +15,11 @@ from swiftchat.engine.api.memory_estimate import kv_bytes_per_token
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.model.altup import StreamProjections, collapse, expand
-from swiftchat.engine.model.attention import plan_attention
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.per_layer import PerLayerTable, per_layer_embeddings
-from swiftchat.engine.model.torch_ops import TorchOps
+from swiftchat.engine.model.per_layer import PerLayerTable
+from swiftchat.engine.reference.attention import plan_attention
+from swiftchat.engine.reference.ops import TorchOps
+from swiftchat.engine.reference.per_layer import per_layer_embeddings
 from swiftchat.engine.schedule.batch import Span
 from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.errors import BadModelFile, UsageError

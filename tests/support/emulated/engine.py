@@ -15,12 +15,12 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.decode import graph_runner
 from swiftchat.engine.generation import build, heads
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.linear.plain_gpu import LinearKernels
+from swiftchat.engine.gpu.heads import captured_chain
+from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.gpu.steps import graph_runner
 from swiftchat.engine.load import loader
-from swiftchat.engine.speculation import captured_chain
 from tests.support import tiny
 from tests.support.emulated.kernels import aligned, emulated_gpu
 

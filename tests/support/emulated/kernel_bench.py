@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.ops.mixers.steps import StepSlots
-from swiftchat.engine.decode.fused_decoder import FusedDecoder
-from swiftchat.engine.linear.factory import KernelWeights
-from swiftchat.engine.linear.plain_gpu import LinearKernels
+from swiftchat.engine.gpu.fused.decoder import FusedDecoder
+from swiftchat.engine.gpu.linear.factory import KernelWeights
+from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.gpu.mixers.mix import StatePlan
+from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.load.loader import load_weights
-from swiftchat.engine.model.cuda_mixers import StatePlan
-from swiftchat.engine.model.cuda_ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch

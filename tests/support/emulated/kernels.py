@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu, KernelSpec
-from swiftchat.engine.model import routing
-from swiftchat.engine.model.activations import ACTIVATIONS
+from swiftchat.engine.reference import routing
+from swiftchat.engine.reference.activations import ACTIVATIONS
 from swiftchat.weights.architectures.parts.router import RouterConfig
 from tests.support.emulated.latent import LATENT
 from tests.support.emulated.low_rank import LOW_RANK, add_low_rank

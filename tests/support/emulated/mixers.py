@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.model.activations import ACTIVATIONS
+from swiftchat.engine.reference.activations import ACTIVATIONS
 
 
 def _state(states: Tensor, slot: int) -> Tensor:

@@ -13,7 +13,7 @@ from swiftchat.cuda.packed_matrix import (
     pack_int8,
     pack_int8_groups,
 )
-from swiftchat.engine.linear.plain_gpu import LinearKernels
+from swiftchat.engine.gpu.linear.plain import LinearKernels
 from tests.support.kernels.case import Inputs
 
 PACKINGS = [("INT8", 0), ("FP8", 0), ("INT4", 32), ("INT4", 64), ("INT4", 128), ("INT8", 32)]

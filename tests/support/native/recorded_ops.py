@@ -24,8 +24,8 @@ from swiftchat.engine.cpu.structures import (
     NormKind,
     RowSet,
 )
-from swiftchat.engine.model.activations import ACTIVATIONS
 from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.reference.activations import ACTIVATIONS
 from swiftchat.engine.schedule.batch import Batch
 from tests.support import tiny
 

@@ -1,1 +1,0 @@
-"""Decode steps on a GPU: captured graphs, async decode, pipeline decode."""

@@ -1,0 +1,245 @@
+"""Attention to the keys and values of heads, by the project's kernels."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.attention.decode_attention import (
+    decode_attention,
+    decode_attention_workspace,
+)
+from swiftchat.cuda.ops.attention.decode_rotary import DecodeRotary, decode_rotary_fits
+from swiftchat.cuda.ops.attention.prefill_attention import prefill_attention
+from swiftchat.cuda.ops.attention.rotary import HeadNorm, head_norm_fits, rotary
+from swiftchat.cuda.ops.attention.rotate_heads import rotate_heads
+from swiftchat.cuda.quantized_kv import KVScales, scheme_of
+from swiftchat.engine.model.kv_cache import LayerKV
+from swiftchat.engine.model.norms import norm_heads_
+from swiftchat.engine.model.rope import cos_sin_table, query_factor_table
+from swiftchat.engine.reference.attention import alibi_slopes
+from swiftchat.engine.schedule.batch import padded_rows
+from swiftchat.weights.parallel.tensor_parallel import Shard
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """Sequences with one token each: `block_tables` [n, max_blocks] and `context_lens` [n]."""
+
+    block_tables: Tensor
+    context_lens: Tensor
+
+
+@dataclass(frozen=True)
+class PrefillRows:
+    """Sequences with several tokens each.
+
+    `block_tables` [n, max_blocks] and `context_lens` [n]. The tokens of sequence i are
+    `query_starts[i] : query_starts[i + 1]` of all prefill tokens, at most `max_num_tokens`.
+    """
+
+    block_tables: Tensor
+    context_lens: Tensor
+    query_starts: Tensor
+    max_num_tokens: int
+
+
+def kernel_kv(kv: LayerKV) -> tuple[Tensor, KVScales | None]:
+    """Return a layer's cache for the kernels: its tensor, and its scales if it is quantized."""
+    if isinstance(kv, Tensor):
+        return kv, None
+    return kv.values, KVScales(kv.scheme, kv.scales, kv.key_bits, kv.value_bits)
+
+
+class AttentionKernels:
+    """The attention of a model's layers, or of a rank's shard of them, on one GPU.
+
+    Layers may differ in their heads, share the keys and values of another one, and have keys that
+    are also the values. `layers` are the configs with the sizes of each layer.
+    """
+
+    def __init__(self, gpu: Gpu, shard: Shard, ctx_size_tokens: int, max_num_seqs: int) -> None:
+        config = shard.local_config
+        self._gpu, self._config = gpu, config
+        self.layers = [config.of_layer(layer) for layer in range(config.num_layers)]
+        self._cos_sin_tables = [
+            cos_sin_table(rope, config.of_layer(layer).rope_width, ctx_size_tokens, gpu.device)
+            for rope, layer in config.ropes
+        ]
+        self._query_factors = query_factor_table(config.query_growth, ctx_size_tokens, gpu.device)
+        self._alibi_slopes: Tensor | None = None
+        if config.alibi:
+            slopes = alibi_slopes(shard.config)[slice(*shard.heads)]
+            self._alibi_slopes = slopes.to(gpu.device)
+        widest = max(layer.head_dim for layer in (config, *self.layers))
+        self._workspace = decode_attention_workspace(
+            gpu, padded_rows(max_num_seqs), config.num_heads, widest
+        )
+        self._softcap = config.attention_softcap or 0.0
+        self._ctx_size_tokens = ctx_size_tokens
+        self._norm_offset = float(config.norm_unit_offset and config.norm == "rms")
+
+    def cos_sin(self, layer: int) -> Tensor | None:
+        """Return a layer's cosines and sines, fp32 [num_positions, head_dim]; None: no rotation."""
+        if not self._cos_sin_tables or layer in self._config.unrotated_layers:
+            return None
+        # If there are two tables, the second is for the layers with a window.
+        return self._cos_sin_tables[-1 if self._window(layer) else 0]
+
+    def query_factors(self, layer: int) -> Tensor | None:
+        """Return what a layer's queries are multiplied by, fp32 [num_positions]; None: by 1."""
+        return None if self._config.growth(layer) is None else self._query_factors
+
+    def _window(self, layer: int) -> int:
+        """Return the number of last tokens that a layer attends to; 0: all."""
+        return self._config.window(layer) or 0
+
+    def _chunk(self, layer: int) -> int:
+        """Return the tokens of the chunks within which a layer attends; 0: they have one chunk."""
+        chunk = self._config.chunk(layer) or 0
+        return chunk if chunk < self._ctx_size_tokens else 0
+
+    def _head_norm(self, layer: int, norms: tuple[Tensor, Tensor] | None) -> HeadNorm | None:
+        """Return the norms of heads that `rotary` computes; None: no norms, or it cannot."""
+        config = self.layers[layer]
+        size = config.head_dim
+        if norms is None or config.qk_norm != "head" or not head_norm_fits(size, size):
+            return None
+        query, key = norms
+        return HeadNorm(
+            query,
+            key if len(key) else query,  # without keys of its own
+            config.norm_eps,
+            self._norm_offset,
+            after=config.qk_norm_after_rope,
+            values=config.value_norm,
+        )
+
+    def rotate(
+        self,
+        layer: int,
+        qkv: Tensor,
+        kv: LayerKV,
+        norms: tuple[Tensor, Tensor] | None,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        num_gate_heads: int = 0,
+    ) -> Tensor:
+        """Normalize and rotate queries and keys, and store keys and values in a layer's cache.
+
+        Returns the queries [n, num_heads, head_dim], which are rotated in place in `qkv` [n, …].
+        Gates of the attention's output, `num_gate_heads` heads wide, follow the queries.
+        """
+        (cache, kv_scales), config = kernel_kv(kv), self.layers[layer]
+        head_norm = self._head_norm(layer, norms)
+        if norms is not None and head_norm is None:
+            assert num_gate_heads == 0  # see `fused_kernels_cover`
+            norm_heads_(qkv, *norms, config)
+        heads = qkv.view(len(qkv), -1, config.head_dim)
+        rotary(
+            self._gpu,
+            heads,
+            cache,
+            cos_sin=self.cos_sin(layer),
+            positions=positions,
+            slot_mapping=slot_mapping,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads if config.kv_source(layer) == layer else 0,
+            norm=head_norm,
+            query_factors=self.query_factors(layer),
+            kv_scales=kv_scales,
+            keys_as_values=layer in config.keys_as_values,
+            num_gate_heads=num_gate_heads,
+        )
+        return heads[:, : config.num_heads]
+
+    def decode_rotary(
+        self,
+        layer: int,
+        kv: LayerKV,
+        norms: tuple[Tensor, Tensor] | None,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        num_gate_heads: int = 0,
+    ) -> DecodeRotary | None:
+        """Return what `decode` needs to do the work of `rotate`; None: it cannot."""
+        config, norm = self.layers[layer], self._head_norm(layer, norms)
+        rotary = DecodeRotary(self.cos_sin(layer), positions, slot_mapping, norm, num_gate_heads)
+        fits = (
+            isinstance(kv, Tensor)
+            and config.kv_source(layer) == layer
+            and layer not in config.keys_as_values
+            and self.query_factors(layer) is None
+            and (norm is not None or norms is None)
+            and decode_rotary_fits(config.head_dim, rotary.rotary_dim, norm)
+        )
+        return rotary if fits else None
+
+    def decode(
+        self,
+        layer: int,
+        q: Tensor,
+        kv: LayerKV,
+        rows: DecodeRows,
+        sinks: Tensor | None,
+        out: Tensor,
+        *,
+        new_tokens: int = 0,
+        even_lengths: bool = False,
+        rotary: DecodeRotary | None = None,
+    ) -> None:
+        """Write the attention of one token of each sequence to `out` [n, num_heads, head_dim].
+
+        `new_tokens`, `even_lengths` and `rotary` are those of `decode_attention`.
+        """
+        cache, kv_scales = kernel_kv(kv)
+        decode_attention(
+            self._gpu,
+            q,
+            cache,
+            block_tables=rows.block_tables,
+            context_lens=rows.context_lens,
+            scale=self.layers[layer].attention_scale,
+            out=out,
+            workspace=self._workspace,
+            window=self._window(layer),
+            chunk=self._chunk(layer),
+            softcap=self._softcap,
+            alibi_slopes=self._alibi_slopes,
+            sinks=sinks,
+            new_tokens=new_tokens,
+            even_lengths=even_lengths,
+            kv_scales=kv_scales,
+            rotary=rotary,
+        )
+
+    def prefill(
+        self,
+        layer: int,
+        q: Tensor,
+        kv: LayerKV,
+        rows: PrefillRows,
+        sinks: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        """Write the attention of all tokens of the rows to `out` [n, num_heads, head_dim]."""
+        cache, kv_scales = kernel_kv(kv)
+        prefill_attention(
+            self._gpu,
+            q,
+            cache,
+            block_tables=rows.block_tables,
+            query_starts=rows.query_starts,
+            context_lens=rows.context_lens,
+            max_num_tokens=rows.max_num_tokens,
+            scale=self.layers[layer].attention_scale,
+            out=out,
+            window=self._window(layer),
+            chunk=self._chunk(layer),
+            softcap=self._softcap,
+            alibi_slopes=self._alibi_slopes,
+            sinks=sinks,
+            kv_scales=kv_scales,
+        )
+        if scheme_of(kv_scales) == "int5":
+            rotate_heads(self._gpu, out)

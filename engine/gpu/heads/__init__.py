@@ -1,0 +1,1 @@
+"""Prediction heads in CUDA kernels."""

@@ -1,0 +1,1 @@
+"""Weights of linear layers on a GPU."""

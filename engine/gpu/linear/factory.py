@@ -1,0 +1,49 @@
+"""The classes of weights that the kernels of a GPU compute with."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from swiftchat.engine.gpu.linear.mxfp4 import Mxfp4Weight
+from swiftchat.engine.gpu.linear.plain import GpuMergedWeight, GpuPlainWeight, LinearKernels
+from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight, packed_matrix
+from swiftchat.engine.linear.factory import Mxfp4Factory
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.weights.quantization.scheme import QuantizedMatrix
+
+
+class KernelWeights:
+    """Weights for the project's kernels on a GPU."""
+
+    keeps_quantized = True
+    blocks = None
+
+    def __init__(self, kernels: LinearKernels) -> None:
+        self._kernels = kernels
+
+    def quantizes_activations(self, dtype: torch.dtype) -> bool:
+        return True
+
+    def plain(self, tensor: Tensor) -> LinearWeight:
+        return GpuPlainWeight(tensor, self._kernels)
+
+    def quantized(
+        self, parts: Sequence[QuantizedMatrix], dtype: torch.dtype
+    ) -> LinearWeight | None:
+        matrix = packed_matrix(parts, dtype, self._kernels.gpu.device)
+        return None if matrix is None else GpuQuantizedWeight(matrix, self._kernels)
+
+    def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
+        return GpuMergedWeight(parts)
+
+    @property
+    def mxfp4(self) -> Mxfp4Factory:
+        return self
+
+    def from_mxfp4(
+        self, blocks: Tensor, scales: Tensor, dtype: torch.dtype
+    ) -> Sequence[LinearWeight]:
+        device = self._kernels.gpu.device
+        pairs = zip(blocks.to(device), scales.to(device), strict=True)
+        return [Mxfp4Weight(each, scale, dtype, self._kernels) for each, scale in pairs]

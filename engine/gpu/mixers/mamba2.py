@@ -1,0 +1,150 @@
+"""Mamba-2 in kernels."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.mixers.scans import ScanRows, causal_conv, mamba2_scan, mamba2_scan_fits
+from swiftchat.cuda.ops.mixers.steps import (
+    StepSlots,
+    gated_norm,
+    gated_norm_fits,
+    mamba2_step,
+    mamba2_step_fits,
+)
+from swiftchat.engine.comm.communicator import Communicator
+from swiftchat.engine.gpu.mixers.kind import present
+from swiftchat.engine.model.mixer_weights import MixerWeights
+from swiftchat.engine.model.state_cache import LayerStates
+from swiftchat.engine.reference.mixers.mamba2 import group_norm
+from swiftchat.weights.architectures.parts.mixers import Mamba2
+
+
+class Mamba2Kernels:
+    """See `MixerKind`."""
+
+    def __init__(self, gpu: Gpu, mixer: Mamba2, activation: str) -> None:
+        self._gpu, self._mixer, self._activation = gpu, mixer, activation
+        self.scans = mamba2_scan_fits(mixer.width, mixer.state_size)
+        before, *scales = mixer.scales
+        self._scales = tuple(before * scale for scale in scales)
+
+    @staticmethod
+    def cover(mixer: Mamba2) -> bool:
+        # A bias is not multiplied by the input's scale, but the kernel scales the sum.
+        has_scaled_bias = mixer.in_bias and mixer.scales[0] != 1.0
+        return (
+            mamba2_step_fits(mixer.state_size, mixer.kernel)
+            and not has_scaled_bias
+            and (mixer.norm_eps is None or gated_norm_fits(mixer.width // mixer.num_groups))
+        )
+
+    def step(
+        self,
+        projected: Tensor,
+        out: Tensor,
+        weights: MixerWeights,
+        states: LayerStates,
+        rows: StepSlots,
+        ranks: Communicator,
+    ) -> None:
+        inner, gated = self._inner(out, weights)
+        z, x, b, c, step = self._scales
+        mamba2_step(
+            self._gpu,
+            projected,
+            inner,
+            conv=weights.conv,
+            conv_bias=weights.conv_bias,
+            decay=present(weights.decay),
+            step_bias=present(weights.step_bias),
+            skip=present(weights.skip),
+            conv_states=states[0],
+            states=states[1],
+            rows=rows,
+            num_groups=self._mixer.num_groups,
+            activation=self._activation,
+            gated=gated,
+            min_step=self._mixer.min_step,
+            scales=(z, x, b, c, step),
+        )
+        self._normalize(projected, inner, out, weights, ranks)
+
+    def scan(
+        self,
+        projected: Tensor,
+        out: Tensor,
+        weights: MixerWeights,
+        states: LayerStates,
+        rows: ScanRows,
+        ranks: Communicator,
+    ) -> None:
+        mixer, (z, x, b, c, step) = self._mixer, self._scales
+        mixed = torch.empty(len(projected), len(weights.conv), device=projected.device)
+        causal_conv(
+            self._gpu,
+            projected,
+            mixed,
+            conv=weights.conv,
+            conv_bias=weights.conv_bias,
+            conv_states=states[0],
+            rows=rows,
+            first_column=mixer.width,
+            activation=self._activation,
+            scales=(x, b, c),
+            scale_ends=(mixer.width, mixer.width + mixer.num_groups * mixer.state_size),
+        )
+        inner, gated = self._inner(out, weights)
+        mamba2_scan(
+            self._gpu,
+            mixed,
+            projected,
+            inner,
+            decay=present(weights.decay),
+            step_bias=present(weights.step_bias),
+            skip=present(weights.skip),
+            states=states[1],
+            rows=rows,
+            num_groups=mixer.num_groups,
+            gated=gated,
+            min_step=mixer.min_step,
+            z_scale=z,
+            step_scale=step,
+        )
+        self._normalize(projected, inner, out, weights, ranks)
+
+    def _inner(self, out: Tensor, weights: MixerWeights) -> tuple[Tensor, bool]:
+        """Return where the recurrence writes, fp32 if a norm follows, and whether it is gated."""
+        if self._mixer.norm_eps is None or weights.norm is None:
+            return out, True
+        return torch.empty(out.shape, device=out.device), not self._mixer.gate_last
+
+    def _normalize(
+        self,
+        projected: Tensor,
+        inner: Tensor,
+        out: Tensor,
+        weights: MixerWeights,
+        ranks: Communicator,
+    ) -> None:
+        """Write the norm of the recurrence's outputs fp32 to `out`, if they are normalized."""
+        mixer = self._mixer
+        if mixer.norm_eps is None or weights.norm is None:
+            return
+        if mixer.ranks_per_group > 1:
+            normed = group_norm(inner, weights.norm, mixer, ranks)
+            if mixer.gate_last:
+                normed *= F.silu(projected[:, : mixer.width].float() * self._scales[0])
+            out.copy_(normed)
+            return
+        gated_norm(
+            self._gpu,
+            inner,
+            weights.norm,
+            out,
+            num_groups=mixer.num_groups,
+            eps=mixer.norm_eps,
+            gates=projected if mixer.gate_last else None,
+            gate_scale=self._scales[0],
+        )

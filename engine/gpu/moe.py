@@ -1,0 +1,275 @@
+"""Mixture of experts in kernels, without the host, as CUDA graphs need it."""
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.ops.linear.layout import MAX_GEMV_ROWS
+from swiftchat.cuda.ops.linear.linear import Norm
+from swiftchat.cuda.ops.moe.expert_matrices import ACTIVATIONS, ExpertMatrices
+from swiftchat.cuda.ops.moe.experts import expert_down, expert_gate_up, experts_fit
+from swiftchat.cuda.ops.moe.grouped_experts import (
+    expert_order,
+    expert_sum,
+    grouped_down,
+    grouped_fits,
+    grouped_gate_up,
+)
+from swiftchat.cuda.ops.moe.route import RouterWorkspace, Routing, route, router
+from swiftchat.cuda.packed_layout import TILE_COLUMNS
+from swiftchat.engine.gpu.expert_matrices import expert_matrices, with_shared
+from swiftchat.engine.gpu.linear.plain import GpuPlainWeight, LinearKernels
+from swiftchat.engine.model.moe import Experts
+from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.router import RouterConfig
+
+
+class Gates(TypedDict):
+    """How the kernels find gates, and limit them."""
+
+    gate_step: int
+    limit: float
+
+
+@dataclass(frozen=True)
+class LayerKernels:
+    """What the kernels of a layer read; the router's biases and the experts' scales are fp32.
+
+    `has_gemv`: kernels of their own compute a few tokens. `all_inputs` and `all_outputs` are the
+    matrices for a few tokens: parts of the shared expert are the last ones, if the kernels compute
+    it with the others. Its own router then is the last row of `router_rows`.
+    """
+
+    inputs: ExpertMatrices
+    outputs: ExpertMatrices
+    all_inputs: ExpertMatrices
+    all_outputs: ExpertMatrices
+    has_gemv: bool
+    router: GpuPlainWeight
+    router_rows: Tensor
+    bias: Tensor | None
+    correction: Tensor | None
+    scales: Tensor | None
+
+
+class ExpertKernels:
+    """The routed experts of a model's layers.
+
+    Up to `MAX_GEMV_ROWS` tokens each read the matrices of their experts; of more tokens the experts
+    compute all their rows together.
+    """
+
+    def __init__(self, kernels: LinearKernels, config: ModelConfig) -> None:
+        self._kernels, self._config = kernels, config
+        self._layers: dict[int, LayerKernels | None] = {}
+        self._workspace: RouterWorkspace | None = None
+        if config.num_experts:
+            self._workspace = RouterWorkspace(kernels.gpu, MAX_GEMV_ROWS, config.num_experts)
+        self._gates: Gates = {
+            "gate_step": 2 if config.interleaved_gate else 1,
+            "limit": config.gate_limit or 0.0,
+        }
+
+    def support(self, layer: int, experts: Experts) -> bool:
+        """Return whether the kernels compute a layer's experts."""
+        return self._layer(layer, experts) is not None
+
+    def compute(
+        self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
+    ) -> Tensor:
+        """Return the weighted sum of the chosen experts' outputs: fp32 [n, hidden_size].
+
+        The router reads `router_input`, if given, instead of x.
+        """
+        own = self._layer(layer, experts)
+        assert own is not None  # see `support`
+        n, chosen = len(x), self._config.experts_per_token
+        logits = own.router.matmul_fp32(x if router_input is None else router_input)
+        ids = torch.empty(n, chosen, dtype=torch.int32, device=x.device)
+        weights = torch.empty(n, chosen, device=x.device)
+        routing = routing_of(self._config.router)
+        gpu = self._kernels.gpu
+        route(
+            *(gpu, logits, ids, weights, routing),
+            bias=own.bias,
+            correction=own.correction,
+            scales=own.scales,
+        )
+        if own.has_gemv and n <= MAX_GEMV_ROWS:
+            out = torch.empty(x.shape, device=x.device)
+            self._each(own, x, ids, weights, out)
+            return out
+        return self._grouped(own, x, ids, weights)
+
+    def adds(self, layer: int, experts: Experts, n: int) -> bool:
+        """Return whether `add` computes n rows."""
+        own = self._layer(layer, experts)
+        return own is not None and own.has_gemv and n <= MAX_GEMV_ROWS
+
+    def adds_shared(self, layer: int, experts: Experts) -> bool:
+        """Return whether `add` also computes the shared expert."""
+        own = self._layer(layer, experts)
+        return own is not None and own.all_inputs.num_shared > 0
+
+    def add(
+        self,
+        layer: int,
+        x: Tensor,
+        norm: Norm,
+        experts: Experts,
+        expert_norm: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> None:
+        """Add the weighted sum of the experts' outputs to the stream x fp32 in place, or to `out`.
+
+        Router and experts read the norm of x, the experts one with other weights if `expert_norm`.
+        """
+        own = self._layer(layer, experts)
+        assert own is not None and self._workspace is not None  # see `adds`
+        n, num_shared = len(x), own.all_inputs.num_shared
+        chosen = self._config.experts_per_token + num_shared
+        ids = torch.empty(n, chosen, dtype=torch.int32, device=x.device)
+        weights = torch.empty(n, chosen, device=x.device)
+        normed = own.router_rows.new_empty(x.shape)
+        router(
+            *(self._kernels.gpu, x, norm, own.router_rows, normed, ids, weights),
+            routing_of(self._config.router),
+            self._workspace,
+            bias=own.bias,
+            correction=own.correction,
+            scales=own.scales,
+            expert_norm=expert_norm,
+            num_shared=num_shared,
+            shared_gate=len(own.router_rows) > len(own.router.tensor),
+        )
+        self._each(own, normed, ids, weights, x if out is None else out, accumulate=True)
+
+    def _each(
+        self,
+        own: LayerKernels,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        out: Tensor,
+        *,
+        accumulate: bool = False,
+    ) -> None:
+        """Write the weighted sum of each token's experts for x to `out`, or add it."""
+        gpu, config = self._kernels.gpu, self._config
+        inner = x.new_empty(*ids.shape, config.expert_size)
+        of_input, of_output = self._places(weights)
+        expert_gate_up(
+            *(gpu, x, own.all_inputs, ids, inner, config.activation),
+            input_weights=of_input,
+            **self._gates,
+        )
+        expert_down(gpu, inner, own.all_outputs, ids, of_output, out, accumulate=accumulate)
+
+    def _places(self, weights: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return what multiplies the inputs of experts, and what their outputs."""
+        return (weights, None) if self._config.router.on_input else (None, weights)
+
+    def _grouped(self, own: LayerKernels, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Compute all rows of each expert together."""
+        gpu, config = self._kernels.gpu, self._config
+        rows = expert_order(gpu, ids, config.num_experts)
+        inner = x.new_empty(ids.numel(), config.expert_size)
+        of_input, of_output = self._places(weights)
+        grouped_gate_up(
+            *(gpu, x, own.inputs, rows, inner, config.activation),
+            input_weights=of_input,
+            **self._gates,
+        )
+        parts = x.new_empty(*ids.shape, x.shape[1])
+        grouped_down(gpu, inner, own.outputs, rows, parts.view(ids.numel(), -1))
+        out = torch.empty(x.shape, device=x.device)
+        expert_sum(gpu, parts, of_output, out)
+        return out
+
+    def _layer(self, layer: int, experts: Experts) -> LayerKernels | None:
+        """Return what the kernels of a layer read; None: they cannot compute it."""
+        if layer not in self._layers:
+            self._layers[layer] = self._prepare(experts)
+        return self._layers[layer]
+
+    def _prepare(self, experts: Experts) -> LayerKernels | None:
+        config = self._config
+        is_covered = (
+            config.gated
+            and config.gate_scale == 1.0
+            and config.activation in ACTIVATIONS
+            and routing_fits(config.router)
+            and not config.identity_experts
+            and experts.project_in is None
+        )
+        if not is_covered:
+            return None
+        each = experts.each
+        inputs = expert_matrices([e.gate_up for e in each], [e.gate_up_bias for e in each])
+        outputs = expert_matrices([e.down for e in each], [e.down_bias for e in each])
+        dtype = each[0].down.dtype
+        if inputs is None or outputs is None:
+            return None
+        is_packed = inputs.scheme in TILE_COLUMNS
+        if (
+            not (grouped_fits(inputs, dtype) and grouped_fits(outputs, dtype))
+            or (is_packed and (config.interleaved_gate or config.expert_size % 8))
+            or config.hidden_size % 8
+        ):
+            return None
+        has_gemv, rows = self._has_gemv(inputs, outputs, dtype), experts.router
+        every = inputs, outputs
+        shared, shared_router = experts.shared, experts.shared_router
+        # Its own router would multiply the input of the shared expert, too.
+        is_plain = not config.interleaved_gate and (
+            shared_router is None or not config.router.on_input
+        )
+        if shared is not None and has_gemv and is_plain:
+            appended = with_shared(inputs, outputs, each[0], shared)
+            if appended is not None and self._has_gemv(*appended, dtype):
+                every = appended
+                rows = rows if shared_router is None else torch.cat([rows, shared_router])
+        correction = experts.correction
+        return LayerKernels(
+            inputs,
+            outputs,
+            *every,
+            has_gemv,
+            GpuPlainWeight(experts.router, self._kernels),
+            rows,
+            None if experts.router_bias is None else experts.router_bias.float(),
+            None if correction is None else correction.float().view(-1).contiguous(),
+            None if experts.scales is None else experts.scales.float(),
+        )
+
+    def _has_gemv(
+        self, inputs: ExpertMatrices, outputs: ExpertMatrices, dtype: torch.dtype
+    ) -> bool:
+        """Return whether kernels compute the experts of a few tokens by themselves."""
+        gpu, chosen = self._kernels.gpu, self._config.experts_per_token + inputs.num_shared
+        return experts_fit(gpu, inputs, dtype) and experts_fit(gpu, outputs, dtype, chosen)
+
+
+def routing_fits(router: RouterConfig) -> bool:
+    """Return whether the kernel chooses and weighs experts as this router does."""
+    return (
+        router.scores in ("softmax", "sigmoid")
+        and not router.softcap
+        and router.best_of_group in (1, 2)
+    )
+
+
+def routing_of(router: RouterConfig) -> Routing:
+    """Return the kernel's parameters of a router."""
+    return Routing(
+        sigmoid=router.scores == "sigmoid",
+        by_logits=router.by_logits,
+        num_groups=router.groups,
+        top_groups=router.top_groups,
+        best_of_group=router.best_of_group,
+        normalized=router.normalized,
+        eps=router.eps,
+        scale=router.scale,
+    )

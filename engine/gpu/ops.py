@@ -1,0 +1,291 @@
+"""The decoder's operations as the project's kernels; large GEMMs are cuBLAS's, through torch."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.ops.attention.copy_blocks import copy_blocks
+from swiftchat.cuda.ops.layers.act_and_mul import KINDS, act_and_mul, sigmoid_gate
+from swiftchat.cuda.ops.layers.embedding import embed, gather_rows
+from swiftchat.cuda.ops.layers.norm import add_norm, norm
+from swiftchat.engine.comm.communicator import Communicator
+from swiftchat.engine.gpu.attention import AttentionKernels, DecodeRows, PrefillRows
+from swiftchat.engine.gpu.latent_attention import LatentKernels
+from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.gpu.mixers.mix import MixerKernels, StatePlan
+from swiftchat.engine.gpu.moe import ExpertKernels
+from swiftchat.engine.gpu.per_layer import PerLayerKernels
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.model.kv_cache import KVCache, LayerKV, independent_copies
+from swiftchat.engine.model.latent_attention import LatentWeights
+from swiftchat.engine.model.mixer_weights import ChannelMixWeights, MixerWeights
+from swiftchat.engine.model.moe import Experts
+from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
+from swiftchat.engine.model.weights import KeyBiases, LayerWeights
+from swiftchat.engine.reference import activations
+from swiftchat.engine.reference.elementwise import Elementwise
+from swiftchat.engine.reference.moe import moe, shared_expert
+from swiftchat.engine.reference.ops import TorchPlan
+from swiftchat.engine.schedule.batch import Batch, Span
+from swiftchat.weights.parallel.tensor_parallel import Shard
+
+
+@dataclass(frozen=True)
+class CudaPlan:
+    """A batch on the device; all int32.
+
+    `ids`, `positions` and `slot_mapping` have an element for each token; a token with a slot below
+    0 is not stored. The tokens of the `decode` rows come first, then those of the `prefill` rows.
+    `logits_indices` None means all tokens. `states` are those of a model with mixers. Latent
+    attention has `latents` if torch computes it, else every token is a `decode` row.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    decode: DecodeRows | None = None
+    prefill: PrefillRows | None = None
+    logits_indices: Tensor | None = None
+    states: StatePlan | None = None
+    latents: TorchPlan | None = None
+
+    @property
+    def num_decode(self) -> int:
+        return 0 if self.decode is None else len(self.decode.context_lens)
+
+
+class CudaOps(Elementwise):
+    """The operations of a model, or of a rank's shard, on one GPU; see `Ops`."""
+
+    def __init__(
+        self, kernels: LinearKernels, shard: Shard, ctx_size_tokens: int, max_num_seqs: int
+    ) -> None:
+        config, gpu = shard.local_config, kernels.gpu
+        # cuBLAS may otherwise add bf16 partial sums in bf16.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self.gpu = gpu
+        self.heads_first = config.latent is None  # torch computes latent attention of long prompts
+        self.attention = AttentionKernels(gpu, shard, ctx_size_tokens, max_num_seqs)
+        self.linear_workspace = kernels.workspace
+        self._latent: LatentKernels | None = None
+        if config.latent is not None:
+            self._latent = LatentKernels(gpu, shard, ctx_size_tokens)
+        self.experts = ExpertKernels(kernels, config)
+        self.mixers = MixerKernels(gpu, config)
+        self.norm_offset = float(config.norm_unit_offset and config.norm == "rms")
+        self.per_layer = PerLayerKernels(kernels, config, self.norm_offset)
+        self.first_id = shard.vocab[0]  # of this rank's embeddings
+        self._config = config
+
+    def plan(self, batch: Batch, cache: KVCache) -> CudaPlan:
+        """Upload the whole batch in one copy.
+
+        The scheduler puts rows of one token first; one after a longer row is computed as prefill.
+        """
+        spans, size = batch.spans, cache.block_size
+        num_decode = sum(1 for _ in takewhile(lambda span: span.num_tokens == 1, spans))
+        rows, rest = spans[:num_decode], spans[num_decode:]
+        parts: list[Sequence[int]] = [
+            batch.ids,
+            batch.positions,
+            batch.slot_mapping,
+            _block_tables(rows, size),
+            [span.context_len for span in rows],
+            _block_tables(rest, size),
+            [span.context_len for span in rest],
+            list(accumulate((span.num_tokens for span in rest), initial=0)),
+            batch.logits_indices,
+        ]
+        # Each part begins at a multiple of 16 bytes, as kernels require. Arrays take lists of
+        # thousands of integers in a fifth of the time of `torch.tensor`.
+        padded = [array("i", [*part, *([0] * (-len(part) % 4))]) for part in parts]
+        packed = torch.frombuffer(bytearray().join(padded), dtype=torch.int32)
+        on_device = torch.split(packed.to(self.gpu.device), [len(part) for part in padded])
+        ids, positions, slot_mapping, tables, lens, rest_tables, rest_lens, starts, indices = (
+            tensor[: len(part)] for tensor, part in zip(on_device, parts, strict=True)
+        )
+        decode = DecodeRows(tables.view(len(rows), -1), lens) if rows else None
+        prefill: PrefillRows | None = None
+        if rest:
+            most = max(span.num_tokens for span in rest)
+            prefill = PrefillRows(rest_tables.view(len(rest), -1), rest_lens, starts, most)
+        has_all_logits = len(batch.logits_indices) == len(batch.ids)
+        logits_indices, states = None if has_all_logits else indices, None
+        if self._config.mixer is not None:
+            states = self.mixers.plan(spans, positions, cache.states.layers)
+        latents = None if self._latent is None else self._latent.plan(batch, cache)
+        return CudaPlan(
+            ids, positions, slot_mapping, decode, prefill, logits_indices, states, latents
+        )
+
+    def embed(self, plan: CudaPlan, table: LinearWeight) -> Tensor:
+        x = torch.empty(len(plan.ids), table.shape[1], device=self.gpu.device)
+        (matrix,) = table.kernel_matrices
+        embed(self.gpu, plan.ids, matrix, x, first_id=self.first_id)
+        return x
+
+    def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if delta is not None and delta.dtype != weight.dtype:  # an MoE's is fp32
+            x += delta
+            delta = None
+        out = torch.empty_like(x, dtype=weight.dtype)
+        norm(
+            self.gpu,
+            x,
+            weight,
+            self._config.norm_eps,
+            out,
+            delta=delta,
+            shift=bias,
+            layer_norm=self._config.norm == "layer",
+            weight_offset=self.norm_offset,
+        )
+        return out
+
+    def add_norm_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
+        eps = self._config.norm_eps
+        add_norm(self.gpu, x, delta, weight, eps, weight_offset=self.norm_offset)
+
+    def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+        return weight.matmul(x, bias)
+
+    def attend(
+        self,
+        plan: CudaPlan,
+        layer: int,
+        qkv: Tensor,
+        kv: LayerKV,
+        norms: tuple[Tensor, Tensor] | None,
+        sinks: Tensor | None,
+        latent: LatentWeights | None,
+    ) -> Tensor:
+        if latent is not None:
+            return self._attend_to_latents(plan, layer, qkv, kv, latent)
+        q = self.attention.rotate(layer, qkv, kv, norms, plan.positions, plan.slot_mapping)
+        out, split = q.new_empty(q.shape), plan.num_decode
+        if plan.decode is not None:
+            self.attention.decode(layer, q[:split], kv, plan.decode, sinks, out[:split])
+        if plan.prefill is not None:
+            self.attention.prefill(layer, q[split:], kv, plan.prefill, sinks, out[split:])
+        return out.view(len(qkv), -1)
+
+    def _attend_to_latents(
+        self, plan: CudaPlan, layer: int, projected: Tensor, kv: LayerKV, weights: LatentWeights
+    ) -> Tensor:
+        assert self._latent is not None and isinstance(kv, Tensor)
+        if plan.latents is not None:
+            return self._latent.attend_by_torch(plan.latents, layer, projected, kv, weights)
+        assert plan.decode is not None
+        return self.decode_latents(
+            layer, projected, kv, weights, plan.positions, plan.slot_mapping, plan.decode
+        )
+
+    def decode_latents(
+        self,
+        layer: int,
+        projected: Tensor,
+        kv: LayerKV,
+        weights: LatentWeights,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        rows: DecodeRows,
+    ) -> Tensor:
+        """Return latent attention of one token of each sequence: [n, num_heads * value_dim]."""
+        assert self._latent is not None and isinstance(kv, Tensor)
+        return self._latent.decode(
+            projected,
+            kv,
+            weights,
+            cos_sin=self.attention.cos_sin(layer),
+            positions=positions,
+            slot_mapping=slot_mapping,
+            block_tables=rows.block_tables,
+            context_lens=rows.context_lens,
+        )
+
+    def mix(
+        self, plan: CudaPlan, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
+    ) -> Tensor:
+        assert plan.states is not None
+        projected = mixer.project_in.matmul(x, mixer.project_in_bias)
+        out = self.mixers.mix(plan.states, layer, projected, mixer, ranks)
+        return mixer.project_out.matmul(out, mixer.project_out_bias)
+
+    def gate(self, x: Tensor, scores: Tensor, *, softplus: bool = False) -> Tensor:
+        if softplus or scores.stride(0) * scores.itemsize % 16:
+            return super().gate(x, scores, softplus=softplus)
+        sigmoid_gate(self.gpu, x, scores)
+        return x
+
+    def act_and_mul(self, gate_up: Tensor) -> Tensor:
+        config, gated = self._config, self._config.gated
+        is_plain = config.gate_limit is None and config.gate_scale == 1.0
+        if config.interleaved_gate or not is_plain or config.activation not in KINDS:
+            return activations.act_and_mul(gate_up, config)
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // (2 if gated else 1))
+        act_and_mul(self.gpu, gate_up, out, config.activation, gated=gated)
+        return out
+
+    def per_layer_embeddings(
+        self, plan: CudaPlan, x: Tensor, table: PerLayerTable
+    ) -> Sequence[Tensor]:
+        return self.per_layer.embeddings(plan.ids, x, table)
+
+    def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
+        return self.per_layer.branch(x, own, branch)
+
+    def with_key_biases(self, qkv: Tensor, weights: KeyBiases) -> Tensor:
+        raise AssertionError("no kernel adds biases of keys to scores")  # see `coverage`
+
+    def channel_mix(
+        self,
+        plan: CudaPlan,
+        layer: int,
+        x: Tensor,
+        key: LinearWeight,
+        value: LinearWeight,
+        weights: ChannelMixWeights,
+    ) -> Tensor:
+        raise AssertionError("no kernel mixes channels")  # see `coverage`
+
+    def moe(
+        self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
+    ) -> Tensor:
+        if not self.experts.support(layer, experts):
+            return moe(x, experts, self._config, self, router_input)
+        out = self.experts.compute(layer, x, experts, router_input)
+        shared = shared_expert(x, experts, self)
+        return out if shared is None else out.add_(shared)
+
+    def computes_experts(self, layers: Sequence[LayerWeights]) -> bool:
+        """Return whether the kernels compute the experts of all layers, without the host."""
+        moe_layers = [(i, layer.experts) for i, layer in enumerate(layers) if layer.experts]
+        return all(self.experts.support(*each) for each in moe_layers)
+
+    def logits_rows(self, plan: CudaPlan, x: Tensor) -> Tensor:
+        if plan.logits_indices is None:
+            return x
+        if x.shape[1] * x.itemsize % 4:
+            return x[plan.logits_indices]
+        words = x.view(torch.float32)  # the kernel copies 4-byte words
+        out = words.new_empty(len(plan.logits_indices), words.shape[1])
+        gather_rows(self.gpu, words, plan.logits_indices, out)
+        return out.view(x.dtype)
+
+    def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
+        for together in independent_copies(copies):
+            pairs = torch.tensor(together, dtype=torch.int32, device=self.gpu.device)
+            for tensor in cache.tensors:
+                copy_blocks(self.gpu, tensor, pairs)
+
+
+def _block_tables(spans: Sequence[Span], block_size: int) -> list[int]:
+    """Return the used blocks of each sequence, padded to the same number."""
+    used = [span.block_table[: -(-span.context_len // block_size)] for span in spans]
+    width = max(map(len, used), default=0)
+    return [block for table in used for block in table + [0] * (width - len(table))]

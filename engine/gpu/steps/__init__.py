@@ -1,0 +1,1 @@
+"""Steps on a GPU: captured graphs, async decode, pipeline decode, captured prefill."""

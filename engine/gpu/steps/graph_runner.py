@@ -1,0 +1,337 @@
+"""Decode steps as CUDA graphs: captured once for a number of rows, replayed for each token."""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from swiftchat.cuda.ops.linear.layout import MAX_GEMV_ROWS
+from swiftchat.cuda.ops.mixers.steps import StepSlots
+from swiftchat.cuda.ops.sampling.sampling import (
+    advance,
+    argmax,
+    argmax_workspace,
+    penalties,
+    sample,
+    sample_workspace,
+)
+from swiftchat.engine.gpu.attention import DecodeRows
+from swiftchat.engine.gpu.capture import capture
+from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.fused.decoder import FusedDecoder
+from swiftchat.engine.gpu.fused.deltas import FusedDeltas, needed_ranks
+from swiftchat.engine.gpu.mixers.mix import StatePlan
+from swiftchat.engine.gpu.ops import CudaOps, CudaPlan
+from swiftchat.engine.linear.adapted import AdapterSet
+from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.hidden_states import HiddenStates
+from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.schedule.sequence import TokenSequence
+
+Part = Literal["step", "forward", "sampling"]
+# Numbers of rows with a graph of their own; others are padded to the next one.
+GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+
+
+class GraphRunner:
+    """Captures and replays decode steps, from the embeddings to the sampled tokens.
+
+    Uses the fused kernels of `FusedDecoder` if they support the model and the number of rows,
+    else the decoder's own operations.
+
+    With several pipeline stages, the graph holds this stage's part of the step. All but the first
+    stage read the residual stream from `residual`, fp32 [max_rows, hidden_size]; all but the last
+    write it there. The last stage writes the tokens to `sampled`, int32 [max_rows], and
+    `append_tokens` prepares the next step. With one stage the graph does that itself.
+
+    Graphs keep the hidden states of `hidden_layers`, as `HiddenStates`; `copy_hidden` returns them.
+
+    There are graphs for the numbers of rows in `sizes`; other steps are padded. Rows may be tokens
+    of one sequence, and have its blocks and states in common, only with `shares_blocks`.
+
+    Two graphs divide a step of answers with grammars: "forward" computes the logits, "sampling"
+    does the rest with the masks that the host has loaded meanwhile.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        ops: CudaOps,
+        cache: KVCache,
+        batch: DecodeBatch,
+        sizes: Sequence[int] = GRAPH_SIZES,
+        *,
+        shares_blocks: bool = False,
+        hidden_layers: Collection[int] = (),
+    ) -> None:
+        self._hidden_layers = hidden_layers
+        self._hidden: dict[tuple[Part, int, bool], HiddenStates] = {}
+        self._last_hidden: HiddenStates | None = None
+        self._decoder, self._ops, self._cache, self.batch = decoder, ops, cache, batch
+        self.sizes = sizes
+        self._shares_blocks = shares_blocks
+        self._fused = FusedDecoder(decoder, ops, cache, batch, shares_blocks=shares_blocks)
+        self._graphs: dict[tuple[Part, int, bool], torch.cuda.CUDAGraph] = {}
+        self._deltas: FusedDeltas | None = None
+        self._computable: set[int] = set()  # sets of adapters
+        config, gpu, max_rows = decoder.config, ops.gpu, batch.max_rows
+
+        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(max_rows, *shape, dtype=dtype, device=gpu.device)
+
+        # Unused rows are computed as well, so they must hold finite values.
+        self.residual = torch.zeros(max_rows, config.hidden_size, device=gpu.device)
+        self.sampled = empty(dtype=torch.int32)
+        self._logits = empty(config.vocab_size, dtype=torch.float32)
+        self._maxima = empty(dtype=torch.float32)
+        self._argmax = empty(dtype=torch.int32)
+        self._argmax_workspace = argmax_workspace(gpu, max_rows)
+        self._sample_workspace = sample_workspace(gpu, max_rows, config.vocab_size)
+
+    def uses_fused_kernels(self, num_rows: int) -> bool:
+        return self._fused.supports(num_rows)
+
+    def replay(self, num_rows: int, part: Part = "step", *, adapted: bool = False) -> None:
+        """Start a decode step of the first rows, or a part, without waiting for the device."""
+        self.graph(num_rows, part, adapted=adapted).replay()
+        if part != "sampling":
+            self._last_hidden = self._hidden.get(self._key(num_rows, part, adapted))
+        self.batch.num_steps += part != "forward"
+
+    def forward(self, sequences: Sequence[TokenSequence]) -> Tensor:
+        """Compute the logits of a decode step, fp32 [len(sequences), vocab_size], and no tokens.
+
+        For one rank and stage. The device must be idle. The logits are valid until the next step.
+        """
+        num_rows = len(sequences)
+        graph = self.graph(num_rows, "forward")
+        self.batch.load(sequences, [0] * num_rows)
+        graph.replay()
+        self._last_hidden = self._hidden.get(self._key(num_rows, "forward", adapted=False))
+        return self._logits[:num_rows]
+
+    def copy_hidden(self, num_rows: int) -> HiddenStates | None:
+        """Return the hidden states of the last step's first rows, if its graph keeps them.
+
+        Launches copies of them, so that the next step may overwrite them.
+        """
+        hidden = self._last_hidden
+        return None if hidden is None else hidden.copied(num_rows, num_rows)
+
+    def append_tokens(self, sequences: Sequence[TokenSequence]) -> None:
+        """Make each sequence's newest token the input of its row.
+
+        The sequences must be those of the last step, in its order, each with one more token; the
+        device must be idle.
+        """
+        self.batch.update_block_tables(sequences)
+        newest = [sequence.tokens[-1] for sequence in sequences]
+        self.sampled[: len(newest)].copy_(torch.tensor(newest, dtype=torch.int32))
+        self._advance(len(newest))
+
+    def put_adapters(self, number: int, adapters: AdapterSet | None, num_sets: int) -> None:
+        """Load a set of adapters for steps with `adapted`, or empty its place.
+
+        The device becomes idle. Matrices of a larger rank than before discard their graphs.
+        """
+        torch.cuda.synchronize(self._ops.gpu.device)
+        self._computable.discard(number)
+        ranks = None if adapters is None else needed_ranks(adapters)
+        older = self._deltas
+        if ranks is None and older is None:
+            return
+        if older is None or not older.has_room(ranks or {}):
+            assert ranks is not None
+            self._deltas = self._new_deltas(ranks, num_sets, older)
+            self.discard_adapted_graphs()
+        assert self._deltas is not None
+        self._deltas.put(number, adapters if ranks is not None else None)
+        if ranks is not None:
+            self._computable.add(number)
+
+    def discard_adapted_graphs(self) -> None:
+        self._graphs = {key: graph for key, graph in self._graphs.items() if not key[2]}
+        self._hidden = {key: states for key, states in self._hidden.items() if not key[2]}
+
+    def _new_deltas(
+        self, ranks: dict[str, int], num_sets: int, older: FusedDeltas | None
+    ) -> FusedDeltas:
+        """Return deltas for these ranks and those of the older ones."""
+        if older is not None:
+            ranks = {name: max(rank, older.ranks[name]) for name, rank in ranks.items()}
+        weights, head_dim = self._decoder.weights, self._decoder.config.head_dim
+        gpu, sets = self._ops.gpu, self.batch.adapter_sets[:MAX_GEMV_ROWS]
+        deltas = FusedDeltas(gpu, weights, head_dim, num_sets, sets, ranks, older=older)
+        deltas.in_linear &= self._decoder.ranks.size == 1  # not measured on several GPUs
+        return deltas
+
+    def can_adapt(self, sequences: Sequence[TokenSequence]) -> bool:
+        """Return whether steps with `adapted` compute the adapters of these sequences."""
+        sets = {s.tuning.set_index for s in sequences if s.tuning is not None and s.has_adapters}
+        size = next(size for size in self.sizes if size >= len(sequences))
+        return sets <= self._computable and self._fused.adapts(min(size, self.batch.max_rows))
+
+    def graph(
+        self, num_rows: int, part: Part = "step", *, adapted: bool = False
+    ) -> torch.cuda.CUDAGraph:
+        """Return the graph for a number of rows; capture it on first use."""
+        key = self._key(num_rows, part, adapted)
+        if key not in self._graphs:
+            _, size, adapted = key
+            hidden = HiddenStates(self._hidden_layers) if self._hidden_layers else None
+            launches: dict[Part, Callable[[int], None]] = {
+                "step": partial(self.launch_kernels, adapted=adapted, hidden=hidden),
+                "forward": partial(self._launch_forward, adapted=adapted, hidden=hidden),
+                "sampling": self._launch_sampling,
+            }
+            launch = launches[part]
+            self._graphs[key] = self._capture(min(size, self.batch.max_rows), launch)
+            if hidden is not None:
+                self._hidden[key] = hidden
+        return self._graphs[key]
+
+    def _key(self, num_rows: int, part: Part, adapted: bool) -> tuple[Part, int, bool]:
+        size = next(size for size in self.sizes if size >= num_rows)
+        return part, size, adapted and part != "sampling"
+
+    def _capture(self, n: int, launch: Callable[[int], None]) -> torch.cuda.CUDAGraph:
+        """Compile the kernels that `launch` uses for n rows, run them once, and capture them.
+
+        The rows are unused meanwhile, because their blocks may belong to other sequences by now;
+        the batch is restored before the capture.
+        """
+        batch = self.batch
+        state = [
+            batch.tokens,
+            batch.positions,
+            batch.context_lens,
+            batch.slot_mapping,
+            batch.state_slots,
+            batch.step,
+            batch.counts,
+        ]
+        saved = [tensor.clone() for tensor in state]
+        batch.context_lens.zero_()
+        batch.slot_mapping.fill_(-1)
+        batch.state_slots.fill_(-1)
+        with self._ops.gpu.collecting() as specs:
+            launch(n)
+            self._advance(n)
+        self._ops.gpu.compile(specs)
+        try:
+            launch(n)
+        finally:  # also without memory for it: a step may go on with the rows
+            for tensor, before in zip(state, saved, strict=True):
+                tensor.copy_(before)
+        torch.cuda.synchronize(self._ops.gpu.device)
+        return capture(lambda: launch(n))[0]
+
+    def launch_kernels(
+        self, n: int, *, adapted: bool = False, hidden: HiddenStates | None = None
+    ) -> None:
+        """Launch the kernels of a step of n rows one by one."""
+        self._launch_forward(n, adapted=adapted, hidden=hidden)
+        if self._decoder.stages.is_last:
+            self._launch_sampling(n)
+
+    def _launch_forward(
+        self, n: int, *, adapted: bool = False, hidden: HiddenStates | None = None
+    ) -> None:
+        """Launch the kernels from the embeddings to the logits."""
+        logits = self._logits[:n]
+        if self._fused.supports(n):
+            deltas = self._deltas if adapted else None
+            self._fused.launch(self.residual[:n], logits, deltas, hidden, self._states(n))
+        else:
+            self._forward(n, logits, hidden)
+
+    def _launch_sampling(self, n: int) -> None:
+        """Launch the kernels from the logits to the next step's inputs, on the last stage."""
+        self._sample(n, self._logits[:n])
+        if self._decoder.stages.size == 1:
+            self._advance(n)
+
+    def _forward(self, n: int, logits: Tensor, hidden: HiddenStates | None) -> None:
+        """Compute n rows with the decoder's own operations."""
+        decoder, batch, residual = self._decoder, self.batch, self.residual[:n]
+        plan = CudaPlan(
+            batch.tokens[:n],
+            batch.positions[:n],
+            batch.slot_mapping[:n],
+            DecodeRows(batch.block_tables[:n], batch.context_lens[:n]),
+            states=self._states(n),
+        )
+        x = decoder.embed(plan) if decoder.stages.is_first else residual
+        normed = decoder.forward_layers(plan, x, self._cache, hidden)
+        if decoder.stages.is_last:
+            local_logits = decoder.logits(plan, normed, hidden)
+            logits.copy_(decoder.ranks.all_gather(local_logits, logits.shape[1]))
+        elif decoder.stages.is_first:
+            residual.copy_(x)
+
+    def _states(self, n: int) -> StatePlan | None:
+        """Return the slots of the states of n rows, for a model with states."""
+        if self._decoder.config.mixer is None:
+            return None
+        batch = self.batch
+        rows = StepSlots(
+            batch.state_slots,
+            batch.positions[:n],
+            batch.step,
+            early_reads=True,
+            chained=self._shares_blocks,
+        )
+        return StatePlan(self._cache.states.layers, rows)
+
+    def _sample(self, n: int, logits: Tensor) -> None:
+        """Apply bias, penalties, bans and masks to the logits in place, and sample n tokens."""
+        batch, gpu = self.batch, self._ops.gpu
+        maxima, ids = self._maxima[:n], self._argmax[:n]
+        penalties(
+            gpu,
+            logits,
+            batch.counts[:n],
+            batch.bias[:n],
+            batch.masks[:n],
+            has_bias=batch.has_bias[:n],
+            repeat_penalty=batch.repeat_penalty[:n],
+            presence_penalty=batch.presence_penalty[:n],
+            frequency_penalty=batch.frequency_penalty[:n],
+            context_lens=batch.context_lens[:n],
+            min_context_lens=batch.min_context_lens[:n],
+            has_mask=batch.has_mask[:n],
+        )
+        argmax(gpu, logits, maxima, ids, self._argmax_workspace)
+        sample(
+            gpu,
+            logits,
+            max_logits=maxima,
+            argmax_ids=ids,
+            temperature=batch.temperature[:n],
+            top_k=batch.top_k[:n],
+            top_p=batch.top_p[:n],
+            min_p=batch.min_p[:n],
+            seeds=batch.seeds[:n],
+            positions=batch.context_lens[:n],
+            out=self.sampled[:n],
+            workspace=self._sample_workspace,
+        )
+
+    def _advance(self, n: int) -> None:
+        """Make the sampled tokens the input of the next step."""
+        batch = self.batch
+        advance(
+            self._ops.gpu,
+            self.sampled[:n],
+            tokens=batch.tokens[:n],
+            positions=batch.positions[:n],
+            context_lens=batch.context_lens[:n],
+            slot_mapping=batch.slot_mapping[:n],
+            block_tables=batch.block_tables[:n],
+            counts=batch.counts[:n],
+            ring=batch.ring,
+            step=batch.step,
+            block_size=batch.block_size,
+        )

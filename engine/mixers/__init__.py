@@ -1,1 +1,0 @@
-"""Token mixers with a state of fixed size for each sequence."""

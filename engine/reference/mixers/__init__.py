@@ -1,0 +1,1 @@
+"""Token mixers with a state as torch calls, one file for each kind."""

@@ -1,0 +1,332 @@
+"""The decoder's operations as torch calls: for the CPU, and for GPUs without our kernels.
+
+They are also the reference for the kernels. Activations are packed, one row per token. Matmuls
+accumulate in fp32 for every dtype.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swiftchat.engine.comm.communicator import Communicator
+from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.latent_attention import LatentWeights
+from swiftchat.engine.model.mixer_weights import ChannelMixWeights, MixerWeights
+from swiftchat.engine.model.moe import Experts
+from swiftchat.engine.model.norms import RmsNorms, layer_norm, norm_heads_, norm_values_
+from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
+from swiftchat.engine.model.rope import cos_sin_table, query_factors
+from swiftchat.engine.model.state_cache import LayerStates, StateRows, plan_states
+from swiftchat.engine.model.weights import KeyBiases
+from swiftchat.engine.reference.activations import ACTIVATIONS, act_and_mul
+from swiftchat.engine.reference.attention import (
+    AttentionPlan,
+    alibi_slopes,
+    attention,
+    plan_attention,
+)
+from swiftchat.engine.reference.elementwise import Elementwise
+from swiftchat.engine.reference.latent_attention import latent_attention, project
+from swiftchat.engine.reference.mixers.mix import mix
+from swiftchat.engine.reference.mixers.rwkv import channel_mix
+from swiftchat.engine.reference.moe import moe
+from swiftchat.engine.reference.per_layer import per_layer_embeddings
+from swiftchat.engine.schedule.batch import Batch
+from swiftchat.weights.architectures.config import KEY_BIAS_COLUMNS, ModelConfig
+from swiftchat.weights.architectures.parts.latent import LatentAttention
+from swiftchat.weights.architectures.parts.rope import RopeConfig
+from swiftchat.weights.parallel.tensor_parallel import Shard
+
+
+@dataclass(frozen=True)
+class TorchPlan:
+    """A batch on the device: int64 `ids`, `positions`, `slot_mapping` [n], and `logits_indices`.
+
+    `slot_views` are those of `slot_views()`. `cos_sin` has cosines and sines [n, 1, head_dim] for
+    each table of angles; `full_attention` is for the layers without a window. `state_rows` are for
+    the layers with a mixer, whose states are `states`; `kv_numbers` are the others' places in the
+    cache.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    slot_views: Sequence[Tensor] | None
+    cos_sin: Sequence[Sequence[Tensor]]
+    logits_indices: Tensor
+    attention: list[AttentionPlan]
+    full_attention: list[AttentionPlan]
+    state_rows: list[StateRows]
+    states: Mapping[int, LayerStates]
+    kv_numbers: Mapping[int, int]
+
+
+class TorchOps(Elementwise):
+    """The operations of one model on one device, see `Ops`.
+
+    With `shard` those of one rank; `config` is then `shard.local_config`.
+    """
+
+    heads_first = False
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        ctx_size_tokens: int,
+        device: torch.device,
+        shard: Shard | None = None,
+    ) -> None:
+        shard = shard or Shard(config)
+        self._config = config
+        self._device = device
+        self._rms_norms = RmsNorms(config, device)
+        self._layers = [config.of_layer(layer) for layer in range(config.num_layers)]
+        self._cos_sin_tables = [
+            _signed_cos_sin(rope, config.of_layer(layer).rope_width, ctx_size_tokens, device)
+            for rope, layer in config.ropes
+        ]
+        self._slopes: Tensor | None = None
+        if config.alibi:
+            self._slopes = alibi_slopes(shard.config)[slice(*shard.heads)].to(device)
+        self._first_id = shard.vocab[0]
+
+    def plan(self, batch: Batch, cache: KVCache) -> TorchPlan:
+        def tensor(values: Sequence[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+        def attention_plans(window: int | None, chunk: int | None) -> list[AttentionPlan]:
+            return plan_attention(batch.spans, cache, window, self._device, self._slopes, chunk)
+
+        config, positions = self._config, tensor(batch.positions)
+        attention = attention_plans(config.sliding_window, config.attention_chunk)
+        if config.rope is not None and config.rope.two_dimensional:
+            first, second = zip(*batch.position_pairs(), strict=True)
+            rows = [_halves(t[tensor(first)], t[tensor(second)]) for t in self._cos_sin_tables]
+        else:
+            rows = [table[positions] for table in self._cos_sin_tables]
+        return TorchPlan(
+            ids=tensor(batch.ids),
+            slot_mapping=tensor(batch.slot_mapping),
+            slot_views=slot_views(cache, batch.slot_mapping),
+            positions=positions,
+            cos_sin=[t.unsqueeze(2).unbind(1) for t in rows],
+            logits_indices=tensor(batch.logits_indices),
+            attention=attention,
+            full_attention=attention_plans(None, None) if config.full_layers else attention,
+            state_rows=plan_states(batch.spans, self._device) if config.mixer is not None else [],
+            states=cache.states.layers,
+            kv_numbers=cache.numbers,
+        )
+
+    def embed(self, plan: TorchPlan, table: LinearWeight) -> Tensor:
+        if table.shape[0] == self._config.vocab_size:
+            return table.rows(plan.ids).float()
+        # The other ranks look up the other ids; the all-reduce adds zeros for them.
+        local_ids = plan.ids - self._first_id
+        is_remote = (local_ids < 0) | (local_ids >= table.shape[0])
+        rows = table.rows(local_ids.masked_fill_(is_remote, 0)).float()
+        return rows.masked_fill_(is_remote.unsqueeze(1), 0.0)
+
+    def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if delta is not None:
+            x += delta
+        if self._config.norm == "layer":
+            return layer_norm(x, weight, bias, self._config.norm_eps).to(weight.dtype)
+        return self._rms_norms(x, weight).to(weight.dtype)
+
+    def add_norm_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
+        x += self._rms_norms(delta.float(), weight)
+
+    def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+        return weight.matmul(x, bias)
+
+    def attend(
+        self,
+        plan: TorchPlan,
+        layer: int,
+        qkv: Tensor,
+        kv: LayerKV,
+        norms: tuple[Tensor, Tensor] | None,
+        sinks: Tensor | None,
+        latent: LatentWeights | None,
+    ) -> Tensor:
+        config = self._layers[layer]
+        if latent is not None and config.latent is not None:
+            return self._attend_to_latents(plan, layer, qkv, kv, config.latent, latent)
+        biases: Tensor | None = None
+        if config.key_biases:
+            qkv, biases = qkv.tensor_split((qkv.shape[1] - config.num_kv_heads,), 1)
+            qkv = qkv.contiguous()
+        if layer in config.keys_as_values:
+            qkv = torch.cat([qkv, qkv[:, config.num_heads * config.head_dim :]], 1)
+        if config.value_dim != config.head_dim:
+            qkv = pad_values(qkv, config)
+        if config.value_norm:
+            norm_values_(qkv, config)
+        if norms is not None and not config.qk_norm_after_rope:
+            norm_heads_(qkv, *norms, config)
+        heads = qkv.view(len(qkv), -1, config.head_dim)
+        queries, new_kv = heads.tensor_split((config.num_heads,), 1)
+        if plan.cos_sin and layer not in config.unrotated_layers:
+            # If there are two tables, the second is for the layers with a window.
+            cos, sin = plan.cos_sin[0 if config.window(layer) is None else -1]
+            rotated = min(config.num_heads + config.num_kv_heads, heads.shape[1])
+            rotate_(heads.narrow(1, 0, rotated), cos, sin)
+        if norms is not None and config.qk_norm_after_rope:
+            norm_heads_(qkv, *norms, config)
+        if biases is not None:
+            queries, new_kv = _with_biases(queries, new_kv, biases, config.attention_scale)
+        if growth := config.growth(layer):
+            queries *= query_factors(growth, plan.positions).view(-1, 1, 1)
+        number = plan.kv_numbers[layer]
+        if new_kv.shape[1]:
+            store(plan, number, kv, new_kv)
+        is_full = layer in config.full_layers
+        out = attention(
+            queries,
+            number,
+            kv,
+            plan.full_attention if is_full else plan.attention,
+            config.attention_scale,
+            config.num_heads != config.num_kv_heads,
+            config.attention_softcap,
+            sinks,
+        )
+        if config.value_dim == queries.shape[2]:
+            return out
+        return out.view(queries.shape)[..., : config.value_dim].reshape(len(out), -1)
+
+    def with_key_biases(self, qkv: Tensor, weights: KeyBiases) -> Tensor:
+        values = qkv[:, qkv.shape[1] - weights.project.shape[1] :].float()
+        steps = F.softplus(F.linear(values, weights.project, weights.bias))
+        return torch.cat([qkv, (steps * weights.rate).exp().to(qkv.dtype)], 1)
+
+    def mix(
+        self, plan: TorchPlan, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
+    ) -> Tensor:
+        kind, states = self._config.mixer, plan.states[layer]
+        assert kind is not None
+        activation = ACTIVATIONS[self._config.mixer_activation or self._config.activation]
+        return mix(x, mixer, kind, plan.state_rows, states, activation, ranks)
+
+    def channel_mix(
+        self,
+        plan: TorchPlan,
+        layer: int,
+        x: Tensor,
+        key: LinearWeight,
+        value: LinearWeight,
+        weights: ChannelMixWeights,
+    ) -> Tensor:
+        return channel_mix(x, key, value, weights, plan.state_rows, plan.states[layer])
+
+    def _attend_to_latents(
+        self,
+        plan: TorchPlan,
+        layer: int,
+        projected: Tensor,
+        kv: LayerKV,
+        latent: LatentAttention,
+        weights: LatentWeights,
+    ) -> Tensor:
+        inputs = project(projected, latent, weights)
+        for part in inputs.rotated if plan.cos_sin else []:
+            rotate_(part, *plan.cos_sin[0])
+        if growth := self._config.growth(layer):
+            inputs.queries.mul_(query_factors(growth, plan.positions).view(-1, 1, 1))
+        number, scale = plan.kv_numbers[layer], self._config.attention_scale
+        store(plan, number, kv, inputs.rows)
+        return latent_attention(inputs, number, kv, plan.attention, scale, latent, weights.kv_b)
+
+    def act_and_mul(self, gate_up: Tensor) -> Tensor:
+        return act_and_mul(gate_up, self._config)
+
+    def moe(
+        self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
+    ) -> Tensor:
+        return moe(x, experts, self._config, self, router_input)
+
+    def per_layer_embeddings(
+        self, plan: TorchPlan, x: Tensor, table: PerLayerTable
+    ) -> Sequence[Tensor]:
+        return per_layer_embeddings(plan.ids, x, table, self._config.norm_eps)
+
+    def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
+        gate = self.linear(x.to(own.dtype), branch.gate, None)
+        activated = ACTIVATIONS[self._config.activation](gate)
+        out = self.linear(activated * own, branch.out, None)
+        return self._rms_norms(out.float(), branch.out_norm)
+
+    def logits_rows(self, plan: TorchPlan, x: Tensor) -> Tensor:
+        return x if len(plan.logits_indices) == len(x) else x[plan.logits_indices]
+
+    def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
+        cache.copy_blocks(copies)
+
+
+def _signed_cos_sin(
+    rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device
+) -> Tensor:
+    """Cosines and sines as `rotate_` takes them: [num_positions, 2, head_dim]."""
+    cos, sin = cos_sin_table(rope, head_dim, num_positions, device).chunk(2, dim=1)
+    return torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1)
+
+
+def _with_biases(
+    queries: Tensor, new_kv: Tensor, biases: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Make biases [n, num_kv_heads] of scores one more element of queries and keys."""
+    width, num_kv_heads = queries.shape[2], biases.shape[1]
+    queries, new_kv = (F.pad(each, (0, KEY_BIAS_COLUMNS)) for each in (queries, new_kv))
+    queries[..., width] = 1 / scale
+    new_kv[:, :num_kv_heads, width] = biases
+    return queries, new_kv
+
+
+def pad_values(qkv: Tensor, config: ModelConfig) -> Tensor:
+    """Return q k v with zeros behind each value, as many as make it as wide as a key."""
+    start = (config.num_heads + config.num_kv_heads) * config.head_dim
+    values = qkv[:, start:].view(len(qkv), -1, config.value_dim)
+    padded = F.pad(values, (0, config.head_dim - config.value_dim))
+    return torch.cat([qkv[:, :start], padded.view(len(qkv), -1)], 1)
+
+
+def _halves(first: Tensor, second: Tensor) -> Tensor:
+    """Combine two [n, 2, head_dim] of cosines and sines, each for its half of the pairs."""
+    one, two = (cos_sin.view(len(cos_sin), 2, 2, 2, -1) for cos_sin in (first, second))
+    return torch.cat([one[..., :1, :], two[..., 1:, :]], -2).view(first.shape)
+
+
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotary embedding, half-split layout, of x [n, num_heads, head_dim], in place, in fp32.
+
+    `cos` and `sin` [n, 1, head_dim] are for both halves of a head, with negated sines in the first.
+    """
+    wide = x.float()
+    swapped = wide.roll(x.shape[-1] // 2, -1)
+    x.copy_(wide.mul_(cos).addcmul_(swapped, sin))
+
+
+def slot_views(cache: KVCache, slots: Sequence[int]) -> Sequence[Tensor] | None:
+    """View each layer's slots [n, 2 * num_kv_heads, head_dim], if they are adjacent.
+
+    None if they are not, or if the cache is quantized.
+    """
+    first = slots[0]
+    if cache.is_quantized or slots != list(range(first, first + len(slots))):
+        return None
+    return cache.by_number([each.unbind() for each in cache.slot_ranges(first, len(slots))])
+
+
+def store(plan: TorchPlan, layer: int, cache: LayerKV, new_kv: Tensor) -> None:
+    """Write the plan's new keys and values [n, 2 * num_kv_heads, head_dim] to a layer's cache."""
+    if plan.slot_views is not None:
+        plan.slot_views[layer].copy_(new_kv)
+    elif isinstance(cache, Tensor):
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, plan.slot_mapping, new_kv)
+    else:
+        cache.store(plan.slot_mapping, new_kv)
