@@ -40,7 +40,7 @@ MUTANTS = (
     # Conversations.
     Mutant(
         "a session is saved without a transaction",
-        "chat/history/store.py",
+        "chat/history/database.py",
         '    db.execute("BEGIN IMMEDIATE")\n',
         "    yield\n    return\n",
         (f"{_STORE}::test_a_failed_save_changes_nothing",),
@@ -69,7 +69,7 @@ MUTANTS = (
     ),
     Mutant(
         "a damaged store is not set aside",
-        "chat/history/store.py",
+        "chat/history/database.py",
         "_DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)",
         "_DAMAGE_CODES = ()",
         (f"{_STORE}::test_a_damaged_file_is_renamed_with_a_warning",),
