@@ -19,8 +19,8 @@ from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.weights import LayerWeights
-from swiftchat.engine.reference.latent_attention import LatentWeights
 from swiftchat.engine.reference.ops import TorchOps, TorchPlan
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.sequence import Row, TokenSequence

@@ -6,7 +6,7 @@ from swiftchat.engine.cpu import structures as native
 from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.engine.cpu.references import References
 from swiftchat.engine.cpu.weights import native_matrices
-from swiftchat.engine.reference.moe import Expert, Experts
+from swiftchat.engine.model.moe import Expert, Experts
 from swiftchat.weights.architectures.config import ModelConfig
 
 

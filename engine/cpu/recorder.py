@@ -34,12 +34,12 @@ from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.mixer_weights import MixerWeights
+from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.state_cache import LayerStates
 from swiftchat.engine.model.weights import DecoderWeights
-from swiftchat.engine.reference.latent_attention import LatentWeights
-from swiftchat.engine.reference.moe import Experts
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
 

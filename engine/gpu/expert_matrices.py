@@ -12,7 +12,7 @@ from swiftchat.engine.gpu.linear.mxfp4 import Mxfp4Weight
 from swiftchat.engine.gpu.linear.plain import GpuPlainWeight
 from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.reference.moe import Expert
+from swiftchat.engine.model.moe import Expert
 
 
 def expert_matrices(

@@ -10,7 +10,8 @@ from swiftchat.cuda.ops.attention.latent_attention import (
     latent_rotary,
 )
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.reference.latent_attention import LatentWeights, rms_norm
+from swiftchat.engine.model.latent_attention import LatentWeights
+from swiftchat.engine.reference.latent_attention import rms_norm
 from swiftchat.engine.reference.ops import TorchOps, TorchPlan
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig

@@ -21,7 +21,7 @@ from swiftchat.cuda.ops.moe.route import RouterWorkspace, Routing, route, router
 from swiftchat.cuda.packed_layout import TILE_COLUMNS
 from swiftchat.engine.gpu.expert_matrices import expert_matrices, with_shared
 from swiftchat.engine.gpu.linear.plain import GpuPlainWeight, LinearKernels
-from swiftchat.engine.reference.moe import Experts
+from swiftchat.engine.model.moe import Experts
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 

@@ -21,13 +21,14 @@ from swiftchat.engine.gpu.moe import ExpertKernels
 from swiftchat.engine.gpu.per_layer import PerLayerKernels
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV, independent_copies
+from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.mixer_weights import ChannelMixWeights, MixerWeights
+from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.weights import KeyBiases, LayerWeights
 from swiftchat.engine.reference import activations
 from swiftchat.engine.reference.elementwise import Elementwise
-from swiftchat.engine.reference.latent_attention import LatentWeights
-from swiftchat.engine.reference.moe import Experts, moe, shared_expert
+from swiftchat.engine.reference.moe import moe, shared_expert
 from swiftchat.engine.reference.ops import TorchPlan
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.weights.parallel.tensor_parallel import Shard

@@ -9,12 +9,12 @@ from torch import Tensor
 from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.altup import LowRankResidual, StreamMixing, StreamProjections
+from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.mixer_weights import ChannelMixWeights, MixerWeights
+from swiftchat.engine.model.moe import Expert, ExpertNorms, Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.shared_block import LowRankChange, SharedBlockWeights
 from swiftchat.engine.model.weights import DecoderWeights, KeyBiases, LayerWeights
-from swiftchat.engine.reference.latent_attention import LatentWeights
-from swiftchat.engine.reference.moe import Expert, ExpertNorms, Experts
 from swiftchat.weights.architectures.parts.lightning import Lightning
 from swiftchat.weights.architectures.parts.rwkv import Rwkv
 from swiftchat.weights.architectures.tensors import (

@@ -16,8 +16,8 @@ from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.mixer_weights import MixerWeights
+from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
-from swiftchat.engine.reference.moe import Experts
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import gate_in_queries

@@ -12,11 +12,11 @@ from swiftchat.engine.model import altup
 from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.mlp import mlp, scaled
+from swiftchat.engine.model.moe import ExpertNorms
 from swiftchat.engine.model.norms import norm_widths_
 from swiftchat.engine.model.ops import Ops
 from swiftchat.engine.model.shared_block import changed
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
-from swiftchat.engine.reference.moe import ExpertNorms
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.mixer_weights import ChannelMixWeights, MixerWeights
+from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.weights import KeyBiases
-from swiftchat.engine.reference.latent_attention import LatentWeights
-from swiftchat.engine.reference.moe import Experts
 from swiftchat.engine.schedule.batch import Batch
 
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.altup import LowRankResidual, StreamMixing, StreamProjections
+from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.mixer_weights import ChannelMixWeights, MixerWeights
+from swiftchat.engine.model.moe import ExpertNorms, Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.shared_block import SharedBlockWeights
-from swiftchat.engine.reference.latent_attention import LatentWeights
-from swiftchat.engine.reference.moe import ExpertNorms, Experts
 
 
 @dataclass(frozen=True)

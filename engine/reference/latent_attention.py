@@ -15,9 +15,9 @@ from torch import Tensor
 
 from swiftchat.engine.linear.half_gemm import gemm_dtype
 from swiftchat.engine.model.kv_cache import LayerKV
+from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.norms import layer_norm
 from swiftchat.engine.reference.attention import AttentionPlan, context_of, fused_attention
-from swiftchat.engine.reference.latent_attention import LatentWeights
 from swiftchat.engine.reference.sparse_index import sparse_plan
 from swiftchat.weights.architectures.parts.latent import LatentAttention
 

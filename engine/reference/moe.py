@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swiftchat.engine.linear.half_gemm import linear
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.reference.moe import Expert, Experts
+from swiftchat.engine.model.moe import Expert, Experts
 from swiftchat.engine.reference.routing import route
 from swiftchat.weights.architectures.config import ModelConfig
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
+from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.model.mixer_weights import ChannelMixWeights, MixerWeights
+from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.norms import RmsNorms, layer_norm, norm_heads_, norm_values_
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.rope import cos_sin_table, query_factors
@@ -28,10 +30,10 @@ from swiftchat.engine.reference.attention import (
     plan_attention,
 )
 from swiftchat.engine.reference.elementwise import Elementwise
-from swiftchat.engine.reference.latent_attention import LatentWeights, latent_attention, project
+from swiftchat.engine.reference.latent_attention import latent_attention, project
 from swiftchat.engine.reference.mixers.mix import mix
 from swiftchat.engine.reference.mixers.rwkv import channel_mix
-from swiftchat.engine.reference.moe import Experts, moe
+from swiftchat.engine.reference.moe import moe
 from swiftchat.engine.reference.per_layer import per_layer_embeddings
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import KEY_BIAS_COLUMNS, ModelConfig

@@ -19,9 +19,9 @@ from swiftchat.engine.linear.merged import split_bias
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.mixer_weights import MixerWeights
+from swiftchat.engine.model.moe import Expert
 from swiftchat.engine.model.per_layer import PerLayerBranch
 from swiftchat.engine.model.weights import LayerWeights
-from swiftchat.engine.reference.moe import Expert
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from swiftchat.engine.gpu.expert_matrices import expert_matrices, with_shared
 from swiftchat.engine.gpu.linear.plain import GpuPlainWeight, LinearKernels
 from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.engine.reference.moe import Expert
+from swiftchat.engine.model.moe import Expert
 from tests.support.kernels.case import Inputs, assert_close, poisoned
 from tests.support.kernels.packed_matrices import PACKINGS, packed
 
