@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _LONGEST = (
     "tests/test_setup.py",
     "tests/fuzz/test_fuzz.py",
+    "tests/kills/",
+    "tests/test_quantized_quality.py",
+    "tests/test_smollm2.py",
 )
 _left_out = pytest.StashKey[list[str]]()
 
