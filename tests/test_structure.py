@@ -41,7 +41,7 @@ CLOSES_CIRCLE = {
     ("chat.options.completion", "chat.options.roles"),
     ("engine.model.shared_block", "engine.model.ops"),
 }
-MAX_LINES = 460
+MAX_LINES = 420
 _STRENGTH = ("", "types only", "lazy", "top")
 
 
