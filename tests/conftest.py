@@ -1,10 +1,12 @@
 """Fixtures and options of all tests, and the number of skipped GPU tests."""
 
 import gc
+import inspect
 import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ _LONGEST = (
     "tests/test_setup.py",
     "tests/fuzz/test_fuzz.py",
 )
-_num_left_out = pytest.StashKey[int]()
+_left_out = pytest.StashKey[list[str]]()
 
 # Divide the cores among the processes of `-n` and their children. Set before importing torch, which
 # reads the variable once.
@@ -51,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-model", action="store_true", help="skip tests of the real model")
 
 
+@cache
 def _num_gpus() -> int:
     import torch
 
@@ -64,6 +67,20 @@ def _num_required_gpus(item: pytest.Item) -> int:
     return 1 if item.get_closest_marker("gpu") else 0
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> list[pytest.Item] | None:
+    """Collect a function that needs more GPUs than there are without its thousands of cases."""
+    if not inspect.isfunction(obj) or not name.startswith("test"):
+        return None
+    marks = [*getattr(obj, "pytestmark", []), *collector.iter_markers()]
+    if not any(mark.name in ("gpu", "gpus") for mark in marks):
+        return None
+    function = pytest.Function.from_parent(collector, name=name)
+    return [function] if _num_required_gpus(function) > _num_gpus() else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     required = {item: number for item in items if (number := _num_required_gpus(item))}
     found = _num_gpus() if required else 0
@@ -74,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         reason = f"{required[item]} GPUs needed, {found} found" if found else "no GPU"
         item.add_marker(pytest.mark.skip(reason=reason))
     if len(unmet) < len(items):
-        # Thousands of skipped tests take longer than to leave them out.
+        # Hundreds of skipped tests take longer than to leave them out.
         _leave_out(config, unmet, items)
     slow = slow_tests()
     for item in items:
@@ -93,9 +110,9 @@ def _leave_out(config: pytest.Config, unmet: list[pytest.Item], items: list[pyte
     config.hook.pytest_deselected(items=unmet)
     left_out = set(unmet)
     items[:] = [item for item in items if item not in left_out]
-    config.stash[_num_left_out] = len(unmet)
+    config.stash[_left_out] = [item.nodeid for item in unmet]
     if hasattr(config, "workeroutput"):
-        config.workeroutput["num_left_out"] = len(unmet)
+        config.workeroutput["left_out"] = config.stash[_left_out]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -107,8 +124,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take the number from a process of `-n`, which all collect the same tests."""
-    node.config.stash[_num_left_out] = getattr(node, "workeroutput", {}).get("num_left_out", 0)
+    """Take the names from a process of `-n`, which all collect the same tests."""
+    node.config.stash[_left_out] = getattr(node, "workeroutput", {}).get("left_out", [])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -121,6 +138,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     return WorkStealingScheduling(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Collect no garbage meanwhile, a fifth of the time; nor later in what exists at the end."""
+    gc.disable()
+    result = yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    return result
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile the CPU kernels that the engine loads, unless only they are tested.
 
@@ -129,9 +157,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     own_tests = Path(__file__).parent / "engine" / "cpu"
     if session.config.getoption("collectonly"):
         return
-    # What exists now stays to the end, and no garbage collection has to look at it.
-    gc.collect()
-    gc.freeze()
     if any(own_tests not in item.path.parents for item in session.items):
         from tests.support.native.libraries import compile_kernels
 
@@ -141,9 +166,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = ("no GPU", "GPUs needed")
-    num_gpu = sum(any(reason in str(report.longrepr) for reason in reasons) for report in skipped)
-    num_gpu += terminalreporter.config.stash.get(_num_left_out, 0)
-    terminalreporter.write_line(f"GPU tests that did not run: {num_gpu}")
+    names = [r.nodeid for r in skipped if any(reason in str(r.longrepr) for reason in reasons)]
+    names += terminalreporter.config.stash.get(_left_out, [])
+    functions = {function_of(name) for name in names}
+    files = {name.partition("::")[0] for name in names}
+    terminalreporter.write_line(
+        f"GPU tests that did not run: {len(functions)} functions in {len(files)} files"
+    )
     num_shells = sum("is not installed" in str(report.longrepr) for report in skipped)
     if num_shells:
         terminalreporter.write_line(

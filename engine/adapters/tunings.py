@@ -3,7 +3,7 @@
 import hashlib
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
 from swiftchat.engine.linear.adapted import AdapterSet, Selection, segments
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.content import Digest
 from swiftchat.engine.schedule.sequence import Step
@@ -42,8 +41,6 @@ MAX_SETS = 16  # of adapters in memory
 MAX_PROMPTS = 16  # soft prompts without adapters in memory; sequences keep theirs
 
 _States = tuple[tuple[int, int], ...]
-# Records a decoder with adapters as a native program.
-Record = Callable[[DecoderWeights], NativeDecoder]
 
 
 @dataclass(frozen=True)
@@ -81,11 +78,10 @@ class Tunings:
         shard: Shard,
         checkpoint: Checkpoint | None,
         device: torch.device,
-        record: Record | None = None,
         runner: GraphRunner | None = None,
     ) -> None:
         self._base, self._cache, self._shard = decoder, cache, shard
-        self._record, self._runner, self._device = record, runner, device
+        self._runner, self._device = runner, device
         self._builder = SetBuilder(shard, checkpoint, decoder.weights.dtype, device)
         self.selection = Selection([None] * MAX_SETS)
         self._adapted: Decoder | None = None
@@ -244,9 +240,9 @@ class Tunings:
 
     def _adapted_decoder(self) -> Decoder:
         if self._adapted is None:
-            if self._record is not None:
+            if isinstance(self._base, NativeDecoder):
                 weights = adapted_weights(self._base.weights, self.selection)
-                self._adapted = self._record(weights)
+                self._adapted = self._base.with_weights(weights)
             else:
                 self._adapted = AdaptedDecoder(self._base, self.selection)
         return self._adapted

@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import RowSet
+from swiftchat.engine.cpu.native import RowSet
 
 
 class CannotRecordError(Exception):

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu import structures as native
+from swiftchat.engine.cpu import native
 from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.cpu.native import KVFormat, Norm, NormKind
 from swiftchat.engine.cpu.references import References
-from swiftchat.engine.cpu.structures import KVFormat, Norm, NormKind
 from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.rope import cos_sin_table, query_factor_table
 from swiftchat.engine.reference.attention import alibi_slopes

@@ -23,6 +23,8 @@ from pathlib import Path
 
 KERNELS = Path(__file__).parent / "kernels"
 LIBRARIES = Path(__file__).parent / "lib"
+# The headers that Python reads, in the order of their includes.
+INTERFACE = ("matrix.h", "program.h", "pack_source.h")
 # The file beside the libraries that says why a package was built without them.
 FAILURE = "not_compiled.txt"
 
@@ -121,6 +123,12 @@ def _has_glibc() -> bool:
         return False
 
 
+def interface_digest(kernels: Path = KERNELS) -> int:
+    """Return a hash of 64 bits of the headers that Python reads."""
+    digest = hashlib.sha256(b"".join((kernels / name).read_bytes() for name in INTERFACE))
+    return int.from_bytes(digest.digest()[:8], "little")
+
+
 def library_path(folder: Path, target: Target, variant: str) -> Path:
     return folder / f"swiftchat_cpu_{variant}{target.suffix}"
 
@@ -172,6 +180,7 @@ class _Toolchain:
             arguments += FLAGS
         # Reports of sanitizers name lines, not variables, whose places take a third of the time.
         arguments += ["-g1", "-fno-omit-frame-pointer"] if self.sanitize else ["-g0"]
+        arguments.append(f"-DINTERFACE_DIGEST={interface_digest(self.kernels)}ULL")
         return [*self.compiler, "-c", *arguments, *self._sanitize(), *self.flags]
 
     def link(self, objects: Sequence[str] = ()) -> list[str]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import Format, Matrix
+from swiftchat.engine.cpu.native import Format, Matrix
 
 _FORMATS = {
     torch.float32: Format.F32,

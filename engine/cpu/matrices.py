@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.tile_layout import TileLayout
-from swiftchat.engine.cpu.structures import Format, Matrix
+from swiftchat.engine.cpu.native import Format, Matrix
 from swiftchat.engine.linear.weight import dtype_name
 
 FLOAT_FORMATS = {

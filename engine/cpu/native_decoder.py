@@ -39,6 +39,7 @@ class NativeDecoder(Decoder):
     ) -> None:
         recorder = Recorder(config, weights, ctx_size_tokens)
         super().__init__(config, weights, recorder)
+        self._ctx_size_tokens = ctx_size_tokens
         self._cache, self._recorder, self._pool = cache, recorder, pool
         recording = recorder.record(cache)
         self.deltas: Mapping[Site, NativeDeltas] = recording.deltas
@@ -53,6 +54,10 @@ class NativeDecoder(Decoder):
     def workspace_bytes(self) -> int:
         """The memory of activations and temporary results."""
         return self._program.memory_bytes
+
+    def with_weights(self, weights: DecoderWeights) -> "NativeDecoder":
+        """Return a decoder with the same cache and threads, recorded for other weights."""
+        return NativeDecoder(self.config, weights, self._cache, self._ctx_size_tokens, self._pool)
 
     def reserve(self, num_tokens: int, num_logits: int) -> None:
         """Allocate memory for batches of this size; a larger batch allocates more."""

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from swiftchat.engine.cpu.float_matrix import float_matrix
-from swiftchat.engine.cpu.structures import Matrix
+from swiftchat.engine.cpu.native import Matrix
 
 
 class References:

@@ -13,10 +13,10 @@ from swiftchat.engine.api.tile_layout import BLOCK_TYPES
 from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.engine.cpu.float_matrix import float_matrix
 from swiftchat.engine.cpu.matrices import FloatMatrix, NativeMatrix, TiledMatrix, first_rows
+from swiftchat.engine.cpu.native import Matrix
 from swiftchat.engine.cpu.pack import Packer
 from swiftchat.engine.cpu.program import Pool
 from swiftchat.engine.cpu.single_op import matmul, table_rows
-from swiftchat.engine.cpu.structures import Matrix
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.tiles import concatenated

@@ -11,7 +11,6 @@ from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.weights import DecoderWeights
-from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.tensors import (
     layer_tensors,
@@ -39,7 +38,7 @@ def engine_checks(engine: Engine) -> list[Check]:
         f"{info.kv_dtype} {info.cache_bytes / 1e6:.0f} MB, "
         f"activations {info.workspace_bytes / 1e6:.0f} MB"
     )
-    is_slow = isinstance(engine.decoder.ops, TorchOps)
+    is_slow = engine.back_end.is_reference
     hint = "torch's operators take several times as long as the kernels" if is_slow else ""
     computed_by = Check("computed by", "note" if is_slow else "ok", info.device, hint)
     return [Check("model", "ok", summary), computed_by, *_matrix_checks(engine)]

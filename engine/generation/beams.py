@@ -80,7 +80,7 @@ class Beams:
     def __init__(self, parts: EngineParts) -> None:
         self._scheduler = parts.scheduler
         self._ctx_size_tokens = parts.info.ctx_size_tokens
-        self._gpu = parts.gpu
+        self._gpu = parts.back_end.gpu
         self._num_devices = parts.decoder.ranks.size * parts.decoder.stages.size
         self._groups: dict[int, _Group] = {}
 

@@ -5,17 +5,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from swiftchat.engine.adapters.tunings import Record, Tunings
+from swiftchat.engine.adapters.tunings import Tunings
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo, OnProgress
 from swiftchat.engine.comm.communicator import Communicator, SingleRank
-from swiftchat.engine.comm.gpu_communicator import GpuCommunicator
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
 from swiftchat.engine.cpu.activations import CannotRecordError
-from swiftchat.engine.cpu.backend import NativeKernels
-from swiftchat.engine.cpu.native_decoder import NativeDecoder
 from swiftchat.engine.device.device import cpu_note, describe_device
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.fast_forward import FastForward
@@ -25,7 +20,6 @@ from swiftchat.engine.generation.heads import Heads
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_chunks
 from swiftchat.engine.generation.speculation import draft_model, draft_proposer, speculation_of
-from swiftchat.engine.gpu.linear.plain import LinearKernels
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.kv_store.block_store import BlockStore
@@ -35,6 +29,7 @@ from swiftchat.engine.linear.weight import dtype_name
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.load.quantized import resident_estimate
+from swiftchat.engine.model.back_end import DecoderParts
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import CachePlan, plan_shard_cache
@@ -44,9 +39,8 @@ from swiftchat.engine.model.weights import (
     resident_bytes,
     table_bytes,
 )
-from swiftchat.engine.reference.ops import TorchOps
+from swiftchat.engine.reference.back_end import TorchBackEnd
 from swiftchat.engine.schedule.blocks import BlockAllocator
-from swiftchat.engine.schedule.chunk import cpu_chunk_limit, gpu_chunk_limit
 from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.engine.schedule.states import MAX_VERIFIED, StateSlots
 from swiftchat.engine.speculation.proposer import Proposer
@@ -88,15 +82,13 @@ def build_engine(
     weights = _load_weights(setup, on_progress)
     if setup.is_quantized:  # the loader may have dequantized some matrices
         plan = _plan_cache(setup, resident_bytes(weights), ranks, stages)
-    decoder, cache, kernels = _build_decoder(setup, weights, plan, ranks, stages)
+    setup, decoder, cache = _build_decoder(setup, weights, plan, ranks, stages)
     allocator = BlockAllocator(plan.num_blocks, config.block_size)
     scheduler = Scheduler(allocator, setup.chunk_tokens, config.max_num_seqs)
     if plan.num_states:
-        scheduler.use_states(_state_slots(plan.num_states, config, decoder))
-    if config.chunk_tokens is None and setup.device.type == "cuda":
-        scheduler.limit = gpu_chunk_limit(setup.chunk_tokens)
-    elif config.chunk_tokens is None and isinstance(decoder, NativeDecoder):
-        scheduler.limit = cpu_chunk_limit(setup.chunk_tokens)
+        scheduler.use_states(_state_slots(plan.num_states, setup, ranks))
+    if config.chunk_tokens is None:
+        scheduler.limit = setup.back_end.chunk_limit(setup.chunk_tokens)
     proposer: Proposer | None = None
     if heads is not None:
         proposer = heads.load(weights, plan.ctx_size_tokens)
@@ -108,28 +100,33 @@ def build_engine(
         graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress, layers)
     store = BlockStore(allocator)
     if ranks.size * stages.size == 1 and not plan.num_states:
-        device = DeviceCache(cache, allocator, setup.gpu)
+        device = DeviceCache(cache, allocator, setup.back_end.gpu)
         sizes = setup.shard.config, plan.ctx_size_tokens
         store = open_store(model, config, *sizes, device, kv_folder)
-    info = _engine_info(setup, decoder, cache, plan, kernels, started)
+    info = _engine_info(setup, decoder, cache, plan, started)
     return Engine(
         EngineParts(
             config=config,
             info=replace(info, replays_steps=graphs.decode is not None),
             device=setup.device,
-            gpu=setup.gpu,
+            back_end=setup.back_end,
             decoder=decoder,
             cache=cache,
             scheduler=scheduler,
             speculation=speculation_of(
-                decoder, graphs, plan.ctx_size_tokens, proposer, scheduler.states.num_verified
+                decoder,
+                graphs,
+                plan.ctx_size_tokens,
+                proposer,
+                scheduler.states.num_verified,
+                is_on_gpu=setup.back_end.gpu is not None,
             ),
             graph_decode=graphs.decode,
             prefill_graphs=graphs.prefill,
             verification=graphs.verification,
             checkpoint=setup.checkpoint,
             store=store,
-            tunings=_tunings(setup, decoder, cache, plan, graphs),
+            tunings=_tunings(setup, decoder, cache, graphs),
             grammars=Grammars(
                 None if setup.checkpoint is None else path, decoder.config.vocab_size
             ),
@@ -138,14 +135,14 @@ def build_engine(
     )
 
 
-def _state_slots(num_slots: int, config: EngineConfig, decoder: Decoder) -> StateSlots:
+def _state_slots(num_slots: int, setup: EngineSetup, ranks: Communicator) -> StateSlots:
     """Return the slots of states; some are for proposed tokens, if steps can verify them."""
-    has_spares = isinstance(decoder.ops, CudaOps)
+    has_spares = setup.back_end.has_spare_states
     num_verified = min(MAX_VERIFIED, (num_slots - 1) // 3)  # the others keep more turns
-    if has_spares and decoder.ranks.size > 1:  # see `build_graphs`
+    if has_spares and ranks.size > 1:  # see `build_graphs`
         num_verified = 0
     return StateSlots(
-        num_slots, config.block_size, has_spares=has_spares, num_verified=num_verified
+        num_slots, setup.config.block_size, has_spares=has_spares, num_verified=num_verified
     )
 
 
@@ -174,7 +171,7 @@ def _plan_cache(
         setup.workspace_bytes,
         setup.available_bytes,
         weights_bytes,
-        has_spares=isinstance(setup.kernels, LinearKernels),
+        has_spares=setup.back_end.has_spare_states,
     )
     return CachePlan(
         _min_across_ranks(plan.num_blocks, ranks, stages),
@@ -215,62 +212,35 @@ def _build_decoder(
     plan: CachePlan,
     ranks: Communicator,
     stages: Pipeline,
-) -> tuple[Decoder, KVCache, str]:
-    """Build the decoder with the device's operations, and its cache; allocate peer buffers.
+) -> tuple[EngineSetup, Decoder, KVCache]:
+    """Build the decoder of the back end, and its cache.
 
-    Also return what computes it, for `describe_device`.
+    Torch's operators compute a model that the native kernels cannot record; the setup that is
+    returned says so.
     """
-    shard, ctx_size_tokens, kernels = setup.shard, plan.ctx_size_tokens, setup.kernels
-    config = shard.local_config
-    if isinstance(kernels, LinearKernels):
-        gpu_ops = CudaOps(kernels, shard, ctx_size_tokens, setup.config.max_num_seqs)
-        if isinstance(ranks, GpuCommunicator):
-            ranks.allocate_peer_buffers(kernels.gpu, shard.config)
-        cache = setup.new_cache(plan, heads_first=gpu_ops.heads_first)
-        return Decoder(config, weights, gpu_ops, ranks, stages), cache, ""
-    computed_by = f"torch only: {kernels}"
-    if isinstance(kernels, NativeKernels):
-        try:
-            return _native_decoder(setup, kernels, weights, plan, ranks, stages)
-        except CannotRecordError as error:
-            computed_by = f"{kernels.variant} kernels for matmuls, torch for the rest: {error}"
-    torch_ops = TorchOps(config, ctx_size_tokens, setup.device, shard)
-    cache = setup.new_cache(plan, heads_first=False)
-    return Decoder(config, weights, torch_ops, ranks, stages), cache, computed_by
+    parts = DecoderParts(
+        setup.shard,
+        weights,
+        ranks,
+        stages,
+        lambda heads_first: setup.new_cache(plan, heads_first=heads_first),
+        plan.ctx_size_tokens,
+        max_tokens=setup.chunk_tokens + setup.config.max_num_seqs,
+        max_num_seqs=setup.config.max_num_seqs,
+    )
+    try:
+        return setup, *setup.back_end.decoder(parts)
+    except CannotRecordError as error:
+        description = f"{setup.back_end.description} for matmuls, torch for the rest: {error}"
+        by_torch = TorchBackEnd(setup.device, description, setup.factory)
+        return replace(setup, back_end=by_torch), *by_torch.decoder(parts)
 
 
-def _native_decoder(
-    setup: EngineSetup,
-    kernels: NativeKernels,
-    weights: DecoderWeights,
-    plan: CachePlan,
-    ranks: Communicator,
-    stages: Pipeline,
-) -> tuple[Decoder, KVCache, str]:
-    if ranks.size * stages.size > 1:
-        raise CannotRecordError("there are several ranks")
-    cache, config = setup.new_cache(plan, heads_first=True), setup.shard.local_config
-    decoder = NativeDecoder(config, weights, cache, plan.ctx_size_tokens, kernels.pool)
-    decoder.reserve(setup.chunk_tokens + setup.config.max_num_seqs, setup.config.max_num_seqs)
-    # The kernels' threads compute everything but sampling; torch's would take their cores.
-    torch.set_num_threads(1)
-    return decoder, cache, f"{kernels.variant} kernels"
-
-
-def _tunings(
-    setup: EngineSetup, decoder: Decoder, cache: KVCache, plan: CachePlan, graphs: Graphs
-) -> Tunings:
+def _tunings(setup: EngineSetup, decoder: Decoder, cache: KVCache, graphs: Graphs) -> Tunings:
     decode = graphs.decode
     has_runner = isinstance(decode, AsyncDecode) and decoder.config.mixer is None
     runner = decode.runner if isinstance(decode, AsyncDecode) and has_runner else None
-    record: Record | None = None
-    if isinstance(decoder, NativeDecoder) and isinstance(setup.kernels, NativeKernels):
-        pool = setup.kernels.pool
-
-        def record(weights: DecoderWeights) -> NativeDecoder:
-            return NativeDecoder(decoder.config, weights, cache, plan.ctx_size_tokens, pool)
-
-    return Tunings(decoder, cache, setup.shard, setup.checkpoint, setup.device, record, runner)
+    return Tunings(decoder, cache, setup.shard, setup.checkpoint, setup.device, runner)
 
 
 def _engine_info(
@@ -278,7 +248,6 @@ def _engine_info(
     decoder: Decoder,
     cache: KVCache,
     plan: CachePlan,
-    computed_by: str,
     started: float,
 ) -> EngineInfo:
     """Describe the loaded model and its memory, summed over all stages."""
@@ -288,7 +257,7 @@ def _engine_info(
     unread = [] if setup.checkpoint is None else setup.checkpoint.unread
     notes = cpu_note(config.device, setup.device), unread_note(unread)
     return EngineInfo(
-        device=describe_device(setup.device, computed_by, is_dequantized),
+        device=describe_device(setup.device, setup.back_end.description, is_dequantized),
         dtype=dtype,
         num_parameters=sum(math.prod(s) for s in expected_tensors(setup.shard.config).values()),
         weights_bytes=sum(stages.gather_from_stages(resident_bytes(weights))),
@@ -296,7 +265,7 @@ def _engine_info(
         cache_tokens=plan.num_blocks * config.block_size,
         kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
         cache_bytes=sum(stages.gather_from_stages(cache.num_bytes)),
-        workspace_bytes=decoder.workspace_bytes if isinstance(decoder, NativeDecoder) else 0,
+        workspace_bytes=decoder.workspace_bytes,
         ctx_size_tokens=plan.ctx_size_tokens,
         num_threads=setup.num_threads,
         load_s=time.perf_counter() - started,

@@ -54,7 +54,7 @@ class Engine:
         self.config = parts.config
         self.info = parts.info
         self.device = parts.device
-        self.gpu = parts.gpu
+        self.back_end, self.gpu = parts.back_end, parts.back_end.gpu
         self.decoder = parts.decoder
         self.cache = parts.cache
         self.scheduler = parts.scheduler
@@ -77,7 +77,7 @@ class Engine:
         self._fast_forward = parts.fast_forward
         self._pending: list[Outcome] = []  # reported by the next step
         self._num_computed = self._num_reused = 0
-        self._gpu_counters = GpuCounters(parts.gpu, parts.device)
+        self._gpu_counters = GpuCounters(self.gpu, parts.device)
 
     @property
     def has_work(self) -> bool:

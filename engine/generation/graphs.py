@@ -8,9 +8,10 @@ import torch
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import OnProgress
 from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.graph_sizes import DECODE_ROWS
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
-from swiftchat.engine.gpu.steps.graph_runner import GRAPH_SIZES, GraphRunner
+from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
 from swiftchat.engine.gpu.steps.pipeline_decode import PipelineDecode
 from swiftchat.engine.gpu.steps.prefill_graphs import PrefillGraphs, computes_experts
 from swiftchat.engine.gpu.steps.verification import VERIFIED_ROWS, Verification
@@ -94,7 +95,7 @@ def _graph_runner(
     """Return the runner of decode steps, None if they cannot be captured on some rank."""
     if not computes_experts(decoder, ops):
         return None
-    max_rows = min(max_num_seqs, GRAPH_SIZES[-1])
+    max_rows = min(max_num_seqs, DECODE_ROWS[-1])
     vocab_size = decoder.config.vocab_size
     batch = DecodeBatch(ops.gpu, max_rows, max_blocks, cache.block_size, vocab_size)
     return GraphRunner(decoder, ops, cache, batch, hidden_layers=hidden_layers)

@@ -1,21 +1,19 @@
 """The prediction heads of `--draft`: what an engine must have for them, and their weights."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.ops.layers.embedding import embed
 from swiftchat.engine.generation.setup import EngineSetup
+from swiftchat.engine.gpu.back_end import GpuBackEnd
 from swiftchat.engine.gpu.coverage import kernels_cover
 from swiftchat.engine.gpu.heads.captured_chain import CHAIN_ROWS, CapturedChain
 from swiftchat.engine.gpu.heads.eagle3_kernels import Eagle3Kernels, eagle3_kernels_cover
 from swiftchat.engine.gpu.heads.mtp_kernels import MtpKernels
 from swiftchat.engine.gpu.linear.plain import LinearKernels
-from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
@@ -82,7 +80,7 @@ class Heads:
             files = MtpFiles.open(setup.checkpoint, config, settings)
         is_exact = setup.dtype == torch.float32 and not setup.is_quantized
         quantizes = setup.factory.keeps_quantized and not is_exact
-        kernels = setup.kernels if isinstance(setup.kernels, LinearKernels) else None
+        kernels = setup.back_end.kernels if isinstance(setup.back_end, GpuBackEnd) else None
         return cls(files, setup.factory, setup.dtype, setup.device, kernels, quantizes)
 
     @property
@@ -224,16 +222,6 @@ def _medusa(files: MedusaFiles, reader: _Reader) -> list[MedusaHead]:
     return heads
 
 
-def look_up(table: LinearWeight, ids: Tensor) -> Tensor:
-    """Return the rows `ids` of a table in fp32; torch cannot look them up in a packed one."""
-    if not isinstance(table, GpuQuantizedWeight):
-        return table.rows(ids).float()
-    out = torch.empty(len(ids), table.shape[1], device=ids.device)
-    (matrix,) = table.kernel_matrices
-    embed(table.kernels.gpu, ids.int(), matrix, out)
-    return out
-
-
 def _eagle3(
     files: Eagle3Files, reader: _Reader, embeddings: LinearWeight, ctx_size_tokens: int
 ) -> tuple[Eagle3Layer, LinearWeight]:
@@ -244,7 +232,7 @@ def _eagle3(
         config=config,
         token_ids=torch.from_numpy(files.token_ids).to(device),
         cos_sin=cos_sin_table(config.rope, config.head_dim, ctx_size_tokens, device),
-        embed=partial(look_up, table),
+        embed=lambda ids: table.rows(ids).float(),
         fc=reader.matrix("fc"),
         input_norm=reader.norm(f"{LAYER}input_layernorm"),
         hidden_norm=reader.norm(f"{LAYER}hidden_norm"),

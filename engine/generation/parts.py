@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.adapters.tunings import Tunings
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo
@@ -14,6 +13,7 @@ from swiftchat.engine.generation.graphs import GraphDecode
 from swiftchat.engine.gpu.steps.prefill_graphs import PrefillGraphs
 from swiftchat.engine.gpu.steps.verification import Verification
 from swiftchat.engine.kv_store.block_store import BlockStore
+from swiftchat.engine.model.back_end import BackEnd
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.scheduler import Scheduler
@@ -25,7 +25,7 @@ from swiftchat.weights.model.checkpoint import Checkpoint
 class EngineParts:
     """The parts that `build_engine` makes an engine of.
 
-    `gpu` is None if torch's operators compute, `graph_decode` if no decode step is captured,
+    `graph_decode` is None if no decode step is captured,
     `prefill_graphs` if no prefill chunk is, and `verification` if no step with proposed tokens is.
     The checkpoint is held because weights may be views of its mapped files.
     """
@@ -33,7 +33,7 @@ class EngineParts:
     config: EngineConfig
     info: EngineInfo
     device: torch.device
-    gpu: Gpu | None
+    back_end: BackEnd
     decoder: Decoder
     cache: KVCache
     scheduler: Scheduler

@@ -6,34 +6,29 @@ from pathlib import Path
 
 import torch
 
-from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.comm.communicator import Communicator, RankPlacement
 from swiftchat.engine.comm.pipeline import Pipeline
-from swiftchat.engine.cpu.backend import NativeKernels
+from swiftchat.engine.cpu.back_end import NativeBackEnd
 from swiftchat.engine.cpu.threads import default_threads
 from swiftchat.engine.device.device import available_bytes, find_device, find_kernels
-from swiftchat.engine.gpu.linear.factory import KernelWeights
+from swiftchat.engine.gpu.back_end import GpuBackEnd
 from swiftchat.engine.gpu.linear.plain import LinearKernels
-from swiftchat.engine.gpu.steps.graph_runner import GRAPH_SIZES
-from swiftchat.engine.gpu.steps.prefill_graphs import graph_sizes
 from swiftchat.engine.linear.factory import WeightFactory, weight_factory
+from swiftchat.engine.model.back_end import BackEnd
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import (
     CachePlan,
-    native_workspace_bytes,
     plain_weight_bytes,
-    workspace_bytes,
 )
+from swiftchat.engine.reference.back_end import TorchBackEnd
+from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import dummy_config, parse_dummy_name
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 
-# Default numbers of tokens of one prefill step; the second one with kernels on a GPU. Every step
-# dequantizes packed weights, so larger ones take less time, but their activations more memory.
-_CHUNK_TOKENS = 512
-_CHUNK_TOKENS_ON_GPU = 4096
+# Of a prefill step on a GPU with enough memory for its activations.
 _LARGE_CHUNK_TOKENS = 8192
 _LARGE_CHUNK_FRACTION = 0.1  # for their activations, of the memory that the weights leave
 # The number of cores, or OMP_NUM_THREADS. Read here because engines change it.
@@ -44,13 +39,13 @@ _TORCH_THREADS = torch.get_num_threads()
 class EngineSetup:
     """Everything that is decided before weights are loaded.
 
-    `checkpoint` is None for a dummy model, whose quantization scheme is `dummy_scheme`. `kernels`
-    are those of the GPU or the CPU; a text says why torch's operators compute.
+    `checkpoint` is None for a dummy model, whose quantization scheme is `dummy_scheme`. A
+    prefill step has at most `chunk_tokens`.
     """
 
     config: EngineConfig
     device: torch.device
-    kernels: LinearKernels | NativeKernels | str
+    back_end: BackEnd
     shard: Shard
     checkpoint: Checkpoint | None
     dummy_scheme: str | None
@@ -66,29 +61,14 @@ class EngineSetup:
         return self.checkpoint.is_quantized
 
     @property
-    def gpu(self) -> Gpu | None:
-        return self.kernels.gpu if isinstance(self.kernels, LinearKernels) else None
-
-    @property
     def factory(self) -> WeightFactory:
-        if isinstance(self.kernels, NativeKernels):
-            return self.kernels.factory
-        if isinstance(self.kernels, LinearKernels):
-            return KernelWeights(self.kernels)
-        return weight_factory(self.device)
+        return self.back_end.factory
 
     @property
     def workspace_bytes(self) -> int:
-        """An upper estimate of the activations of a forward pass by kernels; 0 for torch's."""
-        config, num_seqs = self.shard.local_config, self.config.max_num_seqs
-        if isinstance(self.kernels, LinearKernels):
-            # Captured chunks have activations of their own.
-            tokens = self.chunk_tokens + graph_sizes(config)[-1]
-            num_rows = min(num_seqs, GRAPH_SIZES[-1])
-            return workspace_bytes(config, tokens, self.dtype, num_rows)
-        if isinstance(self.kernels, NativeKernels):
-            return native_workspace_bytes(config, self.chunk_tokens + num_seqs, num_seqs)
-        return 0
+        """An upper estimate of the activations of a forward pass; 0 for torch's."""
+        config, max_num_seqs = self.shard.local_config, self.config.max_num_seqs
+        return self.back_end.workspace_bytes(config, self.dtype, self.chunk_tokens, max_num_seqs)
 
     def new_cache(self, plan: CachePlan, *, heads_first: bool) -> KVCache:
         return KVCache(
@@ -108,7 +88,7 @@ def set_up(
 ) -> EngineSetup:
     """Choose device, dtype, kernels and this rank's shard for the model at `path`.
 
-    Raises as `Model.open`, `find_device` and `NativeKernels.open` do.
+    Raises as `Model.open`, `find_device` and `NativeBackEnd.open` do.
     """
     device = _set_up_device(config, ranks.placement)
     model = None if config.dummy else Model.open(path)
@@ -116,26 +96,18 @@ def set_up(
     shard = shard_of(model_config, ranks.size, ranks.rank, stages.stage, stages.size)
     checkpoint = model.checkpoint(shard) if model else None
     dtype: torch.dtype = getattr(torch, config.dtype or shard.local_config.dtype)
-    kernels: LinearKernels | NativeKernels | str
-    if device.type == "cpu":
-        kernels = _cpu_kernels(config)
-    else:
-        gpu = find_kernels(device, config, shard.local_config, dtype, cubins)
-        hidden_size = shard.local_config.hidden_size
-        kernels = gpu if isinstance(gpu, str) else LinearKernels(gpu, hidden_size)
-    is_on_gpu = isinstance(kernels, LinearKernels)
-    default_tokens = _CHUNK_TOKENS_ON_GPU if is_on_gpu else _CHUNK_TOKENS
+    back_end = _back_end(device, config, shard.local_config, dtype, cubins)
     return EngineSetup(
         config=config,
         device=device,
-        kernels=kernels,
+        back_end=back_end,
         shard=shard,
         checkpoint=checkpoint,
         dummy_scheme=None if model else parse_dummy_name(config.dummy or "")[1],
         dtype=dtype,
         available_bytes=available_bytes(device, ranks.placement.num_local_ranks),
         num_threads=torch.get_num_threads(),
-        chunk_tokens=config.chunk_tokens or default_tokens,
+        chunk_tokens=config.chunk_tokens or back_end.default_chunk_tokens,
     )
 
 
@@ -147,7 +119,8 @@ def with_large_chunks(
     `weights_bytes` is the size of quantized weights; None for weights that all have `setup.dtype`.
     """
     # Stages compute steps at the same time; with larger ones more stages would wait.
-    if setup.config.chunk_tokens is not None or setup.gpu is None or setup.shard.num_stages > 1:
+    is_chosen, has_stages = setup.config.chunk_tokens is not None, setup.shard.num_stages > 1
+    if is_chosen or has_stages or setup.back_end.gpu is None:
         return setup
     large = replace(setup, chunk_tokens=_LARGE_CHUNK_TOKENS)
     if weights_bytes is None:
@@ -157,10 +130,29 @@ def with_large_chunks(
     return large if ranks.min_across_ranks(int(fits)) else setup
 
 
-def _cpu_kernels(config: EngineConfig) -> NativeKernels | str:
+def _back_end(
+    device: torch.device,
+    config: EngineConfig,
+    shape: ModelConfig,
+    dtype: torch.dtype,
+    cubins: Path | None,
+) -> BackEnd:
+    """Return the kernels of the device if they can run, else torch's operators with the reason."""
+    found: BackEnd | str
+    if device.type == "cpu":
+        found = _native_kernels(config)
+    else:
+        gpu = find_kernels(device, config, shape, dtype, cubins)
+        found = gpu if isinstance(gpu, str) else GpuBackEnd(LinearKernels(gpu, shape.hidden_size))
+    if isinstance(found, str):
+        return TorchBackEnd(device, f"torch only: {found}", weight_factory(device))
+    return found
+
+
+def _native_kernels(config: EngineConfig) -> NativeBackEnd | str:
     if not config.kernels:
         return "switched off"
-    return NativeKernels.open(os.environ, torch.get_num_threads())
+    return NativeBackEnd.open(os.environ, torch.get_num_threads())
 
 
 def _set_up_device(config: EngineConfig, placement: RankPlacement) -> torch.device:

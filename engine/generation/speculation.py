@@ -10,7 +10,6 @@ from torch import Tensor
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.graphs import Graphs
-from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.weights import has_quantized, resident_bytes
 from swiftchat.engine.schedule.batch import Batch
@@ -33,12 +32,15 @@ def speculation_of(
     ctx_size_tokens: int,
     draft: Proposer | None,
     num_verified_states: int = 0,
+    *,
+    is_on_gpu: bool,
 ) -> Speculation:
     """Return the speculation of an engine with this decoder, and a draft model or heads.
 
-    A model with states has `num_verified_states` for proposed tokens.
+    A model with states has `num_verified_states` for proposed tokens. `is_on_gpu`: the kernels of
+    a GPU compute.
     """
-    is_on_gpu, weights = isinstance(decoder.ops, CudaOps), decoder.weights
+    weights = decoder.weights
     costs, max_rows, step_s = StepCosts(_ROW_COST), MAX_VERIFIED_ROWS, None
     if is_on_gpu:
         # All ranks must propose the same tokens. Look-up depends on nothing but ids and costs.
@@ -89,9 +91,9 @@ def draft_model(config: EngineConfig) -> tuple[Path, EngineConfig]:
 
 def draft_proposer(engine: Engine, vocab_size: int) -> DraftModel:
     """Return the proposer with the engine of a draft model, for a target of `vocab_size` ids."""
-    decoder, weights = engine.decoder, engine.decoder.weights
+    weights = engine.decoder.weights
     step_s = None
-    if isinstance(decoder.ops, CudaOps):
+    if engine.gpu is not None:
         step_s = gpu_step_s(resident_bytes(weights), len(weights.layers)) + _DRAFT_LAUNCH_S
     return DraftModel(
         _compute(engine),

@@ -93,11 +93,11 @@ class LinearWeight(Protocol):
         return out if bias is None else out + bias
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return the rows `ids` [n] as [n, columns] in `dtype`, by torch's operators.
+        """Return the rows `ids` [n] as [n, columns], in `dtype` or in fp32.
 
-        Raises `DeviceError` if only kernels can read the format.
+        Raises `DeviceError` for a weight that cannot be a table of embeddings.
         """
-        raise DeviceError(f"torch cannot look up rows of a {type(self).__name__}")
+        raise DeviceError(f"a {type(self).__name__} cannot look up rows")
 
     def reordered(self, order: Tensor) -> "LinearWeight":
         """Return a weight whose row i is row `order[i]` of this one."""

@@ -44,6 +44,11 @@ class Decoder:
         scale = torch.tensor(config.embedding_scale, dtype=weights.dtype)
         self.embedding_scale = float(scale) / config.residual_scale
 
+    @property
+    def workspace_bytes(self) -> int:
+        """The memory that it keeps for activations; 0: each batch allocates its own."""
+        return 0
+
     def forward(
         self, batch: Batch, cache: KVCache, hidden: HiddenStates | None = None
     ) -> Tensor | None:

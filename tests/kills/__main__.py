@@ -5,6 +5,7 @@ found. The exit code is 1 if a round found a problem. Linux only.
 """
 
 import argparse
+import ctypes
 import json
 import multiprocessing
 import os
@@ -27,8 +28,8 @@ own_forks()  # first: it sets the number of threads
 
 from tests.kills import commands, conversation  # noqa: E402
 from tests.kills.outcome import SIGNALS, Outcome, table  # noqa: E402
-from tests.support.forks.server import adopt_orphans  # noqa: E402
 
+_PR_SET_CHILD_SUBREAPER = 36
 Kill = Callable[[str, str, random.Random, Path, Path], Outcome]
 # Target → the function that makes what its rounds share, and the one that runs a round.
 TARGETS: dict[str, tuple[Callable[[Path], Path], Kill]] = dict.fromkeys(
@@ -99,7 +100,7 @@ class Rounds:
         pid = os.fork()
         if pid == 0:
             try:
-                adopt_orphans()
+                _adopt_orphans()
                 outcome = kill(
                     target, name, random.Random(f"{target} {name} {seed}"), self._shared[make], home
                 )
@@ -119,6 +120,12 @@ class Rounds:
             os.waitpid(pid, 0)
             shutil.rmtree(home)
             yield *case, Outcome(**json.loads(text))
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends (Linux)."""
+    if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1):
+        raise OSError("prctl failed")
 
 
 def _made(make: Callable[[Path], Path], folder: Path) -> Path:

@@ -12,7 +12,7 @@ import torch
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Finished, Logprob, Tokens
 from swiftchat.engine.comm.communicator import Communicator
-from swiftchat.engine.cpu.backend import NativeKernels
+from swiftchat.engine.cpu.back_end import NativeBackEnd
 from swiftchat.engine.cpu.native_decoder import NativeDecoder
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
@@ -79,9 +79,9 @@ def plain_tensor(weight: LinearWeight) -> torch.Tensor:
 
 
 @cache
-def native_kernels() -> NativeKernels:
+def native_kernels() -> NativeBackEnd:
     """The native kernels of this machine; skip the test if there are none."""
-    kernels = NativeKernels.open(os.environ, torch.get_num_threads())
+    kernels = NativeBackEnd.open(os.environ, torch.get_num_threads())
     if isinstance(kernels, str):
         pytest.skip(kernels)
     return kernels

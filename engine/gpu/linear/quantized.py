@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from swiftchat.cuda.ops.layers.embedding import embed
 from swiftchat.cuda.ops.linear.layout import linear_fits
 from swiftchat.cuda.ops.linear.linear import linear
 from swiftchat.cuda.ops.linear.packed_gemm import packed_gemm, packed_gemm_fits
@@ -69,6 +70,11 @@ class GpuQuantizedWeight(LinearWeight):
     @property
     def kernel_matrices(self) -> Sequence[Matrix]:
         return (self.matrix,)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        out = torch.empty(len(ids), self.shape[1], device=ids.device)
+        embed(self.kernels.gpu, ids.int(), self.matrix, out)
+        return out
 
     def reordered(self, order: Tensor) -> Self:
         return replace(self, matrix=self.matrix.reordered(order))

@@ -22,6 +22,7 @@ from swiftchat.engine.gpu.capture import capture
 from swiftchat.engine.gpu.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.fused.decoder import FusedDecoder
 from swiftchat.engine.gpu.fused.deltas import FusedDeltas, needed_ranks
+from swiftchat.engine.gpu.graph_sizes import DECODE_ROWS
 from swiftchat.engine.gpu.mixers.mix import StatePlan
 from swiftchat.engine.gpu.ops import CudaOps, CudaPlan
 from swiftchat.engine.linear.adapted import AdapterSet
@@ -31,8 +32,6 @@ from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.sequence import TokenSequence
 
 Part = Literal["step", "forward", "sampling"]
-# Numbers of rows with a graph of their own; others are padded to the next one.
-GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 
 
 class GraphRunner:
@@ -61,7 +60,7 @@ class GraphRunner:
         ops: CudaOps,
         cache: KVCache,
         batch: DecodeBatch,
-        sizes: Sequence[int] = GRAPH_SIZES,
+        sizes: Sequence[int] = DECODE_ROWS,
         *,
         shares_blocks: bool = False,
         hidden_layers: Collection[int] = (),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.gpu.capture import capture
+from swiftchat.engine.gpu.graph_sizes import prefill_sizes
 from swiftchat.engine.gpu.ops import CudaOps, CudaPlan
 from swiftchat.engine.gpu.steps.prefill_inputs import PrefillInputs
 from swiftchat.engine.model.decoder import Decoder
@@ -13,22 +14,11 @@ from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.errors import KernelCompileError, OutOfMemory
-from swiftchat.weights.architectures.config import ModelConfig
 
-# Numbers of tokens with a graph of their own; others are padded to the next one. Longer chunks
-# keep the GPU busy for longer than the host needs to launch their kernels.
-GRAPH_TOKENS = (16, 32, 64, 128, 256, 512)
-_MORE_TOKENS = (1024, 2048)  # of models whose layers have many kernels
 # Queries times cached tokens times heads for which latent attention takes one query at a time, as
 # graphs need it: with 16 heads, 512 queries and 6,144 tokens. Torch's operators read the latents
 # once for all queries, but need the host.
 _MAX_LATENT_SCORES = 3 * 2**24
-
-
-def graph_sizes(config: ModelConfig) -> tuple[int, ...]:
-    """Return the numbers of tokens of a model's captured chunks, in ascending order."""
-    has_many = config.num_experts > 0 or config.mixer is not None or config.latent is not None
-    return GRAPH_TOKENS + _MORE_TOKENS if has_many else GRAPH_TOKENS
 
 
 def computes_experts(decoder: Decoder, ops: CudaOps) -> bool:
@@ -64,7 +54,7 @@ class PrefillGraphs:
         self._hidden_layers = hidden_layers
         self._hidden: dict[int, HiddenStates] = {}
         self._decoder, self._ops, self._cache = decoder, ops, cache
-        sizes = (size for size in graph_sizes(decoder.config) if size <= max_tokens)
+        sizes = (size for size in prefill_sizes(decoder.config) if size <= max_tokens)
         contexts = {size: self._max_context(size, max_blocks) for size in sizes}
         # The most tokens of a context by the size of its chunk, which is longer than half of that;
         # in ascending order of sizes.

@@ -12,6 +12,7 @@ import pytest
 
 from swiftchat.engine.cpu import build as build_module
 from swiftchat.engine.cpu.build import (
+    INTERFACE,
     PLAINEST,
     TARGETS,
     BuildError,
@@ -27,6 +28,8 @@ def tiny(tmp_path: Path) -> Path:
     folder = tmp_path / "kernels"
     folder.mkdir()
     (folder / "two.h").write_text("enum { TWO = 2 };\n")
+    for name in INTERFACE:
+        (folder / name).touch()
     (folder / "one.c").write_text("int one(void) { return 1; }\n")
     (folder / "twice.c").write_text('#include "two.h"\nint twice(int n) { return TWO * n; }\n')
     return folder

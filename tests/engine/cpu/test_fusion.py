@@ -1,6 +1,6 @@
 """Fused operations give the same results as the recorded ones, and are fewer."""
 
-from ctypes import POINTER, cast, memmove, pointer, sizeof
+from ctypes import POINTER, Structure, cast, memmove, pointer, sizeof
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swiftchat.engine.cpu import structures as native
+from swiftchat.engine.cpu import native
 from swiftchat.engine.cpu.float_matrix import float_matrix
 from swiftchat.engine.cpu.fusion import fuse
 from swiftchat.engine.cpu.recording import Recording
@@ -181,7 +181,7 @@ class RandomProgram:
         self._append_to(len(buffers) - 1, op)
 
     def _append_to(self, out: int, op: Any) -> None:
-        op.header = native.OpHeader(op.KIND, self.recording.buffers[out][0])
+        op.header.row_set = self.recording.buffers[out][0]
         if not isinstance(op, native.SoftcapOp):
             op.out = out
         self.recording.ops.append(op)
@@ -192,7 +192,7 @@ class RandomProgram:
         return values
 
 
-def copied(op: native.AnyOp) -> native.AnyOp:
+def copied(op: Structure) -> Structure:
     copy = type(op)()
     memmove(pointer(copy), pointer(op), sizeof(op))
     return copy

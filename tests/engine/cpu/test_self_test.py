@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from swiftchat.engine.cpu import backend, self_test
-from swiftchat.engine.cpu.backend import NativeKernels
+from swiftchat.engine.cpu import back_end, self_test
+from swiftchat.engine.cpu.back_end import NativeBackEnd
 from swiftchat.engine.cpu.library import VARIABLE
 from tests.support.native.libraries import VARIANT_NAMES
 from tests.support.native.ops import each_variant, pool
@@ -39,8 +39,8 @@ def test_wrong_results_are_found(
 
 
 def test_torch_computes_if_the_kernels_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "self_test", lambda _: "attention of 1 rows errs by 2")
+    monkeypatch.setattr(back_end, "self_test", lambda _: "attention of 1 rows errs by 2")
     variant = VARIANT_NAMES[0]
-    opened = NativeKernels.open({VARIABLE: variant}, 1)
+    opened = NativeBackEnd.open({VARIABLE: variant}, 1)
     expected = f"the {variant} kernels failed their test: attention of 1 rows errs by 2"
     assert opened == expected

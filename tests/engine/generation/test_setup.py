@@ -4,13 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.comm.communicator import SingleRank
 from swiftchat.engine.comm.pipeline import SingleStage
 from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_chunks
+from swiftchat.engine.gpu.back_end import GpuBackEnd
 from swiftchat.engine.gpu.linear.plain import LinearKernels
+from swiftchat.engine.linear.factory import weight_factory
 from swiftchat.engine.model.memory import workspace_bytes
+from swiftchat.engine.reference.back_end import TorchBackEnd
 from swiftchat.errors import OutOfMemory
 from tests.support import tiny
 from tests.support.emulated.engine import engine_gpu
@@ -30,7 +34,7 @@ def setup(tmp_path: Path) -> EngineSetup:
     tiny.make("llama", tmp_path)
     found = set_up(tmp_path, EngineConfig(device="cpu"), None, SingleRank(), SingleStage())
     kernels = LinearKernels(engine_gpu(), found.shard.config.hidden_size)
-    return replace(found, kernels=kernels, chunk_tokens=SMALL, available_bytes=10**12)
+    return replace(found, back_end=GpuBackEnd(kernels), chunk_tokens=SMALL, available_bytes=10**12)
 
 
 def test_chunks_are_large_if_the_weights_leave_much_memory(setup: EngineSetup) -> None:
@@ -53,7 +57,9 @@ def test_the_size_that_the_user_chose_stays(setup: EngineSetup) -> None:
 def test_stages_and_torch_operators_keep_small_chunks(setup: EngineSetup) -> None:
     stages = replace(setup, shard=replace(setup.shard, num_stages=2))
     assert with_large_chunks(stages, WEIGHTS, SingleRank()) == stages
-    by_torch = replace(setup, kernels="switched off", chunk_tokens=512)
+    cpu = torch.device("cpu")
+    back_end = TorchBackEnd(cpu, "torch only", weight_factory(cpu))
+    by_torch = replace(setup, back_end=back_end, chunk_tokens=512)
     assert with_large_chunks(by_torch, WEIGHTS, SingleRank()) == by_torch
 
 

@@ -39,7 +39,8 @@ def with_draft(folder: Path, draft: Engine, **config: object) -> Engine:
     engine = tiny.engine(folder, **config)
     proposer = draft_proposer(draft, engine.vocab_size)
     num_states, sizes = engine.scheduler.states.num_verified, (Graphs(), engine.ctx_size_tokens)
-    speculation = speculation_of(engine.decoder, *sizes, proposer, num_states)
+    parts = (engine.decoder, *sizes, proposer, num_states)
+    speculation = speculation_of(*parts, is_on_gpu=False)
     speculation.costs.slope, speculation._measures = 0.0, False
     engine.speculation = speculation
     return engine

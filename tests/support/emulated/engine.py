@@ -17,6 +17,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation import build, heads
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu.back_end import GpuBackEnd
 from swiftchat.engine.gpu.heads import captured_chain
 from swiftchat.engine.gpu.linear.plain import LinearKernels
 from swiftchat.engine.gpu.steps import graph_runner
@@ -32,7 +33,9 @@ def use_emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def set_up_kernels(*args: Any) -> Any:
         setup = set_up(*args)
         gpu = engine_gpu()
-        return replace(setup, kernels=LinearKernels(gpu, setup.shard.config.hidden_size))
+        return replace(
+            setup, back_end=GpuBackEnd(LinearKernels(gpu, setup.shard.config.hidden_size))
+        )
 
     monkeypatch.setattr(build, "set_up", set_up_kernels)
     for user in (build, heads):

@@ -97,6 +97,7 @@ def load_image() -> tuple[HiddenModules, frozenset[str]]:
     added = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(added)
     hidden = HiddenModules()
+    gc.disable()  # all that is made here stays
     with _recorded_variables() as names:
         _import_program("chat", "errors", "tokenizer", "weights", "engine.api")
         for name in _TERMINAL:
@@ -114,6 +115,7 @@ def load_image() -> tuple[HiddenModules, frozenset[str]]:
     assert threading.active_count() == len(list(Path("/proc/self/task").iterdir())) == 1
     gc.collect()
     gc.freeze()  # so that the garbage collection of a forked process copies no page
+    gc.enable()
     return hidden, frozenset(names) - _WITHOUT_EFFECT - added.keys()
 
 

@@ -1,35 +1,31 @@
 """The process with the image, of which programs are forked: `python -m tests.support.forks.server`.
 
 A program must be a child of the process that asked for it, which waits for it, and with which it
-may have to end. So the server forks twice and lets the first fork end: Linux gives the second to
-the nearest ancestor that has asked for orphans, which is the client.
+may have to end. So the server, a child of that process itself, forks siblings.
 """
 
 import ctypes
 import os
 import pickle
+import platform
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.support.forks.fork_exec import MAX_FDS
 from tests.support.forks.own import own_forks
-from tests.support.forks.process import Image, set_command_line
+from tests.support.forks.process import set_command_line
 from tests.support.forks.start import ROOT, Start, can_be_forked, is_program
 
-_PR_SET_CHILD_SUBREAPER = 36
+_CLONE_NUMBERS = {"x86_64": 56, "aarch64": 220}  # of the system call
+_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
+_PR_GET_TID_ADDRESS = 40
 _LENGTH = struct.Struct("<Q")
-
-
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends (Linux)."""
-    if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1):
-        raise OSError("prctl failed")
 
 
 class ForkServer:
@@ -59,7 +55,6 @@ class ForkServer:
         code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         code += "from tests.support.forks.server import main\nmain()\n"
         command = [sys.executable, "-P", "-c", code, str(other.fileno())]
-        adopt_orphans()
         with other:
             self._process = subprocess.Popen(
                 command,
@@ -89,6 +84,7 @@ def main() -> None:
     sys.path.remove(str(ROOT))
     set_command_line(sys.orig_argv, dict(os.environ))  # fails here if it is not possible
     image = own_forks().image
+    fork_sibling = _sibling_fork()
     with socket.socket(fileno=descriptor) as client:
         _send(client, (image.environment, image.variables))
         while True:
@@ -96,30 +92,46 @@ def main() -> None:
                 start, fds = _receive(client)
             except (EOFError, ConnectionError):
                 return
-            _send(client, _fork_orphan(image, start, fds))
+            pid = fork_sibling()
+            if pid == 0:
+                image.become(start, fds)
+            _send(client, pid)
             for fd in fds:
                 os.close(fd)
 
 
-def _fork_orphan(image: Image, start: Start, fds: Sequence[int]) -> int:
-    """Fork a process that the client adopts before it runs; return its id."""
-    id_source, id_sink = os.pipe()
-    go_source, go_sink = os.pipe()
-    between = os.fork()
-    if between == 0:
-        pid = os.fork()
+def _sibling_fork() -> Callable[[], int]:
+    """Return a function like `os.fork`, but the new process is a child of this one's parent.
+
+    Only for a process with a single thread: the handlers that libraries have registered for a fork
+    do not run, and locks stay as they are. Raises `OSError` if the kernel or machine lacks it.
+    """
+    python = ctypes.PyDLL(None, use_errno=True)  # not `CDLL`: the new process must have the lock
+    number = _CLONE_NUMBERS.get(platform.machine())
+    # Where the C library keeps the thread's id, which the kernel corrects in the new process.
+    thread_id = ctypes.c_void_p()
+    if number is None or python.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(thread_id), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot fork siblings")
+    flags = _CLONE_PARENT | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID | signal.SIGCHLD
+    zero = ctypes.c_long(0)
+    address = ctypes.c_void_p(thread_id.value)
+    # The order of the last two differs between machines.
+    last = (address, zero) if platform.machine() == "x86_64" else (zero, address)
+    arguments = (ctypes.c_long(number), ctypes.c_long(flags), zero, zero, *last)
+    python.syscall.restype = ctypes.c_long
+
+    def fork() -> int:
+        python.PyOS_BeforeFork()
+        pid: int = python.syscall(*arguments)
         if pid == 0:
-            os.close(go_sink)
-            os.read(go_source, 1)
-            image.become(start, fds)
-        os.write(id_sink, str(pid).encode())
-        os._exit(0)
-    os.waitpid(between, 0)  # a process that can be waited for has given its children away
-    os.close(go_sink)
-    pid = int(os.read(id_source, 32))
-    for fd in (id_source, id_sink, go_source):
-        os.close(fd)
-    return pid
+            python.PyOS_AfterFork_Child()
+        else:
+            python.PyOS_AfterFork_Parent()
+        if pid < 0:
+            raise OSError(ctypes.get_errno(), "clone failed")
+        return pid
+
+    return fork
 
 
 def _send(to: socket.socket, message: object, fds: Sequence[int] = ()) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.gpu.steps.prefill_graphs import GRAPH_TOKENS
+from swiftchat.engine.gpu.graph_sizes import PREFILL_TOKENS
 from swiftchat.engine.schedule.batch import Batch
 from tests.support import tiny
 
@@ -68,7 +68,7 @@ def recorded(engine: Engine) -> list[int]:
 
 
 def graph_size(num_tokens: int) -> int:
-    return next(size for size in GRAPH_TOKENS if size >= num_tokens)
+    return next(size for size in PREFILL_TOKENS if size >= num_tokens)
 
 
 def test_ids_equal_those_without_graphs(folder: Path, cubins: Path) -> None:
@@ -162,7 +162,7 @@ def test_no_memory_for_a_graph(tmp_path: Path, cubins: Path) -> None:
     capture = graphs._capture
 
     def capture_small(size: int) -> torch.cuda.CUDAGraph:
-        if size > GRAPH_TOKENS[1]:
+        if size > PREFILL_TOKENS[1]:
             raise torch.OutOfMemoryError("no memory")
         return capture(size)
 

@@ -230,7 +230,8 @@ def test_a_draft_model_proposes_tokens(folder: Path, tmp_path: Path) -> None:
     proposer = draft_proposer(draft, engine.vocab_size)
     num_states = engine.scheduler.states.num_verified
     sizes = Graphs(), engine.ctx_size_tokens
-    speculation = speculation_of(engine.decoder, *sizes, proposer, num_states)
+    parts = (engine.decoder, *sizes, proposer, num_states)
+    speculation = speculation_of(*parts, is_on_gpu=False)
     # Steps with proposed tokens cost no more than others.
     speculation.costs.slope, speculation._measures = 0.0, False
     engine.speculation = speculation

@@ -1,5 +1,5 @@
 /* Run programs: list the phases of a batch and give them to the pool. */
-#include "program.h"
+#include "op_kernels.h"
 
 #include "pool.h"
 
@@ -26,21 +26,8 @@ static const OpKernels *const op_kernels[NUM_OP_KINDS] = {
     [OP_JOIN] = &join_kernels,
 };
 
-EXPORT int program_version(void) { return PROGRAM_VERSION; }
-
-/* Sizes of the structures, in the order of `STRUCTURES` in engine/cpu/program.py; -1 after the last. */
-EXPORT int struct_bytes(int which) {
-    static const int sizes[] = {
-        sizeof(Op),        sizeof(Matrix),      sizeof(Buffer),      sizeof(Program),   sizeof(Span),
-        sizeof(Run),       sizeof(Norm),        sizeof(LayerCache),  sizeof(Expert),    sizeof(EmbedOp),
-        sizeof(NormOp),    sizeof(LinearOp),    sizeof(RotaryOp),    sizeof(AttentionOp),
-        sizeof(ActAndMulOp), sizeof(AddScaledOp), sizeof(SoftcapOp), sizeof(GatherOp),  sizeof(MoeOp),
-        sizeof(LowRank),   sizeof(Delta),       sizeof(LowRankOp),   sizeof(ConvOp),
-        sizeof(DropColumnsOp), sizeof(GateOp), sizeof(GatedDeltaOp),
-        sizeof(Mamba2Op), sizeof(MambaOp), sizeof(JoinOp),
-    };
-    return which >= 0 && which < (int)(sizeof(sizes) / sizeof(*sizes)) ? sizes[which] : -1;
-}
+/* The compiler's argument INTERFACE_DIGEST is a hash of the headers that Python reads. */
+EXPORT uint64_t interface_digest(void) { return INTERFACE_DIGEST; }
 
 EXPORT size_t program_workspace_bytes(const Program *program, int num_tokens, int num_logits) {
     size_t most = 0;
