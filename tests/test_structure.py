@@ -39,7 +39,6 @@ TORCH_FREE_TO_IMPORT = (
 CLOSES_CIRCLE = {
     ("chat.options.completion", "chat.options.chat_options"),
     ("chat.options.completion", "chat.options.roles"),
-    ("engine.model.shared_block", "engine.model.ops"),
 }
 MAX_LINES = 420
 _STRENGTH = ("", "types only", "lazy", "top")

@@ -40,12 +40,6 @@ def kv_bytes_per_token(config: ModelConfig, item_bytes: int, kv_dtype: str = "au
     has a fp32 scale per head, and 8 bits an element; with int5 a key has 6, a value 5. Raises
     `UsageError` if the model's cache cannot be quantized so.
     """
-    if config.key_biases and kv_dtype != "auto":
-        raise UsageError(
-            f"--kv-dtype {kv_dtype} does not apply to this model: its keys have biases, which need "
-            "more bits",
-            "leave out --kv-dtype, or use --kv-dtype auto",
-        )
     if config.latent is not None and kv_dtype != "auto":
         raise UsageError(
             f"--kv-dtype {kv_dtype} does not apply to this model: its KV cache holds latents, "

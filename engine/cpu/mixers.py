@@ -61,7 +61,7 @@ class Parameters:
                 # The bias is not scaled with the input.
                 bias = bias if bias is None or before == 1.0 else bias.float() / before
                 return NativeMixer(kind.width, bias, conv, self._mamba2(kind))
-            case Mamba() if kind.num_heads == 1:
+            case Mamba():
                 return NativeMixer(kind.width, bias, self._conv(activation), self._mamba(kind))
         raise CannotRecordError("no kernel computes this kind of mixer")
 

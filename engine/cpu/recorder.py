@@ -172,13 +172,6 @@ class Recorder(WithoutKernels):
         norm = Norm(NormKind.RMS, eps, self._references.floats(weight))
         return self._append(native.NormOp(x=source.buffer, norm=norm), source.row_set, source.width)
 
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        joined, *rest = (self.activations(part) for part in parts)
-        for part in rest:
-            op = native.JoinOp(x=joined.buffer, y=part.buffer)
-            joined = self._append(op, joined.row_set, joined.width + part.width)
-        return joined
-
     def add_norm_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
         out, norm = self.activations(x), self._rms_norm(weight)
         branch = self.activations(delta).buffer

@@ -27,8 +27,6 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and not config.gate_by_head
         and not config.softplus_gate
         and config.value_size is None
-        and not config.key_biases
-        and not config.stream_weights
         and latent_kernels_cover(config, dtype)
         and (config.attention_chunk is None or config.latent is None)
         # The keys must not be normalized before they become values.

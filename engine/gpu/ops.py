@@ -22,10 +22,10 @@ from swiftchat.engine.gpu.per_layer import PerLayerKernels
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV, independent_copies
 from swiftchat.engine.model.latent_attention import LatentWeights
-from swiftchat.engine.model.mixer_weights import ChannelMixWeights, MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
-from swiftchat.engine.model.weights import KeyBiases, LayerWeights
+from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.engine.reference import activations
 from swiftchat.engine.reference.elementwise import Elementwise
 from swiftchat.engine.reference.moe import moe, shared_expert
@@ -238,20 +238,6 @@ class CudaOps(Elementwise):
 
     def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
         return self.per_layer.branch(x, own, branch)
-
-    def with_key_biases(self, qkv: Tensor, weights: KeyBiases) -> Tensor:
-        raise AssertionError("no kernel adds biases of keys to scores")  # see `coverage`
-
-    def channel_mix(
-        self,
-        plan: CudaPlan,
-        layer: int,
-        x: Tensor,
-        key: LinearWeight,
-        value: LinearWeight,
-        weights: ChannelMixWeights,
-    ) -> Tensor:
-        raise AssertionError("no kernel mixes channels")  # see `coverage`
 
     def moe(
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None

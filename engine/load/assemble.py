@@ -10,13 +10,11 @@ from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.altup import LowRankResidual, StreamMixing, StreamProjections
 from swiftchat.engine.model.latent_attention import LatentWeights
-from swiftchat.engine.model.mixer_weights import ChannelMixWeights, MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.moe import Expert, ExpertNorms, Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
-from swiftchat.engine.model.shared_block import LowRankChange, SharedBlockWeights
-from swiftchat.engine.model.weights import DecoderWeights, KeyBiases, LayerWeights
+from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.weights.architectures.parts.lightning import Lightning
-from swiftchat.weights.architectures.parts.rwkv import Rwkv
 from swiftchat.weights.architectures.tensors import (
     layer_tensors,
     tensor_name,
@@ -30,7 +28,7 @@ from swiftchat.weights.parallel.tensor_parallel import Shard
 MIXER_INPUTS = (
     *("mixer_in", "mixer_qkvz", "mixer_ba"),
     *("mixer_qkv", "mixer_q", "mixer_k", "mixer_v", "mixer_z", "mixer_b", "mixer_a"),
-    *("mixer_step_in", "mixer_gate_in", "mixer_x_in", "mixer_y_in"),
+    *("mixer_step_in", "mixer_gate_in"),
 )
 _QKV_BIASES = ("qkv_bias", "q_bias", "k_bias", "v_bias", "q_a_bias", "kv_a_bias")
 
@@ -77,8 +75,6 @@ class _Assembler:
         self._config = shard.config
         self._placement = placement
         self._dtype = dtype
-        # The matrices of blocks that several layers share, by their parts.
-        self._shared: dict[NamedSlices, LinearWeight] = {}
         self._outside = [*tensors_before_layers(shard.config), *tensors_after_layers(shard.config)]
 
     def decoder_weights(self) -> DecoderWeights:
@@ -133,11 +129,6 @@ class _Assembler:
             expert_norms=self._expert_norms(i) if self._config.mlp_and_experts else None,
             streams=self._stream_mixing(i) if self._config.streams is not None else None,
             residual=self._low_rank_residual(i) if self._config.streams is not None else None,
-            block=self._shared_block(i) if self._config.has_shared_block(i) else None,
-            channel_mix=self._channel_mix(i),
-            key_biases=self._key_biases(i),
-            attn_stream=self._exact("attn_stream", layer=i),
-            mlp_stream=self._exact("mlp_stream", layer=i),
         )
 
     def _per_layer_table(self) -> PerLayerTable | None:
@@ -166,22 +157,6 @@ class _Assembler:
         left, right = (self._matrix(f"residual_{side}", layer=i) for side in ("left", "right"))
         return LowRankResidual(left, right, self._required("residual_norm", layer=i))
 
-    def _shared_block(self, i: int) -> SharedBlockWeights:
-        blocks = self._config.shared_blocks
-        assert blocks is not None
-        return SharedBlockWeights(
-            norm=self._required("block_norm", layer=i),
-            out=self._matrix("block_out", layer=i),
-            qkv_changes=[
-                self._change(name, i) for name in ("q", "k", "v") if blocks.attention_rank
-            ],
-            gate_up_changes=[self._change("gate_up", i)] if blocks.mlp_rank else [],
-        )
-
-    def _change(self, canonical: str, layer: int) -> LowRankChange:
-        left, right = (self._matrix(f"{canonical}_change_{part}", layer=layer) for part in "ab")
-        return LowRankChange(left, right)
-
     def _per_layer_branch(self, i: int) -> PerLayerBranch | None:
         norm = self._optional("ple_out_norm", layer=i)
         if norm is None:
@@ -197,29 +172,10 @@ class _Assembler:
             router=self._required("router_scale", layer=i),
         )
 
-    def _means(self, *canonical: str, layer: int) -> Tensor | None:
-        means = self._exact(*canonical, layer=layer)
-        return None if means is None else means.flatten(1)
-
-    def _channel_mix(self, i: int) -> ChannelMixWeights | None:
-        means = self._exact("channel_mean_k", "channel_mean_r", layer=i)
-        if means is None:
-            return None
-        return ChannelMixWeights(self._matrix("channel_gate", layer=i), means.flatten(1))
-
-    def _key_biases(self, i: int) -> KeyBiases | None:
-        project, rate = (self._exact(name, layer=i) for name in ("key_bias", "key_bias_rate"))
-        if project is None or rate is None:
-            return None
-        return KeyBiases(project, self._exact("key_bias_bias", layer=i), rate)
-
     def _mixer(self, i: int) -> MixerWeights:
-        is_rwkv = isinstance(self._config.mixer, Rwkv)
         return MixerWeights(
             project_in=self._matrix(*MIXER_INPUTS, layer=i),
-            project_in_bias=self._optional(
-                "mixer_in_bias", "mixer_x_in_bias", "mixer_y_in_bias", layer=i
-            ),
+            project_in_bias=self._optional("mixer_in_bias", layer=i),
             conv=self._conv(i),
             conv_bias=self._optional("mixer_conv_bias", layer=i),
             project_out=self._matrix("mixer_out", layer=i),
@@ -234,10 +190,6 @@ class _Assembler:
             b_norm=self._exact("mixer_b_norm", layer=i),
             c_norm=self._exact("mixer_c_norm", layer=i),
             project_gate=self._exact("mixer_gate", layer=i),
-            gate_bias=self._exact("mixer_gate_bias", layer=i),
-            project_key=self._matrix("mixer_key", layer=i) if is_rwkv else None,
-            project_value=self._matrix("mixer_value", layer=i) if is_rwkv else None,
-            means=self._means("mixer_mean_k", "mixer_mean_v", "mixer_mean_r", layer=i),
         )
 
     def _conv(self, i: int) -> Tensor:
@@ -341,12 +293,7 @@ class _Assembler:
         slices = self._slices(canonical, layer)
         if not slices:
             return self._placement.factory.plain(torch.empty(0, 0, dtype=self._dtype))
-        if layer is None or not self._config.has_shared_block(layer):
-            return self._placement.weight(slices, is_table=is_table)
-        key = tuple(slices)
-        if key not in self._shared:
-            self._shared[key] = self._placement.weight(slices)
-        return self._shared[key]
+        return self._placement.weight(slices, is_table=is_table)
 
     def _projection(self, canonical: str, layer: int | None = None) -> LinearWeight | None:
         tensor = self._optional(canonical, layer=layer)

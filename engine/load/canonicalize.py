@@ -4,7 +4,6 @@ Only tensors that change are copied: none, for models in Llama's layout.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,24 +34,9 @@ def canonicalize(config: ModelConfig, weights: DecoderWeights) -> DecoderWeights
     changes: dict[str, Any] = {"layers": layers}
     if config.norm_order == "post":
         changes = _post_to_pre_norms(layers)
-    if config.sinusoidal_divisor:
-        weights = dataclasses.replace(weights, positions=_sinusoids(config, weights))
     if weights.positions is not None and config.position_offset:
         changes["positions"] = weights.positions[config.position_offset :]
     return dataclasses.replace(weights, **changes)
-
-
-def _sinusoids(config: ModelConfig, weights: DecoderWeights) -> Tensor:
-    """Return position embeddings [learned_positions, hidden_size]: sines, then cosines.
-
-    Vaswani et al., 2017 (arXiv:1706.03762), with frequencies 10000^(−i / `sinusoidal_divisor`).
-    """
-    steps = torch.arange(config.hidden_size // 2, dtype=torch.float64)
-    frequencies = torch.exp(steps * (-math.log(10_000.0) / config.sinusoidal_divisor))
-    angles = torch.arange(config.learned_positions).unsqueeze(1) * frequencies
-    table = torch.cat([angles.sin(), angles.cos()], 1)
-    like = next(iter(weights.embed.tensors))
-    return table.to(like.device, weights.dtype)
 
 
 def _norms_with_weights(config: ModelConfig, weights: DecoderWeights) -> DecoderWeights:
@@ -211,8 +195,8 @@ def qkv_rows(config: ModelConfig) -> Tensor | None:
     query's and a key's head in `head_order`. Gates among the query heads come after these.
     """
     order, grouped = head_order(config), ARCHITECTURES[config.architecture].qkv_in_groups
-    gated, quarters = gate_in_queries(config), ARCHITECTURES[config.architecture].qkv_in_quarters
-    if order is None and not grouped and not gated and not quarters:
+    gated = gate_in_queries(config)
+    if order is None and not grouped and not gated:
         return None
     num_heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
     num_heads *= 1 + gated
@@ -220,8 +204,6 @@ def qkv_rows(config: ModelConfig) -> Tensor | None:
     if grouped:
         groups = all_heads.view(num_kv_heads, -1)
         q, k, v = groups[:, :-2].reshape(-1), groups[:, -2], groups[:, -1]
-    elif quarters:
-        q, v, k = all_heads.view(4, 3, -1).transpose(0, 1).reshape(3, -1)
     else:
         q, k, v = torch.split(all_heads, [num_heads, num_kv_heads, num_kv_heads])
     q, gates = (q[::2], q[1::2]) if gated else (q, q[:0])

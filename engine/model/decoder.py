@@ -15,7 +15,6 @@ from swiftchat.engine.model.mlp import mlp, scaled
 from swiftchat.engine.model.moe import ExpertNorms
 from swiftchat.engine.model.norms import norm_widths_
 from swiftchat.engine.model.ops import Ops
-from swiftchat.engine.model.shared_block import changed
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
@@ -111,13 +110,9 @@ class Decoder:
         if weights.per_layer is not None:
             own = self.ops.per_layer_embeddings(plan, x, weights.per_layer)
         streams = None if weights.streams is None else altup.expand(x, weights.streams)
-        embedded = x if self.config.shared_blocks is None else self.ops.copy(x, 1.0)
         for i, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
             if streams is not None:
                 streams = self._stream_layer(plan, i, layer, kv, streams, own[i])
-                continue
-            if layer.block is not None:
-                delta = self._shared_block(plan, i, layer, kv, x, delta, embedded, hidden)
                 continue
             if self.config.single_branch:
                 delta = self._only_branch(plan, i, layer, kv, x, delta, hidden)
@@ -155,8 +150,6 @@ class Decoder:
         config = self.config
         stream_scale = None if layer.mixer is None else config.mixer_stream_scale
         normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias, stream_scale)
-        if layer.attn_stream is not None:
-            self.ops.scale_(x, layer.attn_stream)
         self.keep(hidden, i, x)
         if not config.parallel_residual:
             return self.ranks.all_reduce(self._attention(plan, i, layer, normed, kv))
@@ -178,11 +171,6 @@ class Decoder:
         """Return the output of a layer's MLP and experts, and that of experts for a later layer."""
         config, ops = self.config, self.ops
         normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias, config.mlp_stream_scale)
-        if layer.mlp_stream is not None:
-            ops.scale_(x, layer.mlp_stream)
-        if layer.channel_mix is not None:
-            matrices = (layer.gate_up, layer.down, layer.channel_mix)
-            return ops.channel_mix(plan, i, normed, *matrices), None
         if layer.expert_norms is not None:
             return self._mlp_and_experts(i, layer, layer.expert_norms, x, normed), None
         out = self._mlp(i, layer, normed)
@@ -282,33 +270,6 @@ class Decoder:
         self.keep(hidden, i, x)
         return self.ranks.all_reduce(self._mlp(i, layer, normed))
 
-    def _shared_block(
-        self,
-        plan: Any,
-        i: int,
-        layer: LayerWeights,
-        kv: LayerKV,
-        x: Tensor,
-        delta: Tensor | None,
-        embedded: Tensor,
-        hidden: HiddenStates | None,
-    ) -> Tensor:
-        """Return the output of a layer's mixer, which reads the stream plus a block's output.
-
-        `embedded` is the stream before the first layer.
-        """
-        ops, block = self.ops, layer.block
-        assert block is not None
-        if delta is not None:
-            ops.add_(x, delta)
-        self.keep(hidden, i, x)
-        joined = ops.norm_inside(ops.join([x, embedded]), block.norm, self.config.norm_eps)
-        out = self._attend(plan, i, layer, ops.cast(joined, self.weights.dtype), kv)
-        normed = self._norm(ops.cast(out, torch.float32), None, layer.mlp_norm, None)
-        added = ops.linear(self._mlp(i, layer, normed), block.out, None)
-        inputs = ops.add(ops.cast(added, torch.float32), x)
-        return self._attention(plan, i, layer, self._norm(inputs, None, layer.attn_norm, None), kv)
-
     def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:
         """Return this rank's part of the attention's or mixer's output, before the all-reduce."""
         if layer.mixer is None:
@@ -322,15 +283,11 @@ class Decoder:
     def _attend(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:
         ops = self.ops
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
-        if layer.block is not None:
-            qkv = changed(ops, qkv, x, layer.block.qkv_changes)
         gates: Tensor | None = None
         if layer.attn_gate is not None:
             gates = ops.linear(x, layer.attn_gate, None)
         elif self.config.attention_gate:
             qkv, gates = ops.split_gate(qkv, self.config.num_heads * self.config.head_dim)
-        if layer.key_biases is not None:
-            qkv = ops.with_key_biases(qkv, layer.key_biases)
         if self.config.clip_qkv is not None:
             ops.clamp_(qkv, self.config.clip_qkv)
         norms = layer.head_norms

@@ -16,9 +16,7 @@ class MixerWeights:
     biases of steps, `skip` the weights of a mixer's input in its output, fp32 for each head; `norm`
     is fp32 for the elements of one head or of all. Those after it are fp32: Mamba's projections
     of its input, and of that to steps, and norms of the three parts in between; Kimi's second
-    matrices of steps and of output gates; RG-LRU's matrices of blocks, with a bias of the gates.
-    RWKV has matrices of keys and values beside `project_in`, that of output gates, and fp32 `means`
-    [3, hidden_size], the weights of a token against the one before it in the inputs of the three.
+    matrices of steps and of output gates.
     """
 
     project_in: LinearWeight
@@ -37,29 +35,12 @@ class MixerWeights:
     b_norm: Tensor | None = None
     c_norm: Tensor | None = None
     project_gate: Tensor | None = None
-    gate_bias: Tensor | None = None
-    project_key: LinearWeight | None = None
-    project_value: LinearWeight | None = None
-    means: Tensor | None = None
 
     @property
     def matrices(self) -> list[LinearWeight]:
-        optional = (self.project_key, self.project_value)
-        return [self.project_in, self.project_out, *(each for each in optional if each is not None)]
+        return [self.project_in, self.project_out]
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors besides the matrices."""
         return [value for value in vars(self).values() if isinstance(value, Tensor)]
-
-
-@dataclass(frozen=True)
-class ChannelMixWeights:
-    """RWKV's matrix of output gates [hidden_size, hidden_size] of an MLP.
-
-    `means` fp32 [2, hidden_size] are the weights of a token against the one before it in the inputs
-    of the first matrix and of the gates.
-    """
-
-    gate: LinearWeight
-    means: Tensor

@@ -5,7 +5,6 @@ from statistics import NormalDist
 from torch import Tensor
 
 from swiftchat.engine.model.ops import Ops
-from swiftchat.engine.model.shared_block import changed
 from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.weights.architectures.config import ModelConfig
 
@@ -19,8 +18,6 @@ def mlp(i: int, layer: LayerWeights, x: Tensor, config: ModelConfig, ops: Ops) -
     if layer.experts is not None and not has_both:
         return scaled(ops.moe(i, x, layer.experts), config.experts_out_scale, ops)
     gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
-    if layer.block is not None:
-        gate_up = changed(ops, gate_up, x, layer.block.gate_up_changes)
     if any(config.gate_sparsity[i : i + 1]):
         ops.sparsify_(gate_up, NormalDist().inv_cdf(config.gate_sparsity[i]))
     inner = ops.act_and_mul(gate_up) if layer.xielu is None else ops.xielu(gate_up, layer.xielu)

@@ -10,10 +10,9 @@ from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
-from swiftchat.engine.model.mixer_weights import ChannelMixWeights, MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
-from swiftchat.engine.model.weights import KeyBiases
 from swiftchat.engine.schedule.batch import Batch
 
 
@@ -76,9 +75,6 @@ class Ops(Protocol):
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the sum of two branches' outputs, which may overwrite x."""
 
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return activations [n, …] of one dtype side by side."""
-
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor: ...
     def attend(
         self,
@@ -103,22 +99,8 @@ class Ops(Protocol):
         With several `ranks` it is this rank's part of the output, before the all-reduce.
         """
 
-    def channel_mix(
-        self,
-        plan: Any,
-        layer: int,
-        x: Tensor,
-        key: LinearWeight,
-        value: LinearWeight,
-        weights: ChannelMixWeights,
-    ) -> Tensor:
-        """Return the output of RWKV's MLP with matrices `key` and `value`; advance its states."""
-
     def split_gate(self, qkv: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return q k v and gates of [n, `width` queries, `width` gates, keys and values]."""
-
-    def with_key_biases(self, qkv: Tensor, weights: KeyBiases) -> Tensor:
-        """Return q k v with the bias of each key behind them, which `attend` expects there."""
 
     def clamp_(self, x: Tensor, limit: float) -> None:
         """Limit all elements of x to ±`limit` in place."""

@@ -9,27 +9,9 @@ from torch import Tensor
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.altup import LowRankResidual, StreamMixing, StreamProjections
 from swiftchat.engine.model.latent_attention import LatentWeights
-from swiftchat.engine.model.mixer_weights import ChannelMixWeights, MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.moe import ExpertNorms, Experts
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
-from swiftchat.engine.model.shared_block import SharedBlockWeights
-
-
-@dataclass(frozen=True)
-class KeyBiases:
-    """What makes a bias of scores for each key head from a token's values, fp32 (Doge).
-
-    exp(`rate` · softplus(`project` · values + `bias`)); `project` [num_kv_heads, values of all
-    heads], the others [num_kv_heads].
-    """
-
-    project: Tensor
-    bias: Tensor | None
-    rate: Tensor
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [each for each in (self.project, self.bias, self.rate) if each is not None]
 
 
 @dataclass(frozen=True)
@@ -43,11 +25,9 @@ class LayerWeights:
     value. `attn_inner_norm` and `mlp_inner_norm` come before `o` and `down`; `xielu` fp32 [2] are
     the parameters of xIELU. `attn_gate` has a row for each element of the attention's output. With
     `latent` the rows of `qkv` are those of the queries, or of their low-rank projection, and of the
-    latents. A layer with a `mixer` has no attention but beside it or, with a `block`, before it. At
-    the end of a layer `per_layer` adds the
-    token's embedding for it, then the stream is multiplied by `scale` [1]. `residual` is added to
-    the attention's output; `streams` update the others. With `channel_mix` the MLP is RWKV's.
-    `attn_stream` and `mlp_stream` [hidden_size] multiply the stream before a branch is added.
+    latents. A layer with a `mixer` has no attention but beside it. At the end of a layer
+    `per_layer` adds the token's embedding for it, then the stream is multiplied by `scale` [1].
+    `residual` is added to the attention's output; `streams` update the others.
     """
 
     attn_norm: Tensor | None
@@ -79,11 +59,6 @@ class LayerWeights:
     expert_norms: ExpertNorms | None = None
     streams: StreamMixing | None = None
     residual: LowRankResidual | None = None
-    block: SharedBlockWeights | None = None
-    channel_mix: ChannelMixWeights | None = None
-    key_biases: KeyBiases | None = None
-    attn_stream: Tensor | None = None
-    mlp_stream: Tensor | None = None
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
@@ -136,9 +111,6 @@ def resident_bytes(weights: DecoderWeights) -> int:
         tensors += layer.mixer.tensors if layer.mixer is not None else []
         tensors += layer.latent.tensors if layer.latent is not None else []
         tensors += [] if layer.per_layer is None else [layer.per_layer.out_norm]
-        tensors += [] if layer.block is None else [layer.block.norm]
-        tensors += [] if layer.channel_mix is None else [layer.channel_mix.means]
-        tensors += [] if layer.key_biases is None else layer.key_biases.tensors
         tensors += [] if layer.streams is None else layer.streams.tensors
         tensors += [] if layer.residual is None else [layer.residual.norm]
         tensors += [] if layer.expert_norms is None else vars(layer.expert_norms).values()
@@ -173,8 +145,6 @@ def _matrices(weights: DecoderWeights) -> Iterator[LinearWeight]:
         yield from (() if layer.attn_gate is None else (layer.attn_gate,))
         yield from (() if layer.mixer is None else layer.mixer.matrices)
         yield from (() if layer.latent is None else layer.latent.matrices)
-        yield from (() if layer.block is None else layer.block.matrices)
-        yield from (() if layer.channel_mix is None else (layer.channel_mix.gate,))
         yield from (() if layer.per_layer is None else layer.per_layer.matrices)
         yield from (() if layer.residual is None else (layer.residual.left, layer.residual.right))
         for expert in layer.experts.all if layer.experts is not None else ():

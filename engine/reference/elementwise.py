@@ -1,6 +1,5 @@
 """The decoder's elementwise operations as torch calls, the same on every device."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,9 +49,6 @@ class Elementwise:
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
-
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(parts), 1)
 
     def replace_(self, x: Tensor, normed: Tensor, scale: float) -> None:
         x.copy_(normed)

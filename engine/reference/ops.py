@@ -15,13 +15,12 @@ from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
-from swiftchat.engine.model.mixer_weights import ChannelMixWeights, MixerWeights
+from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.norms import RmsNorms, layer_norm, norm_heads_, norm_values_
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.rope import cos_sin_table, query_factors
 from swiftchat.engine.model.state_cache import LayerStates, StateRows, plan_states
-from swiftchat.engine.model.weights import KeyBiases
 from swiftchat.engine.reference.activations import ACTIVATIONS, act_and_mul
 from swiftchat.engine.reference.attention import (
     AttentionPlan,
@@ -32,11 +31,10 @@ from swiftchat.engine.reference.attention import (
 from swiftchat.engine.reference.elementwise import Elementwise
 from swiftchat.engine.reference.latent_attention import latent_attention, project
 from swiftchat.engine.reference.mixers.mix import mix
-from swiftchat.engine.reference.mixers.rwkv import channel_mix
 from swiftchat.engine.reference.moe import moe
 from swiftchat.engine.reference.per_layer import per_layer_embeddings
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.weights.architectures.config import KEY_BIAS_COLUMNS, ModelConfig
+from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.latent import LatentAttention
 from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
@@ -157,10 +155,6 @@ class TorchOps(Elementwise):
         config = self._layers[layer]
         if latent is not None and config.latent is not None:
             return self._attend_to_latents(plan, layer, qkv, kv, config.latent, latent)
-        biases: Tensor | None = None
-        if config.key_biases:
-            qkv, biases = qkv.tensor_split((qkv.shape[1] - config.num_kv_heads,), 1)
-            qkv = qkv.contiguous()
         if layer in config.keys_as_values:
             qkv = torch.cat([qkv, qkv[:, config.num_heads * config.head_dim :]], 1)
         if config.value_dim != config.head_dim:
@@ -178,8 +172,6 @@ class TorchOps(Elementwise):
             rotate_(heads.narrow(1, 0, rotated), cos, sin)
         if norms is not None and config.qk_norm_after_rope:
             norm_heads_(qkv, *norms, config)
-        if biases is not None:
-            queries, new_kv = _with_biases(queries, new_kv, biases, config.attention_scale)
         if growth := config.growth(layer):
             queries *= query_factors(growth, plan.positions).view(-1, 1, 1)
         number = plan.kv_numbers[layer]
@@ -200,11 +192,6 @@ class TorchOps(Elementwise):
             return out
         return out.view(queries.shape)[..., : config.value_dim].reshape(len(out), -1)
 
-    def with_key_biases(self, qkv: Tensor, weights: KeyBiases) -> Tensor:
-        values = qkv[:, qkv.shape[1] - weights.project.shape[1] :].float()
-        steps = F.softplus(F.linear(values, weights.project, weights.bias))
-        return torch.cat([qkv, (steps * weights.rate).exp().to(qkv.dtype)], 1)
-
     def mix(
         self, plan: TorchPlan, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
     ) -> Tensor:
@@ -212,17 +199,6 @@ class TorchOps(Elementwise):
         assert kind is not None
         activation = ACTIVATIONS[self._config.mixer_activation or self._config.activation]
         return mix(x, mixer, kind, plan.state_rows, states, activation, ranks)
-
-    def channel_mix(
-        self,
-        plan: TorchPlan,
-        layer: int,
-        x: Tensor,
-        key: LinearWeight,
-        value: LinearWeight,
-        weights: ChannelMixWeights,
-    ) -> Tensor:
-        return channel_mix(x, key, value, weights, plan.state_rows, plan.states[layer])
 
     def _attend_to_latents(
         self,
@@ -274,17 +250,6 @@ def _signed_cos_sin(
     """Cosines and sines as `rotate_` takes them: [num_positions, 2, head_dim]."""
     cos, sin = cos_sin_table(rope, head_dim, num_positions, device).chunk(2, dim=1)
     return torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1)
-
-
-def _with_biases(
-    queries: Tensor, new_kv: Tensor, biases: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Make biases [n, num_kv_heads] of scores one more element of queries and keys."""
-    width, num_kv_heads = queries.shape[2], biases.shape[1]
-    queries, new_kv = (F.pad(each, (0, KEY_BIAS_COLUMNS)) for each in (queries, new_kv))
-    queries[..., width] = 1 / scale
-    new_kv[:, :num_kv_heads, width] = biases
-    return queries, new_kv
 
 
 def pad_values(qkv: Tensor, config: ModelConfig) -> Tensor:

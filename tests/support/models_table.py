@@ -119,8 +119,20 @@ with a line that says so:MULTIMODAL_CLASSES.
 published ([experts, columns, rows]), not as transformers 5 saves them.
 
 Not supported: vision and audio, and mixers with a state other than short convolutions, gated
-DeltaNet, Kimi Delta Attention, lightning attention, RG-LRU, Mamba, Mamba-2 and RWKV-4: RWKV-5 to 7,
-xLSTM.
+DeltaNet, Kimi Delta Attention, lightning attention, Mamba and Mamba-2: RWKV, RG-LRU, xLSTM.
+
+These families ran in earlier versions and are refused now. No published chat model of theirs is in
+use, and each was the only one with a part of its own in the engine:
+
+| family | what only it had |
+| --- | --- |
+| OpenAI GPT (2018), BioGPT, GPT-Neo, GPT-BigCode (StarCoder 1) | earlier forms of GPT-2 and OPT |
+| CodeGen | queries, values and keys in quarters of the heads |
+| XGLM, CTRL | sinusoidal position embeddings |
+| RWKV-4 | time mixing and channel mixing |
+| RecurrentGemma | RG-LRU |
+| Zamba, Zamba2 | blocks of attention and MLP that layers share, Mamba with several heads |
+| Doge | biases of keys, a stream with weights |
 """
 
 

@@ -109,7 +109,6 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "gemma4_text": GEMMA4,
     "llama4_text": LLAMA4,
     "gemma4_unified_text": GEMMA4,
-    "codegen": {"num_attention_heads": 4, "rotary_dim": 4},
     "dots1": {
         "moe_intermediate_size": 24,
         "num_experts_per_tok": 2,
@@ -176,13 +175,6 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         }
     },
     "lfm2": {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_bias": True},
-    "recurrent_gemma": {
-        "attention_window_size": 7,
-        "head_dim": ABSENT,
-        "sliding_window": ABSENT,
-        "lru_width": 48,
-        "logits_soft_cap": 5.0,
-    },
     "lfm3": {
         "layer_types": ["conv", "conv", "full_attention", "sliding_attention"],
         "conv_bias": True,
@@ -293,7 +285,6 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "expert_selection_fn": "sigmoid",
         "logit_scale": 0.3,
     },
-    "rwkv": {"attention_hidden_size": 40, "context_length": 256},
     "aria_text": {"intermediate_size": 24, "moe_num_experts": 5, "moe_topk": 3},
     "apertus1p5_text": {"vocab_size": 105, "output_vocab_size": 97},
     "laguna": {
@@ -329,31 +320,6 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "layer_types": _HYBRID,
         "attention_bias": True,
     },
-    "zamba": {
-        "num_hidden_layers": 6,
-        "layers_block_type": ["linear_attention", "linear_attention", *["hybrid"] * 3, "mamba"],
-        "n_mamba_heads": 2,
-        "mamba_d_state": 8,
-        "mamba_dt_rank": 5,
-        "mamba_proj_bias": True,
-        "head_dim": ABSENT,
-    },
-    "doge": {"attention_bias": True, "num_experts_per_tok": ABSENT},
-    "zamba2": {
-        "num_hidden_layers": 6,
-        "layers_block_type": ["linear_attention", *["hybrid"] * 5],
-        "num_mem_blocks": 2,
-        "n_mamba_heads": 8,
-        "mamba_ngroups": 2,
-        "mamba_d_state": 8,
-        "adapter_rank": 5,
-        "use_shared_attention_adapter": True,
-        "use_mem_rope": True,
-        "add_bias_linear": True,
-        "num_key_value_heads": 6,
-        "time_step_min": 0.6,
-        "head_dim": ABSENT,
-    },
     "kolibri1": {"shared_expert_intermediate_size": 40},
     "flint": {"shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
     "granite_swa": {**GRANITE, "layer_rope_theta": [0, 300.0, 300.0, 300.0]},
@@ -362,8 +328,6 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 40,
         "layer_rope_theta": [900.0, 300.0, 0, 300.0],
     },
-    "xglm": {"d_model": 48, "ffn_dim": 80, "num_layers": 4, "attention_heads": 6},
-    "ctrl": {"n_embd": 48, "dff": 80, "n_layer": 4, "n_head": 6, "n_positions": 256},
     "jamba": {
         "attn_layer_period": 3,
         "attn_layer_offset": 1,
@@ -379,12 +343,5 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "max_seq_len": 256,
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 500.0},
         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 5, "moe_top_k": 2},
-    },
-    "gpt_neo": {
-        "hidden_size": 48,
-        "num_heads": 6,
-        "num_layers": 4,
-        "attention_types": [[["global", "local"], 2]],
-        "window_size": 7,
     },
 }

@@ -16,7 +16,6 @@ from swiftchat.weights.architectures.parts.latent import LatentAttention
 from swiftchat.weights.architectures.parts.layers import (
     LayerSizes,
     PerLayerEmbeddings,
-    SharedBlocks,
     Streams,
 )
 from swiftchat.weights.architectures.parts.mixers import StateMixer
@@ -27,9 +26,6 @@ from swiftchat.weights.architectures.readers import class_name, readers, windows
 from swiftchat.weights.architectures.registry import architecture_of
 from swiftchat.weights.architectures.unsupported_keys import ignored_keys
 from swiftchat.weights.architectures.variants import VARIANTS
-
-# Behind a key in the cache: its bias, and zeros up to an aligned width.
-KEY_BIAS_COLUMNS = 8
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class ModelConfig:
     have no weights; layers without rotation then have no norms of queries and keys. `inner_norms`
     come before the last matrix of each branch. Branches are multiplied by `residual_scale` before
     they are added to the stream: the stream is computed divided by it, and `norm_eps` is divided by
-    its square. `stream_weights`: the stream is multiplied by a vector before each addition.
+    its square.
 
     Layers. `parallel_residual`: attention and MLP read the same residual stream, through one
     norm if `shared_norm`. `gated`: the MLP has a gate; `interleaved_gate`: gate and up rows
@@ -62,16 +58,14 @@ class ModelConfig:
     `full_layers` ignore `sliding_window`; the other layers use `local_rope` if it is set.
     With `attention_chunk` layers but the full ones attend only within chunks of so many tokens.
     `unrotated_layers` have no rotary embedding. `learned_positions` is the number of position
-    embeddings; row `position_offset` belongs to position 0; with `sinusoidal_divisor` they are not
-    learned but sines and cosines. `alibi`: linear biases, multiplied by
+    embeddings; row `position_offset` belongs to position 0. `alibi`: linear biases, multiplied by
     `alibi_scale`. `attention_softcap` and `logit_softcap` c replace x by c·tanh(x/c).
     `prefix_lm`: prompts have a bidirectional prefix. `clip_qkv` limits the size of queries, keys
     and values. `query_growth` scales queries at late positions. With `attention_gate` the
     attention's output is multiplied by the sigmoid of a projection of its input, which with
     `gate_by_head` has one element for each head; `softplus_gate`: by the softplus. `latent`: keys
     and values are functions of a latent; `head_dim` is then the width of queries and keys. With
-    `value_size` values have another width than keys. `key_biases`: each key has a bias of its
-    scores, a function of the token's values. `windowed_sinks`: only layers with a window
+    `value_size` values have another width than keys.  `windowed_sinks`: only layers with a window
     have `attention_sinks`.
 
     `mixer_layers` have a `mixer` with a state of fixed size instead of attention, or if
@@ -80,7 +74,6 @@ class ModelConfig:
     the others none. `attention_out_scale`, `mixer_out_scale`, `gate_scale` and `mlp_out_scale`
     multiply the outputs of attention, mixer, gate (before the activation) and MLP. The scale of the
     attention's input, `attention_in_scale`, is part of `query_scalar` and `attention_out_scale`.
-    With `shared_blocks` blocks of attention and MLP come before the mixers of some layers.
 
     `layer_sizes` are those of each layer where layers differ, otherwise empty; `of_layer` applies
     them. Layer i reads the keys and values of layer `kv_sources[i]`; if it is another one, layer i
@@ -160,8 +153,6 @@ class ModelConfig:
     gate_by_head: bool = False
     softplus_gate: bool = False
     value_size: int | None = None
-    key_biases: bool = False
-    stream_weights: bool = False
     latent: LatentAttention | None = None
     logit_scale: float = 1.0
     query_scalar: float | None = None
@@ -171,7 +162,6 @@ class ModelConfig:
     attention_chunk: int | None = None
     learned_positions: int = 0
     position_offset: int = 0
-    sinusoidal_divisor: int = 0
     alibi: bool = False
     alibi_scale: float = 1.0
     attention_sinks: bool = False
@@ -201,7 +191,6 @@ class ModelConfig:
     single_branch: bool = False
     mlp_layers: frozenset[int] = frozenset()
     attention_in_scale: float = 1.0
-    shared_blocks: SharedBlocks | None = None
     attention_out_scale: float = 1.0
     mixer_out_scale: float = 1.0
     gate_scale: float = 1.0
@@ -250,18 +239,7 @@ class ModelConfig:
         """Whether a layer has keys and values."""
         if layer in self.mlp_layers:
             return False
-        if self.has_shared_block(layer):
-            return True
         return self.mixer_with_attention or layer not in self.mixer_layers
-
-    def has_shared_block(self, layer: int) -> bool:
-        """Whether a layer has a block of attention and MLP before its mixer."""
-        return self.shared_blocks is not None and layer in self.shared_blocks.layers
-
-    @property
-    def attention_width(self) -> int:
-        """The elements of the attention's input."""
-        return self.hidden_size * (1 if self.shared_blocks is None else 2)
 
     def has_mlp(self, layer: int) -> bool:
         """Whether a layer has an MLP."""
@@ -295,7 +273,7 @@ class ModelConfig:
         """The rows of a token in a layer's KV cache, and their elements."""
         if self.latent is not None:
             return 1, self.latent.cached_dim
-        return 2 * self.num_kv_heads, self.head_dim + (KEY_BIAS_COLUMNS if self.key_biases else 0)
+        return 2 * self.num_kv_heads, self.head_dim
 
     def window(self, layer: int) -> int | None:
         """Return how many of the last tokens a layer attends to; None: all."""

@@ -4,11 +4,8 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.latent import LatentAttention, SparseIndex
 from swiftchat.weights.architectures.parts.layers import (
     PerLayerEmbeddings,
-    SharedBlocks,
     Streams,
 )
-
-_CHANGED = ("q", "k", "v", "gate_up")  # matrices of shared blocks that layers change
 
 
 def expert_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -60,19 +57,6 @@ def per_layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "ple_project_norm": (width,),
         "ple_gate": (width, hidden),
         "ple_out": (hidden, width),
-    }
-
-
-def shared_block_shapes(
-    config: ModelConfig, blocks: SharedBlocks, shapes: dict[str, tuple[int, ...]]
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what only layers with a shared block have, given those of others."""
-    ranks = dict.fromkeys(_CHANGED, blocks.attention_rank) | {"gate_up": blocks.mlp_rank}
-    return {
-        "block_norm": (config.attention_width,),
-        "block_out": (config.hidden_size, config.hidden_size),
-        **{f"{name}_change_a": (rank, shapes[name][1]) for name, rank in ranks.items()},
-        **{f"{name}_change_b": (shapes[name][0], rank) for name, rank in ranks.items()},
     }
 
 

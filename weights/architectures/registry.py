@@ -12,7 +12,6 @@ from swiftchat.weights.architectures.families.bloom_falcon_opt import BLOOM_FALC
 from swiftchat.weights.architectures.families.cohere_moe import COHERE_MOE
 from swiftchat.weights.architectures.families.deepseek import DEEPSEEK
 from swiftchat.weights.architectures.families.delta_hybrids import DELTA_HYBRIDS
-from swiftchat.weights.architectures.families.doge import DOGE
 from swiftchat.weights.architectures.families.gemma import GEMMA
 from swiftchat.weights.architectures.families.gemma3n import GEMMA3N
 from swiftchat.weights.architectures.families.gemma4 import GEMMA4
@@ -33,16 +32,12 @@ from swiftchat.weights.architectures.families.own_code import OWN_CODE
 from swiftchat.weights.architectures.families.phi import PHI
 from swiftchat.weights.architectures.families.qwen import QWEN
 from swiftchat.weights.architectures.families.qwen_next import QWEN_NEXT
-from swiftchat.weights.architectures.families.recurrent_gemma import RECURRENT_GEMMA
-from swiftchat.weights.architectures.families.rwkv import RWKV
 from swiftchat.weights.architectures.families.sigmoid_routers import SIGMOID_ROUTERS
-from swiftchat.weights.architectures.families.sinusoidal import SINUSOIDAL
 from swiftchat.weights.architectures.families.softmax_routers import SOFTMAX_ROUTERS
 from swiftchat.weights.architectures.families.sparse_latent import SPARSE
 from swiftchat.weights.architectures.families.state_space import STATE_SPACE
 from swiftchat.weights.architectures.families.uneven_heads import UNEVEN_HEADS
 from swiftchat.weights.architectures.families.windowed_moe import WINDOWED_MOE
-from swiftchat.weights.architectures.families.zamba import ZAMBA
 from swiftchat.weights.architectures.parts.architecture import Architecture
 
 _SUFFIXES = re.compile("(ForCausalLM|ForConditionalGeneration|Model|LMHeadModel)$")
@@ -56,7 +51,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **GEMMA,
         **GEMMA3N,
         **GEMMA4,
-        **RECURRENT_GEMMA,
         **PHI,
         **GLM,
         **LLAMA_LIKE,
@@ -64,7 +58,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **GRANITE_COHERE,
         **COHERE_MOE,
         **ARIA,
-        **DOGE,
         **MOE,
         **SOFTMAX_ROUTERS,
         **SIGMOID_ROUTERS,
@@ -77,14 +70,11 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         **NEMOTRON_H,
         **STATE_SPACE,
         **MINIMAX,
-        **RWKV,
-        **ZAMBA,
         **DEEPSEEK,
         **SPARSE,
         **LONGCAT,
         **GPT,
         **GPT_LIKE,
-        **SINUSOIDAL,
         **BLOOM_FALCON_OPT,
         **OWN_CODE,
     }

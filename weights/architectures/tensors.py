@@ -7,7 +7,6 @@ from swiftchat.weights.architectures.part_shapes import (
     expert_shapes,
     latent_shapes,
     per_layer_shapes,
-    shared_block_shapes,
 )
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
@@ -17,11 +16,6 @@ NORMS = ("embed_norm", "attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm",
 STREAM_TENSORS = (
     *("stream_scale", "stream_router", "stream_router_norm", "stream_predict", "stream_correct"),
     *("residual_left", "residual_right", "residual_norm"),
-)
-# The matrices and norms of a shared block, and what a layer with one has of its own for it.
-SHARED_TENSORS = frozenset(
-    {"q", "k", "v", "o", "gate", "up", "gate_up", "down", "gate_up_bias", "down_bias"}
-    | {"block_norm", "mlp_norm"}
 )
 # In a layer with an MLP and experts: the output of the first, input and output of the others.
 EXPERT_NORMS = ("dense_out_norm", "experts_norm", "experts_out_norm")
@@ -39,22 +33,10 @@ def tensor_name(
     names, separate = architecture.tensors, architecture.separate_norm_tensors
     if config.parallel_residual and not config.shared_norm and canonical in separate:
         names = separate
-    if config.shared_blocks is not None and layer in config.shared_blocks.layers:
-        source, place = config.shared_blocks.source(layer), config.shared_blocks.place(layer)
-        name = architecture.shared_block_tensors.get(canonical, names[canonical])
-        return name.format(i=layer, b=source, p=place)
     if layer is not None and config.file_layers:
         layer = config.file_layers[layer]
     number, sublayer = divmod(layer or 0, architecture.sublayers)
     return names[canonical].format(i=number, j=sublayer, e=index, h=index, s=index)
-
-
-def is_shared(config: ModelConfig, canonical: str, layer: int | None) -> bool:
-    """Whether a tensor of a layer is that of an earlier one with the same shared block."""
-    blocks = config.shared_blocks
-    if blocks is None or layer is None or layer not in blocks.layers:
-        return False
-    return canonical in SHARED_TENSORS and blocks.source(layer) != layer
 
 
 def gate_in_queries(config: ModelConfig) -> bool:
@@ -91,8 +73,6 @@ def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
         biases += ["xielu_positive", "xielu_negative"]
     if config.inner_norms:
         norms += ["attn_inner_norm", "mlp_inner_norm"]
-    if config.has_shared_block(layer):
-        return [*mixer, *_shared_block(config), *norms]
     biased_mlp = [f"{name}_bias" for name in biased]
     if not config.has_attention(layer):
         return [*mixer, *mlp, *norms, *biases, *biased_mlp]
@@ -126,19 +106,6 @@ def _mlp_and_experts(config: ModelConfig, layer: int) -> tuple[list[str], list[s
     mlp = [*mlp, *sparse] if config.mlp_and_experts or config.shortcut_experts else sparse
     mlp += ["router_correction"] if config.router.correction else []
     return mlp, ["router", *experts] if config.expert_bias else []
-
-
-def _shared_block(config: ModelConfig) -> list[str]:
-    """Return the names of the tensors of a shared block, and of the layer's own beside it."""
-    blocks = config.shared_blocks
-    assert blocks is not None
-    merged = "gate_up" in ARCHITECTURES[config.architecture].tensors
-    mlp = [*(["gate_up"] if merged else ["gate", "up"]), "down"]
-    names = ["q", "k", "v", "o", *mlp, "block_out", "block_norm", "mlp_norm"]
-    names += [f"{name}_bias" for name in mlp] if config.mlp_bias else []
-    changed = ["q", "k", "v"] if blocks.attention_rank else []
-    changed += ["gate_up"] if blocks.mlp_rank else []
-    return [*names, *(f"{name}_change_{part}" for name in changed for part in "ab")]
 
 
 def _queries_keys_values(config: ModelConfig, layer: int) -> list[str]:
@@ -185,11 +152,6 @@ def _small_tensors(config: ModelConfig, layer: int) -> list[str]:
     names = list[str]()
     if config.attention_sinks and not (config.windowed_sinks and config.window(layer) is None):
         names.append("sinks")
-    if config.key_biases:
-        bias = ["key_bias_bias"] if config.attention_bias else []
-        names += ["key_bias", *bias, "key_bias_rate"]
-    if config.stream_weights:
-        names += ["attn_stream", "mlp_stream"]
     if config.layer_scales:
         names.append("layer_scale")
     if config.streams is not None:
@@ -216,7 +178,7 @@ def tensors_before_layers(config: ModelConfig) -> list[str]:
         names += ["ple_embed", "ple_project", "ple_project_norm"]
     if config.streams is not None:
         names.append("stream_in")
-    if config.learned_positions and not config.sinusoidal_divisor:
+    if config.learned_positions:
         names.append("positions")
     if config.embedding_size is not None:
         names.append("project_in")
@@ -246,15 +208,11 @@ def tensors_after_layers(config: ModelConfig) -> list[str]:
 
 
 def canonical_tensors(config: ModelConfig) -> Iterator[tuple[str, int | None, int | None]]:
-    """Yield canonical name, layer and index of every tensor, in the order of `convert`.
-
-    A tensor that several layers share comes with the first of them.
-    """
+    """Yield canonical name, layer and index of every tensor, in the order of `convert`."""
     for name in tensors_before_layers(config):
         yield from _outside_layers(config, name)
     for layer in range(config.num_layers):
-        own = [name for name in layer_tensors(config, layer) if not is_shared(config, name, layer)]
-        counts = {name: index_count(config, name) for name in own}
+        counts = {name: index_count(config, name) for name in layer_tensors(config, layer)}
         for name, count in counts.items():
             if count is None:
                 yield name, layer, None
@@ -322,9 +280,9 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "project_out": (width or hidden, hidden),
         "lm_head": (config.vocab_size, width or hidden),
         "lm_head_bias": (config.vocab_size,),
-        "q": (q_rows * (1 + gate_in_queries(config)), config.attention_width),
-        "k": (kv_rows, config.attention_width),
-        "v": (config.num_kv_heads * config.value_dim, config.attention_width),
+        "q": (q_rows * (1 + gate_in_queries(config)), hidden),
+        "k": (kv_rows, hidden),
+        "v": (config.num_kv_heads * config.value_dim, hidden),
         "qkv": (q_rows + kv_rows + config.num_kv_heads * config.value_dim, hidden),
         "o": (hidden, config.num_heads * config.value_dim),
         "gate": (inner, hidden),
@@ -333,11 +291,6 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "down": (hidden, inner),
         "attn_gate": (config.num_heads if config.gate_by_head else q_rows, hidden),
         "sinks": (config.num_heads,),
-        "key_bias": (config.num_kv_heads, kv_rows),
-        "key_bias_bias": (config.num_kv_heads,),
-        "key_bias_rate": (config.num_kv_heads,),
-        "attn_stream": (hidden,),
-        "mlp_stream": (hidden,),
         "xielu_positive": (1,),
         "xielu_negative": (1,),
         "attn_inner_norm": (config.num_heads * config.value_dim,),
@@ -346,8 +299,6 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "k_norm": (config.head_dim if by_head else kv_rows,),
     }
     shapes |= expert_shapes(config) | per_layer_shapes(config)
-    if config.shared_blocks is not None:
-        shapes |= shared_block_shapes(config, config.shared_blocks, shapes)
     if "experts_gate" in ARCHITECTURES[config.architecture].tensors:
         shapes["experts_down"] = shapes["experts_up"]
     if config.latent is not None:

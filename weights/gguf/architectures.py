@@ -263,11 +263,6 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "phi2": GgufArchitecture(
             "PhiForCausalLM", model_fields.no_fields, absent_keys=_ONE_HEAD_SIZE
         ),
-        "starcoder": GgufArchitecture(
-            "GPTBigCodeForCausalLM",
-            model_fields.starcoder,
-            absent_keys=_WITHOUT_ROPE | _ONE_HEAD_SIZE | _ONE_HEAD_COUNT,
-        ),
         "starcoder2": GgufArchitecture(
             "Starcoder2ForCausalLM", model_fields.starcoder2, absent_keys=_ONE_HEAD_SIZE
         ),

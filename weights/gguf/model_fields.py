@@ -74,13 +74,6 @@ def gptneox(metadata: Metadata) -> Mapping[str, Any]:
     }
 
 
-def starcoder(metadata: Metadata) -> Mapping[str, Any]:
-    return {
-        "multi_query": metadata.get("attention.head_count_kv") == 1,
-        "n_inner": metadata.get("feed_forward_length"),
-    }
-
-
 def starcoder2(metadata: Metadata) -> Mapping[str, Any]:
     return {"use_bias": attention_bias(metadata)}
 

@@ -25,7 +25,7 @@ _REPLICATED = frozenset(
     {"positions", "project_in", "project_out"}
     | {"q_a", "q_a_bias", "q_a_norm", "kv_a", "kv_a_bias", "kv_a_norm"}
     | {"index_q", "index_k", "index_weights", "index_norm", "index_norm_bias"}
-    | {"xielu_positive", "xielu_negative", "attn_stream", "mlp_stream"}
+    | {"xielu_positive", "xielu_negative"}
     | {"router", "router_bias", "router_correction", "shared_router"}
     | {"stream_in", "stream_out", *STREAM_TENSORS}
     | {"router_scale", "expert_scales", "layer_scale"}
@@ -158,8 +158,6 @@ class Division:
     def _merged_qkv(self, queries: Span, keys: Span) -> Sequence[Span]:
         """Return the rows of queries, keys and values in the merged tensor, in file order."""
         config, size = self.config, self.config.head_dim
-        if ARCHITECTURES[config.architecture].qkv_in_quarters:
-            raise UsageError(f"tensor parallelism is not supported for {config.architecture}")
         if not ARCHITECTURES[config.architecture].qkv_in_groups:
             k_start = config.num_heads * size
             v_start = k_start + config.num_kv_heads * size

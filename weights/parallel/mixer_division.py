@@ -13,7 +13,6 @@ from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
     KimiDelta,
     Mamba2,
-    RgLru,
     ShortConv,
     StateMixer,
 )
@@ -32,8 +31,6 @@ def divisible_units(mixer: StateMixer) -> Mapping[str, int]:
             return {"num_value_heads": mixer.num_value_heads}
         case KimiDelta() | Mamba2():
             return {"num_heads": mixer.num_heads}
-        case RgLru():
-            return {"num_blocks": mixer.num_blocks}
         case ShortConv() | Mamba():
             return {"width": mixer.width}
     return {}
@@ -44,8 +41,6 @@ def mixer_problem(mixer: StateMixer, size: int) -> str | None:
     units = divisible_units(mixer)
     if not units:
         return f"there is no rule to divide {type(mixer).__name__}"
-    if isinstance(mixer, Mamba) and mixer.num_heads > 1:
-        return "there is no rule to divide Mamba with several heads"
     for name, count in units.items():
         if count % size:
             return f"{name} {count} of the mixer is not divisible by --tp {size}"
@@ -83,8 +78,6 @@ def local_mixer(mixer: StateMixer, size: int) -> StateMixer:
                 num_groups=max(1, mixer.num_groups // size),
                 ranks_per_group=max(1, size // mixer.num_groups),
             )
-        case RgLru():
-            return replace(mixer, width=mixer.width // size, num_blocks=mixer.num_blocks // size)
     raise AssertionError(type(mixer).__name__)  # see `mixer_problem`
 
 
@@ -138,14 +131,6 @@ def _parts(mixer: StateMixer) -> Mapping[str, Sequence[Part]]:
             return {
                 **dict.fromkeys(("mixer_in", "mixer_in_bias"), (width,) * 2),
                 **{f"mixer_{name}": (width,) for name in wide},
-            }
-        case RgLru():
-            width, blocks = (mixer.width, 1), (mixer.num_blocks, 1)
-            wide = ["x_in", "x_in_bias", "y_in", "y_in_bias", "conv", "conv_bias", "decay", "out"]
-            by_block = ["gate", "gate_bias", "step", "step_bias"]
-            return {
-                **{f"mixer_{name}": (width,) for name in wide},
-                **{f"mixer_{name}": (blocks,) for name in by_block},
             }
     return {}
 

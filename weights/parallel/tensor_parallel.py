@@ -242,8 +242,6 @@ def _problem(config: ModelConfig, size: int) -> str | None:
         return None
     if config.mixer is not None and (problem := mixer_problem(config.mixer, size)) is not None:
         return problem
-    if config.shared_blocks is not None:
-        return f"there is no rule to divide the shared blocks of {config.architecture}"
     if any(config.gate_sparsity):
         return (
             f"tensor parallelism is not supported for {config.architecture}: "

@@ -1,6 +1,6 @@
 /* What gated attention output needs: separating the gates from queries, keys and values
    (`DropColumnsOp`), and multiplying with the sigmoid of the gates, or with columns as they are
-   (`GateOp`). Also the opposite of the first, rows side by side (`JoinOp`). */
+   (`GateOp`). */
 #include "chunks.h"
 #include "fast_math.h"
 #include "op_kernels.h"
@@ -34,24 +34,6 @@ static void drop_compute(const Op *op, const Run *run, int phase, int chunk, Scr
     }
 }
 
-static int join_chunks(const Op *op, const Run *run, int phase) {
-    (void)phase;
-    return count_row_chunks(rows_of(run, op->header.row_set), run->widths[op->join.out].width);
-}
-
-static void join_compute(const Op *op, const Run *run, int phase, int chunk, Scratch *scratch) {
-    (void)phase, (void)scratch;
-    const JoinOp *o = &op->join;
-    const int x_width = run->widths[o->x].width, y_width = run->widths[o->y].width;
-    Part part = row_chunk(rows_of(run, op->header.row_set), x_width + y_width, chunk);
-    for (int row = part.first_row; row < part.first_row + part.num_rows; row++) {
-        float *out = run->buffers[o->out] + (size_t)row * (x_width + y_width);
-        memcpy(out, run->buffers[o->x] + (size_t)row * x_width, (size_t)x_width * sizeof(float));
-        memcpy(out + x_width, run->buffers[o->y] + (size_t)row * y_width,
-               (size_t)y_width * sizeof(float));
-    }
-}
-
 static int gate_chunks(const Op *op, const Run *run, int phase) {
     (void)phase;
     return count_element_chunks(rows_of(run, op->header.row_set), run->widths[op->gate.out].width);
@@ -73,5 +55,4 @@ static void gate_compute(const Op *op, const Run *run, int phase, int chunk, Scr
 }
 
 const OpKernels drop_columns_kernels = {num_phases, drop_chunks, 0, drop_compute, no_bytes, no_bytes};
-const OpKernels join_kernels = {num_phases, join_chunks, 0, join_compute, no_bytes, no_bytes};
 const OpKernels gate_kernels = {num_phases, gate_chunks, 0, gate_compute, no_bytes, no_bytes};

@@ -35,4 +35,4 @@ typedef struct {
 extern const OpKernels embed_kernels, norm_kernels, linear_kernels, rotary_kernels, attention_kernels,
     act_and_mul_kernels, add_scaled_kernels, softcap_kernels, gather_kernels, moe_kernels,
     low_rank_kernels, conv_kernels, drop_columns_kernels, gate_kernels,
-    gated_delta_kernels, mamba2_kernels, mamba_kernels, join_kernels;
+    gated_delta_kernels, mamba2_kernels, mamba_kernels;

@@ -30,7 +30,6 @@ enum OpKind {
     OP_GATED_DELTA,
     OP_MAMBA2,
     OP_MAMBA,
-    OP_JOIN,
     NUM_OP_KINDS
 };
 enum RowSet { ROWS_TOKENS, ROWS_LOGITS };
@@ -248,13 +247,6 @@ typedef struct {
     int32_t first;
 } DropColumnsOp;
 
-/* out = the columns of x, then those of y. */
-typedef struct {
-    OpHeader header;
-    Source x, y;
-    Target out;
-} JoinOp;
-
 /* out *= the sigmoid of as many columns of x, from `first` on; if `is_plain`, out *= these columns.
    x and out are different buffers. */
 typedef struct {
@@ -329,7 +321,6 @@ typedef union {
     GatedDeltaOp gated_delta;
     Mamba2Op mamba2;
     MambaOp mamba;
-    JoinOp join;
 } Op;
 
 typedef struct {

@@ -23,7 +23,6 @@ static const OpKernels *const op_kernels[NUM_OP_KINDS] = {
     [OP_GATED_DELTA] = &gated_delta_kernels,
     [OP_MAMBA2] = &mamba2_kernels,
     [OP_MAMBA] = &mamba_kernels,
-    [OP_JOIN] = &join_kernels,
 };
 
 /* The compiler's argument INTERFACE_DIGEST is a hash of the headers that Python reads. */

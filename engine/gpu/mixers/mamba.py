@@ -33,8 +33,7 @@ class MambaKernels:
 
     @staticmethod
     def cover(mixer: Mamba) -> bool:
-        fits = mixer.kernel <= MAX_TAPS and selective_fits(mixer.state_size)
-        return fits and mixer.num_heads == 1
+        return mixer.kernel <= MAX_TAPS and selective_fits(mixer.state_size)
 
     def step(
         self,

@@ -5,7 +5,6 @@ h ← exp(Δ·a)·h + Δ·x·b, and the output is h·c + d·x; b and c are share
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -35,19 +34,8 @@ def mamba(
     x, z = inputs.float().chunk(2, -1)
     mixed, last = causal_conv(x, states[0], weights.conv, weights.conv_bias)
     x = activation(mixed)
-    if mixer.num_heads == 1:
-        out, after = _scanned(x, states[1], mixer, weights, ranks)
-    else:
-        heads = zip(x.chunk(mixer.num_heads, -1), states[1].chunk(mixer.num_heads, 1), strict=True)
-        each = [_scanned(*own, mixer, _of_head(weights, i), ranks) for i, own in enumerate(heads)]
-        out = torch.cat([scanned for scanned, _ in each], -1)
-        after = torch.cat([state for _, state in each], 1)
+    out, after = _scanned(x, states[1], mixer, weights, ranks)
     return out * F.silu(z), (last, after)
-
-
-def _of_head(weights: MixerWeights, head: int) -> MixerWeights:
-    names = ("decay", "step_bias", "skip", "project_x", "project_step")
-    return replace(weights, **{name: getattr(weights, name)[head] for name in names})
 
 
 def _scanned(

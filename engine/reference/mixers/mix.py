@@ -12,8 +12,6 @@ from swiftchat.engine.reference.mixers.kimi_delta import kimi_delta
 from swiftchat.engine.reference.mixers.lightning import lightning
 from swiftchat.engine.reference.mixers.mamba import mamba
 from swiftchat.engine.reference.mixers.mamba2 import mamba2
-from swiftchat.engine.reference.mixers.rg_lru import rg_lru
-from swiftchat.engine.reference.mixers.rwkv import time_mix
 from swiftchat.engine.reference.mixers.short_conv import Activation, short_conv
 from swiftchat.weights.architectures.parts.lightning import Lightning
 from swiftchat.weights.architectures.parts.mamba import Mamba
@@ -21,11 +19,9 @@ from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
     KimiDelta,
     Mamba2,
-    RgLru,
     ShortConv,
     StateMixer,
 )
-from swiftchat.weights.architectures.parts.rwkv import Rwkv
 
 
 def mix(
@@ -42,8 +38,6 @@ def mix(
     `activation` is the model's, of the convolution. With several `ranks` it is this rank's part of
     the output, before the all-reduce.
     """
-    if isinstance(mixer, Rwkv):
-        return time_mix(x, weights, groups, states)
     projected = weights.project_in.matmul(x, weights.project_in_bias)
     out = projected.new_empty(len(x), weights.project_out.shape[1])
     scan_groups(projected, out, weights, mixer, groups, states, activation, ranks)
@@ -90,8 +84,6 @@ def _scan(
             return kimi_delta(inputs, states, mixer, weights, activation)
         case Mamba2():
             return mamba2(inputs, states, mixer, weights, activation, ranks)
-        case RgLru():
-            return rg_lru(inputs, states, mixer, weights, activation)
         case Lightning():
             return lightning(inputs, states, mixer, weights, activation)
         case Mamba():

@@ -43,13 +43,10 @@ TARGETS = {
     "falcon_h1": ["in_proj", *_ATTENTION, *_MLP],
     "mamba": ["in_proj"],
     "jamba": ["in_proj", "out_proj", *_ATTENTION],
-    "recurrent_gemma": ["linear_x", "linear_y", "linear_out", *_ATTENTION],
 }
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {"lora_bias": True}, {"use_dora": True})
 # For what does not depend on which matrices are changed.
-few_mixers = pytest.mark.parametrize(
-    "made", ["qwen3_next", "falcon_h1", "recurrent_gemma"], indirect=True
-)
+few_mixers = pytest.mark.parametrize("made", ["qwen3_next", "falcon_h1", "lfm2"], indirect=True)
 Made = tuple[Path, list[Path], list[torch.Tensor]]
 
 

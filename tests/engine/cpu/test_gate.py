@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swiftchat.engine.cpu.native import DropColumnsOp, GateOp, JoinOp, OpHeader, RowSet
+from swiftchat.engine.cpu.native import DropColumnsOp, GateOp, OpHeader, RowSet
 from tests.support.native.ops import each_variant, run_inputs, run_ops
 
 HEADER = OpHeader(row_set=RowSet.TOKENS)
@@ -25,18 +25,6 @@ def test_columns_are_dropped(variant: str, shape: tuple[int, int, int, int]) -> 
     widths = [(RowSet.TOKENS, x.shape[1]), (RowSet.TOKENS, before + after)]
     found = run_ops(variant, [op], widths, {0: x}, run_inputs(rows))[1]
     assert torch.equal(found, torch.cat([x[:, :before], x[:, before + dropped :]], 1))
-
-
-@each_variant
-@pytest.mark.parametrize("shape", SHAPES)
-def test_rows_are_joined(variant: str, shape: tuple[int, int, int, int]) -> None:
-    rows, width, other, _ = shape
-    x, y = random(rows, width or 1), random(rows, other)
-    out = torch.full((rows, x.shape[1] + other), torch.nan)
-    op = JoinOp(header=HEADER, x=0, y=1, out=2)
-    widths = [(RowSet.TOKENS, each.shape[1]) for each in (x, y, out)]
-    found = run_ops(variant, [op], widths, {0: x, 1: y, 2: out}, run_inputs(rows))[2]
-    assert torch.equal(found, torch.cat([x, y], 1))
 
 
 @each_variant

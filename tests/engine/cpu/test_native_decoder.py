@@ -28,7 +28,7 @@ from tests.support.tiny_models import FAMILIES
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 IDS = tiny.random_ids(40, seed=1)
 # One for each mixer with a state that has kernels.
-HYBRIDS = ("lfm2", "qwen3_next", "falcon_h1", "jamba", "zamba2")
+HYBRIDS = ("lfm2", "qwen3_next", "falcon_h1", "jamba")
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

@@ -101,7 +101,6 @@ _KINDS = ["full_attention", "sliding_attention"] * 2
             (model_type, {"sliding_window": 4}, {"layer_types": _KINDS})
             for model_type in ("phimoe", "ministral3", "mistral", "starcoder2")
         ),
-        ("gpt_neo", {}, {"layer_types": _KINDS}),
     ],
 )
 def test_models_made_with_other_keys(

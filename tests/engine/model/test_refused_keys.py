@@ -24,7 +24,6 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [
         ("cohere2_moe", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
         ("cohere2_moe", "expert_selection_fn", "tanh"),
         ("cohere2_moe", "shared_expert_combination_strategy", "product"),
-        ("rwkv", "layer_norm_epsilon", 1e-6),
         ("mllama", "cross_attention_layers", [0, 1, 2, 3]),
         ("apertus1p5_text", "tie_word_embeddings", True),
         ("aria_text", "hidden_act", "gelu"),
@@ -35,8 +34,6 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [
         ("mimo_v2_flash", "hybrid_layer_pattern", [1, 1, 1, 1]),
         ("mimo_v2_flash", "add_full_attention_sink_bias", True),
         ("bailing_hybrid", "rope_parameters", LONGROPE),
-        ("doge", "is_moe", True),
-        ("zamba", "hidden_mamba_act", "relu"),
     ],
 )
 def test_the_error_names_the_key(model_type: str, key: str, value: Any, tmp_path: Path) -> None:

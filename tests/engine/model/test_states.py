@@ -28,15 +28,13 @@ PROMPT = tiny.random_ids(22, seed=1)
 
 @pytest.fixture(
     scope="module",
-    # One of each mixer; Mamba-2 is beside attention, and Mamba in blocks that layers share.
+    # One of each mixer; Mamba-2 is beside attention.
     params=[
         "qwen3_next",
         "kimi_linear",
-        "recurrent_gemma",
         "falcon_h1",
-        "zamba",
+        "jamba",
         "minimax",
-        "rwkv",
     ],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):

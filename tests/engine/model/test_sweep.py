@@ -37,12 +37,12 @@ DIVIDED = (
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "longcat_flash", "mistral4", "youtu"),
     *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2"),
     *("lfm2_moe", "lfm3", "mamba2", "qwen3_5_text"),
-    *("mamba", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_next", "recurrent_gemma"),
+    *("mamba", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_next"),
 )
-# One for each kind of mixer, of latent attention and of shared weights.
+# One for each kind of mixer and of latent attention.
 DUMMY = (
     *("bailing_hybrid", "deepseek_v3", "falcon_h1", "gemma4_text", "jamba", "kimi_linear", "lfm2"),
-    *("mamba2", "minimax", "qwen3_next", "recurrent_gemma", "rwkv", "zamba2"),
+    *("mamba2", "minimax", "qwen3_next"),
 )
 
 

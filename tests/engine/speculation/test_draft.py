@@ -130,7 +130,7 @@ def test_the_engine_loads_a_draft_model(folder: Path, other: Path, tmp_path: Pat
 
 
 # With native kernels and without.
-STATES = ("qwen3_next", "recurrent_gemma", "mamba2")
+STATES = ("qwen3_next", "lfm2", "mamba2")
 
 
 @pytest.mark.parametrize("model_type", STATES)

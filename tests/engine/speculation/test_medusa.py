@@ -176,7 +176,7 @@ def test_ids_on_a_gpu(name: str, medusa: Path, tmp_path: Path) -> None:
     heads.assert_plain_ids(name, True, medusa, PROMPTS, tmp_path, device="cuda")
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "nemotron_h", "recurrent_gemma"])
+@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "nemotron_h", "lfm2"])
 def test_ids_of_models_with_states(model_type: str, medusa: Path, tmp_path: Path) -> None:
     copy_reference(model_type, tmp_path)
     heads.assert_plain_ids_of(tmp_path, medusa, PROMPTS)

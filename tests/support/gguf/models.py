@@ -116,7 +116,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "granite": ("granite", "granite", {}),
     "minicpm": ("granite", "minicpm", {"attention_multiplier": 8**-0.5}),
     "exaone": ("llama", "exaone", {}),
-    "starcoder": ("gpt_bigcode", "starcoder", {}),
     "apertus": ("apertus", "apertus", {}),
     "arcee": ("arcee", "arcee", {}),
     "command-r": ("cohere", "command-r", {}),

@@ -43,19 +43,6 @@ def _rotated_keys(config: Fields) -> Fields:
     return {**common_keys(config), "rope.dimension_count": rotated(config)}
 
 
-def _starcoder_keys(config: Fields) -> Fields:
-    """StarCoderModel.set_gguf_parameters: one key and value head."""
-    return {
-        "context_length": config["n_positions"],
-        "embedding_length": config["n_embd"],
-        "feed_forward_length": 4 * config["n_embd"],
-        "block_count": config["n_layer"],
-        "attention.head_count": config["n_head"],
-        "attention.head_count_kv": 1,
-        "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
-    }
-
-
 def _apertus(config: Fields, tensors: Fields) -> Tensors:
     """ApertusModel.modify_tensors: the numbers of the activation become metadata."""
     for name, array in tensors.items():
@@ -239,7 +226,6 @@ RECENT_ARCHS: dict[str, Converter] = {
     "granite": (granite_keys, llama),
     "minicpm": (_minicpm_keys, llama),
     "exaone": (_rotated_keys, as_they_are),
-    "starcoder": (_starcoder_keys, as_they_are),
     "apertus": (llama_keys, _apertus),
     "arcee": (llama_keys, llama),
     "command-r": (_cohere_keys, as_they_are),

@@ -13,7 +13,6 @@ from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
     KimiDelta,
     Mamba2,
-    RgLru,
     ShortConv,
     StateMixer,
 )
@@ -54,7 +53,6 @@ MIXERS: dict[str, StateMixer] = {
     "one group": dataclasses.replace(_MAMBA2, num_groups=1),
     "two groups": dataclasses.replace(_MAMBA2, num_groups=2),
     "Mamba": Mamba(16, 3, 2, 4, bias=True, conv_bias=True, norm_eps=1e-5, norm_weights=True),
-    "RG-LRU": RgLru(16, 8, 4),
 }
 
 

@@ -25,8 +25,8 @@ from swiftchat.weights.architectures.parts.fields import (
     num_heads,
 )
 
-# The tensors of a layer of OPT and BioGPT, which name the norm before an MLP "final".
-OPT_LAYER: Mapping[str, str] = {
+# The norm before an MLP is named "final".
+_OPT_LAYER = {
     "q": "self_attn.q_proj.weight",
     "k": "self_attn.k_proj.weight",
     "v": "self_attn.v_proj.weight",
@@ -204,7 +204,7 @@ BLOOM_FALCON_OPT: Mapping[str, Architecture] = {
         prefix="model.",
         renamed=frozen(intermediate_size="ffn_dim", hidden_act="activation_function"),
         tensors=tensor_names(
-            OPT_LAYER,
+            _OPT_LAYER,
             embed="model.decoder.embed_tokens.weight",
             positions="model.decoder.embed_positions.weight",
             project_in="model.decoder.project_in.weight",

@@ -21,7 +21,6 @@ from swiftchat.weights.architectures.parts.fields import (
     flag,
     hidden_size,
     integer,
-    invalid,
     num_heads,
     optional_integer,
 )
@@ -107,12 +106,6 @@ def _gpt_j(config: Fields) -> Mapping[str, Any]:
     }
 
 
-def _codegen(config: Fields) -> Mapping[str, Any]:
-    if num_heads(config) % 4:
-        raise invalid("n_head", "a multiple of 4", num_heads(config))
-    return _gpt_j(config)
-
-
 def _gpt_neox(config: Fields) -> Mapping[str, Any]:
     heads = num_heads(config)
     head_dim = integer(config, "hidden_size", heads, MAX_WIDTH) // heads
@@ -129,32 +122,6 @@ def _starcoder2(config: Fields) -> Mapping[str, Any]:
     bias = flag(config, "use_bias")
     return {**LAYER_NORM_UNGATED, "attention_bias": bias, "output_bias": bias, "mlp_bias": bias}
 
-
-# GPT-J's; CodeGen has the same but for its queries, keys and values.
-_GPT_J_LAYER = {
-    "o": "attn.out_proj.weight",
-    "up": "mlp.fc_in.weight",
-    "up_bias": "mlp.fc_in.bias",
-    "down": "mlp.fc_out.weight",
-    "down_bias": "mlp.fc_out.bias",
-    "attn_norm": "ln_1.weight",
-    "attn_norm_bias": "ln_1.bias",
-}
-_GPT_J_OUTSIDE = frozen(
-    embed="transformer.wte.weight",
-    final_norm="transformer.ln_f.weight",
-    final_norm_bias="transformer.ln_f.bias",
-    lm_head="lm_head.weight",
-    lm_head_bias="lm_head.bias",
-)
-_GPT_J_DEFAULTS = frozen(
-    n_positions=2048,
-    rotary_dim=64,
-    layer_norm_epsilon=1e-5,
-    activation_function="gelu_new",
-    bos_token_id=50_256,
-    eos_token_id=50_256,
-)
 
 GPT: Mapping[str, Architecture] = {
     "GPT2LMHeadModel": Architecture(
@@ -184,22 +151,6 @@ GPT: Mapping[str, Architecture] = {
             eos_token_id=50_256,
         ),
     ),
-    "CodeGenForCausalLM": Architecture(
-        name="codegen",
-        model_type="codegen",
-        overrides=_codegen,
-        renamed=GPT_KEYS,
-        prefix="transformer.",
-        interleaved_rope=True,
-        qkv_in_quarters=True,
-        supported_keys=frozenset({"rotary_dim"}),
-        tensors=tensor_names(
-            {"qkv": "attn.qkv_proj.weight", **_GPT_J_LAYER},
-            layer="transformer.h.{i}.",
-            **_GPT_J_OUTSIDE,
-        ),
-        defaults=_GPT_J_DEFAULTS,
-    ),
     "GPTJForCausalLM": Architecture(
         name="gptj",
         model_type="gptj",
@@ -213,12 +164,29 @@ GPT: Mapping[str, Architecture] = {
                 "q": "attn.q_proj.weight",
                 "k": "attn.k_proj.weight",
                 "v": "attn.v_proj.weight",
-                **_GPT_J_LAYER,
+                "o": "attn.out_proj.weight",
+                "up": "mlp.fc_in.weight",
+                "up_bias": "mlp.fc_in.bias",
+                "down": "mlp.fc_out.weight",
+                "down_bias": "mlp.fc_out.bias",
+                "attn_norm": "ln_1.weight",
+                "attn_norm_bias": "ln_1.bias",
             },
             layer="transformer.h.{i}.",
-            **_GPT_J_OUTSIDE,
+            embed="transformer.wte.weight",
+            final_norm="transformer.ln_f.weight",
+            final_norm_bias="transformer.ln_f.bias",
+            lm_head="lm_head.weight",
+            lm_head_bias="lm_head.bias",
         ),
-        defaults=_GPT_J_DEFAULTS,
+        defaults=frozen(
+            n_positions=2048,
+            rotary_dim=64,
+            layer_norm_epsilon=1e-5,
+            activation_function="gelu_new",
+            bos_token_id=50_256,
+            eos_token_id=50_256,
+        ),
     ),
     "GPTNeoXForCausalLM": Architecture(
         name="gpt_neox",

@@ -27,12 +27,10 @@ class Architecture:
     `{e}` for the expert and `{h}` for the head. An entry `qkv`, `gate_up` or `experts_…` means
     that the file merges those matrices. All names start with `prefix`, which some files omit.
     `separate_norm_tensors` are the names that differ where attention and MLP read the same
-    residual stream through a norm each, `shared_block_tensors` those that differ in layers with a
-    shared block: there `{b}` is the first layer with the same block, `{p}` the layer's place. With
+    residual stream through a norm each, With
     `sublayers` n, layer `{i}` of the file is n layers of this program, the n-th of which is `{j}`
     in the names. With `qkv_in_groups`, the rows of the merged q/k/v are
-    ordered by key head: its query heads, the key head, the value head; with `qkv_in_quarters`: the
-    queries, values and keys of a quarter of the heads. `transposed` matrices
+    ordered by key head: its query heads, the key head, the value head. `transposed` matrices
     are [in, out] in the file, `row_vectors` [1, n] instead of [n]. `constants` are numbers that
     transformers stores as tensors of no dimension, by name with `{i}`; nothing here reads them.
 
@@ -57,11 +55,9 @@ class Architecture:
     same_windows: bool = False
     prefix: str = ""
     separate_norm_tensors: Mapping[str, str] = field(default_factory=frozen)
-    shared_block_tensors: Mapping[str, str] = field(default_factory=frozen)
     sublayers: int = 1
     interleaved_rope: bool = False
     qkv_in_groups: bool = False
-    qkv_in_quarters: bool = False
     transposed: frozenset[str] = frozenset()
     row_vectors: frozenset[str] = frozenset()
     constants: Mapping[str, float] = field(default_factory=frozen)

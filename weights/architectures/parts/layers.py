@@ -38,28 +38,3 @@ class Streams:
     active: int
     scaled: bool
     residual_rank: int
-
-
-@dataclass(frozen=True)
-class SharedBlocks:
-    """Blocks of attention and MLP before the mixers of some layers, which share them (Zamba2).
-
-    The layers in `layers` take turns in using `count` blocks. A block reads the stream and the
-    token's embedding side by side, through a norm. Its output, multiplied by a matrix of the layer,
-    is added to what the layer's mixer reads, but not to the stream. Each layer changes the block's
-    matrices of queries, keys and values by products of rank `attention_rank`, and that of gate and
-    up by one of rank `mlp_rank`; 0: not at all.
-    """
-
-    layers: tuple[int, ...]
-    count: int
-    attention_rank: int
-    mlp_rank: int
-
-    def place(self, layer: int) -> int:
-        """Return the number of a layer among those with a block."""
-        return self.layers.index(layer)
-
-    def source(self, layer: int) -> int:
-        """Return the first layer with the same block, by which its tensors are named."""
-        return self.layers[self.place(layer) % self.count]

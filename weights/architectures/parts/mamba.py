@@ -14,8 +14,7 @@ class Mamba:
     projection of `step_rank` elements, and what writes and reads the state, vectors of
     `state_size`, are projections of x; they are normalized with `norm_eps`, None: not normalized,
     with weights if `norm_weights`. The output is gated. With `bias` the projections of input and
-    output have one, with `conv_bias` the convolution. With several heads (Zamba) each makes steps,
-    and what writes and reads the state, of its own part of x; the rows of x and gate alternate.
+    output have one, with `conv_bias` the convolution.
     """
 
     width: int
@@ -26,7 +25,6 @@ class Mamba:
     conv_bias: bool
     norm_eps: float | None = None
     norm_weights: bool = False
-    num_heads: int = 1
 
     @property
     def tensors(self) -> list[str]:
@@ -37,21 +35,19 @@ class Mamba:
         return ["mixer_in", "mixer_out", *small, "mixer_skip", *norms, *biases]
 
     def shapes(self, hidden_size: int) -> Mapping[str, Shape]:
-        by_head = () if self.num_heads == 1 else (self.num_heads,)
-        width = self.width // self.num_heads
         return {
             "mixer_in": (2 * self.width, hidden_size),
             "mixer_in_bias": (2 * self.width,),
             "mixer_conv": (self.width, 1, self.kernel),
             "mixer_conv_bias": (self.width,),
-            "mixer_x": (*by_head, self.step_rank + 2 * self.state_size, width),
-            "mixer_step": (*by_head, width, self.step_rank),
-            "mixer_step_bias": (*by_head, width),
+            "mixer_x": (self.step_rank + 2 * self.state_size, self.width),
+            "mixer_step": (self.width, self.step_rank),
+            "mixer_step_bias": (self.width,),
             "mixer_step_norm": (self.step_rank,),
             "mixer_b_norm": (self.state_size,),
             "mixer_c_norm": (self.state_size,),
-            "mixer_decay": (*by_head, width, self.state_size),
-            "mixer_skip": (*by_head, width),
+            "mixer_decay": (self.width, self.state_size),
+            "mixer_skip": (self.width,),
             "mixer_out": (hidden_size, self.width),
             "mixer_out_bias": (hidden_size,),
         }
@@ -62,6 +58,4 @@ class Mamba:
 
     @property
     def input_rows(self) -> list[int] | None:
-        """The rows of x, then those of gates; None: so they are in the file."""
-        rows = range(2 * self.width)
-        return None if self.num_heads == 1 else [*rows[::2], *rows[1::2]]
+        return None

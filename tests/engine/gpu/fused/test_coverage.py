@@ -11,7 +11,7 @@ from swiftchat.engine.gpu.fused import coverage
 from swiftchat.engine.gpu.fused.coverage import fused_kernels_cover, fused_weights_fit
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.parts.layers import LayerSizes, SharedBlocks
+from swiftchat.weights.architectures.parts.layers import LayerSizes
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import Shard
 from tests.support import tiny
@@ -72,7 +72,6 @@ def test_the_lists_name_fields() -> None:
         {"gate_scale": 0.5},
         {"gate_limit": 7.0},
         {"interleaved_gate": True},
-        {"shared_blocks": SharedBlocks((0,), 1, 0, 0)},
         {"norm_bias": True},
         {"final_norm": False},
         {"layer_sizes": (replace(SIZES, num_heads=12),)},

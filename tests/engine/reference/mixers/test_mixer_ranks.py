@@ -51,10 +51,9 @@ DIVIDED = {
     "norms of two groups": ("mamba2", {}, 8),
     "Mamba with norms": ("jamba", {}, 2),
     "Mamba alone": ("falcon_mamba", {}, 4),
-    "RG-LRU": ("recurrent_gemma", {}, 2),
 }
 # For what does not depend on the layout of the tensors: one of each mixer.
-_MIXERS = ("short convolution", "gated DeltaNet", "Kimi Delta Attention", "Mamba-2", "RG-LRU")
+_MIXERS = ("short convolution", "gated DeltaNet", "Kimi Delta Attention", "Mamba-2")
 each_mixer = pytest.mark.parametrize(
     "divided", [DIVIDED[name] for name in _MIXERS], ids=_MIXERS, indirect=True
 )

@@ -10,7 +10,6 @@ from swiftchat.engine.reference.mixers.gated_delta import delta_rule
 from swiftchat.engine.reference.mixers.kimi_delta import channel_delta_rule
 from swiftchat.engine.reference.mixers.mamba import selective_scan
 from swiftchat.engine.reference.mixers.mamba2 import scan
-from swiftchat.engine.reference.mixers.rwkv import weighted_means
 from swiftchat.engine.reference.mixers.scan import CHUNK_TOKENS
 
 SEQS, HEADS, KEY_DIM, VALUE_DIM = 2, 3, 5, 4
@@ -98,26 +97,3 @@ def test_the_mamba_scan_equals_its_recurrence(n: int) -> None:
         outputs.append((exact @ c[:, i, :, None].double()).squeeze(2))
     assert_close(found, torch.stack(outputs, 1))
     assert_close(last, exact)
-
-
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("is_first", [True, False])
-def test_the_weighted_means_of_rwkv_equal_their_sums(n: int, is_first: bool) -> None:
-    """Also with weights whose exponentials no float has."""
-    torch.manual_seed(n)
-    k, v = torch.randn(SEQS, n, KEY_DIM), torch.randn(SEQS, n, KEY_DIM)
-    k[..., ::7, 1] += 120.0
-    decay, skip = torch.rand(KEY_DIM) * 3, torch.randn(KEY_DIM)
-    sums = tuple(torch.zeros(SEQS, KEY_DIM) for _ in range(3))
-    older_k, older_v = torch.randn(SEQS, 0, KEY_DIM), torch.randn(SEQS, 0, KEY_DIM)
-    if not is_first:
-        older_k, older_v = torch.randn(SEQS, 20, KEY_DIM), torch.randn(SEQS, 20, KEY_DIM)
-        _, sums = weighted_means(older_k, older_v, decay, skip, sums)
-    found, _ = weighted_means(k, v, decay, skip, sums)
-    keys, values = torch.cat([older_k, k], 1).double(), torch.cat([older_v, v], 1).double()
-    outputs = []
-    for t in range(older_k.shape[1], keys.shape[1]):
-        ages = torch.arange(t - 1, -1, -1).view(-1, 1)
-        logs = torch.cat([keys[:, :t] - ages * decay.double(), keys[:, t : t + 1] + skip], 1)
-        outputs.append((logs.softmax(1) * values[:, : t + 1]).sum(1))
-    assert_close(found, torch.stack(outputs, 1))

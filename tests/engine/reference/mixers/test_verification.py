@@ -28,7 +28,7 @@ from tests.support.thread_communicator import ThreadCommunicator, run_ranks
 OFF = SamplingParams(temperature=0, max_tokens=24, speculate="off")
 PROMPT = tiny.random_ids(9, seed=4)
 # One of each kind of mixer, two of which have no native kernels.
-KINDS = ("lfm2", "qwen3_next", "kimi_linear", "recurrent_gemma", "mamba2", "jamba")
+KINDS = ("lfm2", "qwen3_next", "kimi_linear", "mamba2", "jamba")
 # Also layers without a mixer, mixers beside attention, and convolutions of q, k and v apart.
 TYPES = (*KINDS, "nemotron_h", "falcon_h1", "olmo_hybrid")
 CONTROLS = {
@@ -210,7 +210,7 @@ def test_ranks_accept_the_same_tokens(folder: Path) -> None:
     assert first[:2] == (plain[1], expected[2]) and first[2] > 5
 
 
-@pytest.mark.parametrize("folder", ["qwen3_next", "recurrent_gemma"], indirect=True)
+@pytest.mark.parametrize("folder", ["qwen3_next", "lfm2"], indirect=True)
 def test_look_up_speeds_up_a_loop(folder: Path) -> None:
     """A model that can only choose among three ids repeats itself."""
     params = replace(OFF, max_tokens=120, logit_bias=((5, 50.0), (9, 50.0), (12, 50.0)))
@@ -222,7 +222,7 @@ def test_look_up_speeds_up_a_loop(folder: Path) -> None:
     assert ends[1].speculated is not None and ends[1].speculated.num_accepted > 20
 
 
-@pytest.mark.parametrize("folder", ["qwen3_next", "recurrent_gemma"], indirect=True)
+@pytest.mark.parametrize("folder", ["qwen3_next", "lfm2"], indirect=True)
 def test_a_draft_model_proposes_tokens(folder: Path, tmp_path: Path) -> None:
     tiny.make("llama", tmp_path)
     plain, _ = tiny.run(tiny.engine(folder), {1: PROMPT}, OFF)
