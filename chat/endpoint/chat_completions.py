@@ -35,8 +35,8 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
     def start() -> AnswerGroup:
         tools = body.offered_tools
         variables = _template_variables(chat_model, body)
-        tool_format = chat_model.require_tools().tool_format if tools else None
-        encode = chat_model.encoder(tools=tools, more_variables=variables)
+        tool_format = chat_model.prompts.require_tools().tool_format if tools else None
+        encode = chat_model.prompts.encoder(tools=tools, more_variables=variables)
         fitted, fitting = chat_model.fit(message_versions(messages), encode, params)
 
         def start_one(params: SamplingParams) -> Answer:
@@ -55,7 +55,7 @@ def _template_variables(chat_model: ChatModel, body: ChatCompletionRequest) -> d
     variables: dict[str, Any] = {}
     if body.reasoning_effort is not None:
         try:
-            variables = chat_model.effort_variables(body.reasoning_effort)
+            variables = chat_model.prompts.effort_variables(body.reasoning_effort)
         except UsageError as error:
             name = "reasoning_effort"
             raise ApiError(400, error.message, "unsupported_value", name) from error
