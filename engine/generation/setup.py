@@ -15,7 +15,7 @@ from swiftchat.engine.cpu.threads import default_threads
 from swiftchat.engine.decode.graph_runner import GRAPH_SIZES
 from swiftchat.engine.device.device import available_bytes, find_device, find_kernels
 from swiftchat.engine.generation.prefill_graphs import graph_sizes
-from swiftchat.engine.linear.factory import WeightFactory, weight_factory
+from swiftchat.engine.linear.factory import KernelWeights, TorchWeights, WeightFactory
 from swiftchat.engine.linear.plain_gpu import LinearKernels
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import (
@@ -72,9 +72,9 @@ class EngineSetup:
     def factory(self) -> WeightFactory:
         if isinstance(self.kernels, NativeKernels):
             return self.kernels.factory
-        return weight_factory(
-            self.device, self.kernels if isinstance(self.kernels, LinearKernels) else None
-        )
+        if isinstance(self.kernels, LinearKernels):
+            return KernelWeights(self.kernels)
+        return TorchWeights()
 
     @property
     def workspace_bytes(self) -> int:
