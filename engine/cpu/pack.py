@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.tile_layout import TileLayout
+from swiftchat.engine.cpu.large_pages import LargePages
 from swiftchat.engine.cpu.matrices import TiledMatrix
 from swiftchat.engine.cpu.native import TILE_ROWS, Matrix, PackError, PackSource
 from swiftchat.engine.cpu.pack_source import Source, array_source, block_source
-from swiftchat.engine.load.large_pages import LargePages
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.quantization.scheme import GgufBlocks, Int4, Int8, Int8Groups
 

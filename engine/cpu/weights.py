@@ -19,7 +19,6 @@ from swiftchat.engine.cpu.program import Pool
 from swiftchat.engine.cpu.single_op import matmul, table_rows
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
-from swiftchat.engine.linear.tiles import concatenated
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.weights.quantization.scheme import Float8, GgufBlocks, QuantizedMatrix
 
@@ -120,6 +119,7 @@ class NativeWeights:
     """Weights for the native kernels; quantized matrices are packed into memory in large pages."""
 
     keeps_quantized = True
+    quantizes_activations = False  # activations of 16 bits take no more time than those of 8
     block_types: Collection[str] = BLOCK_TYPES
     mxfp4 = None
 
@@ -130,10 +130,6 @@ class NativeWeights:
     @property
     def blocks(self) -> Self:
         return self
-
-    def quantizes_activations(self, dtype: torch.dtype) -> bool:
-        """Only in fp32, which computes a model as it is defined; 16 bits cost no more than 8."""
-        return dtype == torch.float32
 
     def plain(self, tensor: Tensor) -> LinearWeight:
         contiguous = tensor if tensor.stride(1) == 1 else tensor.contiguous()
@@ -176,7 +172,8 @@ class NativeWeights:
 
 def _float8_matrix(parts: Sequence[Float8]) -> FloatMatrix:
     """Join the parts; the values of a single one are not copied."""
-    values = torch.from_numpy(concatenated([part.values for part in parts]))
+    arrays = [part.values for part in parts]
+    values = torch.from_numpy(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
     scale = torch.from_numpy(np.concatenate([part.scale for part in parts]))
     return FloatMatrix(values if values.stride(1) == 1 else values.contiguous(), scale)
 

@@ -152,9 +152,7 @@ def _estimated_bytes(setup: EngineSetup) -> int | None:
         return None
     if setup.checkpoint is None:
         return 0
-    return resident_estimate(
-        setup.shard, setup.checkpoint, setup.factory, setup.dtype, setup.device
-    )
+    return resident_estimate(setup.shard, setup.checkpoint, setup.dtype, setup.device)
 
 
 def _plan_cache(

@@ -188,7 +188,7 @@ def test_quantized_lm_head_equals_dequantized_one(
 ) -> None:
     convert(quantized["head"], tmp_path / "plain", dtype="float32")
     ids = tiny.random_ids(30)
-    bench = tiny.Bench(quantized["head"], dtype=torch.float32)
+    bench = tiny.Bench(quantized["head"], dtype=torch.float32, native=True)
     assert bench.decoder.weights.lm_head.is_quantized
     expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
     torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)

@@ -29,12 +29,6 @@ class LargePages:
         allocated, self._free = self._free[:nbytes], self._free[used_bytes:]
         return allocated
 
-    def move_in(self, tensor: Tensor) -> None:
-        """Move the data of a contiguous tensor here; the tensor object stays the same."""
-        moved = self.allocate(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
-        moved.copy_(tensor)
-        tensor.set_(moved.untyped_storage(), moved.storage_offset(), moved.shape, moved.stride())
-
 
 def _region(nbytes: int) -> Tensor:
     """Allocate bytes that begin at a page."""
