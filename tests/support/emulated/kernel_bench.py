@@ -1,18 +1,18 @@
 """A model whose prompts and fused decode steps run on emulated kernels, beside its reference."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from swiftchat.cuda.ops.mixers.steps import StepSlots
-from swiftchat.engine.gpu.fused.decoder import FusedDecoder
+from swiftchat.engine.gpu.attention import DecodeRows
+from swiftchat.engine.gpu.fused.step_decoder import StepDecoder
 from swiftchat.engine.gpu.linear.factory import KernelWeights
 from swiftchat.engine.gpu.linear.plain import LinearKernels
 from swiftchat.engine.gpu.mixers.mix import StatePlan
-from swiftchat.engine.gpu.ops import CudaOps
+from swiftchat.engine.gpu.ops import CudaOps, CudaPlan
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
@@ -97,22 +97,21 @@ class KernelBench:
         """
         self.forward(0, 18)
         table = torch.tensor(self.sequence(0).block_table, dtype=torch.int32)
-        batch = SimpleNamespace(max_rows=4, block_tables=torch.zeros(4, 8, dtype=torch.int32))
-        batch.block_tables[:, : len(table)] = table
-        fused = FusedDecoder(self.decoder, self.ops, self.cache, batch)  # type: ignore[arg-type]
+        block_tables = torch.zeros(4, 8, dtype=torch.int32)
+        block_tables[:, : len(table)] = table
+        residual = torch.zeros(4, self.config.hidden_size)
+        decoder = StepDecoder(self.decoder, self.ops, residual)
         behind = [0, 9] if self.config.mixer is None else [0]
-        logits = torch.empty(len(behind), self.config.vocab_size)
+        n = len(behind)
+        logits = torch.empty(n, self.config.vocab_size)
         self.launched.clear()
         for position in range(18, NUM_TOKENS):
             places = position - torch.tensor(behind, dtype=torch.int32)
-            ids = [self.ids[at] for at in places.tolist()]
-            batch.tokens = torch.tensor(ids, dtype=torch.int32)
-            batch.positions, batch.context_lens = places, places + 1
+            ids = torch.tensor([self.ids[at] for at in places.tolist()], dtype=torch.int32)
             slots = table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-            batch.slot_mapping = slots.int()
-            assert fused.supports(len(behind))
-            x = torch.empty(len(behind), self.config.hidden_size)
-            fused.launch(x, logits, states=self._states(places))
+            rows = DecodeRows(block_tables[:n], places + 1)
+            plan = CudaPlan(ids, places, slots.int(), rows, states=self._states(places))
+            decoder.launch(plan, self.cache, logits)
             self._state_slots.reverse()
             for row, place in zip(logits, places.tolist(), strict=True):
                 self.check(row, place)

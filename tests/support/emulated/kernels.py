@@ -1,6 +1,6 @@
 """The CUDA kernels of a forward pass as torch calls on the CPU, by the arguments of their launches.
 
-So `CudaOps` and `FusedDecoder` run without a GPU, and their results can be compared: whether they
+So `CudaOps` and `FusedOps` run without a GPU, and their results can be compared: whether they
 launch the right kernels on the right tensors. Only fp32, without quantized weights and caches.
 """
 
