@@ -180,30 +180,15 @@ class CudaOps(Elementwise):
         assert self._latent is not None and isinstance(kv, Tensor)
         if plan.latents is not None:
             return self._latent.attend_by_torch(plan.latents, layer, projected, kv, weights)
-        assert plan.decode is not None
-        return self.decode_latents(
-            layer, projected, kv, weights, plan.positions, plan.slot_mapping, plan.decode
-        )
-
-    def decode_latents(
-        self,
-        layer: int,
-        projected: Tensor,
-        kv: LayerKV,
-        weights: LatentWeights,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        rows: DecodeRows,
-    ) -> Tensor:
-        """Return latent attention of one token of each sequence: [n, num_heads * value_dim]."""
-        assert self._latent is not None and isinstance(kv, Tensor)
+        rows = plan.decode
+        assert rows is not None
         return self._latent.decode(
             projected,
             kv,
             weights,
             cos_sin=self.attention.cos_sin(layer),
-            positions=positions,
-            slot_mapping=slot_mapping,
+            positions=plan.positions,
+            slot_mapping=plan.slot_mapping,
             block_tables=rows.block_tables,
             context_lens=rows.context_lens,
         )

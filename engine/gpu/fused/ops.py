@@ -158,7 +158,10 @@ class FusedOps(CudaOps):
             super().scale_(computed(x), scale)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        return Sum([x, y]) if adds(x) or adds(y) else super().add(computed(x), computed(y))
+        # A sum with the stream is that of now.
+        if (adds(x) or adds(y)) and not (isinstance(x, Stream) or isinstance(y, Stream)):
+            return Sum([x, y])
+        return super().add(computed(x), computed(y))
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         if not isinstance(x, Pending):

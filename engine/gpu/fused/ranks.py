@@ -76,17 +76,15 @@ class FusedRanks(Communicator):
 
     def write_logits(self, logits: Tensor, out: Tensor) -> None:
         """Write the logits of all ranks to `out` fp32 [n, vocab_size], given those of this one."""
-        fits = isinstance(logits, Matmul) and len(logits.matrices) == 1 and logits.fits()
         buffers = self._step_buffers
-        if not isinstance(logits, Matmul) or not fits:
-            out.copy_(self._ranks.all_gather(computed(logits), out.shape[1]))
-        elif self.size == 1:
+        fits = isinstance(logits, Matmul) and len(logits.matrices) == 1 and logits.fits()
+        if isinstance(logits, Matmul) and fits and self.size == 1:
             logits.write(out)
-        elif buffers is None:
-            out.copy_(self._ranks.all_gather(logits.value, out.shape[1]))
-        else:
+        elif isinstance(logits, Matmul) and fits and buffers is not None:
             logits.send(buffers.logits)
             all_gather(self._gpu, out, buffers.logits, buffers.vocab_per_rank)
+        else:
+            out.copy_(self.all_gather(logits, out.shape[1]))
 
     def all_gather(self, x: Tensor, width: int) -> Tensor:
         return self._ranks.all_gather(computed(x), width)
