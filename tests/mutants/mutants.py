@@ -393,11 +393,11 @@ MUTANTS = (
         (f"{_ADAPTED}::test_without_memory_for_a_new_graph_answers_go_on",),
     ),
     Mutant(
-        "the fused decode kernels ignore a new field of the configuration",
-        "engine/gpu/fused/coverage.py",
-        "default is not MISSING and bool(value == default)",
-        "True",
-        ("tests/engine/gpu/fused/test_coverage.py",),
+        "a pending norm reads the stream after its next change",
+        "engine/gpu/fused/ops.py",
+        "                computed(reading)\n",
+        "                pass\n",
+        ("tests/engine/gpu/fused/test_pending.py",),
     ),
     Mutant(
         "a rank goes on without an adapter that another one cannot load",

@@ -36,8 +36,14 @@ def narrow_elements(compiled_rows: int) -> int:
 def narrow_buffer(gpu: Gpu) -> Tensor:
     """Return a buffer for `RowChanges.narrow`, ready to be used."""
     size = max(_TASK_RANKS * _TASK_WARPS * gpu.num_sms, narrow_elements(16))
-    buffer = torch.full((-(-size // 4) * 4,), SENTINEL, dtype=torch.int32, device=gpu.device)
-    return buffer.view(torch.float32)
+    buffer = torch.empty(-(-size // 4) * 4, device=gpu.device)
+    make_ready(buffer)
+    return buffer
+
+
+def make_ready(narrow: Tensor) -> None:
+    """Fill a buffer as a launch leaves the next one's."""
+    narrow.view(torch.int32).fill_(SENTINEL)
 
 
 @dataclass(frozen=True)

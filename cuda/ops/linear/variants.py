@@ -58,9 +58,11 @@ _EPILOGUES: list[dict[str, Any]] = [
     {"epilogue": "RESIDUAL"},
     {"epilogue": "SEND"},
     {"epilogue": "SEND", "norm": True},
+    {"epilogue": "ACT_AND_MUL", "activation": "silu"},
     {"epilogue": "ACT_AND_MUL", "norm": True, "activation": "silu"},
     {"epilogue": "ACT_AND_MUL", "norm": True, "activation": "gelu"},
     {"epilogue": "ACT_AND_MUL", "norm": True, "activation": "gelu_tanh"},
+    {"epilogue": "ROPE_CACHE"},
     {"epilogue": "ROPE_CACHE", "norm": True},
 ]
 _SHAPES: list[dict[str, Any]] = [
