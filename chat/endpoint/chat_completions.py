@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from swiftchat.chat.endpoint.answers import Piece
-from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.chat.endpoint.generation import Choice, Format, usage
 from swiftchat.chat.endpoint.logprobs import chat_logprobs
 from swiftchat.chat.endpoint.messages import template_messages
@@ -19,14 +18,12 @@ from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.context_budget import message_versions
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.errors import UsageError
 
 
 def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], AnswerGroup]:
     """Check a request and return the function that starts its answers.
 
-    The function raises `UsageError` if there are tools and the chat template does not take any, and
-    `ApiError` if it cannot set the reasoning effort.
+    The function raises `UsageError` if there are tools and the chat template does not take any.
     """
     params = replace(chat_model.params_with(body.sampling()), logit_bias=body.bias())
     stops = body.stops()
@@ -52,13 +49,8 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
 
 
 def _template_variables(chat_model: ChatModel, body: ChatCompletionRequest) -> dict[str, Any]:
-    variables: dict[str, Any] = {}
-    if body.reasoning_effort is not None:
-        try:
-            variables = chat_model.effort_variables(body.reasoning_effort)
-        except UsageError as error:
-            name = "reasoning_effort"
-            raise ApiError(400, error.message, "unsupported_value", name) from error
+    effort = body.reasoning_effort
+    variables = {} if effort is None else chat_model.effort_variables(effort)
     return {**variables, **(body.chat_template_kwargs or {})}
 
 

@@ -278,12 +278,16 @@ def test_reasoning_efforts_of_the_template(tmp_path: Path) -> None:
         assert served.engine.prompt_text() == "hello[max]"
 
 
-def test_a_reasoning_effort_that_the_template_cannot_set(tmp_path: Path, folder: Path) -> None:
-    with serving(make_folder(tmp_path / "thinking", THINKING_TEMPLATE)) as served:
-        status, body = served.chat_of("thinking", reasoning_effort="low")
-        assert status == 400 and body["error"]["param"] == "reasoning_effort"
+def test_a_reasoning_effort_without_an_effect_is_told_once(
+    tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Agents send it with every request, whatever the model."""
+    with serving(make_folder(tmp_path / "thinking", THINKING_TEMPLATE), *["Hi"] * 3) as served:
+        for effort in ("low", "none", "xhigh"):
+            assert served.chat_of("thinking", reasoning_effort=effort)[0] == 200
     with serving(folder, "Hi") as served:  # a model that does not reason
         assert served.chat(reasoning_effort="low")[0] == 200
+    assert capfd.readouterr().err.count("reasoning_effort has no effect") == 1
 
 
 def test_fields_that_would_change_the_answer_are_refused_by_name(served: Served) -> None:
