@@ -188,6 +188,20 @@ def test_calls_in_an_answer_are_parsed(folder: Path) -> None:
     assert plain["message"]["content"].endswith(CALL_TEXT) and plain["finish_reason"] == "stop"
 
 
+def test_arguments_have_the_types_of_the_tool(folder: Path) -> None:
+    """In some formats of calls all arguments are texts."""
+    answer = (
+        "<tool_call><function=weather><parameter=days>3</parameter>"
+        "<parameter=city>1</parameter></function></tool_call>"
+    )
+    properties = {"days": {"type": "integer"}, "city": {"type": "string"}}
+    parameters = {"type": "object", "properties": properties}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    with serving(folder, answer) as served:
+        (call,) = served.chat(tools=[tool])[1]["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"days": 3, "city": "1"}
+
+
 def test_invalid_and_cut_calls_are_text(folder: Path) -> None:
     invalid = "<tool_call>weather in Oslo</tool_call>"
     with serving(folder, invalid, CALL_TEXT) as served:
