@@ -92,9 +92,13 @@ class PromptEncoder:
         return thinking_levels(self._files.template_source)
 
     def effort_variables(self, effort: str) -> dict[str, Any]:
-        """Return the variables of the template for a reasoning effort, or raise `UsageError`."""
-        can_reason = self.reasoning_format() is not None
-        return effort_variables(effort, self._files.template_source, can_reason=can_reason)
+        """Return the variables of the template for a reasoning effort."""
+        return effort_variables(effort, self._files.template_source)
+
+    @property
+    def always_reasons_alike(self) -> bool:
+        """Whether the model reasons, and no effort changes that."""
+        return self.reasoning_format() is not None and not self.effort_variables("none")
 
     def reasoning_format(self) -> ReasoningFormat | None:
         """Return the format of the reasoning, None if the raw text is requested."""
