@@ -81,14 +81,14 @@ class FusedDeltas:
     def has_room(self, ranks: Mapping[str, int]) -> bool:
         return all(rank <= self.ranks[name] for name, rank in ranks.items())
 
-    def begin(self) -> None:
-        """Begin a step: each one begins with the same buffer."""
-        self._turn = 0
+    def reset(self) -> None:
+        """Make the buffer that each step begins with ready, unless the last launch has done so.
 
-    def end(self) -> None:
-        """Make the buffer that steps begin with ready, unless the last launch has done so."""
+        After a step, or after one that failed.
+        """
         if self._turn:
             make_ready(self._buffers[0])
+        self._turn = 0
 
     def put(self, number: int, adapters: AdapterSet | None) -> None:
         """Fill or, with None, empty the tables of a set; the device must be idle."""
@@ -116,8 +116,12 @@ class FusedDeltas:
         (matrix,) = matrices
         if n > 1 and isinstance(matrix, PackedMatrix):
             return None  # measured: a tile of packed weights ends before its changes
-        options = {"splittable": splittable, "pair_span": pair_span}
-        if not linear_fits(self._gpu, n, matrix, **options, has_changes=True):
+        if not linear_fits(
+            *(self._gpu, n, matrix),
+            splittable=splittable,
+            pair_span=pair_span,
+            has_changes=True,
+        ):
             return None
         now, self._turn = self._turn, 1 - self._turn
         return RowChanges(

@@ -79,9 +79,9 @@ class ExpertSum(Pending):
             # The shared expert reads the stream before anything is added to it.
             gate_up = Matmul(self._kernels, x, shared.gate_up, shared.gate_up_bias)
             inner = gate_up.act_and_mul(self._activation)
-        norm, expert_norm = x.norm, None
+        norm, expert_norm = x.rms, None
         if isinstance(self._router_input, Normed):
-            norm, expert_norm = self._router_input.norm, x.norm.weight
+            norm, expert_norm = self._router_input.rms, x.rms.weight
         self._experts.add(self._layer, x.rows, norm, self._weights, expert_norm, total)
         if shared is not None and inner is not None:
             Matmul(self._kernels, inner, shared.down, shared.down_bias).add_to(total)

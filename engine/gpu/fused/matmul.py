@@ -68,7 +68,8 @@ class Matmul(Pending):
         self._fp32 = fp32
         self._site: Site | None = None
         if isinstance(weight, AdaptedWeight):
-            weight, self._site = weight.weight, weight.site
+            self._site = weight.site
+            weight = weight.weight
         self.weight: LinearWeight = weight
 
     @property
@@ -207,7 +208,7 @@ class Matmul(Pending):
 
     def _fused_inputs(self, *, pair_span: int = M_TILE) -> _Inputs:
         """Return the inputs of a kernel that computes the norm of x if that is pending."""
-        norm = None if self._normed is None else self._normed.norm
+        norm = None if self._normed is None else self._normed.rms
         return self._inputs(self._source, norm, pair_span=pair_span)
 
     def _inputs(
@@ -220,8 +221,9 @@ class Matmul(Pending):
     ) -> _Inputs:
         deltas, site = self._kernels.deltas, self._site
         if deltas is not None and site is not None:
-            fit = {"splittable": splittable, "pair_span": pair_span}
-            changes = deltas.changes(site, len(x), self.matrices, **fit)
+            changes = deltas.changes(
+                *(site, len(x), self.matrices), splittable=splittable, pair_span=pair_span
+            )
             if changes is not None:
                 return _Inputs(x, norm, self._bias, changes)
         return _Inputs(x, norm, self._with_changes(x, norm, self._bias), None)

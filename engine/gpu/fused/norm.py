@@ -22,13 +22,25 @@ class Scratch:
 
     def __init__(self, gpu: Gpu, max_rows: int, hidden_size: int) -> None:
         # A branch, and the sum of two normed ones.
-        self._free = list(torch.zeros(2, max_rows, hidden_size, device=gpu.device))
+        sums = torch.zeros(2, max_rows, hidden_size, device=gpu.device)
+        self._free: list[Tensor] = list(sums.unbind())
+        self._taken: list[Tensor] = []
 
     def take(self) -> Tensor:
-        return self._free.pop()
+        total = self._free.pop()
+        self._taken.append(total)
+        return total
 
     def give_back(self, total: Tensor) -> None:
+        self._taken = [other for other in self._taken if other is not total]
         self._free.append(total)
+
+    def reset(self) -> None:
+        """Clear what a failed step has taken."""
+        for total in self._taken:
+            total.zero_()
+        self._free += self._taken
+        self._taken = []
 
 
 class Normed(Reading):
@@ -42,7 +54,7 @@ class Normed(Reading):
         scratch: Scratch,
         compute: Callable[[Tensor], Tensor],
     ) -> None:
-        self._computed, self.source, self.norm = None, source, norm
+        self._computed, self.source, self.rms = None, source, norm
         self._gpu, self._scratch, self._compute = gpu, scratch, compute
 
     def compute(self) -> Tensor:
@@ -64,7 +76,7 @@ class Normed(Reading):
         """Add the source, n rows, to zeros; return what adds the norm of that to a tensor."""
         total = self._scratch.take()
         add(self.source, total[:n])
-        return AddNorm(self._gpu, total, self.norm, self._scratch)
+        return AddNorm(self._gpu, total, self.rms, self._scratch)
 
 
 class Ending(Protocol):

@@ -63,15 +63,16 @@ class FusedOps(CudaOps):
         self._readings: list[weakref.ref[Reading]] = []
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step, whatever has become of the one before."""
         self._readings = []
+        self._scratch.reset()
         if self._deltas is not None:
-            self._deltas.begin()
+            self._deltas.reset()
 
     def end(self) -> None:
         """End a step, whose results are written."""
         if self._deltas is not None:
-            self._deltas.end()
+            self._deltas.reset()
 
     def stream(self, n: int) -> Stream:
         """Return the stream of n rows that an earlier pipeline stage has computed."""
@@ -174,8 +175,9 @@ class FusedOps(CudaOps):
 
     def copy(self, x: Tensor, scale: float) -> Tensor:
         # A norm that is also copied stays pending, so that hidden states change no bit of logits.
-        is_normed = isinstance(x, Normed) and x.is_pending
-        return super().copy(x.compute() if is_normed else computed(x), scale)
+        if isinstance(x, Normed) and x.is_pending:
+            return super().copy(x.compute(), scale)
+        return super().copy(computed(x), scale)
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         return Matmul(self._kernels, x, weight, bias)

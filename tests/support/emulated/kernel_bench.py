@@ -112,26 +112,32 @@ class KernelBench:
         Of a model with states a single row. `hidden` receives those of the last step.
         """
         self.forward(0, 18)
-        table = torch.tensor(self.sequence(0).block_table, dtype=torch.int32)
-        block_tables = torch.zeros(4, 8, dtype=torch.int32)
-        block_tables[:, : len(table)] = table
-        residual = torch.zeros(4, self.config.hidden_size)
-        decoder = StepDecoder(self.decoder, self.ops, residual)
+        decoder = StepDecoder(self.decoder, self.ops, self.residual())
         behind = [0, 9] if self.config.mixer is None else [0]
-        n = len(behind)
-        logits = torch.empty(n, self.vocab_size)
+        logits = torch.empty(len(behind), self.vocab_size)
         self.launched.clear()
         for position in range(18, NUM_TOKENS):
-            places = position - torch.tensor(behind, dtype=torch.int32)
-            ids = torch.tensor([self.ids[at] for at in places.tolist()], dtype=torch.int32)
-            slots = table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-            rows = DecodeRows(block_tables[:n], places + 1)
-            plan = CudaPlan(ids, places, slots.int(), rows, states=self._states(places))
+            plan = self.plan([position - distance for distance in behind])
             decoder.launch(plan, self.cache, logits, hidden)
             self._state_slots.reverse()
-            for row, place in zip(logits, places.tolist(), strict=True):
+            for row, place in zip(logits, plan.positions.tolist(), strict=True):
                 self.check(row, place)
         return logits
+
+    def residual(self) -> Tensor:
+        """Return the memory of the stream of a few rows."""
+        return torch.zeros(4, self.config.hidden_size)
+
+    def plan(self, positions: list[int]) -> CudaPlan:
+        """Return the rows of a step that compute these tokens of the prompt."""
+        table = torch.tensor(self.sequence(0).block_table, dtype=torch.int32)
+        block_tables = torch.zeros(len(positions), 8, dtype=torch.int32)
+        block_tables[:, : len(table)] = table
+        places = torch.tensor(positions, dtype=torch.int32)
+        ids = torch.tensor([self.ids[at] for at in positions], dtype=torch.int32)
+        slots = table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+        rows = DecodeRows(block_tables, places + 1)
+        return CudaPlan(ids, places, slots.int(), rows, states=self._states(places))
 
     def _states(self, positions: Tensor) -> StatePlan | None:
         """Return the slots before and after a step of one row, for a model with states."""
