@@ -103,7 +103,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_w8a8_logprobs_on_gpu_are_near_cpu(models: dict[str, Path], scheme: str) -> None:
     """The logprobs of a prompt, prefilled at once and token by token, then decoded in the graph.
 
-    On the CPU by torch, which quantizes activations too. Sums in another order push numbers over the middle between two codes, so not to the bit.
+    On the CPU by torch, which quantizes activations too. Sums in another order push numbers over
+    the middle between two codes, so not to the bit.
     """
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=5)
     prompt = tiny.random_ids(150)
