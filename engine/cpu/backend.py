@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from swiftchat.engine.cpu.library import choose_kernels
+from swiftchat.engine.cpu.native_weights import NativeWeights
 from swiftchat.engine.cpu.program import Pool
 from swiftchat.engine.cpu.self_test import self_test
-from swiftchat.engine.cpu.weights import NativeWeights
 
 
 @dataclass(frozen=True)

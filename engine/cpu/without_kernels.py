@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.mixers.weights import ChannelMixWeights
 from swiftchat.engine.model.weights import KeyBiases

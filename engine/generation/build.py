@@ -13,9 +13,9 @@ from swiftchat.engine.api.protocol import EngineInfo, OnProgress
 from swiftchat.engine.comm.communicator import Communicator, SingleRank
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
-from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.engine.cpu.backend import NativeKernels
 from swiftchat.engine.cpu.native_decoder import NativeDecoder
+from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.decode.async_decode import AsyncDecode
 from swiftchat.engine.device.device import cpu_note, describe_device
 from swiftchat.engine.generation.engine import Engine
