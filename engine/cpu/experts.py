@@ -1,9 +1,9 @@
 """The operation of a mixture of experts, for the native kernels."""
 
 from swiftchat.engine.cpu import native
-from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.cpu.native_weights import native_matrices
+from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.cpu.references import References
-from swiftchat.engine.cpu.weights import native_matrices
 from swiftchat.engine.model.moe import Expert, Experts
 from swiftchat.weights.architectures.config import ModelConfig
 

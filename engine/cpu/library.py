@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from swiftchat.engine.cpu.build import (
+from swiftchat.engine.cpu.compile_kernels import (
     FAILURE,
     LIBRARIES,
     PLAINEST,

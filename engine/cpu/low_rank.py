@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from swiftchat.engine.cpu import native
-from swiftchat.engine.cpu.float_matrix import float_matrix
+from swiftchat.engine.cpu.matrices import FloatMatrix
 from swiftchat.engine.linear.adapted import Delta
 
 
@@ -29,9 +29,9 @@ class NativeDeltas:
         stored = [part.b if part.a is None else part.b.t().contiguous() for part in delta.parts]
         for part, b, found in zip(delta.parts, stored, parts, strict=True):
             found.first, found.columns = part.first, len(part.b)
-            found.b = float_matrix(b)
+            found.b = FloatMatrix(b).struct
             if part.a is not None:
-                found.rank, found.a = len(part.a), float_matrix(part.a)
+                found.rank, found.a = len(part.a), FloatMatrix(part.a).struct
         self._references[number] = (delta, stored, parts)
         self.array[number] = native.Delta(
             num_parts=len(parts),

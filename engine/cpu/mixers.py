@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu import native
-from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.engine.cpu.native import Norm, NormKind
+from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.cpu.references import References
 from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.state_cache import LayerStates

@@ -10,8 +10,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from swiftchat.engine.cpu.build import INTERFACE, KERNELS
 from swiftchat.engine.cpu.c_header import declarations
+from swiftchat.engine.cpu.compile_kernels import INTERFACE, KERNELS
 
 _DECLARED = declarations((KERNELS / name).read_text(encoding="utf-8") for name in INTERFACE)
 

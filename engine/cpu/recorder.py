@@ -9,15 +9,15 @@ from torch import Tensor
 
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.cpu import native
-from swiftchat.engine.cpu.activations import Activations, CannotRecordError
-from swiftchat.engine.cpu.attention import AttentionOps, layer_cache
+from swiftchat.engine.cpu.attention_ops import AttentionOps, layer_cache
 from swiftchat.engine.cpu.experts import moe_op
 from swiftchat.engine.cpu.low_rank import NativeDeltas
 from swiftchat.engine.cpu.mixers import Parameters
 from swiftchat.engine.cpu.native import Activation, Matrix, Norm, NormKind, RowSet
+from swiftchat.engine.cpu.native_weights import native_matrices
+from swiftchat.engine.cpu.recorded_activations import Activations, CannotRecordError
 from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.cpu.references import References
-from swiftchat.engine.cpu.weights import native_matrices
 from swiftchat.engine.cpu.without_kernels import WithoutKernels
 from swiftchat.engine.linear.adapted import AdaptedWeight, Site
 from swiftchat.engine.linear.plain import PlainWeight

@@ -10,7 +10,7 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo, OnProgress
 from swiftchat.engine.comm.communicator import Communicator, SingleRank
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
-from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.device.device import cpu_note, describe_device
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.fast_forward import FastForward

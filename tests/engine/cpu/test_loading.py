@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swiftchat.engine.api.tile_layout import BLOCK_TYPES
 from swiftchat.engine.cpu.matrices import FloatMatrix, TiledMatrix
-from swiftchat.engine.cpu.weights import NativeWeight, NativeWeights
+from swiftchat.engine.cpu.native_weights import NativeWeight, NativeWeights
 from swiftchat.engine.linear.factory import TorchWeights, WeightFactory
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.linear.weight import LinearWeight

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from swiftchat.engine.cpu import native
-from swiftchat.engine.cpu.build import INTERFACE, KERNELS
 from swiftchat.engine.cpu.c_header import declarations
+from swiftchat.engine.cpu.compile_kernels import INTERFACE, KERNELS
 
 HEADERS = [(KERNELS / name).read_text() for name in INTERFACE]
 DECLARED = declarations(HEADERS)

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.cpu.build import host_target
+from swiftchat.engine.cpu.compile_kernels import host_target
 from swiftchat.engine.cpu.library import VARIABLE
-from swiftchat.engine.cpu.weights import NativeWeights
+from swiftchat.engine.cpu.native_weights import NativeWeights
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.linear.factory import TorchWeights
 from swiftchat.engine.linear.merged import MergedWeight

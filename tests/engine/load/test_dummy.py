@@ -9,7 +9,7 @@ import torch
 
 from swiftchat.engine.api.memory_estimate import gpu_weight_bytes
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.cpu.weights import NativeWeights
+from swiftchat.engine.cpu.native_weights import NativeWeights
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.gpu.linear.factory import KernelWeights
 from swiftchat.engine.load.dummy import dummy_weights

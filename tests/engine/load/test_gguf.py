@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.cpu.build import host_target
-from swiftchat.engine.cpu.weights import NativeWeight, NativeWeights
+from swiftchat.engine.cpu.compile_kernels import host_target
+from swiftchat.engine.cpu.native_weights import NativeWeight, NativeWeights
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.load.loader import stream_weights
 from swiftchat.errors import BadModelFile

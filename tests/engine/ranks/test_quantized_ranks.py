@@ -18,7 +18,7 @@ from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_scheme
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.engine.comm.pipeline import GlooPipeline
-from swiftchat.engine.cpu.build import host_target
+from swiftchat.engine.cpu.compile_kernels import host_target
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.model import memory
 from swiftchat.engine.model.weights import resident_bytes

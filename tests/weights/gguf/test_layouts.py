@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swiftchat.engine.cpu.weights import NativeWeights
+from swiftchat.engine.cpu.native_weights import NativeWeights
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.gguf import open_gguf

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swiftchat.engine.api.tile_layout import BLOCK_TYPES, block_layout
 from swiftchat.engine.cpu.matrices import FloatMatrix, TiledMatrix
-from swiftchat.engine.cpu.weights import NativeWeight, NativeWeights
+from swiftchat.engine.cpu.native_weights import NativeWeight, NativeWeights
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.weights.formats.ggml_dequantize import dequantize

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.tile_layout import BLOCK_TYPES
-from swiftchat.engine.cpu.activations import CannotRecordError
-from swiftchat.engine.cpu.float_matrix import float_matrix
 from swiftchat.engine.cpu.matrices import FloatMatrix, NativeMatrix, TiledMatrix, first_rows
 from swiftchat.engine.cpu.native import Matrix
 from swiftchat.engine.cpu.pack import Packer
 from swiftchat.engine.cpu.program import Pool
+from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.cpu.single_op import matmul, table_rows
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
@@ -183,7 +182,7 @@ def native_matrices(weight: LinearWeight) -> Sequence[Matrix]:
     if isinstance(weight, MergedWeight):
         return [matrix for part in weight.parts for matrix in native_matrices(part)]
     if isinstance(weight, PlainWeight) and weight.tensor.stride(1) == 1:
-        return [float_matrix(weight.tensor)]
+        return [FloatMatrix(weight.tensor).struct]
     if isinstance(weight, NativeWeight):
         return weight.native_matrices
     raise CannotRecordError(f"no kernel multiplies with {type(weight).__name__}")

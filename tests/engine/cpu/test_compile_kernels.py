@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.engine.cpu import build as build_module
-from swiftchat.engine.cpu.build import (
+from swiftchat.engine.cpu import compile_kernels
+from swiftchat.engine.cpu.compile_kernels import (
     INTERFACE,
     PLAINEST,
     TARGETS,
@@ -70,7 +70,7 @@ def test_processes_that_build_at_once(tiny: Path, tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from swiftchat.engine.cpu.build import TARGETS, build\n"
+        "from swiftchat.engine.cpu.compile_kernels import TARGETS, build\n"
         f"kernels, out = Path({str(tiny)!r}), Path({str(tmp_path)!r})\n"
         "(library,) = build(TARGETS['linux-x86_64'], out, ['plain'], kernels=kernels)\n"
         "print(library.stat().st_mtime_ns)\n"
@@ -88,13 +88,13 @@ def test_unknown_variant(tmp_path: Path) -> None:
 
 
 def test_no_compiler(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_module, "find_spec", lambda _: None)
+    monkeypatch.setattr(compile_kernels, "find_spec", lambda _: None)
     with pytest.raises(BuildError, match="no compiler: pip install ziglang"):
         compile_plain(tiny, tmp_path)
 
 
 def test_command_line_needs_nothing_installed(tmp_path: Path) -> None:
-    script = shutil.copy(build_module.__file__, tmp_path)
+    script = shutil.copy(compile_kernels.__file__, tmp_path)
     run = [sys.executable, "-I", "-S", script]  # -S: no site-packages, so no compiler
     done = subprocess.run([*run, "--variant", "plain"], capture_output=True, text=True)
     assert done.stderr == "error: no compiler: pip install ziglang\n"

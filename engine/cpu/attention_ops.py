@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu import native
-from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.engine.cpu.native import KVFormat, Norm, NormKind
+from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.cpu.references import References
 from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.rope import cos_sin_table, query_factor_table

@@ -1,7 +1,7 @@
 """Compile `kernels/*.c` into one shared library per variant with the compiler of the ziglang wheel.
 
 `setup.py` runs this file before anything is installed, so it imports only the standard library. In
-a checkout: `python engine/cpu/build.py [--variant NAME] [--target SYSTEM-ARCHITECTURE]
+a checkout: `python engine/cpu/compile_kernels.py [--variant NAME] [--target SYSTEM-ARCHITECTURE]
 [--out FOLDER] [--sanitize address,undefined,thread]`.
 """
 
