@@ -19,7 +19,7 @@ from swiftchat.chat.model.template_choice import TemplateChoice
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.chat.terminal.output import print_notice
-from swiftchat.chat.tools.formats import ToolFormat
+from swiftchat.chat.tools.formats import ToolFormat, find_plain_format
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Progress, Wait
 from swiftchat.engine.api.vocabulary import ConstraintSpec
@@ -311,6 +311,8 @@ class ChatModel:
         if not len(prompt):
             raise UsageError("the prompt is empty", "type a message")
         text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
+        if tool_format is None and not (self.config.raw or self.config.no_template):
+            tool_format = find_plain_format(self._files.template_source)
         constraint: ConstraintSpec | None = None
         if output_format is not None:
             constraint = self._constraints.of(output_format, prompt, params, self.prompts.think)
