@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.cuda.gpu import Gpu, KernelSpec
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.signature import KernelSpec, Macro
 from swiftchat.engine.model import routing
 from swiftchat.engine.model.activations import ACTIVATIONS
 from swiftchat.weights.architectures.parts.router import RouterConfig
@@ -55,8 +56,8 @@ def aligned(weights: Any) -> Any:
     return weights
 
 
-def _kernel(launched: list[str], spec: KernelSpec) -> Callable[..., None]:
-    return partial(_launch, launched, spec)
+def _kernel(launched: list[str], name: str, **defines: Macro) -> Callable[..., None]:
+    return partial(_launch, launched, KernelSpec.of(name, **defines))
 
 
 def _launch(
@@ -71,9 +72,14 @@ def _launch(
     cluster: int = 1,
     **arguments: Any,
 ) -> None:
-    spec.check_arguments(arguments)
+    signature = spec.signature
+    bound = zip(signature.names, signature.bind(arguments, torch.device("cpu")), strict=True)
+    if 0 in (grid if isinstance(grid, tuple) else (grid,)):
+        return
     launched.append(spec.name)
-    _KERNELS[spec.name](_Launch(spec.defines, arguments))
+    kinds = dict(zip(signature.names, signature.kinds, strict=True))
+    given = {name: None if kinds[name] == "pointer" else value for name, value in bound}
+    _KERNELS[spec.name](_Launch(spec.defines, {**given, **arguments}))
 
 
 class _Launch:
