@@ -152,6 +152,8 @@ def latent_attention(
         block_tables=block_tables,
         context_lens=context_lens,
         partials=partials,
+        num_seqs=num_seqs,
+        num_heads=num_heads,
         log2_block_size=block_size.bit_length() - 1,
         num_splits=num_splits,
         scale=scale,

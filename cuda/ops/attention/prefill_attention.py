@@ -96,6 +96,7 @@ def prefill_attention(
         sinks=sinks,
         out=out,
         num_seqs=len(context_lens),
+        num_heads=out.shape[1],
         num_kv_heads=cache.shape[1] // 2,
         window=window,
         chunk=chunk,

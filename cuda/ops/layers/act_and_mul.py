@@ -55,4 +55,5 @@ def _launch(
         up=up,
         out=out,
         columns=columns,
+        row_size=row_size,
     )

@@ -80,4 +80,5 @@ def low_rank_expand(
         bias=bias,
         narrow=narrow,
         out=out,
+        m=m,
     )

@@ -1,6 +1,7 @@
 """Mamba's recurrence: `kernels/mixers/selective_*.cu`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -32,7 +33,7 @@ class SelectiveInputs:
     c: Tensor
     gates: Tensor
 
-    def arguments(self) -> dict[str, Tensor]:
+    def arguments(self) -> dict[str, Any]:
         """Return the arguments of a kernel; raise `ValueError` for rows that are unevenly apart."""
         if len(self.b) > 1 and self.b.stride(0) != self.c.stride(0):
             raise ValueError(f"rows of b and c are {self.b.stride(0)} and {self.c.stride(0)} apart")
@@ -53,7 +54,7 @@ class SelectiveWeights:
     step_bias: Tensor
     skip: Tensor
 
-    def arguments(self) -> dict[str, Tensor]:
+    def arguments(self) -> dict[str, Any]:
         """Return the arguments of a kernel."""
         return {"decay": self.decay, "step_bias": self.step_bias, "skip": self.skip}
 
@@ -73,7 +74,7 @@ def selective_step(
     """
     n, width = out.shape
     vectors = _num_vectors(states.shape[2])
-    gpu.kernel("selective_step", DTYPE=out.dtype, VECTORS=vectors, CHAINED=rows.chained)(
+    gpu.kernel("selective_step", DTYPE=inputs.gates.dtype, VECTORS=vectors, CHAINED=rows.chained)(
         (-(-width // _CHANNELS), n),
         _THREADS,
         num_bytes=2 * n * states.nbytes // len(states),
@@ -100,7 +101,7 @@ def selective_scan(
     """
     (n, width), num_seqs = out.shape, rows.num_seqs
     states_bytes = num_seqs * states.nbytes // len(states)
-    gpu.kernel("selective_scan", DTYPE=out.dtype, VECTORS=_num_vectors(states.shape[2]))(
+    gpu.kernel("selective_scan", DTYPE=inputs.gates.dtype, VECTORS=_num_vectors(states.shape[2]))(
         (-(-width // _CHANNELS), num_seqs if n else 0),
         _THREADS,
         num_bytes=2 * (inputs.x.nbytes + out.nbytes + states_bytes),

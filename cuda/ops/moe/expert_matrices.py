@@ -1,6 +1,7 @@
 """The matrices of a layer's experts, as kernels read them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -59,7 +60,7 @@ class ExpertMatrices:
         return {"num_routed": num_routed, "shared_size": self.num_shared * expert_size}
 
     @property
-    def arguments(self) -> dict[str, Tensor | None]:
+    def arguments(self) -> dict[str, Any]:
         return {"values": self.values, "scales": self.scales, "biases": self.biases}
 
     @property
