@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.cuda.gpu import Gpu, KernelSpec
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.signature import KernelSpec, Macro
 from swiftchat.engine.reference import routing
 from swiftchat.engine.reference.activations import ACTIVATIONS
 from swiftchat.weights.architectures.parts.router import RouterConfig
@@ -62,8 +63,10 @@ def aligned(weights: Any) -> Any:
 Kernels = Mapping[str, Callable[[Any], None]]
 
 
-def _kernel(launched: list[str], kernels: Kernels, spec: KernelSpec) -> Callable[..., None]:
-    return partial(_launch, launched, kernels[spec.name], spec)
+def _kernel(
+    launched: list[str], kernels: Kernels, name: str, **defines: Macro
+) -> Callable[..., None]:
+    return partial(_launch, launched, kernels[name], KernelSpec.of(name, **defines))
 
 
 def _launch(
@@ -79,9 +82,14 @@ def _launch(
     cluster: int = 1,
     **arguments: Any,
 ) -> None:
-    spec.check_arguments(arguments)
+    signature = spec.signature
+    bound = zip(signature.names, signature.bind(arguments, torch.device("cpu")), strict=True)
+    if 0 in (grid if isinstance(grid, tuple) else (grid,)):
+        return
     launched.append(spec.name)
-    compute(_Launch(spec.defines, arguments))
+    kinds = dict(zip(signature.names, signature.kinds, strict=True))
+    given = {name: None if kinds[name] == "pointer" else value for name, value in bound}
+    compute(_Launch(spec.defines, {**given, **arguments}))
 
 
 class _Launch:
