@@ -27,8 +27,10 @@ WHEEL_PLATFORMS = {
 
 
 def _load_build() -> ModuleType:
-    """Load engine/cpu/build.py from its file: the package is not installed yet."""
-    spec = importlib.util.spec_from_file_location("swiftchat_cpu_build", CPU / "build.py")
+    """Load engine/cpu/compile_kernels.py from its file: the package is not installed yet."""
+    spec = importlib.util.spec_from_file_location(
+        "swiftchat_compile_kernels", CPU / "compile_kernels.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 import pexpect
 
-from swiftchat.engine.cpu.build import build, host_target
+from swiftchat.engine.cpu.compile_kernels import build, host_target
 from swiftchat.weights.hub.aliases import DEFAULT_MODEL
 from swiftchat.weights.store import default_store
 

@@ -2,21 +2,20 @@
 
 import ctypes
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.nvrtc import OLDEST_CAPABILITY, architecture
+from swiftchat.cuda.signature import KernelSpec, Macro
 from swiftchat.errors import DeviceError, OutOfMemory
 
-DTYPE_NAMES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half", torch.float32: "float"}
 # The types of kernel arguments. The driver's bindings pass a tensor map by themselves.
 _C_TYPES = {
     "pointer": ctypes.c_void_p,
@@ -25,39 +24,9 @@ _C_TYPES = {
     "float": ctypes.c_float,
     "tensor_map": None,
 }
+_MAX_GRID_YZ = 65_535
 
 Dims = int | tuple[int, int] | tuple[int, int, int]
-
-
-@cache
-def parse_arguments(arguments: str) -> dict[str, str]:
-    """Return the type of each argument by name, in order, of "pointer x, int n, float eps"."""
-    pairs = [argument.split() for argument in arguments.split(",")]
-    return {name: kind for kind, name in pairs}
-
-
-@dataclass(frozen=True)
-class KernelSpec:
-    """A kernel to compile: its name, its arguments and its macros.
-
-    `kernels/FOLDER/NAME.cu` defines the entry point `NAME_kernel`. `arguments` declares its
-    parameters in order, as "pointer x, int n, float eps"; the types are the keys of `_C_TYPES`.
-    """
-
-    name: str
-    arguments: str
-    defines: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        return self.name, tuple(sorted(self.defines.items()))
-
-    def check_arguments(self, given: Iterable[str]) -> None:
-        """Raise `TypeError` unless exactly the declared arguments are given."""
-        declared, names = parse_arguments(self.arguments).keys(), set(given)
-        if names != declared:
-            missing, unknown = sorted(declared - names), sorted(names - declared)
-            raise TypeError(f"{self.name}: missing arguments {missing}, unknown {unknown}")
 
 
 @dataclass(frozen=True)
@@ -130,20 +99,27 @@ class Gpu:
         finally:
             self._collected = None
 
-    def kernel(self, spec: KernelSpec) -> "Kernel | Callable[..., None]":
-        """Return the loaded kernel; compile it first if necessary."""
+    def kernel(self, name: str, **defines: Macro) -> "Kernel | Callable[..., None]":
+        """Return the loaded variant of a kernel with these macros; compile it first if necessary.
+
+        Raises `ValueError` for a dtype without kernels.
+        """
         if self._collected is not None:
+            spec = KernelSpec.of(name, **defines)
             self._collected.append(spec)
-            return partial(_check_only, spec)
-        kernel = self._kernels.get(spec.key)
+            return partial(_check_only, spec, self.device)
+        key = name, *defines.items()
+        kernel = self._kernels.get(key)
         if kernel is None:
+            spec = KernelSpec.of(name, **defines)
             self.compile([spec])
-            kernel = self._kernels[spec.key] = Kernel(self, spec, self._cubins[spec.key])
+            kernel = self._kernels[key] = Kernel(self, spec, self._cubins[spec.key])
         return kernel
 
 
 def _check_only(
     spec: KernelSpec,
+    device: torch.device,
     grid: Dims,
     block: int,
     /,
@@ -154,7 +130,7 @@ def _check_only(
     **arguments: Any,
 ) -> None:
     """Check a launch's arguments without launching."""
-    spec.check_arguments(arguments)
+    spec.signature.bind(arguments, device)
 
 
 class Kernel:
@@ -164,9 +140,8 @@ class Kernel:
         driver = cuda_driver()
         self._gpu = gpu
         self._spec = spec
-        declared = parse_arguments(spec.arguments)
-        self._names = tuple(declared)
-        self._types = tuple(_C_TYPES[kind] for kind in declared.values())
+        self._signature = spec.signature
+        self._types = tuple(_C_TYPES[kind] for kind in self._signature.kinds)
         self._module = check(driver.cuModuleLoadData(cubin))
         entry = f"{spec.name}_kernel".encode()
         self._function = check(driver.cuModuleGetFunction(self._module, entry))
@@ -192,20 +167,24 @@ class Kernel:
 
         Each `cluster` neighboring blocks share a processing cluster.
 
-        `arguments` are exactly those that the spec declares: numbers, tensors (passed as
-        pointers), None (a null pointer) and tensor maps. `num_bytes` is the least number of bytes
-        that the launch has to move. On sm_90 and newer the kernel may start before its predecessor
-        on the stream ends (dependent launch); it waits before it reads its predecessor's results.
+        `arguments` are those that the kernel's source declares: numbers, tensors (passed as
+        pointers), None (a null pointer) and tensor maps; `Signature.bind` checks them. A grid
+        without blocks is not launched. `num_bytes` is the least number of bytes that the launch has
+        to move. On sm_90 and newer the kernel may start before its predecessor on the stream ends
+        (dependent launch); it waits before it reads its predecessor's results.
         """
-        if arguments.keys() != parse_arguments(self._spec.arguments).keys():
-            self._spec.check_arguments(arguments)
+        values = self._signature.bind(arguments, self._gpu.device)
+        x, y, z = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1)[:3]
+        if max(y, z) > _MAX_GRID_YZ:
+            raise ValueError(f"{self._spec.name}: a grid of {grid} is larger than {_MAX_GRID_YZ}")
+        if 0 in (x, y, z):
+            return
         driver = cuda_driver()
         if shared_bytes > self._shared_limit:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(driver.cuFuncSetAttribute(self._function, attribute, shared_bytes))
             self._shared_limit = shared_bytes
         config = driver.CUlaunchConfig()
-        x, y, z = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1)[:3]
         config.gridDimX, config.gridDimY, config.gridDimZ = x, y, z
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes = shared_bytes
@@ -213,8 +192,7 @@ class Kernel:
         if self._gpu.has_dependent_launch:
             attributes = [_dependent_launch()] + ([_clusters_of(cluster)] if cluster > 1 else [])
             config.attrs, config.numAttrs = attributes, len(attributes)
-        values = tuple(_value(arguments[name]) for name in self._names)
-        check(driver.cuLaunchKernelEx(config, self._function, (values, self._types), 0))
+        check(driver.cuLaunchKernelEx(config, self._function, (tuple(values), self._types), 0))
         if self._gpu.launches is not None:
             repeat = partial(
                 self, grid, block, shared_bytes=shared_bytes, cluster=cluster, **arguments
@@ -226,10 +204,6 @@ class Kernel:
         driver = cuda_driver()
         which = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
         return int(check(driver.cuFuncGetAttribute(which, self._function)))
-
-
-def _value(argument: Any) -> Any:
-    return argument.data_ptr() if isinstance(argument, Tensor) else (argument or 0)
 
 
 def check(result: Any) -> Any:

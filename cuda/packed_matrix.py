@@ -7,8 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.packed_layout import (
     TILE_COLUMNS,
     TILE_ROWS,
@@ -16,6 +14,7 @@ from swiftchat.cuda.packed_layout import (
     padded_columns,
     tiles_shape,
 )
+from swiftchat.cuda.signature import Macro
 
 _MAX_ZERO_POINT = 1 << 15
 _PACK_BYTES = 1 << 26  # of quantized values that are packed at a time
@@ -33,6 +32,8 @@ class PackedMatrix:
     for each row. Rows and columns are padded to whole tiles with elements that mean 0. `row_scale`
     is fp32 [rows].
     weight = row_scale · value, or row_scale · scale · (value − zero point).
+
+    Raises `ValueError` unless the tensors have the shapes and dtypes of this scheme.
     """
 
     scheme: str
@@ -41,6 +42,15 @@ class PackedMatrix:
     tiles: Tensor
     row_scale: Tensor
     group_size: int = 0
+
+    def __post_init__(self) -> None:
+        shape = tiles_shape(self.scheme, *self.shape, self.group_size)
+        if self.tiles.shape != shape or self.tiles.dtype != torch.uint8:
+            found = f"{self.tiles.dtype} {list(self.tiles.shape)}"
+            raise ValueError(f"tiles must be uint8 {list(shape)}, not {found}")
+        if self.row_scale.shape != (len(self),) or self.row_scale.dtype != torch.float32:
+            found = f"{self.row_scale.dtype} {list(self.row_scale.shape)}"
+            raise ValueError(f"row_scale must be fp32 [{len(self)}], not {found}")
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -83,14 +93,23 @@ class PackedMatrix:
         shape = len(row_scale), self.shape[1]
         return replace(self, shape=shape, tiles=tiles, row_scale=row_scale)
 
-    def check(self, gpu: Gpu) -> None:
-        """Raise `ValueError` unless the tensors have the shapes and dtypes of this scheme."""
-        shape = tiles_shape(self.scheme, *self.shape, self.group_size)
-        check_tensor("tiles", self.tiles, shape, torch.uint8, gpu)
-        check_tensor("row_scale", self.row_scale, (len(self),), torch.float32, gpu)
-
 
 Matrix = Tensor | PackedMatrix
+
+
+def storage(matrix: Matrix) -> tuple[Tensor, Tensor | None]:
+    """Return the elements or the tiles of a matrix, and the row scales of a packed one."""
+    if isinstance(matrix, PackedMatrix):
+        return matrix.tiles, matrix.row_scale
+    return matrix, None
+
+
+def storage_macros(matrix: Matrix) -> dict[str, Macro]:
+    """Return the macros of kernels that read the matrix."""
+    packing: dict[str, Macro] = {"SCHEME": "PLAIN", "GROUP_SIZE": 0}
+    if isinstance(matrix, PackedMatrix):
+        packing = {"SCHEME": matrix.scheme, "GROUP_SIZE": matrix.group_size}
+    return {"DTYPE": matrix.dtype, **packing}
 
 
 def pack_int8(values: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedMatrix:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu, check, cuda_driver
 
 MAX_WORLD_SIZE = 8
@@ -31,11 +30,9 @@ class PeerBuffer:
     def world_size(self) -> int:
         return len(self.own)
 
-    def check_capacity(self, num_elements: int, gpu: Gpu) -> None:
+    def check_capacity(self, num_elements: int) -> None:
         """Raise `ValueError` unless parts of `num_elements` elements fit."""
         world_size, capacity = self.own.shape
-        check_tensor("peer buffer", self.own, (world_size, capacity), "float32", gpu)
-        check_tensor("addresses", self.addresses, (world_size,), "int64", gpu)
         if not 2 <= world_size <= MAX_WORLD_SIZE or not 0 <= self.rank < world_size:
             raise ValueError(
                 f"rank {self.rank} of {world_size}; a group has 2 to {MAX_WORLD_SIZE} ranks"

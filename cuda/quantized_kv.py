@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.signature import Macro
 
-# The value of the macro KV_SCHEME for each scheme.
-KV_SCHEMES = {"int8": "1", "fp8": "2", "int5": "3"}
+# The value of the macro KV_SCHEME for each scheme, as in `kernels/attention/kv_schemes.cuh`.
+KV_SCHEMES = {"int8": "KV_INT8", "fp8": "KV_FP8", "int5": "KV_INT5"}
 PACKED_HEAD_DIMS = (64, 128)  # of int5: a head's words and its rotation fit the lanes of a warp
 
 
@@ -32,24 +31,14 @@ class KVScales:
     key_bits: Tensor | None = None
     value_bits: Tensor | None = None
 
-    def check(self, cache: Tensor, dtype: torch.dtype, gpu: Gpu) -> None:
-        """Raise `ValueError` unless the scales fit the cache and the kernels compute in `dtype`."""
+    def check(self, head_dim: int, dtype: torch.dtype) -> None:
+        """Raise `ValueError` unless the kernels compute heads of this size in `dtype`."""
         if self.scheme not in KV_SCHEMES:
             known = ", ".join(KV_SCHEMES)
             raise ValueError(f"the cache's scheme must be one of {known}, not {self.scheme}")
-        head_dim = head_dim_of(cache, self)
         supports = head_dim in PACKED_HEAD_DIMS if self.scheme == "int5" else head_dim % 16 == 0
         if dtype not in (torch.bfloat16, torch.float16) or not supports:
             raise ValueError(f"no {self.scheme} cache for {dtype} and head_dim {head_dim}")
-        check_tensor("scales", self.scales, tuple(cache.shape[:-1]), "float32", gpu)
-        if self.scheme != "int5":
-            return
-        num_blocks, twice_kv_heads, block_size, half = cache.shape
-        rows = (num_blocks, twice_kv_heads // 2, block_size)
-        if self.key_bits is None or self.value_bits is None:
-            raise ValueError("key_bits or value_bits are missing")
-        check_tensor("key_bits", self.key_bits, (*rows, half // 2), "int8", gpu)
-        check_tensor("value_bits", self.value_bits, (*rows, half // 4), "int8", gpu)
 
 
 def scheme_of(kv_scales: KVScales | None) -> str | None:
@@ -57,31 +46,19 @@ def scheme_of(kv_scales: KVScales | None) -> str | None:
     return None if kv_scales is None else kv_scales.scheme
 
 
-def head_dim_of(cache: Tensor, kv_scales: KVScales | None) -> int:
-    """Return the elements of a head."""
-    return cache.shape[-1] * (2 if scheme_of(kv_scales) == "int5" else 1)
-
-
-def scheme_parameters(scheme: str | None) -> str:
-    """Return the further parameters of a kernel that uses a cache of this scheme."""
-    if scheme is None:
-        return ""
-    return ", pointer kv_scales" + (
-        ", pointer key_bits, pointer value_bits" if scheme == "int5" else ""
-    )
+def scheme_macros(scheme: str | None) -> dict[str, Macro]:
+    """Return the further macros of a kernel that uses a cache of this scheme."""
+    return {} if scheme is None else {"KV_SCHEME": KV_SCHEMES[scheme]}
 
 
 def cache_arguments(cache: Tensor, kv_scales: KVScales | None) -> dict[str, Any]:
     """Return the kernel arguments that describe a cache, and its scales if it is quantized."""
-    _, twice_kv_heads, block_size, _ = cache.shape
     arguments: dict[str, Any] = {
         "cache": cache,
-        "num_kv_heads": twice_kv_heads // 2,
-        "head_dim": head_dim_of(cache, kv_scales),
-        "log2_block_size": block_size.bit_length() - 1,
+        "log2_block_size": cache.shape[2].bit_length() - 1,
     }
     if kv_scales is not None:
         arguments["kv_scales"] = kv_scales.scales
-    if kv_scales is not None and kv_scales.scheme == "int5":
-        arguments |= {"key_bits": kv_scales.key_bits, "value_bits": kv_scales.value_bits}
+        if kv_scales.scheme == "int5":
+            arguments |= {"key_bits": kv_scales.key_bits, "value_bits": kv_scales.value_bits}
     return arguments

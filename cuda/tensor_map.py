@@ -11,7 +11,7 @@ _SWIZZLE_BYTES = 128  # the width of the swizzle
 
 
 def tensor_map(gpu: Gpu, rows: Tensor, box_rows: int, box_bytes: int = _SWIZZLE_BYTES) -> Any:
-    """Return a tensor map of contiguous `rows` [num_rows, row_size], in boxes of `box_rows` rows.
+    """Return a tensor map of contiguous `rows` [..., row_size], in boxes of `box_rows` rows.
 
     A box has `box_bytes` of each row, up to 256 elements. In shared memory a box of 128 bytes has
     the 128-byte swizzle: the eight 16-byte chunks of its row r are permuted by exclusive or with
@@ -20,7 +20,8 @@ def tensor_map(gpu: Gpu, rows: Tensor, box_rows: int, box_bytes: int = _SWIZZLE_
     """
     if not gpu.has_copy_engine:
         return empty_map()
-    num_rows, row_size = rows.shape
+    row_size = rows.shape[-1]
+    num_rows = rows.numel() // row_size
     item_bytes = rows.element_size()
     sizes, strides, box = (row_size, num_rows), (row_size * item_bytes,), (box_bytes, box_rows)
     return _encode(rows.data_ptr(), sizes, strides, item_bytes, box)

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.params import EngineConfig, ServeConfig
-from swiftchat.engine.api.protocol import RESTART_HINT, Message
+from swiftchat.engine.api.protocol import RESTART_HINT
+from swiftchat.engine.api.wire import Message
 from swiftchat.engine.device.driver import open_early
 from swiftchat.engine.device.lazy_torch import import_torch, without_collections
 from swiftchat.engine.ranks.auto_tp import require_gpus, resolve_tp

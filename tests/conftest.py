@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 _LONGEST = (
     "tests/test_setup.py",
     "tests/fuzz/test_fuzz.py",
+    "tests/kills/",
+    "tests/test_quantized_quality.py",
+    "tests/test_smollm2.py",
 )
 _left_out = pytest.StashKey[list[str]]()
 
@@ -219,13 +223,31 @@ def _shared_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
     model_store.session_folder = folder / "tiny-models"
 
 
+@pytest.fixture(scope="session")
+def _runtime_folders() -> Iterator[Iterator[Path]]:
+    """Yield empty folders for sockets, the same one as long as no test leaves anything there.
+
+    To remove a folder may take milliseconds of waiting, far more than to make one.
+    """
+
+    def folders(parent: Path) -> Iterator[Path]:
+        for number in count():
+            folder = parent / str(number)
+            folder.mkdir(mode=0o700)
+            while next(folder.iterdir(), None) is None:
+                yield folder
+
+    # Not in the tests' folder: the path of a Unix socket may have 104 characters.
+    with tempfile.TemporaryDirectory(prefix="run-", ignore_cleanup_errors=True) as parent:
+        yield folders(Path(parent))
+
+
 @pytest.fixture(autouse=True)
-def _user_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _user_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _runtime_folders: Iterator[Path]
+) -> None:
     """Redirect the user's folders to `tmp_path`."""
     for name in ("DATA", "CONFIG", "CACHE", "STATE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / "xdg" / name.lower()))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub-home"))
-    # Not in `tmp_path`: the path of a Unix socket may have 104 characters.
-    with tempfile.TemporaryDirectory(prefix="run-") as runtime:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-        yield
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(next(_runtime_folders)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from swiftchat.engine.cpu.build import FAILURE, VARIANTS, host_target, library_path
+from swiftchat.engine.cpu.compile_kernels import FAILURE, VARIANTS, host_target, library_path
 from swiftchat.engine.cpu.library import choose_kernels
 from tests.support.clean_venv import ROOT, CleanVenv, build_wheel
 from tests.support.native.libraries import compile_kernels

@@ -47,6 +47,19 @@ def engine(smollm2_f32: Path) -> Engine:
     return build_engine(smollm2_f32, EngineConfig(device="cpu"))
 
 
+@pytest.fixture(scope="module")
+def answers(engine: Engine, tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the greedy answer to each chat alone, of at most 64 tokens."""
+    params = greedy(tokenizer, 64)
+    prompts = [tokenizer.apply_template(chat) for chat in CHATS]
+    return [tiny.run(engine, {1: ids}, params)[0][1] for ids in prompts]
+
+
+def greedy(tokenizer: Tokenizer, max_tokens: int) -> SamplingParams:
+    stop_ids = tuple(tokenizer.eos_ids)
+    return SamplingParams(temperature=0, max_tokens=max_tokens, stop_ids=stop_ids)
+
+
 def test_template_ids_equal_transformers(tokenizer: Tokenizer, smollm2_f32: Path) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(smollm2_f32)
     for chat in CHATS:
@@ -72,30 +85,32 @@ def test_logits_equal_transformers(
 
 @pytest.mark.parametrize("chat", range(len(CHATS)))
 def test_64_greedy_tokens_equal_transformers(
-    chat: int, engine: Engine, reference: transformers.PreTrainedModel, tokenizer: Tokenizer
+    chat: int,
+    answers: list[list[int]],
+    reference: transformers.PreTrainedModel,
+    tokenizer: Tokenizer,
 ) -> None:
     """Each id is that of the largest logit behind the ids before it, of one pass over all."""
     ids = tokenizer.apply_template(CHATS[chat])
-    params = SamplingParams(temperature=0, max_tokens=64, stop_ids=tuple(tokenizer.eos_ids))
-    answers, _ = tiny.run(engine, {1: ids}, params)
     with torch.inference_mode():
-        logits = reference(torch.tensor([ids + answers[1]])).logits[0, len(ids) - 1 :]
+        logits = reference(torch.tensor([ids + answers[chat]])).logits[0, len(ids) - 1 :]
     *expected, following = logits.argmax(-1).tolist()
-    assert answers[1] == expected
+    assert answers[chat] == expected
     assert len(expected) == 64 or following in tokenizer.eos_ids
 
 
-def test_all_chats_batched_equal_alone(engine: Engine, tokenizer: Tokenizer) -> None:
-    params = SamplingParams(temperature=0, max_tokens=24)
+def test_all_chats_batched_equal_alone(
+    engine: Engine, tokenizer: Tokenizer, answers: list[list[int]]
+) -> None:
     prompts = {i: tokenizer.apply_template(chat) for i, chat in enumerate(CHATS)}
-    alone = {i: tiny.run(engine, {i: ids}, params)[0][i] for i, ids in prompts.items()}
-    assert tiny.run(engine, prompts, params)[0] == alone
+    batched = tiny.run(engine, prompts, greedy(tokenizer, 24))[0]
+    assert batched == {i: answer[:24] for i, answer in enumerate(answers)}
 
 
 def test_a_second_turn_with_prefix_reuse_equals_one_prefill(
     engine: Engine, tokenizer: Tokenizer, smollm2_f32: Path
 ) -> None:
-    params = SamplingParams(temperature=0, max_tokens=32, stop_ids=tuple(tokenizer.eos_ids))
+    params = greedy(tokenizer, 32)
     turn = [{"role": "user", "content": "Tell me about the Moon in two sentences."}]
     first = tokenizer.apply_template(turn)
     answer, _ = tiny.run(engine, {1: first}, params)
@@ -143,8 +158,7 @@ def test_bf16_answers_a_question_correctly(smollm2: Path) -> None:
     engine = build_engine(smollm2, EngineConfig(device="cpu"))
     assert engine.info.dtype == "bfloat16"
     ids = tokenizer.apply_template([{"role": "user", "content": "What is the capital of France?"}])
-    params = SamplingParams(temperature=0, max_tokens=24, stop_ids=tuple(tokenizer.eos_ids))
-    answer, _ = tiny.run(engine, {1: ids}, params)
+    answer, _ = tiny.run(engine, {1: ids}, greedy(tokenizer, 24))
     assert "Paris" in tokenizer.decode(answer[1])
 
 

@@ -40,7 +40,7 @@ CLOSES_CIRCLE = {
     ("chat.options.completion", "chat.options.chat_options"),
     ("chat.options.completion", "chat.options.roles"),
 }
-MAX_LINES = 460
+MAX_LINES = 420
 _STRENGTH = ("", "types only", "lazy", "top")
 
 

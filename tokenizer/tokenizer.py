@@ -2,34 +2,17 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer.core.added_tokens import AddedTokens
-from swiftchat.tokenizer.core.pipeline import TokenizerPipeline
 from swiftchat.tokenizer.core.stream import TokenStream
 from swiftchat.tokenizer.core.word_cache import WordCache
-from swiftchat.tokenizer.huggingface.declared_tokens import DeclaredTokens
-from swiftchat.tokenizer.huggingface.files import (
-    parsed,
-    parsed_object,
-    read_files,
-    text_of,
-    vocabulary_name,
-)
-from swiftchat.tokenizer.huggingface.merges import class_defaults, merges_pipeline
-from swiftchat.tokenizer.huggingface.tekken import TEKKEN_NAMES, is_tekken, tekken_pipeline
-from swiftchat.tokenizer.huggingface.tiktoken import (
-    is_tiktoken,
-    rank_file_names,
-    tiktoken_pipeline,
-)
-from swiftchat.tokenizer.huggingface.tokenizer_json import own_tokens, tokenizer_json_pipeline
+from swiftchat.tokenizer.definition import TokenizerDefinition
+from swiftchat.tokenizer.huggingface.files import read_files
 from swiftchat.tokenizer.prompt import Prompt, PromptSpan, split_at_control_tokens
-from swiftchat.tokenizer.template.files import named_templates, template_files
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer.template.messages import MessageForms
@@ -52,15 +35,10 @@ class Tokenizer:
     templates; `template` is the default one. `vocab_size` is the highest id + 1.
     """
 
-    def __init__(
-        self,
-        pipeline: TokenizerPipeline,
-        named_tokens: Mapping[str, str],
-        templates: Mapping[str, str],
-        more_eos_ids: Iterable[int] = (),
-    ) -> None:
-        """Build from a checked file; `load` and `from_json` are the usual ways."""
-        self.templates = dict(templates)
+    def __init__(self, definition: TokenizerDefinition) -> None:
+        """Build from what was read; `load` is the usual way."""
+        pipeline, named_tokens = definition.pipeline, definition.named_tokens
+        self.templates = dict(definition.templates)
         self.template = self.templates.get("default")
         self.named_tokens = dict(named_tokens)
         self.special_tokens = {t.content: t.id for t in pipeline.added_tokens if t.special}
@@ -69,7 +47,7 @@ class Tokenizer:
         self.vocab_size = max(ids.values()) + 1
         self.bos_id = ids.get(named_tokens.get("bos_token", ""))
         eos_id = ids.get(named_tokens.get("eos_token", ""))
-        eos_ids = dict.fromkeys([*([] if eos_id is None else [eos_id]), *more_eos_ids])
+        eos_ids = dict.fromkeys([*([] if eos_id is None else [eos_id]), *definition.more_eos_ids])
         self.eos_ids = tuple(i for i in eos_ids if 0 <= i < self.vocab_size)
         self._chat_templates: dict[str, tuple[ChatTemplate, MessageForms]] = {}
         self._special_ids = frozenset(self.special_tokens.values())
@@ -102,92 +80,17 @@ class Tokenizer:
         `swiftchat.weights.gguf.tokenizer.tokenizer_files` makes them from a GGUF file. Raises as
         `load` does.
         """
-        name = vocabulary_name(files)
-        config = parsed_object(files, "tokenizer_config.json")
-        if templates := template_files(files, config):
-            config = {**config, "chat_template": templates}
-        generation = parsed_object(files, "generation_config.json")
-        special_tokens_map = parsed_object(files, "special_tokens_map.json")
-        ids = parsed_object(files, "added_tokens.json")
-        declare = partial(DeclaredTokens.read, config, special_tokens_map, ids)
-        if is_tiktoken(files[name]):
-            declared = declare(defaults=rank_file_names(name, config))
-            pipeline = tiktoken_pipeline(files[name], name, config, declared)
-        elif name == "vocab.json":
-            declared = declare(defaults=class_defaults(config))
-            merges = text_of(files, "merges.txt")
-            pipeline = merges_pipeline(parsed(files, name), merges, config, declared)
-        elif is_tekken(name):
-            declared = declare(defaults=TEKKEN_NAMES)
-            pipeline = tekken_pipeline(parsed(files, name), name, declared)
-        elif name.endswith(".json"):
-            spec = parsed(files, name)
-            declared = declare(own=own_tokens(spec))
-            pipeline = tokenizer_json_pipeline(spec, declared)
-        elif name.endswith(".tiktoken"):
-            raise BadModelFile(f"{name} does not begin with a token in base64 and its rank")
-        else:
-            return cls.from_sentencepiece(files[name], config, generation, ids, special_tokens_map)
-        return cls._with_config(pipeline, declared, config, generation)
+        return cls(TokenizerDefinition.from_files(files))
 
     @classmethod
-    def from_json(
-        cls,
-        spec: Any,
-        config: Mapping[str, Any] | None = None,
-        generation_config: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Build from parsed `tokenizer.json`, `tokenizer_config.json`, `generation_config.json`.
-
-        Raises `BadModelFile` naming the wrong field.
-        """
-        config = config or {}
-        declared = DeclaredTokens.read(config, {}, {}, own_tokens(spec))
-        pipeline = tokenizer_json_pipeline(spec, declared)
-        return cls._with_config(pipeline, declared, config, generation_config)
+    def from_json(cls, spec: Any, *others: Mapping[str, Any] | None) -> Self:
+        """Build from parsed files, see `TokenizerDefinition.from_json`."""
+        return cls(TokenizerDefinition.from_json(spec, *others))
 
     @classmethod
-    def from_sentencepiece(
-        cls,
-        data: bytes,
-        config: Mapping[str, Any] | None = None,
-        generation_config: Mapping[str, Any] | None = None,
-        added_tokens: Mapping[str, Any] | None = None,
-        special_tokens_map: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Build from the bytes of a `tokenizer.model` and the parsed files beside it.
-
-        `added_tokens` is the parsed `added_tokens.json`, ids by token. Raises `BadModelFile`.
-        """
-        # Imported here: most models do not need the library, which takes 45 ms to load.
-        from swiftchat.tokenizer.sentencepiece.model import SentencePieceModel
-        from swiftchat.tokenizer.sentencepiece.pipeline import sentencepiece_pipeline
-
-        config = config or {}
-        model = SentencePieceModel.read(data)
-        defaults = {"bos_token": model.bos, "eos_token": model.eos}
-        declared = DeclaredTokens.read(
-            config,
-            special_tokens_map or {},
-            added_tokens or {},
-            defaults={role: text for role, text in defaults.items() if text is not None},
-        )
-        pipeline = sentencepiece_pipeline(model, config, declared)
-        return cls._with_config(pipeline, declared, config, generation_config)
-
-    @classmethod
-    def _with_config(
-        cls,
-        pipeline: TokenizerPipeline,
-        declared: DeclaredTokens,
-        config: Mapping[str, Any],
-        generation_config: Mapping[str, Any] | None,
-    ) -> Self:
-        named = {role: token.content for role, token in declared.named.items()}
-        more_eos = (generation_config or {}).get("eos_token_id")
-        more_eos_ids = more_eos if isinstance(more_eos, list) else [more_eos]
-        eos_ids = [token_id for token_id in more_eos_ids if type(token_id) is int]
-        return cls(pipeline, named, named_templates(config), eos_ids)
+    def from_sentencepiece(cls, data: bytes, *others: Mapping[str, Any] | None) -> Self:
+        """Build from a `tokenizer.model`, see `TokenizerDefinition.from_sentencepiece`."""
+        return cls(TokenizerDefinition.from_sentencepiece(data, *others))
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without BOS and never with a control token's id."""

@@ -20,7 +20,7 @@ import torch
 from decode import CUBINS, load_rows, prefill_ms, step_bytes
 from first_token import median_ms
 from prefill_attention import layer_us, ours, tflops, torchs
-from timing import bandwidth_ceiling_bytes_per_s, median_us
+from timing import median_us
 from torch.nn.attention import SDPBackend
 from tp import run_alone
 from verification import verification
@@ -30,6 +30,7 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu.bandwidth import bandwidth_ceiling_bytes_per_s
 from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from swiftchat.errors import SwiftchatError
 

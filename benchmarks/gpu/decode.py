@@ -14,12 +14,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from timing import bandwidth_ceiling_bytes_per_s, captured, median_us
+from timing import captured, median_us
 
 from swiftchat.cuda.gpu import Launch
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu.bandwidth import bandwidth_ceiling_bytes_per_s
 from swiftchat.engine.model.state_cache import bytes_per_sequence
 from swiftchat.engine.schedule.sequence import TokenSequence
 

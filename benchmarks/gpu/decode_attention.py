@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-from timing import bandwidth_ceiling_bytes_per_s, captured, median_us
+from timing import captured, median_us
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
@@ -21,6 +21,7 @@ from swiftchat.cuda.ops.attention.decode_attention import (
     decode_attention_workspace,
 )
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, KVScales
+from swiftchat.engine.gpu.bandwidth import bandwidth_ceiling_bytes_per_s
 
 BLOCK_SIZE = 64
 FOOTPRINT = 2**28  # minimum bytes read by all launches of a graph: five times the L2

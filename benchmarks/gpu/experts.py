@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from decode import CUBINS
-from timing import bandwidth_ceiling_bytes_per_s, captured, median_us
+from timing import captured, median_us
 
 from swiftchat.cuda.cubin_cache import CubinCache
 from swiftchat.cuda.gpu import Gpu
@@ -20,6 +20,7 @@ from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
 from swiftchat.cuda.ops.moe.experts import expert_down, expert_gate_up
 from swiftchat.cuda.ops.moe.route import Routing, route
 from swiftchat.cuda.packed_layout import tiles_shape
+from swiftchat.engine.gpu.bandwidth import bandwidth_ceiling_bytes_per_s
 
 BYTES = 3_000_000_000  # of the matrices of all layers
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from timing import bandwidth_ceiling_bytes_per_s, captured, median_us
+from timing import captured, median_us
 from torch import Tensor
 
 from swiftchat.cuda.cubin_cache import CubinCache
@@ -33,6 +33,7 @@ from swiftchat.cuda.packed_matrix import (
     pack_int8,
     pack_int8_groups,
 )
+from swiftchat.engine.gpu.bandwidth import bandwidth_ceiling_bytes_per_s
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 SCHEMES = ("plain", "int8", "fp8", "int4-128", "int4-64", "int4-32", "int8-32")

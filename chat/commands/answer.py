@@ -57,11 +57,11 @@ def think(state: ChatState, argument: str) -> None:
     chat_model = state.chat_model
     if argument not in ("", "auto", *LEVELS):
         raise UsageError(f"/think is auto, {', '.join(LEVELS)}, not {shown(argument)}")
-    levels = chat_model.thinking_levels
+    levels = chat_model.prompts.thinking_levels
     if argument in LEVELS and argument not in levels:
         raise unknown_level(argument, levels)
-    chat_model.think = argument or chat_model.think
-    print(f"think = {chat_model.think}")
+    chat_model.prompts.think = argument or chat_model.prompts.think
+    print(f"think = {chat_model.prompts.think}")
 
 
 def _last_answer(state: ChatState) -> Message:

@@ -71,7 +71,7 @@ def show_tokens(state: ChatState, argument: str) -> None:
         print(f"{len(encode(attachment.fenced)):7}  attached: {sanitize(attachment.name)}")
     if conversation.messages:
         num_tokens = len(
-            chat_model.encoder(conversation.last_turn)(conversation.template_messages())
+            chat_model.prompts.encoder(conversation.last_turn)(conversation.template_messages())
         )
         info = chat_model.engine.info
         limit = f" of {info.ctx_size_tokens}" if info else ""

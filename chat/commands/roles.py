@@ -64,7 +64,7 @@ def _use(state: ChatState, role: Role) -> None:
     settings = typed(role.settings)
     model, think = settings.pop("model", None), settings.pop("think", None)
     state.chat_model.set_parameters(sampling_changes(settings))
-    state.chat_model.think = think or state.chat_model.think
+    state.chat_model.prompts.think = think or state.chat_model.prompts.think
     state.conversation.system = role.system or state.conversation.system
     state.draft = role.prompt
     if model not in (None, state.chat_model.settings["model"]):

@@ -76,7 +76,7 @@ class ChatState:
         """Set the token counts of the tip, which no model has written, for the context bar."""
         conversation = self.conversation
         if conversation.tip is not None:
-            encode = self.chat_model.encoder(conversation.last_turn)
+            encode = self.chat_model.prompts.encoder(conversation.last_turn)
             conversation.tip.prompt_tokens = len(encode(conversation.template_messages()))
             conversation.tip.completion_tokens = 0
 

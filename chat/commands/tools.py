@@ -18,7 +18,7 @@ def tools(state: ChatState, argument: str) -> None:
         case []:
             _list(state)
         case ["on"]:
-            state.chat_model.require_tools()
+            state.chat_model.prompts.require_tools()
             toolbox.start(
                 lambda error: print_error(error, debug=state.config.debug),
                 lambda name: state.status.show(f"starting the tools of {name}"),

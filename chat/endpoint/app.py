@@ -33,6 +33,7 @@ class Api:
         self._chat_model = chat_model
         self._answers = Answers()
         self._created = int(time.time())
+        self._has_noted_effort = False
 
     def app(self, token: str) -> Starlette:
         """Return the application, which requires the token in every request."""
@@ -61,6 +62,8 @@ class Api:
     async def chat_completion(self, request: Request) -> Response:
         body = await read_body(request, ChatCompletionRequest)
         self._check_name(body.model)
+        if body.reasoning_effort is not None:
+            self._note_ignored_effort()
         start, form = chat_answers(self._chat_model, body), ChatFormat(self._chat_model, body)
         return await respond(request, self._answers, start, form, body)
 
@@ -81,6 +84,12 @@ class Api:
         if name not in (self._chat_model.name, self._chat_model.config.model):
             message = f"the model {name!r:.200} is not served, only {self._chat_model.name!r}"
             raise ApiError(404, message, "model_not_found", "model")
+
+    def _note_ignored_effort(self) -> None:
+        """Say once if efforts have no effect: many clients send one with every request."""
+        if not self._has_noted_effort and self._chat_model.prompts.always_reasons_alike:
+            self._has_noted_effort = True
+            print_notice("note: reasoning_effort has no effect: the model always reasons alike")
 
     def _model_object(self) -> dict[str, object]:
         name = self._chat_model.name

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from swiftchat.chat.endpoint.answers import Piece
-from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.chat.endpoint.generation import Choice, Format, usage
 from swiftchat.chat.endpoint.logprobs import chat_logprobs
 from swiftchat.chat.endpoint.messages import template_messages
@@ -18,15 +17,14 @@ from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.context_budget import message_versions
+from swiftchat.chat.tools.typed_arguments import typed_arguments
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.errors import UsageError
 
 
 def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], AnswerGroup]:
     """Check a request and return the function that starts its answers.
 
-    The function raises `UsageError` if there are tools and the chat template does not take any, and
-    `ApiError` if it cannot set the reasoning effort.
+    The function raises `UsageError` if there are tools and the chat template does not take any.
     """
     params = replace(chat_model.params_with(body.sampling()), logit_bias=body.bias())
     stops = body.stops()
@@ -35,8 +33,8 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
     def start() -> AnswerGroup:
         tools = body.offered_tools
         variables = _template_variables(chat_model, body)
-        tool_format = chat_model.require_tools().tool_format if tools else None
-        encode = chat_model.encoder(tools=tools, more_variables=variables)
+        tool_format = chat_model.prompts.require_tools().tool_format if tools else None
+        encode = chat_model.prompts.encoder(tools=tools, more_variables=variables)
         fitted, fitting = chat_model.fit(message_versions(messages), encode, params)
 
         def start_one(params: SamplingParams) -> Answer:
@@ -52,13 +50,8 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
 
 
 def _template_variables(chat_model: ChatModel, body: ChatCompletionRequest) -> dict[str, Any]:
-    variables: dict[str, Any] = {}
-    if body.reasoning_effort is not None:
-        try:
-            variables = chat_model.effort_variables(body.reasoning_effort)
-        except UsageError as error:
-            name = "reasoning_effort"
-            raise ApiError(400, error.message, "unsupported_value", name) from error
+    effort = body.reasoning_effort
+    variables = {} if effort is None else chat_model.prompts.effort_variables(effort)
     return {**variables, **(body.chat_template_kwargs or {})}
 
 
@@ -93,7 +86,7 @@ class ChatFormat(Format):
             message["reasoning_content"] = answer.reasoning
         if answer.tool_calls:
             message["content"] = answer.text.strip() or None
-            message["tool_calls"] = list(map(_call_object, answer.tool_calls))
+            message["tool_calls"] = list(map(self._call_object, answer.tool_calls))
         return {
             "index": choice.index,
             "message": message,
@@ -113,7 +106,8 @@ class ChatFormat(Format):
         answer = choice.answer
         logprobs = self._new_logprobs(choice, answer.num_tokens)
         calls = [
-            {"index": index, **_call_object(call)} for index, call in enumerate(answer.tool_calls)
+            {"index": index, **self._call_object(call)}
+            for index, call in enumerate(answer.tool_calls)
         ]
         delta = {"tool_calls": calls} if calls else {}
         return self._chunk(choice, delta, logprobs, _finish_reason(answer))
@@ -144,6 +138,11 @@ class ChatFormat(Format):
         chunk = {**self._common, "object": "chat.completion.chunk", "choices": [one]}
         return {**chunk, "usage": None} if self._body.includes_usage else chunk
 
+    def _call_object(self, call: ToolCall) -> dict[str, Any]:
+        values = typed_arguments(call.arguments, self._body.parameters_of(call.name))
+        function = {"name": call.name, "arguments": json.dumps(values, ensure_ascii=False)}
+        return {"id": call.id, "type": "function", "function": function}
+
     def _new_logprobs(self, choice: Choice, num_tokens: int) -> dict[str, Any] | None:
         start, choice.num_reported = choice.num_reported, num_tokens
         return chat_logprobs(choice.answer, self._chat_model.tokenizer, start, num_tokens)
@@ -151,9 +150,3 @@ class ChatFormat(Format):
 
 def _finish_reason(answer: Answer) -> str | None:
     return "tool_calls" if answer.tool_calls else answer.finish_reason
-
-
-def _call_object(call: ToolCall) -> dict[str, Any]:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    function = {"name": call.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}

@@ -101,4 +101,4 @@ def _ids(chat_model: ChatModel, text_or_ids: str | list[int]) -> tuple[int, ...]
         return tuple(text_or_ids)
     if not text_or_ids:
         return ()  # without the control token that begins texts
-    return tuple(chat_model.encode_plain(text_or_ids).ids)
+    return tuple(chat_model.prompts.encode_plain(text_or_ids).ids)

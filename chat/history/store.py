@@ -1,13 +1,4 @@
-"""The store of conversations: one SQLite file that only the user can read.
-
-`sessions` has a row for each conversation: `name` is given by the user, `settings` are options as
-JSON, `tip` is the id of the message at the end of the current path. `messages` are the nodes of the
-trees, `parent` is NULL at a root; `params` are sampling parameters as JSON, `finish_reason` is NULL
-while an answer is generated, `tool_calls` is a JSON list or NULL. Times are seconds since 1970.
-`search` indexes the contents by trigrams, to find parts of words and words of languages without
-spaces; answers that grow, or whose program was killed, are not in it and are searched as they are.
-`folded` is the content without upper case, NULL for ASCII. `used` counts the saves of all
-conversations: the order in which they were used does not depend on the clock.
+"""The store of conversations: one SQLite file that only the user can read (`database.py`).
 
 Every save is one transaction in a write-ahead log: a killed program loses only
 uncommitted changes, and readers never wait. Only the process that created a message writes it, so
@@ -15,8 +6,6 @@ two processes in one conversation create two branches and overwrite only the tip
 """
 
 import contextlib
-import errno
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,108 +13,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation
+from swiftchat.chat.history.database import connect, is_damage, open_database, transaction
 from swiftchat.chat.history.fields import json_of, settings_of, text_of, time_of
 from swiftchat.chat.history.rows import conversation_of, message_row, session_row
-from swiftchat.chat.history.search import (
-    UNFINISHED,
-    Found,
-    add_functions,
-    find_messages,
-    find_names,
-)
+from swiftchat.chat.history.search import Found, find_messages, find_names
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import FileSystemError, UsageError
-from swiftchat.weights.files.private import create_private_folder, open_private
 
 T = TypeVar("T")
 
-_BUSY_S = 5.0
 _LISTED_HINT = "swiftchat sessions lists them; at the prompt: /sessions"
-_FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
-_DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-def _index(row: str, command: str = "NULL", *, is_folded: bool = True) -> str:
-    """Return a statement that adds a row to the index, or removes it, if it is finished."""
-    content = f"coalesce({row}.folded, {row}.content)" if is_folded else f"{row}.content"
-    is_finished = UNFINISHED.replace("role", f"{row}.role").replace("finish", f"{row}.finish")
-    return f"""INSERT INTO search (search, rowid, content)
-        SELECT {command}, {row}.number, {content} WHERE NOT ({is_finished});"""
-
-
-_USE = """UPDATE sessions SET used = (SELECT max(used) + 1 FROM sessions) WHERE id = new.id;"""
-
-# One entry for each version of the schema; `user_version` is the number of those applied.
-_MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE sessions (
-            id TEXT PRIMARY KEY, name TEXT UNIQUE, title TEXT NOT NULL, system TEXT,
-            settings TEXT NOT NULL, tip TEXT, created REAL NOT NULL, updated REAL NOT NULL)""",
-        "CREATE INDEX sessions_updated ON sessions (updated)",
-        """CREATE TABLE messages (
-            number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
-            session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
-            parent TEXT, role TEXT NOT NULL, content TEXT NOT NULL, reasoning TEXT, model TEXT,
-            params TEXT NOT NULL, finish_reason TEXT, prompt_tokens INTEGER,
-            completion_tokens INTEGER, created REAL NOT NULL, seconds REAL)""",
-        "CREATE INDEX messages_session ON messages (session)",
-        """CREATE VIRTUAL TABLE search USING fts5 (
-            content, content = 'messages', content_rowid = 'number', tokenize = 'trigram')""",
-        """CREATE TRIGGER messages_insert AFTER INSERT ON messages BEGIN
-            INSERT INTO search (rowid, content) VALUES (new.number, new.content); END""",
-        """CREATE TRIGGER messages_delete AFTER DELETE ON messages BEGIN
-            INSERT INTO search (search, rowid, content) VALUES ('delete', old.number, old.content);
-            END""",
-        """CREATE TRIGGER messages_update AFTER UPDATE OF content ON messages BEGIN
-            INSERT INTO search (search, rowid, content) VALUES ('delete', old.number, old.content);
-            INSERT INTO search (rowid, content) VALUES (new.number, new.content); END""",
-    ),
-    ("ALTER TABLE messages ADD COLUMN tool_calls TEXT",),
-    (
-        # A growing answer would be indexed again at every save: it is indexed when it ends.
-        f"""INSERT INTO search (search, rowid, content)
-            SELECT 'delete', number, content FROM messages WHERE {UNFINISHED}""",
-        f"CREATE INDEX messages_unfinished ON messages (number) WHERE {UNFINISHED}",
-        "DROP TRIGGER messages_insert",
-        "DROP TRIGGER messages_delete",
-        "DROP TRIGGER messages_update",
-        f"""CREATE TRIGGER messages_insert AFTER INSERT ON messages BEGIN
-            {_index("new", is_folded=False)} END""",
-        f"""CREATE TRIGGER messages_delete AFTER DELETE ON messages BEGIN
-            {_index("old", "'delete'", is_folded=False)} END""",
-        f"""CREATE TRIGGER messages_update
-            AFTER UPDATE OF content, role, finish_reason ON messages BEGIN
-            {_index("old", "'delete'", is_folded=False)}
-            {_index("new", is_folded=False)} END""",
-    ),
-    (
-        "ALTER TABLE sessions ADD COLUMN used INTEGER NOT NULL DEFAULT 0",
-        """UPDATE sessions SET used =
-            (SELECT coalesce(max(number), 0) FROM messages WHERE session = sessions.id)""",
-        "DROP INDEX sessions_updated",
-        "CREATE INDEX sessions_used ON sessions (used)",
-        f"CREATE TRIGGER sessions_insert AFTER INSERT ON sessions BEGIN {_USE} END",
-        f"CREATE TRIGGER sessions_update AFTER UPDATE OF updated ON sessions BEGIN {_USE} END",
-        # The index has folded texts: SQLite knows the case of few scripts.
-        "ALTER TABLE messages ADD COLUMN folded TEXT",
-        "DROP TRIGGER messages_update",
-        "UPDATE messages SET folded = folded_unless_ascii(CAST(content AS BLOB))",
-        "DROP TABLE search",
-        "CREATE VIRTUAL TABLE search USING fts5 (content, content = '', tokenize = 'trigram')",
-        f"""INSERT INTO search (rowid, content) SELECT number, coalesce(folded, content)
-            FROM messages WHERE NOT ({UNFINISHED})""",
-        "DROP TRIGGER messages_insert",
-        "DROP TRIGGER messages_delete",
-        f"""CREATE TRIGGER messages_insert AFTER INSERT ON messages BEGIN
-            {_index("new")} END""",
-        f"""CREATE TRIGGER messages_delete AFTER DELETE ON messages BEGIN
-            {_index("old", "'delete'")} END""",
-        f"""CREATE TRIGGER messages_update
-            AFTER UPDATE OF content, folded, role, finish_reason ON messages BEGIN
-            {_index("old", "'delete'")} {_index("new")} END""",
-    ),
-)
-
 _COLUMNS = (*MESSAGE_FIELDS, "folded")
 # An interrupted save can be repeated: a message with a known id is updated, not doubled.
 _MESSAGE = f"""
@@ -153,14 +50,14 @@ class SessionStore:
         self._is_empty = False  # whether `_db` stands for a file that could not be created
         with self._converted_errors():
             try:
-                self._db = _open(path)
+                self._db = open_database(path)
             except OSError as error:
                 # A file in the place of the folder is a mistake that should be seen.
                 if isinstance(error, FileExistsError) or path.exists():
                     raise
-                self._db, self._is_empty = _connect(":memory:"), True
+                self._db, self._is_empty = connect(":memory:"), True
             except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-                if not _is_damage(error):
+                if not is_damage(error):
                     raise
                 self._db = self._replace_damaged()
 
@@ -177,7 +74,7 @@ class SessionStore:
         """Write the unsaved messages of a conversation in one transaction."""
         if self._is_empty:
             with self._converted_errors():
-                self._db, self._is_empty = _open(self.path), False
+                self._db, self._is_empty = open_database(self.path), False
         self._with_recovery(lambda: self._save(conversation))
 
     def load(self, session_id: str) -> Conversation:
@@ -258,7 +155,7 @@ class SessionStore:
             try:
                 return work()
             except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-                if not _is_damage(error):
+                if not is_damage(error):
                     raise
             self._db.close()
             self._db = self._replace_damaged()
@@ -266,7 +163,7 @@ class SessionStore:
 
     def _remove(self, session_ids: Sequence[str]) -> None:
         self._db.execute("PRAGMA secure_delete = ON")
-        with _transaction(self._db):
+        with transaction(self._db):
             self._db.executemany(
                 "DELETE FROM sessions WHERE id = ?", [(one,) for one in session_ids]
             )
@@ -274,7 +171,7 @@ class SessionStore:
         self._db.execute("PRAGMA wal_checkpoint (TRUNCATE)")
 
     def _save(self, conversation: Conversation) -> None:
-        with _transaction(self._db):
+        with transaction(self._db):
             known = self._db.execute("SELECT 1 FROM sessions WHERE id = ?", (conversation.id,))
             # Another process may have removed the conversation: then save all of it again.
             messages = conversation.unsaved if known.fetchone() else conversation.tree
@@ -295,7 +192,7 @@ class SessionStore:
 
         with FileLock(f"{self.path}.lock"):
             with contextlib.suppress(sqlite3.DatabaseError, UnicodeDecodeError):
-                db = _open(self.path)
+                db = open_database(self.path)
                 if db.execute("PRAGMA quick_check").fetchone()[0] == "ok":
                     return db  # another process has replaced it already
                 db.close()
@@ -304,7 +201,7 @@ class SessionStore:
                 with contextlib.suppress(FileNotFoundError):
                     Path(f"{self.path}{ending}").rename(f"{aside}{ending}")
             self._warn(f"the saved conversations are damaged; the file was renamed to {aside}")
-            return _open(self.path)
+            return open_database(self.path)
 
     @contextlib.contextmanager
     def _converted_errors(self) -> Iterator[None]:
@@ -353,95 +250,5 @@ def list_names(path: Path, limit: int = 200) -> list[tuple[str, str | None, str]
             return db.execute(
                 "SELECT id, name, title FROM sessions ORDER BY used DESC, id LIMIT ?", (limit,)
             ).fetchall()
-    except (sqlite3.Error, UnicodeDecodeError):  # as `_is_damage`
+    except (sqlite3.Error, UnicodeDecodeError):  # as `is_damage`
         return []
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    try:
-        create_private_folder(path.parent)
-        # SQLite would create the file with the umask; -wal and -shm get the mode of this file.
-        os.close(open_private(path, os.O_RDWR))
-    except OSError as error:
-        if error.errno not in _FORBIDDEN or not path.exists():
-            raise
-        return _open_read_only(path)
-    return _connect(path)
-
-
-def _connect(path: Path | str) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
-    try:
-        _read_leniently(db)
-        db.execute("PRAGMA journal_mode = WAL")
-        # A killed process loses nothing; a power failure may lose the last transactions.
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute("PRAGMA foreign_keys = ON")
-        _migrate(db)
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _open_read_only(path: Path) -> sqlite3.Connection:
-    """Open a store that must not be written."""
-    # `mode=ro` sees the writes of other processes but may need to create a -shm file; if that
-    # fails, `immutable=1` reads the file as it is.
-    for mode in ("mode=ro", "immutable=1"):
-        db = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None)
-        _read_leniently(db)
-        try:
-            version = _version(db)
-        except sqlite3.OperationalError:
-            db.close()
-            continue
-        if version == len(_MIGRATIONS):
-            return db
-        db.close()
-        raise sqlite3.NotSupportedError("the store was written by another version of swiftchat")
-    raise sqlite3.OperationalError("the store can be neither written nor read")
-
-
-def _read_leniently(db: sqlite3.Connection) -> None:
-    """Return rows by name, and texts that are not UTF-8 with replacement characters."""
-    add_functions(db)
-    db.row_factory = sqlite3.Row
-    db.text_factory = lambda data: data.decode("utf-8", "replace")
-
-
-def _migrate(db: sqlite3.Connection) -> None:
-    if _version(db) == len(_MIGRATIONS):
-        return
-    with _transaction(db):
-        version = _version(db)  # another process may have migrated it
-        if version > len(_MIGRATIONS):
-            raise sqlite3.NotSupportedError("the store was written by a newer swiftchat")
-        for statements in _MIGRATIONS[version:]:
-            for statement in statements:
-                db.execute(statement)
-        db.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
-
-
-def _version(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
-
-
-@contextlib.contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    # IMMEDIATE: a transaction that starts with a read fails if another process writes meanwhile.
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
-
-
-def _is_damage(error: sqlite3.DatabaseError | UnicodeDecodeError) -> bool:
-    if isinstance(error, UnicodeDecodeError):  # in SQLite's message on a damaged schema
-        return True
-    code = getattr(error, "sqlite_errorcode", 0)  # the low byte of an extended code
-    return code & 0xFF in _DAMAGE_CODES

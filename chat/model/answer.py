@@ -93,6 +93,9 @@ class Answer:
         self._reasoning: list[str] = []
         is_thinking = reasoning is not None and opens_reasoning(prompt, reasoning)
         self._splitter = ReasoningSplitter(reasoning, is_thinking=is_thinking)
+        end = prompt.spans[-1].text if prompt.spans else ""
+        if tool_format and not end.endswith(tool_format.prompted):  # an answer goes on
+            tool_format = replace(tool_format, prompted="")
         self._calls = ToolCallSplitter(tool_format)
         control = tokenizer.special_tokens
         self._markers = marker_tokens(reasoning.markers, control) if reasoning else {}

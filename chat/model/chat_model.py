@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.history.conversation import Conversation, EncodedTurn
 from swiftchat.chat.model.adapters import Adapters, open_adapters
@@ -13,20 +13,13 @@ from swiftchat.chat.model.context_budget import Fitted, Messages, check_fits, fi
 from swiftchat.chat.model.draft import draft_kept, with_draft
 from swiftchat.chat.model.files import ModelFiles
 from swiftchat.chat.model.output_format import Encode, OutputFormat, chosen_format
-from swiftchat.chat.model.reasoning import ReasoningFormat, find_reasoning_format
+from swiftchat.chat.model.prompt_encoder import PromptEncoder
 from swiftchat.chat.model.start import StartEngine, attach_or_start, start_engine
 from swiftchat.chat.model.template_choice import TemplateChoice
-from swiftchat.chat.model.template_variables import (
-    effort_variables,
-    thinking_levels,
-    thinking_variables,
-)
-from swiftchat.chat.model.tool_messages import has_tool_messages, without_tools
-from swiftchat.chat.model.tool_support import ToolSupport, find_tool_support
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.chat.terminal.output import print_notice
-from swiftchat.chat.tools.formats import ToolFormat
+from swiftchat.chat.tools.formats import ToolFormat, find_plain_format
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Progress, Wait
 from swiftchat.engine.api.vocabulary import ConstraintSpec
@@ -64,9 +57,8 @@ class ChatModel:
 
     The constructor starts the engine, which loads in the background. `prepare` (or the first use)
     loads the tokenizer, so that the prompt can be drawn before. `changes` are sampling parameters
-    set with `/set`; they take precedence over those of the config. `think` is a level, or
-    `auto` for the default of the chat template. `tools` are given to the template. `adapters` are
-    those of its answers.
+    set with `/set`; they take precedence over those of the config. `prompts` encodes conversations.
+    `tools` are given to the template. `adapters` are those of its answers.
     """
 
     def __init__(
@@ -79,12 +71,11 @@ class ChatModel:
         self.path = path
         self.config = config
         self.changes: dict[str, Any] = {}
-        self.think = config.think
         self.tools: list[dict[str, Any]] = []
-        self._tool_support: ToolSupport | Literal["unknown"] | None = "unknown"
         self.output_format = chosen_format(config)
         self._start = start
         self._files = ModelFiles(path, config)
+        self.prompts = PromptEncoder(self._files, config)
         self._constraints = AnswerConstraints(self._files, config)
         is_remote = config.connect is not None
         self.adapters = adapters or Adapters(lambda: self.model.config, is_remote=is_remote)
@@ -107,7 +98,7 @@ class ChatModel:
         """Return a ChatModel for another model with the same options and changes."""
         config = draft_kept(replace(self.config, model=name), path)
         other = ChatModel(path, config, self._start)
-        other.changes, other.think = dict(self.changes), self.think
+        other.changes, other.prompts.think = dict(self.changes), self.prompts.think
         other.output_format = self.output_format
         return other
 
@@ -276,16 +267,16 @@ class ChatModel:
         params = replace(params, saves_cache=is_kept)
         self.wait_ready()
         encode = (
-            self._encode_messages
+            self.prompts.encode_plain_messages
             if self.config.no_template
-            else self.encoder(conversation.last_turn, prefix, self.tools or None)
+            else self.prompts.encoder(conversation.last_turn, prefix, self.tools or None)
         )
         if self.output_format is not None:
             encode = self.output_format.instructed(encode)
         fitted, params = self.fit(conversation.versions(), encode, params)
         if fitted.num_messages:
             on_dropped(fitted.num_messages)
-        tool_format = self.require_tools().tool_format if self.tools else None
+        tool_format = self.prompts.require_tools().tool_format if self.tools else None
         answer = self.start_answer(
             fitted.prompt, params, self.stops, on_wait, tool_format, self.output_format
         )
@@ -320,12 +311,14 @@ class ChatModel:
         if not len(prompt):
             raise UsageError("the prompt is empty", "type a message")
         text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
+        if tool_format is None and not (self.config.raw or self.config.no_template):
+            tool_format = find_plain_format(self._files.template_source)
         constraint: ConstraintSpec | None = None
         if output_format is not None:
-            constraint = self._constraints.of(output_format, prompt, params, self.think)
+            constraint = self._constraints.of(output_format, prompt, params, self.prompts.think)
         return Answer(
             *(self.engine, self.tokenizer, prompt, params, [*stops, *text_ends], on_wait),
-            *(self._reasoning_format(), tool_format, constraint, self.adapters.tuning),
+            *(self.prompts.reasoning_format(), tool_format, constraint, self.adapters.tuning),
         )
 
     def complete(
@@ -343,81 +336,3 @@ class ChatModel:
         check_fits(prompt, self._prompt_context)
         tuning = self.adapters.tuning
         return Answer(self.engine, self.tokenizer, prompt, params, stops, tuning=tuning)
-
-    def encoder(
-        self,
-        last: EncodedTurn | None = None,
-        prefix: str = "",
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        more_variables: Mapping[str, Any] | None = None,
-    ) -> Encode:
-        """Return a function that renders and encodes messages, reusing the ids of the last turn.
-
-        `tools` are descriptions of functions as JSON schemas, for templates that list tools.
-        `more_variables` of the template take precedence over those that switch thinking.
-        """
-        tokenizer = self.tokenizer
-        earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
-        variables: dict[str, Any] = {}
-        if self.think != "auto":
-            variables |= thinking_variables(self.think, self._files.template_source)
-        variables |= more_variables or {}
-
-        def encode(messages: Sequence[Mapping[str, Any]]) -> "Prompt":
-            source, all_variables = self.template.source, variables
-            if tools or has_tool_messages(messages):
-                support = self._find_tool_support()
-                source = support.source if support else source
-                messages = (
-                    support.messages(messages, tools or ()) if support else without_tools(messages)
-                )
-                if tools:
-                    listed = support.variables(tools) if support else {"tools": list(tools)}
-                    all_variables = {**listed, **variables}
-            return tokenizer.prompt(
-                messages, earlier=earlier, template=source, answer_prefix=prefix, **all_variables
-            )
-
-        return encode
-
-    def require_tools(self) -> ToolSupport:
-        """Return how the chat template takes tools. Raises `UsageError` if it does not."""
-        support = self._find_tool_support()
-        if support is None:
-            raise UsageError(
-                f"the chat template of {self.name} has no tools, or writes calls in an unknown way",
-                "choose a model with tools, such as qwen3:0.6b; or leave out --mcp",
-            )
-        return support
-
-    def _find_tool_support(self) -> ToolSupport | None:
-        if self._tool_support == "unknown":
-            has_template = self.template.source or self.tokenizer.templates
-            self._tool_support = (
-                find_tool_support(self.tokenizer, self.template.source) if has_template else None
-            )
-        return self._tool_support
-
-    @property
-    def thinking_levels(self) -> list[str]:
-        """What the chat template can set thinking to."""
-        return thinking_levels(self._files.template_source)
-
-    def effort_variables(self, effort: str) -> dict[str, Any]:
-        """Return the variables of the template for a reasoning effort, or raise `UsageError`."""
-        can_reason = self._reasoning_format() is not None
-        return effort_variables(effort, self._files.template_source, can_reason=can_reason)
-
-    def _reasoning_format(self) -> ReasoningFormat | None:
-        """Return the format of the reasoning, None if the raw text is requested."""
-        if self.config.raw or self.config.no_template:
-            return None
-        return find_reasoning_format(self._files.template_source, self.tokenizer.special_tokens)
-
-    def _encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> "Prompt":
-        text = "".join(message["content"] for message in messages)
-        return self.tokenizer.plain_prompt(text, is_whole=False)
-
-    def encode_plain(self, text: str) -> "Prompt":
-        """Encode a whole text without the chat template, between the tokens that mark its ends."""
-        return self.tokenizer.plain_prompt(text, is_whole=True)

@@ -28,6 +28,10 @@ class ModelFiles:
         self._has_told_notes = False
 
     @property
+    def name(self) -> str:
+        return self._path.name
+
+    @property
     def model(self) -> "Model":
         self.wait()
         return self._model

@@ -37,7 +37,7 @@ def thinking_variables(level: str, source: str) -> dict[str, Any]:
     levels = thinking_levels(source)
     if level not in levels:
         raise unknown_level(level, levels)
-    return effort_variables(level, source, can_reason=True)
+    return effort_variables(level, source)
 
 
 def unknown_level(level: str, levels: list[str]) -> UsageError:
@@ -54,18 +54,10 @@ def unknown_level(level: str, levels: list[str]) -> UsageError:
     )
 
 
-def effort_variables(effort: str, source: str, *, can_reason: bool) -> dict[str, Any]:
+def effort_variables(effort: str, source: str) -> dict[str, Any]:
     """Return the variables for a reasoning effort, of which `none` means no reasoning.
 
-    A template without efforts switches thinking on or off. `can_reason` tells whether the model
-    reasons at all: if not, there is nothing to do. Raises `UsageError` if the template can do
-    neither.
+    A template without efforts switches thinking on or off. There are none if it can do neither.
     """
-    efforts, has_switch = _EFFORT.findall(source), _SWITCH.search(source) is not None
-    if not (efforts or has_switch) and can_reason:
-        raise UsageError(
-            f"the chat template cannot set reasoning_effort {effort!r:.40}",
-            "leave reasoning_effort out: this model always reasons in the same way",
-        )
-    switch = dict.fromkeys(_SWITCHES, effort != "none") if has_switch else {}
-    return {**switch, **dict.fromkeys(efforts, effort)}
+    switch = dict.fromkeys(_SWITCHES, effort != "none") if _SWITCH.search(source) else {}
+    return {**switch, **dict.fromkeys(_EFFORT.findall(source), effort)}

@@ -49,12 +49,19 @@ def with_calls_in_content(
 def with_listed_tools(
     messages: Iterable[Message], tools: Iterable[Message], tool_format: ToolFormat
 ) -> list[dict[str, Any]]:
-    """Return messages with the tools listed in the system message, as the format does it."""
+    """Return messages with the tools listed in the system message, as the format does it.
+
+    The text around the list may have control tokens.
+    """
+    # Imported here, because it would delay the prompt.
+    from swiftchat.tokenizer.template.own_text import join_texts, joined, own
+
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    text = tool_format.listing.replace("TOOLS", lines)
+    before, _, after = tool_format.listing.partition("TOOLS")
+    text = join_texts((own(before), lines, own(after)))
     found = list(map(dict, messages))
     if found and found[0]["role"] == "system":
-        return [{**found[0], "content": f"{found[0]['content']}\n\n{text}"}, *found[1:]]
+        return [{**found[0], "content": joined("\n\n", (found[0]["content"], text))}, *found[1:]]
     return [{"role": "system", "content": text}, *found]
 
 

@@ -1,7 +1,9 @@
 """How a chat template takes tools, calls and results: found by rendering small conversations."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,7 @@ _TOOL = {
 _QUESTION = {"role": "user", "content": "How long is it?"}
 _CALL_ID = "abcde1234"
 # What templates call the tools.
-_VARIABLES = ("tools", "xml_tools")
+_VARIABLES = ("tools", "xml_tools", "functions")
 
 
 Adapt = Callable[[Iterable[Mapping[str, Any]]], list[dict[str, Any]]]
@@ -60,7 +62,7 @@ class ToolSupport:
 
     def variables(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the variables of the template for these tools."""
-        return {name: list(tools) for name in ("tools", self.variable or "tools")}
+        return {"tools": list(tools), **_tool_variables(self.variable or "tools", tools)}
 
     def messages(
         self, messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
@@ -109,7 +111,18 @@ def _adaptations(source: str, tool_format: ToolFormat) -> Iterator[Adapt]:
 
 
 def _lists_tools(tokenizer: "Tokenizer", source: str, variable: str) -> bool:
-    return _NAME in _rendered(tokenizer, source, [_QUESTION], {variable: [_TOOL]})
+    variables = _tool_variables(variable, [_TOOL])
+    return _NAME in _rendered(tokenizer, source, [_QUESTION], variables)
+
+
+def _tool_variables(name: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the variables of a template that calls the tools `name`."""
+    if name != "functions":
+        return {name: list(tools)}
+    # Firefunction takes JSON, and the time. The day is enough: prompts begin alike all day.
+    functions = [tool.get("function", tool) for tool in tools]
+    text = json.dumps(functions, indent=4, ensure_ascii=False)
+    return {name: text, "datetime": f"{datetime.now():%b %d %Y}"}
 
 
 def _derived_format(tokenizer: "Tokenizer", source: str) -> ToolFormat | None:

@@ -27,7 +27,7 @@ def start_tools(
     toolbox = Toolbox(parse_servers(config.mcp, config.offline), config.allow_tool)
     if toolbox.has_servers:
         check_installed()
-        chat_model.require_tools()
+        chat_model.prompts.require_tools()
         try:
             toolbox.start(
                 lambda error: print_error(error, debug=config.debug),

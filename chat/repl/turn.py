@@ -128,7 +128,7 @@ class TurnRunner:
         chat_model, specs = self._state.chat_model, self._state.toolbox.specs
         try:
             if specs:
-                chat_model.require_tools()
+                chat_model.prompts.require_tools()
         except UsageError as error:  # after /model
             print_notice(f"{error.message}; /tools off")
             specs = []

@@ -105,7 +105,7 @@ def embed(
     config.check()
     status = StatusLine(may_erase=True, is_quiet=config.quiet)
     with chat_model_for(config) as chat_model:
-        prompts = [chat_model.encode_plain(one.text).ids for one in texts]
+        prompts = [chat_model.prompts.encode_plain(one.text).ids for one in texts]
         with status.waiting("loading the model"):
             context = chat_model.wait_ready().ctx_size_tokens
         check_prompts(prompts, context, [one.name for one in texts])

@@ -84,7 +84,7 @@ def score(
     config.check()
     status = StatusLine(may_erase=True, is_quiet=config.quiet)
     with chat_model_for(config) as chat_model:
-        ids = chat_model.encode_plain(text).ids
+        ids = chat_model.prompts.encode_plain(text).ids
         with status.waiting("loading the model"):
             chat_model.wait_ready()
         with status.waiting("scoring"):

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from swiftchat.chat.history.tool_call import ToolCall
+from swiftchat.chat.tools.listings import DEEPSEEK_R1, DEEPSEEK_V3_1, SMOLLM3
 from swiftchat.chat.tools.parsers import (
+    MINIMAX_MARK,
     parse_deepseek,
     parse_function,
     parse_function_tag,
@@ -15,13 +17,21 @@ from swiftchat.chat.tools.parsers import (
     parse_invokes,
     parse_json,
     parse_kimi,
+    parse_kimi_tags,
+    parse_minimax,
     parse_mistral,
     parse_named,
     parse_python,
+    parse_recipients,
     parse_solar,
     parse_tagged,
 )
-from swiftchat.chat.tools.writers import write_json, write_objects, write_python
+from swiftchat.chat.tools.writers import (
+    write_deepseek,
+    write_json,
+    write_objects,
+    write_python,
+)
 
 Write = Callable[[Sequence[ToolCall]], Sequence[str]]
 
@@ -34,7 +44,8 @@ class ToolFormat:
     `starts` are calls only at the beginning of an answer, and belong to the parsed text. `marks`
     are other control tokens inside a call. `write` writes the texts between the first of `opens`
     and `close`, in formats of which some templates leave calls out. `listing` is the text that
-    lists tools in place of `TOOLS`, for families of which some templates do not.
+    lists tools in place of `TOOLS`, for families of which some templates do not. `plain` marks
+    text. `prompted` is the beginning of a first marker with which the prompt ends.
     """
 
     signature: str
@@ -45,6 +56,8 @@ class ToolFormat:
     marks: tuple[str, ...] = ()
     write: Write | None = None
     listing: str = ""
+    plain: str = ""
+    prompted: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -56,6 +69,16 @@ def _tags(
 ) -> ToolFormat:
     return ToolFormat(f"<{name}>", (f"<{name}>",), f"</{name}>", parse, write=write)
 
+
+_DEEPSEEK = ToolFormat(  # DeepSeek R1, V3
+    "<｜tool▁calls▁begin｜>",
+    ("<｜tool▁calls▁begin｜>",),
+    "<｜tool▁calls▁end｜>",
+    parse_deepseek,
+    marks=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    write=write_deepseek,
+    listing=DEEPSEEK_R1,
+)
 
 # From the published chat templates; the first whose signature is in the template counts.
 FORMATS = (
@@ -82,13 +105,13 @@ FORMATS = (
         parse_kimi,
         marks=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     ),
-    ToolFormat(  # DeepSeek R1, V3
-        "<｜tool▁calls▁begin｜>",
-        ("<｜tool▁calls▁begin｜>",),
-        "<｜tool▁calls▁end｜>",
-        parse_deepseek,
-        marks=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    replace(  # DeepSeek V3.1
+        _DEEPSEEK,
+        signature="'<｜tool▁sep｜>' + tool['function']['arguments']",
+        write=None,
+        listing=DEEPSEEK_V3_1,
     ),
+    _DEEPSEEK,
     ToolFormat(  # DeepSeek V3.2, V4
         "｜DSML｜",
         ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
@@ -97,6 +120,20 @@ FORMATS = (
         marks=("｜DSML｜",),
     ),
     _tags("minimax:tool_call", parse_invokes),  # MiniMax M2
+    ToolFormat(  # MiniMax M3
+        MINIMAX_MARK,
+        (f"{MINIMAX_MARK}<tool_call>",),
+        f"{MINIMAX_MARK}</tool_call>",
+        parse_minimax,
+        marks=(MINIMAX_MARK,),
+    ),
+    ToolFormat(  # Kimi K3
+        "'<|open|>'",
+        ("<|open|>tools<|sep|>",),
+        "<|close|>tools<|sep|>",
+        parse_kimi_tags,
+        marks=("<|open|>", "<|close|>", "<|sep|>"),
+    ),
     _tags("seed:tool_call", parse_functions),  # Seed-OSS
     _tags("TOOLCALL", parse_json),  # Nemotron Nano 2
     ToolFormat(  # LFM2, LFM2.5
@@ -163,14 +200,17 @@ FORMATS = (
         "</tool_call>",
         parse_tagged,
         write=write_objects,
-        listing=(
-            "You may call functions to answer. Their signatures are in <tools></tools> tags:\n\n"
-            "<tools>\nTOOLS\n</tools>\n\nFor each call, write a JSON object with the name of the "
-            'function and its arguments:\n<tool_call>\n{"name": <function-name>, '
-            '"arguments": <args-json-object>}\n</tool_call>'
-        ),
+        listing=SMOLLM3,
     ),
     ToolFormat("functools[", ("functools",), "", parse_json),  # Firefunction
+    ToolFormat(  # Functionary 3.2
+        ">>>${recipient}",
+        (">>>",),
+        "",
+        parse_recipients,
+        plain=">>>all\n",
+        prompted=">>>",
+    ),
     ToolFormat(  # Functionary 3.1
         "<function=", ("<function=",), "</function>", parse_function
     ),
@@ -189,6 +229,12 @@ def find_tool_format(template: str) -> ToolFormat | None:
     return next((f for f in FORMATS if f.signature in template), None)
 
 
+def find_plain_format(template: str) -> ToolFormat | None:
+    """Return a format without calls, for a template with which even text has a marker."""
+    found = find_tool_format(template)
+    return replace(found, parse=lambda text: []) if found and found.plain else None
+
+
 class ToolCallSplitter:
     """Splits streamed text of an answer into text and calls of tools.
 
@@ -200,12 +246,13 @@ class ToolCallSplitter:
     def __init__(self, tool_format: ToolFormat | None) -> None:
         self.calls: list[ToolCall] = []
         self._format = tool_format
-        self._buffer = ""
+        self._buffer = tool_format.prompted if tool_format else ""
+        self._num_prompted = len(self._buffer)  # characters that are not of the answer
         self._open: str | None = None  # the marker that began the held text
         self._at_start = True
         self._held: list[str] = []  # the texts of the calls
-        opens = tool_format.opens if tool_format else ()
-        self._opens = re.compile("|".join(map(re.escape, opens)) or r"(?!)")
+        marks = (tool_format.plain, *tool_format.opens) if tool_format else ()
+        self._marks = re.compile("|".join(map(re.escape, filter(None, marks))) or r"(?!)")
 
     @property
     def is_in_call(self) -> bool:
@@ -238,8 +285,8 @@ class ToolCallSplitter:
         """
         if self._open is not None:
             yield from self._end_call(self._take(len(self._buffer)), "")
-        elif self._buffer:
-            yield self._take(len(self._buffer))
+        elif rest := self._take(len(self._buffer)):
+            yield rest
         if not is_complete and self.calls:
             self.calls = []
             yield "".join(self._held)
@@ -258,13 +305,23 @@ class ToolCallSplitter:
         """Yield the text before a marker; hold back its possible beginning."""
         if self._open is not None:
             return
-        match = self._opens.search(self._buffer)
-        if match:
-            end, self._open = match.start(), match[0]
-        else:
-            end = len(self._buffer) - max(map(self._overlap, tool_format.opens))
-        text = self._take(end)
-        self._take(len(match[0]) if match else 0)
+        while (match := self._marks.search(self._buffer)) and not self._may_be_plain(match):
+            yield from self._text(match.start())
+            mark = self._take(len(match[0]))
+            if match[0] != tool_format.plain:
+                self._open = mark
+                return
+        overlap = max(map(self._overlap, tool_format.opens))
+        yield from self._text(match.start() if match else len(self._buffer) - overlap)
+
+    def _may_be_plain(self, match: re.Match[str]) -> bool:
+        """Return whether what may be a call is perhaps the beginning of the mark of text."""
+        assert self._format is not None
+        rest = self._buffer[match.start() :]
+        return rest != self._format.plain and self._format.plain.startswith(rest)
+
+    def _text(self, num_characters: int) -> Iterator[str]:
+        text = self._take(num_characters)
         self._at_start = self._at_start and not text.strip()
         if text and not (self.calls and not text.strip()):  # blank lines between calls
             yield text
@@ -285,7 +342,9 @@ class ToolCallSplitter:
 
     def _take(self, num_characters: int) -> str:
         taken, self._buffer = self._buffer[:num_characters], self._buffer[num_characters:]
-        return taken
+        num_prompted = min(self._num_prompted, num_characters)
+        self._num_prompted -= num_prompted
+        return taken[num_prompted:]
 
     def _overlap(self, marker: str) -> int:
         """Return the length of the longest end of the buffer that is a beginning of `marker`."""

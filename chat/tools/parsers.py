@@ -8,6 +8,7 @@ import ast
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from swiftchat.chat.history.tool_call import ToolCall, arguments_of
@@ -16,6 +17,8 @@ _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args")
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _NAME = re.compile(r"[^\s<>{}\[\]]{1,128}")
+MINIMAX_MARK = "]<]minimax[>["  # before each tag
+_MAX_DEPTH = 64
 _GEMMA_QUOTE = '<|"|>'
 _SEPARATORS = " \t\r\n;,"
 _MAX_EXPRESSION_CHARACTERS = 65_536
@@ -156,6 +159,73 @@ def parse_kimi(text: str) -> list[ToolCall]:
     return _all(calls)
 
 
+def parse_kimi_tags(text: str) -> list[ToolCall]:
+    """Parse Kimi K3's calls: tags of control tokens, one for each argument, or for JSON."""
+    found: list[tuple[str, object]] = []
+    for part in _between(text, "<|open|>call ", "<|close|>call<|sep|>"):
+        head, _, body = part.partition("<|sep|>")
+        blocks = _between(body, "<|open|>json", "<|close|>json<|sep|>")
+        block = next((block.partition("<|sep|>")[2] for block in blocks), None)
+        values: dict[str, object] = {}
+        for pair in _between(body, "<|open|>argument ", "<|close|>argument<|sep|>"):
+            attributes, _, value = pair.partition("<|sep|>")
+            is_text = _attribute(attributes, "type") in ("string", "")
+            values[_attribute(attributes, "key")] = value if is_text else _json_or_text(value)
+        found.append((_attribute(head, "tool"), values if block is None else block))
+    return _calls(found)
+
+
+def _attribute(tag: str, name: str) -> str:
+    value = tag.partition(f'{name}="')[2].partition('"')[0]
+    return value.replace("&quot;", '"').replace("&amp;", "&")
+
+
+def _json_or_text(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+@dataclass
+class _Element:
+    tag: str
+    text: str
+    parts: "list[_Element]" = field(default_factory=list)
+
+    @property
+    def value(self) -> object:
+        """The text, a list if all parts are items, else a mapping."""
+        if not self.parts:
+            return self.text
+        if all(part.tag == "item" for part in self.parts):
+            return [part.value for part in self.parts]
+        return {part.tag: part.value for part in self.parts}
+
+
+def parse_minimax(text: str) -> list[ToolCall]:
+    """Parse MiniMax M3's calls: `<invoke name="…">` with an element for each argument."""
+    stack = [_Element("", "")]
+    for piece in text.split(MINIMAX_MARK)[1:]:
+        tag, mark, rest = piece.removeprefix("<").partition(">")
+        if tag.startswith("/"):
+            if stack.pop().tag.partition(" ")[0] != tag[1:] or not stack:
+                return []
+        else:
+            element = _Element(tag, rest)
+            stack[-1].parts.append(element)
+            stack.append(element)
+        if not mark or len(stack) > _MAX_DEPTH:
+            return []
+    head = 'invoke name="'
+    if not all(call.tag.startswith(head) for call in stack[0].parts):
+        return []
+    return _calls(
+        (call.tag.removeprefix(head).removesuffix('"'), call.value if call.parts else {})
+        for call in stack[0].parts
+    )
+
+
 def parse_mistral(text: str) -> list[ToolCall]:
     """Parse what follows `[TOOL_CALLS]`: JSON, or NAME[ARGS]JSON once or more often."""
     if text.lstrip().startswith(("[", "{")):
@@ -167,6 +237,23 @@ def parse_mistral(text: str) -> list[ToolCall]:
         fields = {"id": call_id.strip(), "name": name.strip(), "arguments": body}
         calls.append(_call_of(fields) if mark else None)
     return _all(calls)
+
+
+def parse_recipients(text: str) -> list[ToolCall]:
+    """Parse what follows `>>>` in an answer of Functionary: a name and JSON on the next line."""
+    decoder, at = json.JSONDecoder(strict=False), 0
+    found: list[tuple[str, object]] = []
+    try:
+        while at < len(text):
+            end = text.index("\n", at)
+            value, after = decoder.raw_decode(text, _skip(text, end))
+            found.append((text[at:end], value))
+            at = _skip(text, after)
+            if at < len(text):
+                at = text.index(">>>", at, at + 3) + 3
+    except (ValueError, RecursionError):
+        return []
+    return _calls(found)
 
 
 def parse_harmony(text: str) -> list[ToolCall]:

@@ -11,6 +11,7 @@ from swiftchat.chat.history.tool_call import is_shallow
 from swiftchat.chat.tools.connection import Connection, Connections, ServerError
 from swiftchat.chat.tools.result import result_text, shortened
 from swiftchat.chat.tools.servers import ServerSpec
+from swiftchat.chat.tools.typed_arguments import typed_arguments
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class Toolbox:
         """Call a tool and return its result as text. Raises `ServerError`."""
         connection = self._by_server[tool.server]
         try:
-            result = connection.call(tool.server_name, _converted(arguments, tool.schema))
+            result = connection.call(tool.server_name, typed_arguments(arguments, tool.schema))
         except ServerError:
             if not connection.is_alive:
                 self.tools = {n: t for n, t in self.tools.items() if t.server != tool.server}
@@ -220,25 +221,3 @@ def _tool(server: str, name: str, tool: "mcp_types.Tool") -> Tool | None:
         return None
     description = shortened(tool.description or "", _MAX_DESCRIPTION_CHARACTERS)
     return Tool(name, server, tool.name, description, schema)
-
-
-def _converted(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments with texts as the types that the schema asks for.
-
-    Some formats of calls have no types: everything is text.
-    """
-    properties = schema.get("properties")
-    found = dict(arguments)
-    for name, value in arguments.items():
-        fields = properties.get(name) if isinstance(properties, dict) else None
-        kind = fields.get("type") if isinstance(fields, dict) else None
-        if isinstance(value, str) and isinstance(kind, str) and kind != "string":
-            found[name] = _parsed(value)
-    return found
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text

@@ -21,6 +21,20 @@ def write_python(calls: Sequence[ToolCall]) -> list[str]:
     return [f"[{', '.join(map(_python_call, calls))}]"]
 
 
+def write_deepseek(calls: Sequence[ToolCall]) -> list[str]:
+    """Return the calls of DeepSeek R1; the marks around each are the template's own text."""
+    # Imported here, because it would delay the prompt.
+    from swiftchat.tokenizer.template.own_text import join_texts, joined, own
+
+    begin = own("<｜tool▁call▁begin｜>function<｜tool▁sep｜>")
+    end = own("<｜tool▁call▁end｜>")
+    texts = (
+        f"{call.name}\n```json\n{json.dumps(call.arguments, ensure_ascii=False)}\n```"
+        for call in calls
+    )
+    return [joined("\n", (join_texts((begin, text, end)) for text in texts))]
+
+
 def _json_object(call: ToolCall) -> str:
     return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
 

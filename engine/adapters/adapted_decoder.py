@@ -1,6 +1,5 @@
 """A decoder whose matrices and embeddings depend on the adapters and soft prompts of a batch."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,14 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftchat.engine.linear.adapted import AdaptedWeight, AdapterSet, Selection, TableDelta
+from swiftchat.engine.linear.adapted import AdapterSet, Selection, TableDelta
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.engine.model.adapted_weights import adapted_weights
 from swiftchat.engine.model.decoder import Decoder
-from swiftchat.engine.model.mixer_weights import MixerWeights
-from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.engine.schedule.batch import Batch
-
-_LAYER_FIELDS = ("qkv", "o", "gate_up", "down")
 
 
 @dataclass(frozen=True)
@@ -44,32 +40,6 @@ class AdaptedDecoder(Decoder):
             elif change.table is not None:
                 change.table.apply_(x[change.rows], plan.ids[change.rows], adds=is_first)
         return x
-
-
-def adapted_weights(weights: DecoderWeights, selection: Selection) -> DecoderWeights:
-    """Return the weights with every matrix that adapters may change as an `AdaptedWeight`."""
-
-    def layer(number: int, own: LayerWeights) -> LayerWeights:
-        fields: dict[str, LinearWeight] = {
-            name: AdaptedWeight(getattr(own, name), (name, number), selection)
-            for name in _LAYER_FIELDS
-            if getattr(own, name).shape[0]
-        }
-        mixer = None if own.mixer is None else adapted_mixer(number, own.mixer)
-        return dataclasses.replace(own, mixer=mixer, **fields)  # type: ignore[arg-type]  # any field
-
-    def adapted_mixer(number: int, own: MixerWeights) -> MixerWeights:
-        return dataclasses.replace(
-            own,
-            project_in=AdaptedWeight(own.project_in, ("mixer_in", number), selection),
-            project_out=AdaptedWeight(own.project_out, ("mixer_out", number), selection),
-        )
-
-    return dataclasses.replace(
-        weights,
-        layers=[layer(i, own) for i, own in enumerate(weights.layers)],
-        lm_head=AdaptedWeight(weights.lm_head, ("lm_head", None), selection),
-    )
 
 
 def token_sets(batch: Batch) -> list[int]:

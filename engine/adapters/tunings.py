@@ -12,7 +12,6 @@ from torch import Tensor
 
 from swiftchat.engine.adapters.adapted_decoder import (
     AdaptedDecoder,
-    adapted_weights,
     embedded,
     embedding_changes,
     token_sets,
@@ -24,6 +23,7 @@ from swiftchat.engine.cpu.low_rank import EmbeddingRows
 from swiftchat.engine.cpu.native_decoder import NativeDecoder
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
 from swiftchat.engine.linear.adapted import AdapterSet, Selection, segments
+from swiftchat.engine.model.adapted_weights import adapted_weights
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch

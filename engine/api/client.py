@@ -10,21 +10,14 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from swiftchat.engine.api import protocol
+from swiftchat.engine.api import protocol, wire
 from swiftchat.engine.api.event_check import EventCheck
 from swiftchat.engine.api.local import LocalEngine
 from swiftchat.engine.api.params import EngineConfig, SamplingParams, ServeConfig
-from swiftchat.engine.api.protocol import (
-    RESTART_HINT,
-    EngineInfo,
-    Event,
-    Finished,
-    Message,
-    Progress,
-)
+from swiftchat.engine.api.protocol import RESTART_HINT, EngineInfo, Event, Finished, Progress
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
-from swiftchat.engine.api.wire import WireError, decode
+from swiftchat.engine.api.wire import Message, WireError, decode
 from swiftchat.errors import DeviceError, SwiftchatError
 
 if TYPE_CHECKING:
@@ -277,7 +270,7 @@ class EngineClient:
 
     def _send(self, message: Message) -> None:
         with self._send_lock:
-            protocol.send(self._connection, message)
+            wire.send(self._connection, message)
 
     def _begin_phase(self, label: str) -> None:
         if self._info is None and not (self.phases and self.phases[-1][0] == label):
@@ -286,9 +279,9 @@ class EngineClient:
     def _read(self) -> None:
         try:
             while True:
-                message = protocol.receive(self._connection, protocol.MAX_MESSAGE_BYTES)
+                message = wire.receive(self._connection, wire.MAX_MESSAGE_BYTES)
                 self._received = True
-                for one in protocol.messages_of(message):
+                for one in wire.messages_of(message):
                     self._dispatch(one)
         except WireError as error:
             self._fail(DeviceError(f"the engine sent an invalid message: {error}", RESTART_HINT))

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from swiftchat.engine.api import protocol
+from swiftchat.engine.api import protocol, wire
 from swiftchat.engine.api.child_process import exit_reason, stop_signal
 from swiftchat.engine.api.params import EngineConfig, ServeConfig
 from swiftchat.errors import DeviceError
@@ -56,7 +56,7 @@ class LocalEngine:
             "serve": serve and serve.to_wire(),
         }
         with contextlib.suppress(OSError):  # it has ended; the reader thread reports that
-            protocol.send(self.connection, load)
+            wire.send(self.connection, load)
 
     def check(self, is_ready: bool, received: bool) -> DeviceError | None:
         """Return an error if a signal has stopped the worker: its connection then stays open."""

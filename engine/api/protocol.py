@@ -1,7 +1,6 @@
-"""Messages between a terminal and an engine: msgpack maps, never pickle.
+"""Messages between a terminal and an engine; `wire.py` sends and receives them.
 
-A `multiprocessing` connection frames the messages. Each is a map with a `type`; a message about
-one generation carries its `id`.
+Each is a map with a `type`; a message about one generation carries its `id`.
 
 Terminal to engine: `load generate cancel stats`.
 Engine to terminal: `progress ready prefill prompt_logprobs embedding tokens beam dropped finished
@@ -15,100 +14,21 @@ message keeps, forks or drops a conversation: each request carries the ids of th
 the prefix cache finds the KV blocks by content (`engine.schedule.blocks`).
 """
 
-import contextlib
-import os
-import socket
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
-import msgpack
-
-from swiftchat.engine.api.wire import WireError, decode
+from swiftchat.engine.api.wire import Message, WireError, decode
 from swiftchat.errors import SwiftchatError, error_from_wire
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-Message = dict[str, Any]
 OnProgress = Callable[[str, int, int], None]  # label, done, total
 
 VERSION = 3  # of the protocol between a terminal and a remote engine
-MAX_MESSAGE_BYTES = 1 << 23  # more than a prompt of a million tokens
 RESTART_HINT = "the conversation is kept; send the message again to restart the engine"
 REMOTE_RESTART_HINT = (
     "the conversation is kept; restart the engine on its host, then send the message again"
 )
-
-
-def send(connection: "Connection", message: Message) -> None:
-    """Send a message; raises `OSError` if the connection is closed."""
-    connection.send_bytes(msgpack.packb(message))
-
-
-def receive(connection: "Connection", max_bytes: int | None = None) -> Message:
-    """Receive a message; raises `EOFError` or `OSError` if the connection is closed.
-
-    Also raises `OSError` for a message longer than `max_bytes`, and `WireError`, which is one, for
-    an invalid message, after which the connection cannot be read any further.
-    """
-    data = connection.recv_bytes(max_bytes)
-    try:
-        message = msgpack.unpackb(data)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise WireError(f"not MessagePack: {error}") from error
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise WireError("a message without a type")
-    return message
-
-
-def receive_within(connection: "Connection", seconds: float, max_bytes: int) -> Message:
-    """Receive a message that is there completely after so many seconds; raises as `receive` does.
-
-    Raises `TimeoutError` if it is not, even if parts of it come all the time; the connection is
-    then shut down.
-    """
-    is_late = threading.Event()
-    with socket.socket(fileno=os.dup(connection.fileno())) as connected:
-
-        def give_up() -> None:
-            is_late.set()
-            with contextlib.suppress(OSError):  # already closed
-                connected.shutdown(socket.SHUT_RDWR)
-
-        timer = threading.Timer(seconds, give_up)
-        timer.daemon = True
-        timer.start()
-        try:
-            return receive(connection, max_bytes)
-        except (EOFError, OSError) as error:
-            if is_late.is_set():
-                raise TimeoutError(f"no message within {seconds:.0f} s") from error
-            raise
-        finally:
-            timer.cancel()
-
-
-def several(messages: Sequence[Message]) -> Message:
-    """Return one message with several ones, of which there must be one at least."""
-    if len(messages) == 1:
-        return messages[0]
-    return {"type": "several", "messages": list(messages)}
-
-
-def messages_of(message: Message) -> list[Message]:
-    """Return the messages in one; raises `WireError`."""
-    if message["type"] != "several":
-        return [message]
-    found = message.get("messages")
-    if not isinstance(found, list):
-        raise WireError("messages are not a list")
-    for one in found:
-        if not isinstance(one, dict) or not isinstance(one.get("type"), str):
-            raise WireError("a message without a type")
-    return found
 
 
 def error_message(error: SwiftchatError, generation_id: int | None = None) -> Message:

@@ -11,11 +11,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from swiftchat.engine.api import protocol
+from swiftchat.engine.api import protocol, wire
 from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.model_files import TextFile, digest, files_from_wire
-from swiftchat.engine.api.protocol import EngineStatus, Message
-from swiftchat.engine.api.wire import WireError
+from swiftchat.engine.api.protocol import EngineStatus
+from swiftchat.engine.api.wire import Message, WireError
 from swiftchat.errors import BadModelFile, DeviceError, FileSystemError, UsageError
 
 _CONNECT_S, _ANSWER_S = 10.0, 30.0
@@ -98,16 +98,16 @@ class RemoteEngine:
         Raises `DeviceError` if it does not.
         """
         with contextlib.suppress(OSError, EOFError):  # it has just ended
-            protocol.send(self.connection, {"type": "stop"})
+            wire.send(self.connection, {"type": "stop"})
             if not self.connection.poll(self._answer_s):
                 raise DeviceError(f"the engine at {self.address} does not end")
             while True:
-                protocol.receive(self.connection)
+                wire.receive(self.connection)
 
     def start_session(self) -> None:
         """Have the engine send its state and accept requests."""
         with contextlib.suppress(OSError):  # it has ended; the reader thread reports that
-            protocol.send(self.connection, {"type": "begin"})
+            wire.send(self.connection, {"type": "begin"})
 
     def _fetch(self, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -138,10 +138,8 @@ class RemoteEngine:
 
     def _request(self, message: Message) -> dict[str, Any]:
         try:
-            protocol.send(self.connection, message)
-            answer = protocol.receive_within(
-                self.connection, self._answer_s, protocol.MAX_MESSAGE_BYTES
-            )
+            wire.send(self.connection, message)
+            answer = wire.receive_within(self.connection, self._answer_s, wire.MAX_MESSAGE_BYTES)
         except TimeoutError as error:
             raise DeviceError(f"no answer from {self.address} in {self._answer_s:.0f} s") from error
         except (EOFError, OSError) as error:

@@ -1,13 +1,28 @@
-"""Received values as dataclasses: every field is checked against its annotation."""
+"""Messages on a `multiprocessing` connection: msgpack maps, never pickle.
 
+Received values become dataclasses; every field is checked against its annotation.
+"""
+
+import contextlib
 import dataclasses
+import os
+import socket
+import threading
 import types
 import typing
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgpack
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 T = TypeVar("T")
+Message = dict[str, Any]
+
+MAX_MESSAGE_BYTES = 1 << 23  # more than a prompt of a million tokens
 
 
 class WireError(OSError):
@@ -15,6 +30,74 @@ class WireError(OSError):
 
     An `OSError`, because the connection that it came from cannot be used any more.
     """
+
+
+def send(connection: "Connection", message: Message) -> None:
+    """Send a message; raises `OSError` if the connection is closed."""
+    connection.send_bytes(msgpack.packb(message))
+
+
+def receive(connection: "Connection", max_bytes: int | None = None) -> Message:
+    """Receive a message; raises `EOFError` or `OSError` if the connection is closed.
+
+    Also raises `OSError` for a message longer than `max_bytes`, and `WireError`, which is one, for
+    an invalid message, after which the connection cannot be read any further.
+    """
+    data = connection.recv_bytes(max_bytes)
+    try:
+        message = msgpack.unpackb(data)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise WireError(f"not MessagePack: {error}") from error
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise WireError("a message without a type")
+    return message
+
+
+def receive_within(connection: "Connection", seconds: float, max_bytes: int) -> Message:
+    """Receive a message that is there completely after so many seconds; raises as `receive` does.
+
+    Raises `TimeoutError` if it is not, even if parts of it come all the time; the connection is
+    then shut down.
+    """
+    is_late = threading.Event()
+    with socket.socket(fileno=os.dup(connection.fileno())) as connected:
+
+        def give_up() -> None:
+            is_late.set()
+            with contextlib.suppress(OSError):  # already closed
+                connected.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(seconds, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            return receive(connection, max_bytes)
+        except (EOFError, OSError) as error:
+            if is_late.is_set():
+                raise TimeoutError(f"no message within {seconds:.0f} s") from error
+            raise
+        finally:
+            timer.cancel()
+
+
+def several(messages: Sequence[Message]) -> Message:
+    """Return one message with several ones, of which there must be one at least."""
+    if len(messages) == 1:
+        return messages[0]
+    return {"type": "several", "messages": list(messages)}
+
+
+def messages_of(message: Message) -> list[Message]:
+    """Return the messages in one; raises `WireError`."""
+    if message["type"] != "several":
+        return [message]
+    found = message.get("messages")
+    if not isinstance(found, list):
+        raise WireError("messages are not a list")
+    for one in found:
+        if not isinstance(one, dict) or not isinstance(one.get("type"), str):
+            raise WireError("a message without a type")
+    return found
 
 
 def decode(value: object, kind: type[T], place: str = "") -> T:

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import torch
 
-from swiftchat.engine.cpu.activations import CannotRecordError
 from swiftchat.engine.cpu.library import choose_kernels
 from swiftchat.engine.cpu.native_decoder import NativeDecoder
+from swiftchat.engine.cpu.native_weights import NativeWeights
 from swiftchat.engine.cpu.program import Pool
+from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.cpu.self_test import self_test
-from swiftchat.engine.cpu.weights import NativeWeights
 from swiftchat.engine.model.back_end import DecoderParts
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache

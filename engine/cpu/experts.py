@@ -1,11 +1,9 @@
 """The operation of a mixture of experts, for the native kernels."""
 
-from ctypes import POINTER, cast
-
-from swiftchat.engine.cpu import structures as native
-from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.cpu import native
+from swiftchat.engine.cpu.native_weights import native_matrices
+from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.cpu.references import References
-from swiftchat.engine.cpu.weights import native_matrices
 from swiftchat.engine.model.moe import Expert, Experts
 from swiftchat.weights.architectures.parts.mlp import Moe
 
@@ -27,7 +25,7 @@ def moe_op(
     router = config.router
     each = [_expert(expert, references) for expert in experts.all]
     routed = each[: config.num_experts]
-    if len({(expert.gate_up.is_tiled, expert.down.is_tiled) for expert in routed}) > 1:
+    if len({(_is_tiled(expert.gate_up), _is_tiled(expert.down)) for expert in routed}) > 1:
         raise CannotRecordError("integer and float matrices as experts of one layer")
     structs = references.keep((native.Expert * len(each))(*each))
     op = native.MoeOp(
@@ -48,7 +46,7 @@ def moe_op(
         act=act,
         router=references.float_matrix(experts.router),
         router_bias=references.floats(experts.router_bias),
-        experts=cast(structs, POINTER(native.Expert)),
+        experts=structs,
     )
     if experts.shared_router is not None:
         op.shared_router = references.float_matrix(experts.shared_router)
@@ -78,3 +76,7 @@ def _expert(expert: Expert, references: References) -> native.Expert:
         raise CannotRecordError("no kernel multiplies with an expert's matrix in several parts")
     biases = (references.floats(expert.gate_up_bias), references.floats(expert.down_bias))
     return native.Expert(*(matrices[0] for matrices in pairs), *biases)
+
+
+def _is_tiled(matrix: native.Matrix) -> bool:
+    return bool(matrix.format >= native.Format.INT4)

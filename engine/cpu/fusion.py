@@ -5,13 +5,12 @@ earlier, and nothing changes what would be read later.
 """
 
 from collections.abc import Sequence
+from ctypes import Structure
 
-from swiftchat.engine.cpu.recording import Recording
-from swiftchat.engine.cpu.structures import (
+from swiftchat.engine.cpu.native import (
     TILE_ROWS,
     ActAndMulOp,
     AddScaledOp,
-    AnyOp,
     AttentionOp,
     ConvOp,
     EmbedOp,
@@ -23,13 +22,15 @@ from swiftchat.engine.cpu.structures import (
     LowRankOp,
     Mamba2Op,
     MambaOp,
-    MoeOp,
     NormKind,
     NormOp,
     RotaryOp,
     RowSet,
     SoftcapOp,
+    source_fields,
+    target_field,
 )
+from swiftchat.engine.cpu.recording import Recording
 
 # These need or write the rows of all tokens.
 _ALL_TOKENS = (EmbedOp, AttentionOp, ConvOp, GatedDeltaOp, Mamba2Op, MambaOp)
@@ -47,23 +48,17 @@ def fuse(recording: Recording) -> None:
     _reuse_buffers(recording)
 
 
-def sources(op: AnyOp) -> set[int]:
+def sources(op: Structure) -> set[int]:
     """Return the buffers that an operation reads besides the one that it writes."""
-    if isinstance(op, EmbedOp | RotaryOp | SoftcapOp):
-        return set()
-    if isinstance(op, MoeOp):
-        return {int(op.x), int(op.router_x)}
-    return {int(op.qkv if isinstance(op, AttentionOp) else op.x)}
+    return {getattr(op, field) for field in source_fields(type(op))}
 
 
-def target(op: AnyOp) -> int:
+def target(op: Structure) -> int:
     """Return the buffer that an operation writes."""
-    if isinstance(op, SoftcapOp):
-        return int(op.x)
-    return int(op.qkv if isinstance(op, RotaryOp) else op.out)
+    return int(getattr(op, target_field(type(op))))
 
 
-def reads_target(op: AnyOp) -> bool:
+def reads_target(op: Structure) -> bool:
     """Return whether an operation changes its buffer instead of replacing the contents."""
     if isinstance(op, NormOp):
         return bool(op.accumulate)
@@ -123,7 +118,7 @@ def _norm_again(recording: Recording) -> None:
             ops[i] = NormOp(header=norm.header, x=norm.x, out=op.out, norm=norm.norm)
 
 
-def _norm_in_place(ops: list[AnyOp]) -> None:
+def _norm_in_place(ops: list[Structure]) -> None:
     """Write a norm that replaces the stream, as in "post" models, to the stream at once."""
     for i, op in enumerate(ops):
         if not isinstance(op, NormOp) or op.accumulate or i + 1 == len(ops):
@@ -143,7 +138,7 @@ def _norm_in_place(ops: list[AnyOp]) -> None:
         del ops[i + 1]
 
 
-def _norm_into_linear(ops: list[AnyOp]) -> None:
+def _norm_into_linear(ops: list[Structure]) -> None:
     """Let a matmul norm its input, if it is the only one that uses the normed rows."""
     for i, op in reversed(list(enumerate(ops))):
         if not isinstance(op, NormOp) or op.accumulate or op.group_width or op.out == op.x:
@@ -157,7 +152,7 @@ def _norm_into_linear(ops: list[AnyOp]) -> None:
             del ops[i]
 
 
-def _activation_into_linear(ops: list[AnyOp]) -> None:
+def _activation_into_linear(ops: list[Structure]) -> None:
     """Let a matmul apply the activation function, if its results are used for nothing else."""
     for i, op in reversed(list(enumerate(ops))):
         if not isinstance(op, LinearOp) or op.epilogue != Epilogue.STORE:
@@ -183,7 +178,7 @@ def _splits_between_tiles(op: LinearOp) -> bool:
     return border % TILE_ROWS == 0 and (op.num_parts == 1 or border in first_rows)
 
 
-def _add_branches_separately(ops: list[AnyOp]) -> None:
+def _add_branches_separately(ops: list[Structure]) -> None:
     """Turn `a += b; stream += a` into `stream += a; stream += b`, to be fused with matmuls."""
     for i, op in reversed(list(enumerate(ops))):
         if not isinstance(op, AddScaledOp) or not _is_sum(op, op.out, op.x):
@@ -197,7 +192,7 @@ def _add_branches_separately(ops: list[AnyOp]) -> None:
             ops.insert(user, ops.pop(i))
 
 
-def _linear_into_stream(ops: list[AnyOp]) -> None:
+def _linear_into_stream(ops: list[Structure]) -> None:
     """Let a matmul add its result to the residual stream."""
     for i, op in reversed(list(enumerate(ops))):
         if not isinstance(op, LinearOp) or op.epilogue != Epilogue.STORE:
@@ -238,19 +233,14 @@ def _reuse_buffers(recording: Recording) -> None:
     recording.hidden = {layer: numbers[buffer] for layer, buffer in recording.hidden.items()}
 
 
-def _rename(op: AnyOp, names: dict[int, int]) -> None:
+def _rename(op: Structure, names: dict[int, int]) -> None:
     """Replace the numbers of the buffers that an operation accesses."""
-    if isinstance(op, RotaryOp | AttentionOp):
-        op.qkv = names.get(op.qkv, op.qkv)
-    elif not isinstance(op, EmbedOp):
-        op.x = names.get(op.x, op.x)
-    if isinstance(op, MoeOp):
-        op.router_x = names.get(op.router_x, op.router_x)
-    if not isinstance(op, RotaryOp | SoftcapOp):
-        op.out = names.get(op.out, op.out)
+    for field in (*source_fields(type(op)), target_field(type(op))):
+        buffer = getattr(op, field)
+        setattr(op, field, names.get(buffer, buffer))
 
 
-def _is_sum(op: AnyOp, out: int, x: int, alpha: float = 1.0) -> bool:
+def _is_sum(op: Structure, out: int, x: int, alpha: float = 1.0) -> bool:
     """Return whether an operation is `out = alpha * out + x`."""
     return (
         isinstance(op, AddScaledOp)
@@ -259,7 +249,7 @@ def _is_sum(op: AnyOp, out: int, x: int, alpha: float = 1.0) -> bool:
     )
 
 
-def _accumulates(op: AnyOp, out: int) -> bool:
+def _accumulates(op: Structure, out: int) -> bool:
     """Return whether an operation adds to a buffer without otherwise reading it."""
     if isinstance(op, AddScaledOp):
         return bool(op.out == out != op.x and op.alpha == 1)
@@ -267,17 +257,17 @@ def _accumulates(op: AnyOp, out: int) -> bool:
     return adds and target(op) == out and out not in sources(op)
 
 
-def _accesses(ops: Sequence[AnyOp], buffer: int, after: int) -> list[int]:
+def _accesses(ops: Sequence[Structure], buffer: int, after: int) -> list[int]:
     """Return the operations after number `after` that access a buffer."""
     later = range(after + 1, len(ops))
     return [i for i in later if buffer in (*sources(ops[i]), target(ops[i]))]
 
 
-def _only_use(ops: Sequence[AnyOp], buffer: int, after: int) -> int | None:
+def _only_use(ops: Sequence[Structure], buffer: int, after: int) -> int | None:
     """Return the only operation after number `after` that accesses a buffer, if it reads it."""
     uses = _accesses(ops, buffer, after)
     return uses[0] if len(uses) == 1 and buffer in sources(ops[uses[0]]) else None
 
 
-def _is_written(ops: Sequence[AnyOp], buffer: int, after: int, before: int) -> bool:
+def _is_written(ops: Sequence[Structure], buffer: int, after: int, before: int) -> bool:
     return any(target(op) == buffer for op in ops[after + 1 : before])

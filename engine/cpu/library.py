@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from swiftchat.engine.cpu.build import (
+from swiftchat.engine.cpu.compile_kernels import (
     FAILURE,
     LIBRARIES,
     PLAINEST,
     VARIANTS,
     Target,
     host_target,
+    interface_digest,
     library_path,
 )
 from swiftchat.engine.cpu.features import REQUIRED, Feature
-from swiftchat.engine.cpu.program_structures import ProgramStruct, Run, structures_match
+from swiftchat.engine.cpu.native import Program, Run
 from swiftchat.errors import DeviceError, UsageError
 
 VARIABLE = "SWIFTCHAT_CPU_KERNELS"
@@ -85,7 +86,7 @@ def load_library(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
         library.cpu_features.restype = ctypes.c_ulonglong
         _declare_functions(library)
-        is_same = structures_match(library)
+        is_same = library.interface_digest() == interface_digest()
     except (OSError, AttributeError) as error:  # AttributeError: the library lacks a function
         reason = " ".join(str(error).split())
         raise LibraryError(f"{path.name} cannot be loaded: {reason}") from None
@@ -113,9 +114,7 @@ def _best(target: Target, features: Feature, folder: Path) -> KernelChoice:
 
 def _declare_functions(library: ctypes.CDLL) -> None:
     """Set the types of the functions that the engine calls."""
-    library.program_version.restype = ctypes.c_int
-    library.struct_bytes.argtypes = [ctypes.c_int]
-    library.struct_bytes.restype = ctypes.c_int
+    library.interface_digest.restype = ctypes.c_uint64
     library.pool_create.argtypes = [ctypes.c_int]
     library.pool_create.restype = ctypes.c_void_p
     library.pool_destroy.argtypes = [ctypes.c_void_p]
@@ -123,14 +122,14 @@ def _declare_functions(library: ctypes.CDLL) -> None:
     library.pool_active_threads.argtypes = [ctypes.c_void_p]
     library.pool_active_threads.restype = ctypes.c_int
     library.program_workspace_bytes.argtypes = [
-        ctypes.POINTER(ProgramStruct),
+        ctypes.POINTER(Program),
         ctypes.c_int,
         ctypes.c_int,
     ]
     library.program_workspace_bytes.restype = ctypes.c_size_t
     library.run_program.argtypes = [
         ctypes.c_void_p,
-        ctypes.POINTER(ProgramStruct),
+        ctypes.POINTER(Program),
         ctypes.POINTER(Run),
     ]
     library.run_program.restype = ctypes.c_int

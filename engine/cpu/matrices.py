@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.tile_layout import TileLayout
-from swiftchat.engine.cpu.structures import Format, Matrix
+from swiftchat.engine.cpu.native import Format, Matrix
 from swiftchat.engine.linear.weight import dtype_name
 
-FLOAT_FORMATS = {
+_FLOAT_FORMATS = {
     torch.float32: Format.F32,
     torch.float16: Format.F16,
     torch.bfloat16: Format.BF16,
@@ -91,10 +91,10 @@ class FloatMatrix:
 
     @cached_property
     def struct(self) -> Matrix:
-        """The matrix for the kernels, valid as long as this object exists."""
+        """The matrix for the kernels, valid as long as the tensors exist."""
         tensor = self.tensor
         return Matrix(
-            format=FLOAT_FORMATS[tensor.dtype],
+            format=_FLOAT_FORMATS[tensor.dtype],
             rows=self.rows,
             cols=self.cols,
             stride=tensor.stride(0) * tensor.itemsize,

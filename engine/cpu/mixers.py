@@ -1,22 +1,21 @@
 """The operations of mixers with a state, for the native kernels."""
 
+from ctypes import Structure
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu import structures as native
-from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.cpu import native
+from swiftchat.engine.cpu.native import Norm, NormKind
+from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.cpu.references import References
-from swiftchat.engine.cpu.structures import Norm, NormKind
 from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.state_cache import LayerStates
 from swiftchat.weights.architectures.parts.mamba import Mamba
 from swiftchat.weights.architectures.parts.mixers import GatedDelta, Mamba2, ShortConv, StateMixer
 
 _UNIT_EPS = 1e-6  # of the lengths of keys and queries, as in engine/reference/mixers/gated_delta.py
-
-Scan = native.GatedDeltaOp | native.Mamba2Op | native.MambaOp
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class NativeMixer:
     width: int
     bias: Tensor | None
     conv: native.ConvOp
-    scan: Scan | None = None
+    scan: Structure | None = None
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.tile_layout import TileLayout
+from swiftchat.engine.cpu.large_pages import LargePages
 from swiftchat.engine.cpu.matrices import TiledMatrix
-from swiftchat.engine.cpu.pack_source import PackSource, Source, array_source, block_source
-from swiftchat.engine.cpu.structures import TILE_ROWS, Matrix
-from swiftchat.engine.load.large_pages import LargePages
+from swiftchat.engine.cpu.native import TILE_ROWS, Matrix, PackError, PackSource
+from swiftchat.engine.cpu.pack_source import Source, array_source, block_source
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.quantization.scheme import GgufBlocks, Int4, Int8, Int8Groups
 
 _THREAD_BYTES = 1 << 20  # of tiles that a thread packs at a time
-_NOT_FINITE, _OVERFLOW = 1, 2  # `PackError` in pack.h
 
 
 class _TableOverflow(Exception):
@@ -122,10 +121,10 @@ class Packer:
                     *(first + first_tile, num_tiles, to_col, source.multiplier),
                 )
                 to_col += stop - start
-            if error & _NOT_FINITE:
+            if error & PackError.NOT_FINITE:
                 name = source.tensor_name
                 raise BadModelFile(f"tensor {name}: expected finite scales, found NaN or infinity")
-            if error & _OVERFLOW:
+            if error & PackError.OVERFLOW:
                 raise _TableOverflow
             on_packed()
 

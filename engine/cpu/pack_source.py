@@ -1,17 +1,15 @@
-"""Quantized matrices as the packing function reads them (kernels/pack.h)."""
+"""Quantized matrices as the packing function reads them (kernels/pack_source.h)."""
 
-import ctypes
 import math
 from collections.abc import Sequence
-from ctypes import c_int32, c_int64, c_void_p
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from swiftchat.engine.api.tile_layout import PRODUCT_TYPES, TileLayout, block_layout, group_cols
+from swiftchat.engine.cpu.native import INT4_CENTER, PackSource, SourceKind
 from swiftchat.weights.quantization.scheme import GgufBlocks, Int4, Int8, Int8Groups
 
 Spans = Sequence[tuple[int, int]]
@@ -19,39 +17,7 @@ Floats = npt.NDArray[np.float32]
 
 _SMALLEST_NORMAL, _LARGEST = 2.0**-14, 65504.0  # of fp16
 _MAX_SHIFT = 100  # exponent of a power of two that fp32 holds, and its reciprocal
-_INT4_CENTER, _INT8_CENTER = 8, 128
-
-
-class SourceKind(IntEnum):
-    INT4 = 0
-    INT8 = 1
-    UINT8 = 2
-    Q4_0 = 3
-    Q4_1 = 4
-    Q5_0 = 5
-    Q5_1 = 6
-    Q8_0 = 7
-    IQ4_NL = 8
-    Q2_K = 9
-    Q3_K = 10
-    Q4_K = 11
-    Q5_K = 12
-    Q6_K = 13
-    IQ4_XS = 14
-
-
-class PackSource(ctypes.Structure):
-    _fields_ = (
-        ("kind", c_int32),
-        ("rows", c_int32),
-        ("cols", c_int32),
-        ("group_cols", c_int32),
-        ("stride", c_int64),
-        ("values", c_void_p),
-        ("table_stride", c_int64),
-        ("scale", c_void_p),
-        ("minimum", c_void_p),
-    )
+_INT8_CENTER = 128
 
 
 @dataclass(frozen=True)
@@ -115,7 +81,7 @@ def array_source(matrix: Int4 | Int8 | Int8Groups, *, exact: bool) -> Source | N
         struct = _array_struct(SourceKind.INT8, values, cols)
         return Source(struct, [(0, cols)], layout, row_scale=row_scale, references=(values,))
     if isinstance(matrix, Int4):
-        kind, value_bits, cols, center, lowest = SourceKind.INT4, 4, 2 * cols, _INT4_CENTER, 0
+        kind, value_bits, cols, center, lowest = SourceKind.INT4, 4, 2 * cols, INT4_CENTER, 0
     else:
         kind, value_bits, center, lowest = SourceKind.UINT8, 8, _INT8_CENTER, _INT8_CENTER
     num_groups = matrix.scale.shape[1]

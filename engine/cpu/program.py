@@ -2,15 +2,15 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import byref, c_void_p
+from ctypes import Structure, byref, c_void_p
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from swiftchat.engine.cpu import native
 from swiftchat.engine.cpu.low_rank import EmbeddingRows
-from swiftchat.engine.cpu.program_structures import Buffer, Op, ProgramStruct, Run, Span
-from swiftchat.engine.cpu.structures import AnyOp, RowSet
+from swiftchat.engine.cpu.native import RowSet
 
 ALIGNMENT_BYTES = 64
 
@@ -54,10 +54,10 @@ class SpanRows:
     after_slots: Tensor | None = None
 
     @property
-    def struct(self) -> Span:
+    def struct(self) -> native.Span:
         numbers = (self.first_row, self.num_rows, self.context_len, self.prefix_len)
         after = None if self.after_slots is None else self.after_slots.data_ptr()
-        return Span(*numbers, self.state_slot, self.block_table.data_ptr(), after)
+        return native.Span(*numbers, self.state_slot, self.block_table.data_ptr(), after)
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,19 @@ class Program:
     def __init__(
         self,
         pool: Pool,
-        ops: Sequence[AnyOp],
+        ops: Sequence[Structure],
         buffers: Sequence[tuple[RowSet, int]],
         references: Sequence[object] = (),
         output: int | None = None,
     ) -> None:
         self._pool = pool
         self._references, self._output = references, output
-        self._ops = (Op * len(ops))(*map(Op.of, ops))
-        self._buffers = (Buffer * len(buffers))(*(Buffer(*buffer) for buffer in buffers))
-        self._program = ProgramStruct(len(ops), len(buffers), self._ops, self._buffers)
+        self._ops = (native.Op * len(ops))(*map(native.op_union, ops))
+        self._buffers = (native.Buffer * len(buffers))(*buffers)
+        self._program = native.Program(len(ops), len(buffers), self._ops, self._buffers)
         self._pointers = (c_void_p * len(buffers))()
         self._offsets = [0] * len(buffers)
-        self._run = Run(buffers=self._pointers, widths=self._buffers)
+        self._run = native.Run(buffers=self._pointers, widths=self._buffers)
         self._num_tokens = self._num_logits = 0
         self._reserved = (0, 0)
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -158,7 +158,7 @@ class Program:
         """
         self.begin(len(inputs.ids), len(inputs.logits_rows))
         output = self._new_output()
-        spans = (Span * len(inputs.spans))(*(span.struct for span in inputs.spans))
+        spans = (native.Span * len(inputs.spans))(*(span.struct for span in inputs.spans))
         run, second = self._run, inputs.second_positions
         run.num_tokens, run.num_logits = self._num_tokens, self._num_logits
         run.num_spans, run.spans = len(spans), spans
@@ -169,7 +169,7 @@ class Program:
         run.slots = inputs.slots.data_ptr()
         run.logits_rows = inputs.logits_rows.data_ptr()
         run.sets = None if inputs.sets is None else inputs.sets.data_ptr()
-        run.embeddings = None if inputs.embeddings is None else inputs.embeddings.address
+        run.embeddings = None if inputs.embeddings is None else inputs.embeddings.pointers
         library = self._pool.library
         if library.run_program(self._pool.handle, byref(self._program), byref(run)):
             raise MemoryError("The CPU kernels are out of memory")

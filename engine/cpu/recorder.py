@@ -1,32 +1,23 @@
 """Record the operations of a decoder's forward pass for the native kernels."""
 
 from collections.abc import Collection, Mapping, Sequence
-from ctypes import POINTER, cast
+from ctypes import Structure
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from swiftchat.engine.comm.communicator import Communicator
-from swiftchat.engine.cpu import structures as native
-from swiftchat.engine.cpu.activations import Activations, CannotRecordError
-from swiftchat.engine.cpu.attention import AttentionOps, layer_cache
+from swiftchat.engine.cpu import native
+from swiftchat.engine.cpu.attention_ops import AttentionOps, layer_cache
 from swiftchat.engine.cpu.experts import moe_op
 from swiftchat.engine.cpu.low_rank import NativeDeltas
-from swiftchat.engine.cpu.mixers import Parameters, Scan
+from swiftchat.engine.cpu.mixers import Parameters
+from swiftchat.engine.cpu.native import Activation, Matrix, Norm, NormKind, RowSet
+from swiftchat.engine.cpu.native_weights import native_matrices
+from swiftchat.engine.cpu.recorded_activations import Activations, CannotRecordError
 from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.cpu.references import References
-from swiftchat.engine.cpu.structures import (
-    Activation,
-    AnyOp,
-    Matrix,
-    Norm,
-    NormKind,
-    OpHeader,
-    RowSet,
-)
-from swiftchat.engine.cpu.weights import native_matrices
 from swiftchat.engine.cpu.without_kernels import WithoutKernels
 from swiftchat.engine.linear.adapted import AdaptedWeight, Site
 from swiftchat.engine.linear.plain import PlainWeight
@@ -62,7 +53,7 @@ class Recorder(WithoutKernels):
     heads_first = True
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int) -> None:
-        self.ops: list[AnyOp] = []
+        self.ops: list[Structure] = []
         self.buffers: list[tuple[RowSet, int]] = []
         self._references = References(weights)
         self.deltas: dict[Site, NativeDeltas] = {}
@@ -142,7 +133,7 @@ class Recorder(WithoutKernels):
         assert own.mixer is not None
         ops = parameters.mixer(own.mixer, _ACTIVATIONS[own.mixer_activation])
         projected = self.activations(self.linear(x, mixer.project_in, ops.bias))
-        last: native.ConvOp | Scan = ops.conv
+        last = ops.conv
         ops.conv.x = projected.buffer
         if ops.scan is not None:
             self._append_to(projected, ops.conv)
@@ -211,7 +202,7 @@ class Recorder(WithoutKernels):
             num_parts=len(parts),
             rows=rows,
             exact=self._is_exact,
-            parts=cast(parts, POINTER(Matrix)),
+            parts=parts,
             bias=self._references.floats(bias),
         )
         return self._append(op, source.row_set, rows)
@@ -223,7 +214,7 @@ class Recorder(WithoutKernels):
         op = native.LowRankOp(
             x=self.activations(x).buffer,
             num_sets=len(deltas),
-            deltas=deltas.pointer,
+            deltas=deltas.array,
             bias=self._references.floats(bias),
         )
         self._append_to(out, op)
@@ -241,9 +232,7 @@ class Recorder(WithoutKernels):
     ) -> Tensor:
         self._attention.check()
         source, cache = self.activations(qkv), layer_cache(kv, self._block_size)
-        rotary = self._attention.rotary(layer, cache, norms)
-        rotary.qkv = source.buffer
-        self._append_to(source, rotary)
+        self._append_to(source, self._attention.rotary(layer, cache, norms))
         op = self._attention.attention(layer, cache, sinks)
         op.qkv = source.buffer
         return self._append(op, source.row_set, op.num_heads * op.head_dim)
@@ -301,7 +290,7 @@ class Recorder(WithoutKernels):
 
     def softcap_(self, logits: Tensor, cap: float) -> Tensor:
         out = self.activations(logits)
-        self._append_to(out, native.SoftcapOp(x=out.buffer, cap=cap))
+        self._append_to(out, native.SoftcapOp(cap=cap))
         return out
 
     def copy_blocks(self, cache: KVCache, copies: Sequence[tuple[int, int]]) -> None:
@@ -319,17 +308,16 @@ class Recorder(WithoutKernels):
             raise CannotRecordError("an operation has an input that none has returned")
         return x
 
-    def _append(self, op: Any, row_set: RowSet, width: int) -> Activations:
+    def _append(self, op: Structure, row_set: RowSet, width: int) -> Activations:
         """Append an operation that writes a new buffer."""
         out = Activations.of(len(self.buffers), row_set, width)
         self.buffers.append((row_set, width))
         self._append_to(out, op)
         return out
 
-    def _append_to(self, out: Activations, op: Any) -> None:
-        op.header = OpHeader(op.KIND, out.row_set)
-        if not isinstance(op, native.RotaryOp | native.SoftcapOp):  # in place
-            op.out = out.buffer
+    def _append_to(self, out: Activations, op: Structure) -> None:
+        op.header.row_set = out.row_set
+        setattr(op, native.target_field(type(op)), out.buffer)
         self.ops.append(op)
 
     def _add_scaled(self, out: Activations, x: Activations, alpha: float, beta: float) -> None:

@@ -1,10 +1,11 @@
 """The operations of a decoder's forward pass, as the native kernels execute them."""
 
+from ctypes import Structure
 from dataclasses import dataclass, field
 from typing import Any
 
 from swiftchat.engine.cpu.low_rank import NativeDeltas
-from swiftchat.engine.cpu.structures import AnyOp, RowSet
+from swiftchat.engine.cpu.native import RowSet
 from swiftchat.engine.linear.adapted import Site
 
 
@@ -18,7 +19,7 @@ class Recording:
     `hidden` are the buffers of hidden states by layer (`HiddenStates`), which no operation reads.
     """
 
-    ops: list[AnyOp]
+    ops: list[Structure]
     buffers: list[tuple[RowSet, int]]
     output: int
     references: list[Any]

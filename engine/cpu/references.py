@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from swiftchat.engine.cpu.float_matrix import float_matrix
-from swiftchat.engine.cpu.structures import Matrix
+from swiftchat.engine.cpu.matrices import FloatMatrix
+from swiftchat.engine.cpu.native import Matrix
 
 
 class References:
@@ -25,4 +25,4 @@ class References:
 
     def float_matrix(self, tensor: Tensor) -> Matrix:
         """Describe a tensor [rows, cols] of a float dtype for the kernels."""
-        return float_matrix(self.keep(tensor.contiguous()))
+        return FloatMatrix(self.keep(tensor.contiguous())).struct

@@ -6,7 +6,7 @@ operators would bring more than 10 MB of code into memory that the engine does n
 """
 
 import math
-from ctypes import POINTER, cast
+from ctypes import Structure
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.api.tile_layout import TileLayout
-from swiftchat.engine.cpu import structures as native
+from swiftchat.engine.cpu import native
 from swiftchat.engine.cpu.matrices import FloatMatrix, NativeMatrix, TiledMatrix
-from swiftchat.engine.cpu.program import Pool, Program, RunInputs, SpanRows
-from swiftchat.engine.cpu.structures import (
+from swiftchat.engine.cpu.native import (
     BLOCK_COLS,
+    INT4_CENTER,
     TILE_ROWS,
-    AnyOp,
     Epilogue,
     KVFormat,
     LayerCache,
@@ -31,6 +30,7 @@ from swiftchat.engine.cpu.structures import (
     OpHeader,
     RowSet,
 )
+from swiftchat.engine.cpu.program import Pool, Program, RunInputs, SpanRows
 
 _HEAD_DIM, _NUM_HEADS = 32, 2
 _WIDTH = _HEAD_DIM * _NUM_HEADS
@@ -38,7 +38,6 @@ _MAX_ROWS = 20
 # Of the largest result. Processors with bf16 products round activations to 8 bits, an error of at
 # most 2e-3 of each; a fault of a kernel gives results that have nothing to do with the expected.
 _TOLERANCE = 1e-2
-_INT4_CENTER = 8
 
 
 def self_test(pool: Pool) -> str | None:
@@ -90,7 +89,7 @@ class _Layer:
         layer_cache = LayerCache(KVFormat.F32, _MAX_ROWS, cache.data_ptr())
         heads = {"num_heads": _NUM_HEADS, "num_kv_heads": _NUM_HEADS, "head_dim": _HEAD_DIM}
         norm = Norm(NormKind.RMS, 0.0, self.norm_weight.data_ptr())
-        ops: list[AnyOp] = [
+        ops: list[Structure] = [
             native.EmbedOp(tokens, 0, 1.0, table=FloatMatrix(self.table).struct),
             _linear(self.qkv, x=0, out=1, norm=norm),
             native.RotaryOp(tokens, 1, **heads, norm_width=_HEAD_DIM, cache=layer_cache),
@@ -135,7 +134,7 @@ def _linear(
         epilogue=epilogue,
         num_parts=1,
         rows=matrix.rows,
-        parts=cast(parts, POINTER(Matrix)),
+        parts=parts,
         norm=norm or Norm(),
     )
 
@@ -168,7 +167,7 @@ def _random_int4(rows: int, cols: int, noise: _Noise) -> tuple[TiledMatrix, Tens
     tiles[:, layout.table_bytes :] = packed.reshape(num_tiles, -1)
     halves = np.stack((packed & 15, packed >> 4))  # [half, tile, block, j, row, c]
     values = halves.transpose(1, 4, 2, 0, 3, 5).reshape(num_tiles, TILE_ROWS, blocks, BLOCK_COLS)
-    weights = (values.astype(np.float64) - _INT4_CENTER) * scales.swapaxes(1, 2)[..., None]
+    weights = (values.astype(np.float64) - INT4_CENTER) * scales.swapaxes(1, 2)[..., None]
     aligned = torch.empty(tiles.size, dtype=torch.uint8).view(tiles.shape)  # to 64 bytes
     aligned.numpy()[:] = tiles
     return TiledMatrix(layout, rows, aligned, None), torch.from_numpy(weights.reshape(rows, cols))

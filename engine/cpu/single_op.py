@@ -1,14 +1,14 @@
 """Single operations of the native kernels for tensors of torch: matmul, and rows of a table."""
 
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_void_p, cast, pointer
+from ctypes import Structure, byref, c_void_p, pointer
 
 import torch
 from torch import Tensor
 
+from swiftchat.engine.cpu import native
+from swiftchat.engine.cpu.native import EmbedOp, LinearOp, Matrix, RowSet
 from swiftchat.engine.cpu.program import ALIGNMENT_BYTES, Pool
-from swiftchat.engine.cpu.program_structures import Buffer, Op, ProgramStruct, Run
-from swiftchat.engine.cpu.structures import AnyOp, EmbedOp, LinearOp, Matrix, RowSet
 
 
 def matmul(pool: Pool, matrices: Sequence[Matrix], x: Tensor, *, exact: bool) -> Tensor:
@@ -26,7 +26,7 @@ def matmul(pool: Pool, matrices: Sequence[Matrix], x: Tensor, *, exact: bool) ->
         num_parts=len(parts),
         rows=rows,
         exact=exact,
-        parts=cast(parts, POINTER(Matrix)),
+        parts=parts,
     )
     _run(pool, op, [x, out], len(x))
     return out
@@ -41,18 +41,17 @@ def table_rows(pool: Pool, table: Matrix, ids: Tensor) -> Tensor:
 
 
 def _run(
-    pool: Pool, op: AnyOp, tensors: Sequence[Tensor], num_rows: int, ids: Tensor | None = None
+    pool: Pool, op: Structure, tensors: Sequence[Tensor], num_rows: int, ids: Tensor | None = None
 ) -> None:
     """Run `op`, whose buffers are the fp32 `tensors` [num_rows, width]; raises MemoryError."""
     if not num_rows:
         return
     library = pool.library
-    buffers = (Buffer * len(tensors))(*(Buffer(RowSet.TOKENS, t.shape[1]) for t in tensors))
-    ops = Op.of(op)
-    program = ProgramStruct(1, len(tensors), pointer(ops), buffers)
+    buffers = (native.Buffer * len(tensors))(*((RowSet.TOKENS, t.shape[1]) for t in tensors))
+    program = native.Program(1, len(tensors), pointer(native.op_union(op)), buffers)
     nbytes = library.program_workspace_bytes(byref(program), num_rows, 0)
     workspace = _aligned(torch.empty(nbytes + ALIGNMENT_BYTES, dtype=torch.uint8))
-    run = Run(
+    run = native.Run(
         num_tokens=num_rows,
         num_threads=pool.num_threads,
         ids=None if ids is None else ids.data_ptr(),

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 
 
 class WithoutKernels:

@@ -10,7 +10,7 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo, OnProgress
 from swiftchat.engine.comm.communicator import Communicator, SingleRank
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
-from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.device.device import cpu_note, describe_device
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.fast_forward import FastForward
@@ -152,9 +152,7 @@ def _estimated_bytes(setup: EngineSetup) -> int | None:
         return None
     if setup.checkpoint is None:
         return 0
-    return resident_estimate(
-        setup.shard, setup.checkpoint, setup.factory, setup.dtype, setup.device
-    )
+    return resident_estimate(setup.shard, setup.checkpoint, setup.dtype, setup.device)
 
 
 def _plan_cache(

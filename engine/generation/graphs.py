@@ -110,10 +110,12 @@ def _verifier(
 ) -> GraphRunner | None:
     """Return the runner of verification steps, None if there are several stages or no graphs.
 
-    Several ranks have one if all of them use the fused kernels and their peer buffers, which those
-    of a model with states do not.
+    Several ranks have one if all of them use their peer buffers alone, which mixers with a state do
+    not.
     """
     if decoder.stages.size > 1 or not computes_experts(decoder, ops):
+        return None
+    if decoder.ranks.size > 1 and decoder.config.mixer is not None:
         return None
     vocab_size = decoder.config.vocab_size
     batch = DecodeBatch(ops.gpu, VERIFIED_ROWS[-1], max_blocks, cache.block_size, vocab_size)
@@ -122,8 +124,7 @@ def _verifier(
         shares_blocks=True,
         hidden_layers=hidden_layers,
     )
-    ranks, is_fused = decoder.ranks, runner.uses_fused_kernels(VERIFIED_ROWS[-1])
-    return runner if ranks.size == 1 or ranks.min_across_ranks(int(is_fused)) else None
+    return runner if runner.exchanges_directly else None
 
 
 def _prompt(num_tokens: int, block_size: int) -> Batch:

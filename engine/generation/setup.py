@@ -14,7 +14,7 @@ from swiftchat.engine.cpu.threads import default_threads
 from swiftchat.engine.device.device import available_bytes, find_device, find_kernels
 from swiftchat.engine.gpu.back_end import GpuBackEnd
 from swiftchat.engine.gpu.linear.plain import LinearKernels
-from swiftchat.engine.linear.factory import WeightFactory, weight_factory
+from swiftchat.engine.linear.factory import TorchWeights, WeightFactory
 from swiftchat.engine.model.back_end import BackEnd
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import (
@@ -145,7 +145,7 @@ def _back_end(
         gpu = find_kernels(device, config, shape, dtype, cubins)
         found = gpu if isinstance(gpu, str) else GpuBackEnd(LinearKernels(gpu, shape.hidden_size))
     if isinstance(found, str):
-        return TorchBackEnd(device, f"torch only: {found}", weight_factory(device))
+        return TorchBackEnd(device, f"torch only: {found}", TorchWeights())
     return found
 
 

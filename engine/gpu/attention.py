@@ -115,6 +115,10 @@ class AttentionKernels:
             values=config.values.normalized,
         )
 
+    def norms_heads(self, layer: int, norms: tuple[Tensor, Tensor] | None) -> bool:
+        """Return whether the kernels normalize a layer's heads, or there is nothing to do."""
+        return norms is None or self._head_norm(layer, norms) is not None
+
     def rotate(
         self,
         layer: int,
@@ -133,7 +137,7 @@ class AttentionKernels:
         (cache, kv_scales), config = kernel_kv(kv), self.layers[layer]
         head_norm = self._head_norm(layer, norms)
         if norms is not None and head_norm is None:
-            assert num_gate_heads == 0  # see `fused_kernels_cover`
+            assert num_gate_heads == 0  # see `norms_heads`
             norm_heads_(qkv, *norms, config, self._config.norm)
         heads = qkv.view(len(qkv), -1, config.head_dim)
         rotary(

@@ -2,10 +2,10 @@
 
 import torch
 
-from swiftchat.cuda.gpu import DTYPE_NAMES
 from swiftchat.cuda.ops.attention.rotary import MAX_HEAD_DIM, head_norm_fits
 from swiftchat.cuda.ops.layers.act_and_mul import KINDS
 from swiftchat.cuda.quantized_kv import PACKED_HEAD_DIMS
+from swiftchat.cuda.signature import DTYPE_NAMES
 from swiftchat.engine.gpu.latent_attention import latent_kernels_cover
 from swiftchat.engine.gpu.mixers.mix import mixer_kernels_cover
 from swiftchat.weights.architectures.config import ModelConfig
@@ -28,7 +28,7 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
         and (config.embeddings.per_layer is None or config.activation.kind in KINDS)
         and config.prefix_lm is None
         and dtype in DTYPE_NAMES
-        and (_supports_heads(config, dtype, kv_dtype) or not config.has_attention)
+        and (not config.has_attention or _supports_heads(config, dtype, kv_dtype))
     )
 
 

@@ -181,30 +181,15 @@ class CudaOps(Elementwise):
         assert self._latent is not None and isinstance(kv, Tensor)
         if plan.latents is not None:
             return self._latent.attend_by_torch(plan.latents, layer, projected, kv, weights)
-        assert plan.decode is not None
-        return self.decode_latents(
-            layer, projected, kv, weights, plan.positions, plan.slot_mapping, plan.decode
-        )
-
-    def decode_latents(
-        self,
-        layer: int,
-        projected: Tensor,
-        kv: LayerKV,
-        weights: LatentWeights,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        rows: DecodeRows,
-    ) -> Tensor:
-        """Return latent attention of one token of each sequence: [n, num_heads * value_dim]."""
-        assert self._latent is not None and isinstance(kv, Tensor)
+        rows = plan.decode
+        assert rows is not None
         return self._latent.decode(
             projected,
             kv,
             weights,
             cos_sin=self.attention.cos_sin(layer),
-            positions=positions,
-            slot_mapping=slot_mapping,
+            positions=plan.positions,
+            slot_mapping=plan.slot_mapping,
             block_tables=rows.block_tables,
             context_lens=rows.context_lens,
         )
@@ -223,13 +208,25 @@ class CudaOps(Elementwise):
         sigmoid_gate(self.gpu, x, scores)
         return x
 
+    @property
+    def _computes_activation(self) -> bool:
+        """Whether the kernels compute the activation of MLPs, with its gate if it has one."""
+        activation = self._config.activation
+        is_plain = activation.limit is None and activation.scale == 1.0
+        return is_plain and not activation.interleaved and activation.kind in KINDS
+
+    @property
+    def gate_activation(self) -> str | None:
+        """The activation of the gates of MLPs, if there are gates and the kernels compute it."""
+        activation = self._config.activation
+        return activation.kind if activation.gated and self._computes_activation else None
+
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
-        config, gated = self._config, self._config.activation.gated
-        is_plain = config.activation.limit is None and config.activation.scale == 1.0
-        if config.activation.interleaved or not is_plain or config.activation.kind not in KINDS:
-            return activations.act_and_mul(gate_up, config.activation)
-        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // (2 if gated else 1))
-        act_and_mul(self.gpu, gate_up, out, config.activation.kind, gated=gated)
+        activation = self._config.activation
+        if not self._computes_activation:
+            return activations.act_and_mul(gate_up, activation)
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // (2 if activation.gated else 1))
+        act_and_mul(self.gpu, gate_up, out, activation.kind, gated=activation.gated)
         return out
 
     def per_layer_embeddings(

@@ -1,49 +1,26 @@
 """What makes the weights of each device."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from swiftchat.engine.linear.grouped_cpu import Int4Weight, Int8GroupsWeight
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
-from swiftchat.engine.linear.row_scaled_cpu import Float8Weight, Int8Weight
 from swiftchat.engine.linear.weight import LinearWeight
-from swiftchat.weights.quantization.scheme import (
-    Float8,
-    GgufBlocks,
-    Int4,
-    Int8,
-    Int8Groups,
-    QuantizedMatrix,
-)
-
-_CPU_WEIGHTS: Mapping[
-    type[QuantizedMatrix], Callable[[Sequence[Any], torch.dtype], LinearWeight | None]
-] = MappingProxyType(
-    {
-        Int4: Int4Weight.from_parts,
-        Int8: Int8Weight.from_parts,
-        Int8Groups: Int8GroupsWeight.from_parts,
-        Float8: Float8Weight.from_parts,
-    }
-)
+from swiftchat.weights.quantization.scheme import GgufBlocks, QuantizedMatrix
 
 
 class WeightFactory(Protocol):
     """Makes the weights of one device."""
 
     keeps_quantized: bool  # else quantized matrices are dequantized when they are loaded
+    quantizes_activations: bool  # of W8A8 models to 8 bits; else they are more exact
 
     @property
     def blocks(self) -> "BlockFactory | None":
         """What makes weights of GGUF's own blocks, or None."""
-
-    def quantizes_activations(self, dtype: torch.dtype) -> bool:
-        """Whether W8A8 models get 8-bit activations, instead of more exact ones of `dtype`."""
 
     def plain(self, tensor: Tensor) -> LinearWeight: ...
     def quantized(
@@ -86,16 +63,12 @@ class BlockFactory(Protocol):
 
 
 class TorchWeights:
-    """Weights for torch's operators; on the CPU it may keep quantized ones."""
+    """Weights for torch's operators: plain ones."""
 
+    keeps_quantized = False
+    quantizes_activations = True
     blocks = None
     mxfp4 = None
-
-    def __init__(self, *, keeps_quantized: bool) -> None:
-        self.keeps_quantized = keeps_quantized
-
-    def quantizes_activations(self, dtype: torch.dtype) -> bool:
-        return True
 
     def plain(self, tensor: Tensor) -> LinearWeight:
         return PlainWeight(tensor)
@@ -103,15 +76,7 @@ class TorchWeights:
     def quantized(
         self, parts: Sequence[QuantizedMatrix], dtype: torch.dtype
     ) -> LinearWeight | None:
-        scheme = type(parts[0])
-        if not self.keeps_quantized or any(type(part) is not scheme for part in parts):
-            return None
-        return _CPU_WEIGHTS[scheme](parts, dtype)
+        return None
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         return MergedWeight(parts)
-
-
-def weight_factory(device: torch.device) -> WeightFactory:
-    """Return the factory of weights for torch's operators."""
-    return TorchWeights(keeps_quantized=device.type == "cpu")

@@ -5,18 +5,18 @@ by 3072 x 576 takes 38 ms on two AVX2 cores, 9 ms in fp32. fp16 needs AVX512-FP1
 tile of the matrix at a time is converted to fp32 and multiplied.
 """
 
-from collections.abc import Callable
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.linear.tiles import tile_rows
 from swiftchat.engine.linear.torch_private import has_onednn_gemm
 
 # From here on converting a matrix to fp32 pays; measured with SmolLM2's shapes and 4096 x 4096.
 _MIN_ROWS_CONVERTED = 16
+_TILE_ELEMENTS = 1 << 19  # converted at a time, so that a tile stays in the processor's cache
+_MIN_TILE_ROWS = 64
 
 
 @cache
@@ -44,39 +44,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     is_converted = len(x) >= _MIN_ROWS_CONVERTED or not weight.is_contiguous()
     if not is_converted or gemm_dtype(x) == x.dtype:
         return F.linear(x, weight, bias)
-    shape = weight.shape[0], weight.shape[1]
-    return matmul_tiles(x, shape[0], tile_rows(shape), lambda rows: weight[rows], bias=bias)
+    return _linear_fp32(x, weight, bias)
 
 
-def matmul_tiles(
-    x: Tensor,
-    num_rows: int,
-    rows_per_tile: int,
-    tile: Callable[[slice], Tensor],
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Return scale * (x [n, columns] times a matrix transposed) + bias: [n, num_rows].
-
-    `tile(rows)` returns these rows of the matrix [rows, columns], in any dtype that
-    `gemm_dtype(x)` represents; it may be a transposed view. `scale` and `bias` [num_rows] are
-    applied in fp32. The result has the dtype of x.
-    """
-    wide = x.to(gemm_dtype(x))
+def _linear_fp32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear` in fp32, one tile of the matrix at a time; `weight` may be a transposed view."""
+    num_rows, num_columns = weight.shape
+    step = max(_MIN_TILE_ROWS, _TILE_ELEMENTS // num_columns // _MIN_TILE_ROWS * _MIN_TILE_ROWS)
+    wide = x.float()
     out = x.new_empty(len(x), num_rows)
-    buffer: Tensor | None = None
-    for start in range(0, num_rows, rows_per_tile):
-        rows = slice(start, min(start + rows_per_tile, num_rows))
-        values = tile(rows)
-        if values.dtype != wide.dtype:
-            # One buffer for all tiles: a new one each time costs more page faults than arithmetic.
-            if buffer is None or buffer.shape != values.shape:
-                buffer = torch.empty_like(values, dtype=wide.dtype)
-            values = buffer.copy_(values)
+    # One buffer for all tiles: a new one each time costs more page faults than arithmetic.
+    buffer = torch.empty(min(step, num_rows), num_columns)
+    for start in range(0, num_rows, step):
+        tile = weight[start : start + step]
+        values = buffer[: len(tile)].copy_(tile)
         part = torch.mv(values, wide[0]).unsqueeze(0) if len(x) == 1 else F.linear(wide, values)
-        if scale is not None:
-            part = part.float().mul_(scale[rows])
-        if bias is not None:
-            part = part.float().add_(bias[rows])
-        out[:, rows] = part
+        out[:, start : start + step] = (
+            part if bias is None else part.add_(bias[start : start + step])
+        )
     return out

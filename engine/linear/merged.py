@@ -34,10 +34,6 @@ class MergedWeight(LinearWeight):
         return [tensor for part in self.parts for tensor in part.tensors]
 
     @property
-    def owned_tensors(self) -> list[Tensor]:
-        return [tensor for part in self.parts for tensor in part.owned_tensors]
-
-    @property
     def kernel_matrices(self) -> Sequence[Matrix]:
         return [matrix for part in self.parts for matrix in part.kernel_matrices]
 

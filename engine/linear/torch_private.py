@@ -14,37 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def pack_int4_cpu(values: Tensor) -> Tensor:
-    """Pack int32 values 0 to 15 [rows, columns] for `matmul_int4_cpu`: uint8 [rows, columns / 2].
-
-    Calls `_convert_weight_to_int4pack_for_cpu`. Checked with torch 2.6.0 and 2.13.0. The order
-    of the values is not documented and depends on the width of the processor's vectors. Public
-    equivalent: none; without it the values stay unpacked.
-    """
-    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values, 1)
-    return packed
-
-
-def matmul_int4_cpu(x: Tensor, packed: Tensor, group_size: int, scale_and_zero: Tensor) -> Tensor:
-    """Return x [n, columns] times an int4 matrix transposed: bf16 [n, rows].
-
-    `packed` is a result of `pack_int4_cpu`; `scale_and_zero` [groups, rows, 2] defines
-    weight = (q - 8) * scale + zero. Calls `_weight_int4pack_mm_for_cpu`. Checked with torch
-    2.6.0 and 2.13.0. Public equivalent: `x @ ((q - 8) * scale + zero).T`.
-    """
-    return torch._weight_int4pack_mm_for_cpu(x, packed, group_size, scale_and_zero)
-
-
-def matmul_int8_cpu(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
-    """Return x [n, columns] times (values * scale) transposed: bf16 [n, rows].
-
-    `values` int8 [rows, columns], `scale` [rows] of x's dtype. Calls `_weight_int8pack_mm`.
-    Checked with torch 2.6.0 and 2.13.0. Public equivalent:
-    `x @ (values * scale.unsqueeze(1)).T`.
-    """
-    return torch._weight_int8pack_mm(x, values, scale)
-
-
 def has_onednn_gemm(dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies matrices of `dtype`, bf16 or fp16, on this processor.
 

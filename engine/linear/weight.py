@@ -56,11 +56,6 @@ class LinearWeight(Protocol):
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
-    def owned_tensors(self) -> list[Tensor]:
-        """The tensors that cannot be views of a mapped file."""
-        return []
-
-    @property
     def kernel_matrices(self) -> Sequence[Matrix]:
         """The matrices that GPU kernels read, one launch each, from the first row to the last.
 
@@ -133,10 +128,6 @@ class WrappedWeight(LinearWeight):
     @property
     def tensors(self) -> list[Tensor]:
         return self.weight.tensors
-
-    @property
-    def owned_tensors(self) -> list[Tensor]:
-        return self.weight.owned_tensors
 
     @property
     def is_quantized(self) -> bool:

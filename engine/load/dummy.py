@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
-from swiftchat.engine.linear.factory import WeightFactory, weight_factory
+from swiftchat.engine.linear.factory import TorchWeights, WeightFactory
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.assemble import NamedSlices, assemble
@@ -52,16 +52,14 @@ def dummy_weights(
     With `shard` those of one rank: each tensor is generated whole and then cut, so that the shards
     of all ranks are those of one model. With `scheme` the matrices of `dummy_schemes` are quantized
     where `factory` supports it, and with a W8A8 scheme their activations too. By default `factory`
-    makes weights for torch's operators on this device.
+    makes weights for torch's operators.
 
     The spread of a matrix preserves the magnitude of its inputs, and the outputs of all layers
     together are about as large as an embedding, so that logits have a standard deviation near
     `_LOGIT_STD` at any depth. Embeddings that are also the `lm_head` have its spread.
     """
     shard = shard or Shard(config)
-    placement = _RandomPlacement(
-        shard, dtype, device, seed, scheme, factory or weight_factory(device)
-    )
+    placement = _RandomPlacement(shard, dtype, device, seed, scheme, factory or TorchWeights())
     return canonicalize(shard.local_config, assemble(shard, placement, dtype))
 
 
@@ -88,7 +86,7 @@ class _RandomPlacement:
         self._activations: ActivationQuantization | None = None
         # There are tens of thousands of experts: quantized ones on a GPU are copies of one.
         self._experts: dict[tuple[str, ...], GpuQuantizedWeight] = {}
-        if scheme is not None and scheme in W8A8 and factory.quantizes_activations(dtype):
+        if scheme is not None and scheme in W8A8 and factory.quantizes_activations:
             self._activations = ActivationQuantization(W8A8[scheme])
 
     def tensor(self, slices: NamedSlices, *, dtype: torch.dtype | None = None) -> Tensor:

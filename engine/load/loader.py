@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftchat.engine.linear.factory import TorchWeights, WeightFactory, weight_factory
+from swiftchat.engine.linear.factory import TorchWeights, WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.assemble import NamedSlices, assemble
 from swiftchat.engine.load.canonicalize import canonicalize
-from swiftchat.engine.load.large_pages import LargePages
 from swiftchat.engine.load.quantized import dequantize, load_experts, load_matrix
 from swiftchat.engine.load.streaming import (
     STAGING_BYTES,
@@ -81,7 +80,7 @@ def load_weights(
     are not finite numbers.
     """
     shard = shard or Shard(config)
-    factory = factory or weight_factory(device)
+    factory = factory or TorchWeights()
     if device.type != "cpu":
         return stream_weights(
             config, checkpoint, dtype, device, on_progress, shard, factory=factory
@@ -91,7 +90,7 @@ def load_weights(
 
 
 class _MappedPlacement:
-    """Weights on the CPU: views of mapped files, or quantized matrices in large pages."""
+    """Weights on the CPU: views of mapped files, or what `factory` makes of quantized matrices."""
 
     def __init__(
         self,
@@ -106,7 +105,6 @@ class _MappedPlacement:
         self._device = torch.device("cpu")
         self._on_progress, self._done_bytes = on_progress, 0
         self._total_bytes = _wanted_bytes(shard, checkpoint)
-        self._pages = LargePages()
 
     def tensor(self, slices: NamedSlices, *, dtype: torch.dtype | None = None) -> Tensor:
         if _has_quantized(self._checkpoint, slices):
@@ -126,8 +124,6 @@ class _MappedPlacement:
             self._checkpoint, slices, self.factory, self._dtype, self._device, is_table=is_table
         )
         self._checkpoint.release_pages()
-        for tensor in weight.owned_tensors:
-            self._pages.move_in(tensor)
         return weight
 
     def experts(self, slices: NamedSlices) -> Sequence[LinearWeight]:
@@ -155,7 +151,7 @@ def stream_weights(
     Quantized tensors are uploaded before that, by several threads: one unpacks 0.2 to 2 GB/s.
     """
     shard = shard or Shard(config)
-    factory = factory or TorchWeights(keeps_quantized=False)
+    factory = factory or TorchWeights()
     loads = _quantized_loads(checkpoint, shard, dtype, device, factory)
     for file in {info.file for info in checkpoint.tensors.values()} if loads else ():
         checkpoint.map(file)  # once, by one thread

@@ -1,6 +1,5 @@
 """Quantized tensors of a checkpoint: kept in their scheme if possible, else dequantized."""
 
-import math
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -18,7 +17,7 @@ from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.w8a8 import W8A8Weight, activation_scheme
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.assemble import NamedSlices
-from swiftchat.weights.architectures.tensors import expected_tensors
+from swiftchat.errors import BadModelFile
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.tensor_parallel import Shard
 from swiftchat.weights.quantization.scheme import (
@@ -35,13 +34,9 @@ _PREFETCH_BYTES = 1 << 26
 
 
 def resident_estimate(
-    shard: Shard,
-    checkpoint: Checkpoint,
-    factory: WeightFactory,
-    dtype: torch.dtype,
-    device: torch.device,
+    shard: Shard, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Bytes of a shard's weights made by `factory`, of a checkpoint with quantized tensors.
+    """Bytes of a shard's weights for the kernels of a device, with quantized tensors.
 
     On the CPU an estimate: some of them may have to be dequantized, which shows when they are
     read.
@@ -49,15 +44,7 @@ def resident_estimate(
     packed = checkpoint.quantized
     if device.type != "cpu":
         return gpu_weight_bytes(shard, packed_schemes(packed), dtype.itemsize, mxfp4_names(packed))
-    if factory.blocks is not None:
-        return cpu_weight_bytes(shard, packed, dtype.itemsize)
-    whole_bytes = {
-        name: checkpoint.nbytes(name)
-        if name in packed and packed[name].packed is not None
-        else math.prod(shape) * dtype.itemsize
-        for name, shape in expected_tensors(shard.config).items()
-    }
-    return shard.weights_bytes(whole_bytes)
+    return cpu_weight_bytes(shard, packed, dtype.itemsize)
 
 
 def load_matrix(
@@ -86,7 +73,7 @@ def load_matrix(
     weight = parts[0] if len(parts) == 1 else factory.merged(parts)
     if is_table:
         return weight
-    if not factory.quantizes_activations(dtype):
+    if not factory.quantizes_activations:
         return weight
     scheme = activation_scheme([checkpoint.quantized.get(name) for name, _ in slices])
     return weight if scheme is None else W8A8Weight(weight, scheme)
@@ -113,14 +100,21 @@ def load_experts(
 def dequantize(
     checkpoint: Checkpoint, slices: NamedSlices, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Load the parts joined in `dtype`; some of their tensors are quantized."""
+    """Load the parts joined in `dtype`; some of their tensors are quantized.
+
+    Raises `BadModelFile` if an element of a quantized one is infinite or NaN.
+    """
 
     def whole(name: str) -> Tensor:
         if name not in checkpoint.quantized:
             array = as_float32(checkpoint.read(name), checkpoint.tensors[name].dtype)
             return torch.from_numpy(array).to(dtype).to(device)
         tensor = checkpoint.quantized[name]
-        chunks = [torch.from_numpy(chunk).to(dtype).to(device) for chunk in tensor.chunks()]
+        chunks = []
+        for chunk in tensor.chunks():
+            if not np.isfinite(chunk).all():
+                raise BadModelFile(f"tensor {name}: expected finite scales, found NaN or infinity")
+            chunks.append(torch.from_numpy(chunk).to(dtype).to(device))
         return torch.cat(chunks).view(tensor.shape)
 
     pieces = [

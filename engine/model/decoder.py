@@ -199,8 +199,8 @@ class Decoder:
         ops.add_norm_(x, ops.linear(narrow, layer.residual.right, None), layer.residual.norm)
         ops.add_(x, normed)
         ops.scale_(x, 2**-0.5)
-        normed = self._norm(x, None, layer.mlp_norm, None)
-        self._add_branch(x, self.ranks.all_reduce(self._mlp(i, layer, normed)), layer.mlp_out_norm)
+        out = self._mlp(i, layer, self._norm(x, None, layer.mlp_norm, None))
+        self._add_branch(x, self.ranks.all_reduce(out), layer.mlp_out_norm)
         streams = altup.correct(predicted, x, active, layer.streams, eps)
         x = streams[active]
         if layer.streams.scale is not None:
@@ -344,9 +344,13 @@ class Decoder:
 
     def logits(self, plan: Any, normed: Tensor, hidden: HiddenStates | None = None) -> Tensor:
         """Return the result of `forward`, given the last norm; only for the last stage."""
+        return self.softcap_(self.raw_logits(plan, normed, hidden))
+
+    def raw_logits(self, plan: Any, normed: Tensor, hidden: HiddenStates | None = None) -> Tensor:
+        """Return the result of `logits` before `softcap_`."""
         weights, rows = self.weights, self._hidden(plan, normed)
         self.keep(hidden, LAST_NORM, rows)
-        return self.softcap_(self.ops.logits(rows, weights.lm_head, weights.lm_head_bias))
+        return self.ops.logits(rows, weights.lm_head, weights.lm_head_bias)
 
     def _hidden(self, plan: Any, normed: Tensor) -> Tensor:
         """Return the LM head's input for the rows with logits."""

@@ -7,7 +7,6 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from swiftchat.engine.linear.row_scaled_cpu import e4m3_to_bfloat16
 from swiftchat.engine.model.int5_kv import pack_kv, rotate_heads, unpack_kv
 
 # The largest value of each 8-bit scheme; a row is scaled so that its largest element becomes this.
@@ -90,3 +89,13 @@ def dequantize_kv(scheme: str, values: Tensor, scales: Tensor, dtype: torch.dtyp
         floats = values[chunk] if scheme == "int8" else e4m3_to_bfloat16(values[chunk])
         rows[chunk] = floats * scales[chunk].unsqueeze(-1)
     return rows
+
+
+def e4m3_to_bfloat16(bits: Tensor) -> Tensor:
+    """Convert e4m3 numbers, given as int8 bits, to bfloat16, exactly; NaNs are not supported.
+
+    Exponent and fraction shifted to bfloat16's position are the same numbers times 2^-120, also
+    subnormal ones. Torch's own conversion takes three times as long.
+    """
+    shifted = bits.to(torch.int16).bitwise_left_shift_(4).bitwise_and_(-0x7810)
+    return shifted.view(torch.bfloat16).mul_(2.0**120)

@@ -17,10 +17,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from swiftchat.engine.api import protocol
+from swiftchat.engine.api import protocol, wire
 from swiftchat.engine.api.child_process import exit_with_parent
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.engine.api.protocol import Message, OnProgress
+from swiftchat.engine.api.protocol import OnProgress
+from swiftchat.engine.api.wire import Message
 from swiftchat.engine.device.lazy_torch import import_torch, without_collections
 from swiftchat.engine.ranks.supervisor import HEARTBEAT_TIMEOUT_S
 from swiftchat.errors import SwiftchatError
@@ -86,12 +87,12 @@ class RankMain:
 
     def _send(self, message: Message) -> None:
         with self._send_lock:
-            protocol.send(self._connection, message)
+            wire.send(self._connection, message)
 
     def _read(self) -> None:
         try:
             while True:
-                self._commands.put(protocol.receive(self._connection))
+                self._commands.put(wire.receive(self._connection))
         except (EOFError, OSError):
             os._exit(0)  # rank 0 has ended, and the main thread may be blocked in a collective
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 import torch.distributed as dist
 
-from swiftchat.engine.api import protocol
+from swiftchat.engine.api import wire
 from swiftchat.engine.api.address import set_tcp_options
 from swiftchat.engine.ranks.launch import Launch
 from swiftchat.errors import DeviceError
@@ -149,7 +149,7 @@ def _handshake(connected: socket.socket, secret: str) -> RemoteRank | None:
     connection = Connection(connected.detach())
     hello: dict[str, Any] = {}
     with contextlib.suppress(EOFError, OSError):
-        hello = protocol.receive_within(connection, _HANDSHAKE_S, _MAX_HANDSHAKE_BYTES)
+        hello = wire.receive_within(connection, _HANDSHAKE_S, _MAX_HANDSHAKE_BYTES)
     match hello:
         case {
             "secret": str() as received,
@@ -186,7 +186,7 @@ def connect_to_rank_0(store: Any, launch: Launch) -> tuple[Connection, str]:
         "local_rank": launch.local_rank,
         "host": os.uname().nodename,
     }
-    protocol.send(connection, hello)
+    wire.send(connection, hello)
     return connection, address
 
 

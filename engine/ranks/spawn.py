@@ -7,7 +7,8 @@ from multiprocessing.connection import Connection
 from typing import IO
 
 from swiftchat.engine.api.child_process import exit_reason, stop_signal
-from swiftchat.engine.api.protocol import RESTART_HINT, Message
+from swiftchat.engine.api.protocol import RESTART_HINT
+from swiftchat.engine.api.wire import Message
 from swiftchat.errors import DeviceError
 from swiftchat.errors.interpreter import python_module
 

@@ -20,9 +20,10 @@ from typing import Any
 import torch.distributed as dist
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.api.protocol import Message, OnProgress, Tokens
+from swiftchat.engine.api.protocol import OnProgress, Tokens
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
+from swiftchat.engine.api.wire import Message
 from swiftchat.engine.comm.communicator import (
     Communicator,
     GlooCommunicator,

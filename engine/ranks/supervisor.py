@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
-from swiftchat.engine.api import protocol
-from swiftchat.engine.api.protocol import Message, OnProgress
+from swiftchat.engine.api import protocol, wire
+from swiftchat.engine.api.protocol import OnProgress
+from swiftchat.engine.api.wire import Message
 from swiftchat.errors import DeviceError, SwiftchatError
 
 # For a rank to start and import torch, whose libraries may come from a network file system and
@@ -101,7 +102,7 @@ class RankSupervisor:
                 assert isinstance(ready, Connection)
                 rank = by_connection[ready]
                 try:
-                    self._handle_message(rank, protocol.receive(ready))
+                    self._handle_message(rank, wire.receive(ready))
                 except (EOFError, OSError):
                     self._fail(rank.exit_reason())
                     return
@@ -147,7 +148,7 @@ class _SupervisedRank:
 
     def send(self, message: Message) -> None:
         try:
-            protocol.send(self.handle.connection, message)
+            wire.send(self.handle.connection, message)
         except OSError:
             return  # the watching thread reads the end of the connection
 

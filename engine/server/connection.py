@@ -6,8 +6,8 @@ import socket
 import threading
 from multiprocessing.connection import Connection
 
-from swiftchat.engine.api import protocol
-from swiftchat.engine.api.protocol import MAX_MESSAGE_BYTES, Message
+from swiftchat.engine.api import wire
+from swiftchat.engine.api.wire import MAX_MESSAGE_BYTES, Message
 
 
 class TerminalConnection:
@@ -30,18 +30,16 @@ class TerminalConnection:
         return self._socket.family == socket.AF_UNIX
 
     def receive(self) -> Message:
-        return protocol.receive(self._connection, self.max_bytes)
+        return wire.receive(self._connection, self.max_bytes)
 
     def receive_within(self, seconds: float) -> Message:
         """Receive a message that comes completely within so many seconds."""
-        return protocol.receive_within(
-            self._connection, seconds, self.max_bytes or MAX_MESSAGE_BYTES
-        )
+        return wire.receive_within(self._connection, seconds, self.max_bytes or MAX_MESSAGE_BYTES)
 
     def send(self, message: Message) -> None:
         try:
             with self._send_lock:
-                protocol.send(self._connection, message)
+                wire.send(self._connection, message)
         except OSError:
             self.close()  # after a timeout, part of the message may have been sent
 

@@ -16,7 +16,8 @@ from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address, set_tcp_options
 from swiftchat.engine.api.model_files import read_piece, text_files
 from swiftchat.engine.api.params import ServeConfig
-from swiftchat.engine.api.protocol import MAX_MESSAGE_BYTES, VERSION, EngineStatus, Message
+from swiftchat.engine.api.protocol import VERSION, EngineStatus
+from swiftchat.engine.api.wire import MAX_MESSAGE_BYTES, Message
 from swiftchat.engine.server.connection import TerminalConnection
 from swiftchat.engine.server.serve import EngineServer
 from swiftchat.errors import BadModelFile, DeviceError, FileSystemError, SwiftchatError, UsageError

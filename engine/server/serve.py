@@ -7,17 +7,12 @@ from itertools import count
 from queue import Empty, Queue
 from typing import TYPE_CHECKING
 
-from swiftchat.engine.api import protocol
+from swiftchat.engine.api import protocol, wire
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import (
-    Embedding,
-    Event,
-    Finished,
-    Message,
-    PromptLogprobs,
-)
+from swiftchat.engine.api.protocol import Embedding, Event, Finished, PromptLogprobs
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.api.vocabulary import ConstraintSpec
+from swiftchat.engine.api.wire import Message
 from swiftchat.engine.server.connection import TerminalConnection
 from swiftchat.engine.server.validate import validate_command
 from swiftchat.errors import KernelCompileError, OutOfMemory, SwiftchatError, UsageError
@@ -202,9 +197,9 @@ class EngineServer:
             messages = waiting.setdefault(terminal, [])
             messages.append(_event_message(terminal_id, event))
             if isinstance(event, PromptLogprobs | Embedding) or len(messages) == _MAX_TOGETHER:
-                terminal.send(protocol.several(waiting.pop(terminal)))
+                terminal.send(wire.several(waiting.pop(terminal)))
         for terminal, messages in waiting.items():
-            terminal.send(protocol.several(messages))
+            terminal.send(wire.several(messages))
 
 
 def _event_message(id_: int, event: Event | SwiftchatError) -> Message:

@@ -25,7 +25,8 @@ import psutil
 from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.params import DTYPES, EngineConfig
-from swiftchat.engine.api.protocol import Message, OnProgress
+from swiftchat.engine.api.protocol import OnProgress
+from swiftchat.engine.api.wire import Message
 from swiftchat.engine.ranks.auto_tp import resolve_tp
 from swiftchat.engine.ranks.launch import Launch
 from swiftchat.engine.ranks.main import RankMain

@@ -5,8 +5,8 @@ from dataclasses import fields
 from typing import Any
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import Message
 from swiftchat.engine.api.tuning import MAX_SCALE
+from swiftchat.engine.api.wire import Message
 from swiftchat.errors import UsageError
 
 _MAX_IDS = 1 << 16  # in one parameter

@@ -15,9 +15,10 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from swiftchat.engine.api import protocol
+from swiftchat.engine.api import protocol, wire
 from swiftchat.engine.api.model_files import read_piece, text_files
-from swiftchat.engine.api.protocol import EngineInfo, Finished, Message, Tokens
+from swiftchat.engine.api.protocol import EngineInfo, Finished, Tokens
+from swiftchat.engine.api.wire import Message
 from tests.support import fake_engine
 from tests.support.serve_processes import SWIFTCHAT
 from tests.support.terminal import Terminal
@@ -70,7 +71,7 @@ class Engine:
         connection = Connection(connected.detach())
         try:
             while True:
-                self._answer(connection, protocol.receive(connection))
+                self._answer(connection, wire.receive(connection))
         except (EOFError, OSError):  # the chat has dropped the connection
             connection.close()
 
@@ -79,20 +80,20 @@ class Engine:
             case "hello":
                 files = [file.to_wire() for file in text_files(self._folder)]
                 welcome = {"type": "welcome", "version": protocol.VERSION, "name": "m"}
-                protocol.send(connection, {**welcome, "files": files})
+                wire.send(connection, {**welcome, "files": files})
             case "file":
                 data = read_piece(self._folder, received["name"], received["start"])
-                protocol.send(connection, {"type": "file", "data": data})
+                wire.send(connection, {"type": "file", "data": data})
             case "begin":
                 self.num_sessions += 1
-                protocol.send(connection, INFO.to_wire())
+                wire.send(connection, INFO.to_wire())
             case "generate" if self._wrong:
                 _write(connection, self._wrong.pop(0))
             case "generate":
                 number = received["id"]
-                protocol.send(connection, Tokens(list(b"Fine.")).to_wire(number))
+                wire.send(connection, Tokens(list(b"Fine.")).to_wire(number))
                 finished = Finished("stop", len(received["prompt"]), 0, 5, 0.1, 0.1, 7)
-                protocol.send(connection, finished.to_wire(number))
+                wire.send(connection, finished.to_wire(number))
 
 
 def _write(connection: Connection, data: bytes) -> None:

@@ -12,9 +12,9 @@ from swiftchat.cuda.ops.moe.bulk_gate_up import bulk_gate_up
 def test_each_tile_of_each_chosen_expert_has_a_block(expert_size: int, num_tiles: int) -> None:
     """A tile is eight rows of gate and of up."""
     grids = []
-    gpu = SimpleNamespace(kernel=lambda spec: lambda grid, *_, **__: grids.append(grid))
+    gpu = SimpleNamespace(kernel=lambda *_, **__: lambda grid, *_, **__: grids.append(grid))
     matrices = SimpleNamespace(
-        scheme="PLAIN", group_size=0, columns=64, values=torch.empty(16), scales=None
+        scheme="PLAIN", group_size=0, columns=64, values=torch.empty(16), scales=None, macros={}
     )
     num_rows, num_chosen = 3, 8
     arguments = {

@@ -20,6 +20,22 @@ def test_named_files_and_folders_exist(page: Path) -> None:
     assert not missing
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_headings_lead_to_one(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(((?!https?:)[^)#]*\.md|)#([^)]+)\)", text)
+    missing = [
+        link for link in links if link[1] not in anchors(page.parent / (link[0] or page.name))
+    ]
+    assert not missing
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_named_modules_exist(page: Path) -> None:
     names = re.findall(r"-m swiftchat\.([\w.]+)", page.read_text(encoding="utf-8"))

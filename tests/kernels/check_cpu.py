@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.engine.cpu.build import (
+from swiftchat.engine.cpu.compile_kernels import (
     PLAINEST,
     TARGETS,
     VARIANTS,

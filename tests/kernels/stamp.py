@@ -66,7 +66,7 @@ def cuda_digest() -> str:
 
 def cpu_digest() -> str:
     """Return the digest of the C sources, of what chooses their variants, and of their check."""
-    build = SOURCES.with_name("build.py")
+    build = SOURCES.with_name("compile_kernels.py")
     stress = ROOT / "tests" / "engine" / "cpu" / "pool_stress.c"
     return digest([*SOURCES.glob("*.[ch]"), build, stress, FOLDER / "check_cpu.py"])
 

@@ -106,7 +106,10 @@ def test_the_digest_depends_on_names_contents_and_facts(
 @pytest.mark.parametrize(
     ("part", "pattern"),
     [("cuda", "cuda/kernels/*/*.cuh"), ("cuda", "cuda/kernels/*/*.cu")]
-    + [("cpu", f"engine/cpu/{name}") for name in ("kernels/*.c", "kernels/*.h", "build.py")]
+    + [
+        ("cpu", f"engine/cpu/{name}")
+        for name in ("kernels/*.c", "kernels/*.h", "compile_kernels.py")
+    ]
     + [(part.name, f"tests/kernels/{part.check.name}") for part in stamp.PARTS],
 )
 def test_a_changed_file_makes_the_stamp_stale(

@@ -40,7 +40,7 @@ MUTANTS = (
     # Conversations.
     Mutant(
         "a session is saved without a transaction",
-        "chat/history/store.py",
+        "chat/history/database.py",
         '    db.execute("BEGIN IMMEDIATE")\n',
         "    yield\n    return\n",
         (f"{_STORE}::test_a_failed_save_changes_nothing",),
@@ -69,7 +69,7 @@ MUTANTS = (
     ),
     Mutant(
         "a damaged store is not set aside",
-        "chat/history/store.py",
+        "chat/history/database.py",
         "_DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)",
         "_DAMAGE_CODES = ()",
         (f"{_STORE}::test_a_damaged_file_is_renamed_with_a_warning",),
@@ -393,11 +393,11 @@ MUTANTS = (
         (f"{_ADAPTED}::test_without_memory_for_a_new_graph_answers_go_on",),
     ),
     Mutant(
-        "the fused decode kernels ignore a new field of the configuration",
-        "engine/gpu/fused/coverage.py",
-        "default is not MISSING and bool(value == default)",
-        "True",
-        ("tests/engine/gpu/fused/test_coverage.py",),
+        "a pending norm reads the stream after its next change",
+        "engine/gpu/fused/ops.py",
+        "                computed(reading)\n",
+        "                pass\n",
+        ("tests/engine/gpu/fused/test_pending.py",),
     ),
     Mutant(
         "a rank goes on without an adapter that another one cannot load",

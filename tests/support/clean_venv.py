@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from swiftchat.engine.cpu.build import build, host_target
+from swiftchat.engine.cpu.compile_kernels import build, host_target
 from tests.support.native.libraries import SOURCES
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
-from swiftchat.engine.cpu.activations import CannotRecordError
+from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.errors import SwiftchatError
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from tests.support import tiny

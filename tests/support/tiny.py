@@ -80,8 +80,12 @@ def plain_tensor(weight: LinearWeight) -> torch.Tensor:
 
 @cache
 def native_kernels() -> NativeBackEnd:
-    """The native kernels of this machine; skip the test if there are none."""
-    kernels = NativeBackEnd.open(os.environ, torch.get_num_threads())
+    """The native kernels of this machine, shared by tests; skip the test if there are none."""
+    return open_kernels(torch.get_num_threads())
+
+
+def open_kernels(num_threads: int) -> NativeBackEnd:
+    kernels = NativeBackEnd.open(os.environ, num_threads)
     if isinstance(kernels, str):
         pytest.skip(kernels)
     return kernels
@@ -90,8 +94,8 @@ def native_kernels() -> NativeBackEnd:
 class Bench:
     """A decoder with a cache and a scheduler, without the generation loop on top.
 
-    Computed by torch's operators, or if `native` by the native kernels; then the test is skipped
-    if there are none.
+    Computed by torch's operators, or if `native` by the native kernels, with `ranks` only the
+    matmuls; then the test is skipped if there are none.
     """
 
     def __init__(
@@ -111,20 +115,23 @@ class Bench:
         config = model.config if shard is None else shard.local_config
         self.checkpoint = model.checkpoint(shard)
         cpu = torch.device("cpu")
-        kernels = native_kernels() if native else None
+        kernels = None
+        if native:  # ranks are threads, which cannot share a pool
+            kernels = native_kernels() if ranks is None else open_kernels(1)
+        is_recorded = native and ranks is None
         weights = load_weights(
             *(model.config, self.checkpoint, dtype, cpu, lambda done, total: None, shard),
             None if kernels is None else kernels.factory,
         )
         self.cache = KVCache(
             *(config, num_blocks, block_size, dtype, cpu),
-            heads_first=native,
+            heads_first=is_recorded,
             kv_dtype=kv_dtype,
             num_states=num_states if config.mixer is not None else 0,
         )
         ctx_size_tokens = config.max_context_tokens
         self.decoder: Decoder
-        if kernels is not None:
+        if kernels is not None and is_recorded:
             self.decoder = NativeDecoder(config, weights, self.cache, ctx_size_tokens, kernels.pool)
         else:
             ops = TorchOps(config, ctx_size_tokens, cpu, shard)

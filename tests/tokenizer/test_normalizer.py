@@ -112,6 +112,28 @@ def test_ids_equal_the_library(normalizer: Any) -> None:
             assert ours.encode_rendered(text, []) == wanted, (text, pre_tokenizer)
 
 
+@pytest.mark.parametrize(
+    ("normalizer", "text"),
+    [
+        # A character that a form has made is joined with the next one, or with a prefix.
+        (several({"type": "NFKC"}, strip(True, True)), "ﬁ\u0301he é"),
+        (several({"type": "Prepend", "prepend": "a"}, {"type": "NFKC"}), "\u0301x"),
+        (several({"type": "Prepend", "prepend": "a"}, {"type": "NFC"}), "\u0301h e"),
+    ],
+)
+def test_ids_of_particular_texts_equal_the_library(normalizer: Any, text: str) -> None:
+    for pre_tokenizer in PRE_TOKENIZERS:
+        spec = spec_of(normalizer, pre_tokenizer)
+        wanted = tokenizers.Tokenizer.from_str(json.dumps(spec)).encode(text)
+        assert Tokenizer.from_json(spec).encode_rendered(text, []) == wanted.ids, pre_tokenizer
+
+
+def test_an_added_token_of_which_nothing_is_left_is_not_found() -> None:
+    """`tokenizers` finds it between any two characters."""
+    ours = Tokenizer.from_json(spec_of(replace({"String": "b"}, ""), None))
+    assert ours.encode_rendered("abcb a", []) == [VOCAB[one] for one in "ac a"]
+
+
 FIFTY = [replace({"String": "a"}, "a" * 50)] * 5
 GROWING = {
     "literal": several(*FIFTY),

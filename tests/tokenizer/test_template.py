@@ -425,3 +425,31 @@ def test_invalid_chat_template_field_is_rejected(value: Any) -> None:
 def test_importing_the_tokenizer_does_not_import_jinja() -> None:
     code = "import sys, swiftchat.tokenizer; sys.exit('jinja2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_template_changes_its_own_lists() -> None:
+    """Each rendering begins with the lists as they are written; texts in them stay the template's.
+
+    The lists of the caller, and lists in them, are not changed.
+    """
+    source = (
+        "{% set ids = ['<|im_end|>'] %}{% set seen = namespace(roles=[]) %}"
+        "{% for m in messages %}{% set _ = ids.append(m.content) %}"
+        "{% set _ = seen.roles.insert(0, m.role) %}{% endfor %}"
+        "{{ ids.pop(0) }}{{ ids | join(',') }}{{ seen.roles + ['x'] }}{{ ids[:1].pop() }}"
+    )
+    tokenizer = our_tokenizer(source)
+    messages = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "b"}]
+    for template in (source.replace("{{ ids[:1].pop() }}", ""),) * 2:
+        prompt = tokenizer.prompt(messages, template=template)
+        text = "".join(span.text for span in prompt.spans)
+        assert text == "<|im_end|><|im_end|>,b['assistant', 'user', 'x']"
+        assert [span.text for span in prompt.spans if span.is_control] == ["<|im_end|>"]
+    with pytest.raises(BadModelFile, match="unsafe"):
+        tokenizer.prompt(messages, template=source)
+
+
+def test_what_a_filter_yields_is_written_as_json() -> None:
+    source = "{{ messages | map(attribute='role') | tojson }}"
+    prompt = our_tokenizer(source).prompt([{"role": "user", "content": "x"}])
+    assert "".join(span.text for span in prompt.spans) == '["user"]'

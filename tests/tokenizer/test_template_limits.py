@@ -50,6 +50,9 @@ PROBES = [
     "{% import 'os' as os %}",
     "{% include '/etc/passwd' %}",
     "{{ messages.append(1) }}",
+    "{% set first = [messages] | first %}{{ first.pop() }}",
+    "{{ messages[0].update(x=1) }}",
+    "{{ [].__class__ }}",
     "{{ [].__class__.__base__ }}",
     "{% macro m() %}{% endmacro %}{{ m.__globals__ }}",
 ]
@@ -65,6 +68,8 @@ def test_template_cannot_reach_python(source: str, tmp_path: Path) -> None:
 
 
 BOMBS = [
+    "{% set l = ['x'] %}{% for n in range(99) %}{% set _ = l.extend(l) %}{% endfor %}",
+    "{% set l = [] %}{% for n in range(10**9) %}{% set _ = l.append(n) %}{% endfor %}",
     "{{ 10**(10**8) }}",
     "{% set x = 10**(10**8) %}",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",

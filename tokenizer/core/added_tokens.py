@@ -35,8 +35,9 @@ class AddedTokens:
         """Match `tokens` as normalized by `normalize`."""
         self._tokens: dict[str, AddedToken] = {}
         for token in tokens:
-            self._tokens.setdefault(normalize(token.content), token)
-        longest_first = sorted(filter(None, self._tokens), key=len, reverse=True)
+            if content := normalize(token.content):  # a normalizer may remove all of it
+                self._tokens.setdefault(content, token)
+        longest_first = sorted(self._tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
 
     def cut(

@@ -118,7 +118,10 @@ class _UnicodeForm:
         return _checked(unicodedata.normalize(self.form, value), max_length)
 
     def count_first(self, value: str, num_first: int) -> int:
-        return max(num_first, len(unicodedata.normalize(self.form, value[:num_first])))
+        changed = unicodedata.normalize(self.form, value[:num_first])
+        is_joined = not unicodedata.normalize(self.form, value).startswith(changed)
+        # A new character that is joined with the next one has the place of that.
+        return len(changed) - (is_joined and len(changed) > num_first)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +13,11 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.filters import do_title, make_attrgetter
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.sandbox import (
+    ImmutableSandboxedEnvironment,
+    SandboxedEnvironment,
+    SandboxedFormatter,
+)
 from jinja2.utils import Namespace
 from markupsafe import soft_str
 
@@ -81,8 +85,12 @@ class _Namespace(Namespace):
         super().__setitem__(name, value)
 
 
+class _OwnList(list[Any]):
+    """A list that the template has written, which it may change; it may not change the inputs."""
+
+
 class _CodeGenerator(CodeGenerator):
-    """Writes code in which the texts of the template are `OwnText`.
+    """Writes code in which the texts of the template are `OwnText`, and its lists `_OwnList`.
 
     It takes constants from `literals` of the environment, and turns values into text, also for
     `~`, with functions of the environment. Infinite numbers have no literal in Python either.
@@ -92,6 +100,11 @@ class _CodeGenerator(CodeGenerator):
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         self._write_literal(node.as_const(frame.eval_ctx))
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
+        self.write("environment.own_list(")
+        super().visit_List(node, frame)
+        self.write(")")
 
     def visit_TemplateData(self, node: nodes.TemplateData, frame: Frame) -> None:
         self._write_literal(node.data)
@@ -121,7 +134,8 @@ class _CodeGenerator(CodeGenerator):
             return repr(value)
         literals = self.environment.literals
         literals.append(own(value))
-        return f"environment.literals[{len(literals) - 1}]"
+        literal = f"environment.literals[{len(literals) - 1}]"
+        return f"environment.own_list({literal})" if isinstance(value, list) else literal
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -134,6 +148,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     code_generator_class = _CodeGenerator
     concat = staticmethod(join_texts)
     as_text = staticmethod(as_text)
+    own_list = _OwnList
     intercepted_binops = frozenset({"+"})
     deadline = float("inf")
     max_characters = _FREE_CHARACTERS
@@ -161,6 +176,11 @@ class _Environment(ImmutableSandboxedEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         self.check_time()
         return super().getitem(obj, argument)
+
+    def is_safe_attribute(self, obj: Any, attribute: str, value: Any) -> bool:
+        if isinstance(obj, _OwnList):
+            return SandboxedEnvironment.is_safe_attribute(self, obj, attribute, value)
+        return super().is_safe_attribute(obj, attribute, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
         """Raise at once; by default an unsafe attribute raises only when it is used."""
@@ -263,9 +283,13 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Serialize without Jinja's HTML escapes, as `transformers` does."""
+    """Serialize without Jinja's HTML escapes, as `transformers` does; what filters yield too."""
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        list(value) if isinstance(value, Generator) else value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
     )
 
 

@@ -15,7 +15,7 @@ from swiftchat.weights.gguf.rope import rope_fields
 from swiftchat.weights.gguf.tokenizer import (
     adds_bos,
     adds_eos,
-    separate_tokens,
+    declared_tokens,
     token_at,
     tokenizer_class,
     typed_tokens,
@@ -112,8 +112,8 @@ def tokenizer_config_json(file: GgufFile) -> dict[str, Any]:
         token = token_at(metadata, key)
         if token is not None:
             config[f"{name}_token"] = token
-    if separate := separate_tokens(metadata):
-        config["added_tokens_decoder"] = separate
+    if declared := declared_tokens(metadata):
+        config["added_tokens_decoder"] = declared
     template = _chat_template(metadata)
     if template is not None:
         config["chat_template"] = template

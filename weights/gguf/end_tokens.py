@@ -13,7 +13,7 @@ _TEXTS = frozenset(
         *("<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"),
         *("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_turn>", "<turn|>"),
         *("<end_of_utterance>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
-        "<|tool_response>",
+        *("<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
     }
 )
 # Where these exist, `<|end|>` ends one message of several in a turn.

@@ -62,6 +62,14 @@ _DEEPSEEK3_PATTERNS = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 _GROUPED_DIGITS = r"\d{1,3}(?=(?:\d{3})*(?!\d))"  # groups of three, counted from the end
+_SPARK_PATTERNS = (
+    *_DEEPSEEK3_PATTERNS[:2],
+    _DEEPSEEK3_PATTERNS[2].replace(r"[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+", r"[\p{P}\p{S}]+|[\r\n]"),
+    r"\p{N}",
+)
+_MINICPM5_PATTERNS = (r"\p{N}{1,3}", _LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}+"))
+_LAGUNA_PATTERNS = (r"\n+", _QWEN2_PATTERN)
+_UFAKZEKA_PATTERN = _QWEN2_PATTERN.partition("|")[2].partition("d)|")[2]
 _AFMOE_PATTERNS = (
     _GROUPED_DIGITS,
     "[一-鿿㐀-䶿豈-\ufaff぀-ゟ゠-ヿ･-ﾟ⼀-\u2fdfเ-\u0e7f\u0e80-\u0eff"
@@ -141,12 +149,15 @@ PRE_TOKENIZERS: Mapping[str, dict[str, Any]] = MappingProxyType(
         ),
         **dict.fromkeys(("exaone", "minerva-7b", "mellum2"), _GPT2_AND_DIGITS),
         **dict.fromkeys(
-            (*LLAMA3, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _split(_LLAMA3_PATTERN)
+            (*LLAMA3, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4", "glm5"), _split(_LLAMA3_PATTERN)
         ),
+        "minicpm5": _split(*_MINICPM5_PATTERNS),
         **dict.fromkeys(
             ("qwen2", "deepseek-r1-qwen", "stablelm2", "kormo", "f2llmv2"), _split(_QWEN2_PATTERN)
         ),
         **dict.fromkeys(("hunyuan", "solar-open", "megrez", "grok-2"), _split(_QWEN2_PATTERN)),
+        "laguna": _split(*_LAGUNA_PATTERNS),
+        "ufakzeka": _split(_UFAKZEKA_PATTERN),
         "qwen35": _split(_QWEN35_PATTERN),
         "kimi-k2": _split(_KIMI_PATTERN),
         "afmoe": _split(*_AFMOE_PATTERNS),
@@ -164,8 +175,9 @@ PRE_TOKENIZERS: Mapping[str, dict[str, Any]] = MappingProxyType(
         "deepseek-llm": _split(*_DEEPSEEK_LLM_PATTERNS),
         "deepseek-coder": _split(*_DEEPSEEK_CODER_PATTERNS),
         **dict.fromkeys(
-            ("deepseek-v3", "hunyuan-dense", "joyai-llm"), _split(*_DEEPSEEK3_PATTERNS)
+            ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _split(*_DEEPSEEK3_PATTERNS)
         ),
+        "spark2_5": _split(*_SPARK_PATTERNS),
         "falcon": _FALCON,
         **dict.fromkeys(("bloom", "gpt3-finnish", "poro-chat"), _split(_BLOOM_PATTERN)),
     }

@@ -14,9 +14,11 @@ _UNKNOWN, _USER_DEFINED, _UNUSED = 2, 4, 5
 
 # The kind of vocabulary of Gemma 4: SentencePiece's pieces with merges.
 _GEMMA4 = "gemma4"
+# Tokens of Phi-3 that do not absorb the white space after them.
+_PHI3_KEEPING = ("<unk>", "<s>", "<|endoftext|>")
 # Pre-tokenizers with an NFC normalizer, with `ignore_merges`, and with a leading BOS token.
 _NFC = ("qwen2", "qwen35", "deepseek-r1-qwen", "stablelm2", "mpt", "olmo", "command-r")
-_IGNORE_MERGES = (*LLAMA3, "tekken", "youtu")
+_IGNORE_MERGES = (*LLAMA3, "tekken", "youtu", "glm4", "glm5", "minicpm5")
 _BOS_BY_DEFAULT = (*LLAMA3, "tekken")
 
 
@@ -173,18 +175,32 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     return value
 
 
-def separate_tokens(metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the tokens of a SentencePiece vocabulary that split text, as `added_tokens_decoder`.
+def declared_tokens(metadata: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the tokens that a `tokenizer.model` cannot describe, as `added_tokens_decoder`.
 
-    As in llama.cpp, a space is put before the text that follows such a token, as at the beginning
-    of a text. The sentencepiece library does not do that for tokens that a user has defined.
+    As in llama.cpp, a space is put before the text that follows a token that a user has defined, as
+    at the beginning of a text. The sentencepiece library does not do that. The tokens of Phi-3
+    absorb the white space after them, so that the line end in `<|user|>\\n` has no token.
     """
-    is_llama = metadata.get("tokenizer.ggml.model") == "llama"
-    if not is_llama or not metadata.get("tokenizer.ggml.add_space_prefix", True):
+    if metadata.get("tokenizer.ggml.model") != "llama":
         return {}
     tokens, types = typed_tokens(metadata)
-    defined = [kind if kind == _USER_DEFINED else None for kind in types]
-    return {str(entry.pop("id")): entry for entry in _added_tokens(tokens, defined)}
+    absorbs = _is_phi3(metadata)
+    has_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    entries = _added_tokens(tokens, types)
+    return {
+        str(entry.pop("id")): {**entry, "rstrip": absorbs and entry["content"] not in _PHI3_KEEPING}
+        for entry in entries
+        if absorbs or (has_prefix and not entry["special"])
+    }
+
+
+def _is_phi3(metadata: Mapping[str, Any]) -> bool:
+    """Return whether a SentencePiece vocabulary is Phi-3's, also as another architecture."""
+    name = str(metadata.get("general.name")).lower()
+    return metadata.get("general.architecture") in ("phi3", "phimoe") or any(
+        spelling in name for spelling in ("phi-3", "phi3")
+    )
 
 
 def typed_tokens(metadata: Mapping[str, Any]) -> tuple[list[str], list[Any]]:

@@ -110,7 +110,7 @@ def _start(chat_model: "ChatModel", line: Line, system: str | None) -> AnswerGro
             lambda params: chat_model.complete(text, params, stops), params, num_samples
         )
     versions = message_versions(request.messages)
-    fitted, params = chat_model.fit(versions, chat_model.encoder(), params)
+    fitted, params = chat_model.fit(versions, chat_model.prompts.encoder(), params)
 
     def start(params: SamplingParams) -> "Answer":
         answer = chat_model.start_answer(fitted.prompt, params, stops)

@@ -1,7 +1,8 @@
 // combine_splits: join the results of prefill_attention's splits of the keys.
 //
-//   partials      fp32 [num_splits, num_tokens, num_heads, head_dim] sums, then fp32 × 2 [num_splits,
-//                 num_tokens, num_heads] statistics: see prefill_splits.cuh
+//   partials      fp32 [num_splits * num_tokens * num_heads * (head_dim + 2)]: sums [num_splits, num_tokens,
+//                 num_heads, head_dim], then two statistics [num_splits, num_tokens, num_heads]: see
+//                 prefill_splits.cuh
 //   query_starts  int32 [num_seqs + 1]; only tokens below its last element are written
 //   out           T [num_tokens, num_heads, head_dim]
 //

@@ -1,7 +1,7 @@
 // copy_blocks: copy blocks of the KV cache in every layer.
 //
-//   source       bytes [num_layers, blocks, block bytes]
-//   destination  bytes [num_layers, blocks, block bytes], with its own number of blocks
+//   source       E [num_layers, num_blocks, ...], maybe pinned
+//   destination  E [num_layers, other_blocks, ...], maybe pinned: with its own number of blocks
 //   copies       int32 [m, 2]: block copies[i][0] of source becomes copies[i][1] of destination in every
 //                layer; one call must not both read and write a block
 //   source_layer_vectors, destination_layer_vectors, block_vectors   sizes in 16-byte vectors

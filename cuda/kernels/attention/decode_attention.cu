@@ -4,17 +4,20 @@
 //   map           tensor map of the cache as rows of head_dim, in boxes of 128 bytes by a step's rows, or a
 //                 block's if it has fewer; not used before sm_90
 //   q             T [num_seqs, num_heads, head_dim], rows q_stride elements apart
-//   cache         T [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with KV_SCHEME
-//                 bytes, and kv_scales fp32, one for each row (quantized_kv.cuh); with KV_INT5 rotated rows
-//                 of head_dim / 2 bytes, and key_bits and value_bits [num_blocks, num_kv_heads, block_size,
-//                 head_dim / 4 or / 8] (int5_kv.cuh): q is rotated too, and the output is rotated back
+//   cache         int8 [num_blocks, 2 * num_kv_heads, block_size, head_dim / 2] with KV_SCHEME KV_INT5,
+//                 int8 [num_blocks, 2 * num_kv_heads, block_size, head_dim] with KV_SCHEME,
+//                 else T [num_blocks, 2 * num_kv_heads, block_size, head_dim]: key heads first; with KV_INT5 rows
+//                 are rotated, q is rotated too, and the output is rotated back
+//   kv_scales     fp32 [num_blocks, 2 * num_kv_heads, block_size]: with KV_SCHEME (quantized_kv.cuh)
+//   key_bits      int8 [num_blocks, num_kv_heads, block_size, head_dim / 4]: with KV_INT5 (int5_kv.cuh)
+//   value_bits    int8 [num_blocks, num_kv_heads, block_size, head_dim / 8]
 //   block_tables  int32 [num_seqs, max_blocks]; entries without a visible token may be anything
 //   context_lens  int32 [num_seqs]: tokens in the cache, the query's own included; 0 writes zeros
 //   alibi_slopes  fp32 [num_heads] or null: adds slope * (position - (context_len - 1)) (ALiBi; Press, 2021)
 //   sinks         fp32 [num_heads] or null: a head's score of one more key, whose value is 0 (Xiao et al., 2023)
 //   out           T [num_seqs, num_heads, head_dim]
-//   workspace     fp32 [num_seqs, num_heads, num_splits, head_dim / 4] × 4 sums, then × 2 statistics; all
-//                 elements are the sentinel before and after
+//   workspace     fp32 [workspace_size]: [num_seqs, num_heads, num_splits, head_dim / 4] × 4 sums, then × 2
+//                 statistics; all elements are the sentinel before and after
 //   group_size    query heads on each KV head
 //   window        only the last `window` tokens are visible; 0: all
 //   chunk         of these only the tokens from the last multiple of `chunk` on, up to the query; 0: all (Llama 4)
@@ -23,8 +26,11 @@
 //   new_tokens    context_lens, block_tables, and all keys and values except those of this many newest tokens
 //                 were written before the current chain of dependent launches: they are read without waiting;
 //                 0: nothing is
-//   q_norm, …     with ROTARY, see decode_rotary.cuh: the kernel normalizes and rotates q, and stores the newest key and
-//                 value, which follow q in memory as in `rotary`, in the cache; new_tokens is 1
+//   q_norm, k_norm           T [head_dim] or null: with ROTARY, see decode_rotary.cuh: the kernel normalizes and rotates
+//                 q, and stores the newest key and value, which follow q in memory as in `rotary`, in the cache;
+//                 new_tokens is 1
+//   cos_sin       fp32 [max_positions, rotary_dim] or null
+//   positions, slot_mapping  int32 [num_seqs]
 //   softcap       scores become softcap * tanh(score / softcap); 0: off    (Gemma 2, 2024)
 //
 // Algorithm: Flash-Decoding (Dao et al., 2023) with an online softmax (Milakov and Gimelshein, 2018). A
@@ -249,9 +255,9 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
                         int num_seqs, float scale, float softcap
 #ifdef KV_SCHEME
                         , const float* kv_scales
-#endif
-#ifdef PACKED_KV
+#if KV_SCHEME == KV_INT5
                         , const u8* key_bits, const u8* value_bits
+#endif
 #endif
 #ifdef ROTARY
                         , const T* q_norm, const T* k_norm, const float* cos_sin, const int* positions,

@@ -1,13 +1,13 @@
 // latent_attention: attention of one query token of each sequence over cached latents (MLA), in absorbed form.
 //
 //   q_latent      T [num_heads, num_seqs, RANK]: queries times the matrix that makes keys of latents
-//   q_rope        T: rotated parts of the queries, ROPE elements of a head; heads head_stride elements apart,
-//                 sequences seq_stride
-//   cache         T [num_blocks, block_size, row_size]: RANK elements of the latent, then ROPE of the rotated key
+//   q_rope        T [num_seqs, num_heads, ROPE], rows seq_stride and heads head_stride elements apart: rotated parts
+//                 of the queries
+//   cache         T [num_blocks, 1, block_size, row_size]: RANK elements of the latent, then ROPE of the rotated key
 //   block_tables  int32 [num_seqs, max_blocks]; entries without a token may be anything
 //   context_lens  int32 [num_seqs]: tokens in the cache, the query's own included
-//   partials      fp32 [num_splits, num_seqs, num_heads, RANK] sums of latents, then fp32 × 2 [num_splits,
-//                 num_seqs, num_heads] statistics: the greatest score in units of log2, and the sum of the
+//   partials      fp32 [num_splits * num_seqs * num_heads * (RANK + 2)]: sums of latents [num_splits, num_seqs,
+//                 num_heads, RANK], then two statistics [num_splits, num_seqs, num_heads]: the greatest score in units of log2, and the sum of the
 //                 weights; with a sum of 0 the sums of latents are not written. latent_combine joins them.
 //
 // Scores are scale * (q_latent · latent + q_rope · key) (DeepSeek-V2, arXiv:2405.04434, section 2.1).

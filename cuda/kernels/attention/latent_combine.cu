@@ -1,8 +1,8 @@
 // latent_combine: join the results of latent_attention's splits.
 //
-//   partials  fp32 [num_splits, num_rows, rank] sums, then fp32 × 2 [num_splits, num_rows] statistics, as
-//             latent_attention writes them; a row is a head of a sequence
-//   out       T [num_rows, rank]
+//   partials  fp32 [num_splits * num_rows * (rank + 2)]: sums [num_splits, num_rows, rank], then two statistics
+//             [num_splits, num_rows], as latent_attention writes them; a row is a head of a sequence
+//   out       T [num_seqs, num_heads, rank]: num_rows heads in all
 //
 // out = sum of 2^(max_s - max) · values_s over the splits s, divided by the same sum of their weights
 // (Flash-Decoding; Dao et al., 2023). Without a token: 0.

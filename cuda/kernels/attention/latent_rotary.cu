@@ -1,13 +1,13 @@
 // latent_rotary: rotate queries and the shared key of multi-head latent attention, and store a token's latent.
 //
-//   q             T [n, num_heads, head_dim], sequences q_stride elements apart: the last rope_dim elements of each
-//                 head are rotated in place
-//   row           T [n, rank + rope_dim], rows row_stride elements apart: projected latent and shared key
+//   q             T [n, num_heads, head_dim], rows q_stride elements apart: the last rope_dim elements of each head are
+//                 rotated in place
+//   row           T [n, rank + rope_dim], rows row_stride elements apart, unaligned: projected latent and shared key
 //   norm_weight   T [rank]
-//   cos_sin       fp32 [num_positions, rope_dim]: cosines of all pairs, then sines; null: no rotation
+//   cos_sin       fp32 [num_positions, rope_dim] or null: cosines of all pairs, then sines; null: no rotation
 //   positions     int32 [n]
 //   slot_mapping  int32 [n]: the cache row of a token; below 0 it is not stored
-//   cache         T [num_slots, row_size]: RMSNorm(latent) * norm_weight * kv_scale, then the rotated key
+//   cache         T [num_blocks, 1, block_size, row_size]: RMSNorm(latent) * norm_weight * kv_scale, then the rotated key
 //   interleaved   pairs are neighbors in q and row; the results always have the first elements of all pairs, then
 //                 the second ones
 //

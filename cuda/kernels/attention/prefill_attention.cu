@@ -1,24 +1,27 @@
 // prefill_attention: attention of many queries of several sequences over a paged cache.
 //
-//   q              T [num_tokens, num_heads, head_dim], rows q_stride elements apart: the new tokens of the
-//                  sequences, one sequence after the other
-//   cache          T [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with KV_SCHEME
-//                  bytes, and kv_scales fp32, one for each row (quantized_kv.cuh); with KV_INT5 rotated rows
-//                  of head_dim / 2 bytes, and key_bits and value_bits [num_blocks, num_kv_heads, block_size,
-//                  head_dim / 4 or / 8] (int5_kv.cuh): q is rotated too, and so is the output
-//   block_tables   int32 [num_seqs, max_blocks]; only entries with visible keys are used
-//   query_starts   int32 [num_seqs + 1]: the first row of each sequence in q, and the end
-//   context_lens   int32 [num_seqs]: tokens in the cache; the queries are the last of them
-//   prefix_lens    int32 [num_seqs] or null: keys before it are visible to all queries
-//   alibi_slopes   fp32 [num_heads] or null: ALiBi
-//   sinks          fp32 [num_heads] or null: the score of one more key, whose value is 0 (Xiao et al., 2023)
-//   out            T [num_tokens, num_heads, head_dim]
-//   group_size     with SPLIT: heads in one tile, 1 or those of a KV head; 1 with ALiBi
-//   cache_map      PATH 2: tensor map of the cache's rows, in boxes of block_size rows, at most those of a tile
-//   q_map          PATH 2 without SPLIT: tensor map of q, in boxes of 64 rows of a head
+//   q             T [num_tokens, num_heads, head_dim], rows q_stride elements apart: the new tokens of the
+//                 sequences, one sequence after the other
+//   cache         int8 [num_blocks, 2 * num_kv_heads, block_size, head_dim / 2] with KV_SCHEME KV_INT5,
+//                 int8 [num_blocks, 2 * num_kv_heads, block_size, head_dim] with KV_SCHEME,
+//                 else T [num_blocks, 2 * num_kv_heads, block_size, head_dim]: key heads first; with KV_INT5 rows
+//                 are rotated, q is rotated too, and so is the output
+//   kv_scales     fp32 [num_blocks, 2 * num_kv_heads, block_size]: with KV_SCHEME (quantized_kv.cuh)
+//   key_bits      int8 [num_blocks, num_kv_heads, block_size, head_dim / 4]: with KV_INT5 (int5_kv.cuh)
+//   value_bits    int8 [num_blocks, num_kv_heads, block_size, head_dim / 8]
+//   block_tables  int32 [num_seqs, max_blocks]; only entries with visible keys are used
+//   query_starts  int32 [num_seqs + 1]: the first row of each sequence in q, and the end
+//   context_lens  int32 [num_seqs]: tokens in the cache; the queries are the last of them
+//   alibi_slopes  fp32 [num_heads] or null: ALiBi
+//   sinks         fp32 [num_heads] or null: the score of one more key, whose value is 0 (Xiao et al., 2023)
+//   out           T [num_tokens, num_heads, head_dim]
+//   partials      fp32 [num_splits * num_tokens * num_heads * (head_dim + 2)]: with SPLIT, see prefill_splits.cuh
+//   group_size    with SPLIT: heads in one tile, 1 or those of a KV head; 1 with ALiBi
+//   cache_map     PATH 2: tensor map of the cache's rows, in boxes of block_size rows, at most those of a tile
+//   q_map         PATH 2 without SPLIT: tensor map of q, in boxes of 64 rows of a head
 //
 // out = softmax(cap · tanh(q · kᵀ · scale / cap) + slope · (key - position)) · v over the visible keys:
-// those up to the query's position or in the prefix, and with a window w > 0 of these only keys >
+// those up to the query's position, and with a window w > 0 of these only keys >
 // position - w, with a chunk c > 0 only keys >= position / c * c (Llama 4). Head h reads KV head h / (num_heads / num_kv_heads).
 //
 // Algorithm: FlashAttention (Dao, 2023; Shah et al., 2024). A block keeps a tile of queries of one head and
@@ -166,16 +169,15 @@ __device__ __forceinline__ void attend(const Arguments&, const TensorMap&, const
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 prefill_attention_kernel(const __grid_constant__ TensorMap cache_map, const __grid_constant__ TensorMap q_map,
                          const T* q, const Stored* cache, const int* block_tables,
-                         const int* query_starts, const int* context_lens, const int* prefix_lens,
-                         const float* alibi_slopes, const float* sinks, T* out, i64 q_stride, int num_seqs,
-                         int max_blocks,
-                         int num_heads, int num_kv_heads, int head_dim, int log2_block_size, int window, int chunk,
-                         int num_tiles, int heads_together, float scale, float softcap
+                         const int* query_starts, const int* context_lens, const float* alibi_slopes,
+                         const float* sinks, T* out, i64 q_stride, int num_seqs, int max_blocks, int num_heads,
+                         int num_kv_heads, int head_dim, int log2_block_size, int window, int chunk, int num_tiles,
+                         int heads_together, float scale, float softcap
 #ifdef KV_SCHEME
                          , const float* kv_scales
-#endif
-#ifdef PACKED_KV
+#if KV_SCHEME == KV_INT5
                          , const u8* key_bits, const u8* value_bits
+#endif
 #endif
 #if SPLIT
                          , float* partials, int group_size, int num_splits, int num_tokens
@@ -184,10 +186,10 @@ prefill_attention_kernel(const __grid_constant__ TensorMap cache_map, const __gr
     extern __shared__ __align__(1024) u8 shared[];
     start_dependents();
     wait_for_upstream();
-    Arguments a = {q,          cache,        block_tables, query_starts, context_lens,
-                   prefix_lens, alibi_slopes,      sinks,        out,          q_stride,     num_seqs,
-                   max_blocks, num_heads,    num_kv_heads, head_dim,     log2_block_size,
-                   window,     chunk,        num_tiles,        heads_together, scale,      softcap,
+    Arguments a = {q,          cache,     block_tables, query_starts,   context_lens,    alibi_slopes,
+                   sinks,      out,       q_stride,     num_seqs,       max_blocks,      num_heads,
+                   num_kv_heads, head_dim, log2_block_size, window,     chunk,           num_tiles,
+                   heads_together, scale, softcap,
 #ifdef KV_SCHEME
                    kv_scales,
 #endif

@@ -12,7 +12,7 @@ using Stored = T;
 struct Arguments {
     const T* q;
     const Stored* cache;
-    const int *block_tables, *query_starts, *context_lens, *prefix_lens;
+    const int *block_tables, *query_starts, *context_lens;
     const float *alibi_slopes, *sinks;
     T* out;
     i64 q_stride;
@@ -43,7 +43,7 @@ struct QueryTile {
     int num_rows;       // remaining rows of the sequence; may exceed the tile
     int first_token;    // row of q; with SPLIT of the sequence's first token
     int position;       // of the first row; with SPLIT of the sequence's first token
-    int context, prefix, window, chunk;
+    int context, window, chunk;
     int chunk_begin;  // the first key of the first row's chunk; without chunks 0
     int head;  // with SPLIT the first one
     float slope;
@@ -77,9 +77,7 @@ struct QueryTile {
 #endif
     }
 
-    __device__ __forceinline__ int key_end(int row) const {
-        return max(position + token(row) + 1, prefix);
-    }
+    __device__ __forceinline__ int key_end(int row) const { return position + token(row) + 1; }
     __device__ __forceinline__ int key_begin(int row) const {
         int at = position + token(row), begin = chunk_begin;
         // A division would need too many registers; the rows of a tile are in one chunk or two if it is not tiny.
@@ -161,7 +159,6 @@ __device__ __forceinline__ bool find_tile(const Arguments& a, int index, QueryTi
             w.first_token = start + (SPLIT ? 0 : first);
             w.context = a.context_lens[seq];
             w.position = w.context - count / rows_per_token + (SPLIT ? 0 : first);
-            w.prefix = a.prefix_lens ? min(a.prefix_lens[seq], w.context) : 0;
             w.window = a.window;
             w.chunk = a.chunk;
             w.chunk_begin = a.chunk > 0 ? (w.position + w.token(0)) / a.chunk * a.chunk : 0;

@@ -1,36 +1,37 @@
 // rotary: normalize query and key heads, apply rotary embedding, and store keys and values in the cache.
 //
-//   qkv         T [n, num_heads + num_gate_heads + 2 * num_kv_heads, head_dim], with keys_as_values without the
-//               values, which are the keys before norm and rotation; queries are changed in place, keys and
-//               values are only read, and the num_gate_heads heads between queries and keys are not
-//   q_norm, k_norm  T [head_dim] with QK_NORM: each head is divided by its root mean square (+ eps) and
-//               multiplied by these plus weight_offset (RMSNorm; Qwen3, 2025), with norm_after after the
-//               rotation; with norm_values also each head of values, without weights (Gemma 4)
-//   cos_sin     fp32 [max_positions, rotary_dim]: cosines of a position's angles, then sines; null if
-//               rotary_dim is 0 (no rotation)
-//   positions   int32 [n]
-//   positions2  int32 [n] or null. If given, a head has two spans of rotary_dim elements, the second
-//               rotated by positions2 (ChatGLM's 2-D positions)
-//   query_factors  fp32 [max_positions] or null: queries are multiplied by the factor of their position
+//   qkv           T [n, qkv_heads, head_dim]: num_heads + num_gate_heads + 2 * num_kv_heads heads, with
+//                 keys_as_values without the values, which are the keys before norm and rotation; queries are
+//                 changed in place, keys and values are only read, and the num_gate_heads heads between queries
+//                 and keys are not
+//   q_norm, k_norm  T [head_dim] with QK_NORM, else null: each head is divided by its root mean square (+ eps)
+//                 and multiplied by these plus weight_offset (RMSNorm; Qwen3, 2025), with norm_after after the
+//                 rotation; with norm_values also each head of values, without weights (Gemma 4)
+//   cos_sin       fp32 [max_positions, rotary_dim] or null: cosines of a position's angles, then sines; null if
+//                 rotary_dim is 0 (no rotation)
+//   positions     int32 [n]
+//   query_factors  fp32 [num_factors] or null: queries are multiplied by the factor of their position
 //   slot_mapping  int32 [n]: cache slots; a token with a slot below 0 is not stored
-//   cache       T [num_blocks, 2 * num_kv_heads, block_size, head_dim], key heads first; with KV_SCHEME
-//               bytes, and kv_scales fp32 [num_blocks, 2 * num_kv_heads, block_size]; with KV_INT5 rows of
-//               head_dim / 2 bytes, and key_bits and value_bits [num_blocks, num_kv_heads, block_size,
-//               head_dim / 4 or / 8]
+//   cache         int8 [num_blocks, 2 * num_kv_heads, block_size, head_dim / 2] or null with KV_SCHEME KV_INT5,
+//                 int8 [num_blocks, 2 * num_kv_heads, block_size, head_dim] or null with KV_SCHEME,
+//                 else T [num_blocks, 2 * num_kv_heads, block_size, head_dim] or null: key heads first; null
+//                 without KV heads
+//   kv_scales     fp32 [num_blocks, 2 * num_kv_heads, block_size] or null: with KV_SCHEME (quantized_kv.cuh)
+//   key_bits      int8 [num_blocks, num_kv_heads, block_size, head_dim / 4] or null: with KV_INT5 (int5_kv.cuh)
+//   value_bits    int8 [num_blocks, num_kv_heads, block_size, head_dim / 8] or null
 //
 // With KV_INT5 queries, keys and values are then multiplied by a Hadamard matrix (int5_kv.cuh).
 //
-// Algorithm: pair i of a span rotates by angle i (Su et al., 2021, arXiv:2104.09864); it is the elements i
-// and i + rotary_dim / 2. Elements outside the spans do not change. A
-// thread holds 2 * WIDTH elements, whole pairs at one place of a head, for up to 4 heads: all are loaded
+// Algorithm: pair i of a head rotates by angle i (Su et al., 2021, arXiv:2104.09864); it is the elements i
+// and i + rotary_dim / 2. Further elements do not change. A thread holds 2 * WIDTH elements, whole pairs at one place of a head, for up to 4 heads: all are loaded
 // before the first is rotated, and the angles are loaded once. The lanes that hold a head add their squares
 // (QK_NORM) and find its maximum (KV_SCHEME).
 //
 // Requires: head_dim <= 512; WIDTH (8, 4, 2 or 1) divides rotary_dim / 2 and head_dim / 2; with QK_NORM or
-// KV_SCHEME, items = head_dim / (2 * WIDTH) is a power of two up to 32; with KV_INT5 head_dim is 64 or 128,
-// rotary_dim 0 or head_dim, and positions2 null. Valid positions and slots.
+// KV_SCHEME, items = head_dim / (2 * WIDTH) is a power of two up to 32; with KV_INT5 head_dim is 64 or 128, and
+// rotary_dim 0 or head_dim. Valid positions and slots.
 // Launch: grid (n, ceil(heads / (4 * floor(128 / items)))), block 128, no shared memory.
-// Moves the spans of the queries, keys and values twice, and the angles once.
+// Moves the rotated elements of the queries, keys and values twice, and the angles once.
 // Accuracy: fp32, rounded once: relative 2^-8 (bf16), 2^-11 (fp16), 2e-6 (fp32); elements that are neither
 // normalized nor rotated are exact. Quantized elements are rounded once more.
 // Test: tests/cuda/kernels/test_rotary.py
@@ -57,14 +58,14 @@ constexpr bool CHANGES_QUERIES = QK_NORM;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, const int* positions,
-              const int* positions2, const int* slot_mapping, Stored* cache, int num_heads,
+              const int* slot_mapping, Stored* cache, int num_heads,
               int num_kv_heads, int head_dim, int rotary_dim, int log2_block_size, float eps, float weight_offset,
               int norm_after, int norm_values, int keys_as_values, int num_gate_heads, const float* query_factors
 #ifdef KV_SCHEME
               , float* kv_scales
-#endif
-#ifdef PACKED_KV
+#if KV_SCHEME == KV_INT5
               , u8* key_bits, u8* value_bits
+#endif
 #endif
               ) {
     start_dependents();
@@ -72,14 +73,12 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     int group = threadIdx.x / items, groups = THREADS / items;
     if (group >= groups) return;
     i64 row = blockIdx.x;
-    int half_dim = rotary_dim / 2, span_items = half_dim / W;
-    bool second = positions2 && item >= span_items;
-    int place = second ? item - span_items : item;  // within its span
-    bool rotated = place < span_items;
+    int half_dim = rotary_dim / 2;
+    bool rotated = item < half_dim / W;
     // Elements that are not rotated are two neighboring accesses.
     int low = 2 * W * item, high = low + W;
     if (rotated) {
-        low = (second ? rotary_dim : 0) + place * W;
+        low = item * W;
         high = low + half_dim;
     }
 #ifdef PACKED_KV
@@ -99,7 +98,7 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     wait_for_upstream();
 
     int slot = slot_mapping[row], position = 0;
-    if (rotated) position = (second ? positions2 : positions)[row];
+    if (rotated) position = positions[row];
     float factor = query_factors ? query_factors[positions[row]] : 1.f;
     Item loaded[UNROLL];
 #pragma unroll
@@ -114,7 +113,7 @@ rotary_kernel(T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin, co
     }
     Pack<float, W> cos{}, sin{};
     if (rotated) {
-        const float* angles = cos_sin + (i64)position * rotary_dim + place * W;
+        const float* angles = cos_sin + (i64)position * rotary_dim + item * W;
         cos = load<W>(angles);
         sin = load<W>(angles + half_dim);
     }

@@ -1,6 +1,6 @@
 // rotate_heads: multiply heads by their Hadamard matrix, in place.
 //
-//   heads   T [num_rows, head_dim]
+//   heads   T [num_tokens, num_heads, HEAD_DIM]: num_rows in all
 //
 // heads = heads · H / sqrt(head_dim), with Sylvester's matrix H. It is its own inverse: this undoes the rotation
 // of the KV cache in 5 and 6 bits (int5_kv.cuh) in the output of prefill_attention.

@@ -1,11 +1,11 @@
 // all_reduce: add the sum of all ranks' parts to the residual stream, with the same bits on every rank.
 //
-//   part       T [num_elements]: this rank's part, with SEND; otherwise `linear` has already sent it
-//   x          fp32 [num_elements], in place: x += the parts in the order of the ranks; without
+//   part       T [n, hidden_size] with SEND, else null: this rank's part; without SEND `linear` has already sent it
+//   x          fp32 [n, hidden_size]: in place, x += the parts in the order of the ranks; without
 //              `accumulate` x = the sum
-//   buffer     fp32 [world_size, stride]: the received parts; an element that has not arrived is the
+//   buffer     fp32 [WORLD_SIZE, stride]: the received parts; an element that has not arrived is the
 //              sentinel. All are the sentinel afterwards
-//   addresses  u64 [world_size]: where this rank writes its part in each rank's buffer
+//   addresses  u64 [WORLD_SIZE]: where this rank writes its part in each rank's buffer
 //
 // Algorithm: one-shot all-reduce. Every rank writes its part to all ranks, and each rank adds all
 // parts. For the few KiB of a decode step this takes the time of one trip over the link. The

@@ -1,11 +1,9 @@
-// act_and_mul: activation function of an MLP, with the bias of the preceding matmul, gated or not.
+// act_and_mul: activation function of an MLP, gated or not.
 //
-//   x     T [num_rows, row_size], or with GATED but without `up` [num_rows, 2 * row_size]: gate, then up; rows
-//         x_stride elements apart
-//   up    T [num_rows, row_size] or null
-//   bias  T [columns of x] or null
-//   out   T [num_rows, row_size] = act(x + bias), or with GATED act(gate + bias) * (up + bias);
-//         without GATED it may be x itself
+//   x    T [num_rows, columns], rows x_stride elements apart: row_size columns, or with GATED but without `up`
+//        2 * row_size: gate, then up
+//   up   T [num_rows, row_size] or null
+//   out  T [num_rows, row_size] = act(x), or with GATED act(gate) * up; without GATED it may be x itself
 //
 // Algorithm: a thread handles WIDTH columns of ROWS rows; all loads are in flight before the first
 // use. ROWS = 1 has the least latency; ROWS = 4 has more loads in flight when there are many rows.
@@ -22,17 +20,13 @@
 constexpr int THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-act_and_mul_kernel(const T* x, const T* up, const T* bias, T* out, i64 x_stride, int num_rows, int row_size) {
+act_and_mul_kernel(const T* x, const T* up, T* out, i64 x_stride, int num_rows, int row_size) {
     start_dependents();
     int column = (blockIdx.y * THREADS + threadIdx.x) * WIDTH;
     i64 row = (i64)blockIdx.x * ROWS, up_stride = up ? row_size : x_stride;
     const T* factors = up ? up : x + row_size;
     bool inside = column < row_size;
-    Pack<T, WIDTH> gate_bias{}, up_bias{}, gate[ROWS], factor[ROWS];
-    if (bias && inside) {
-        gate_bias = load<WIDTH>(bias + column);
-        if (GATED) up_bias = load<WIDTH>(bias + row_size + column);
-    }
+    Pack<T, WIDTH> gate[ROWS], factor[ROWS];
     wait_for_upstream();
     if (!inside) return;
 #pragma unroll
@@ -47,8 +41,8 @@ act_and_mul_kernel(const T* x, const T* up, const T* bias, T* out, i64 x_stride,
         float values[WIDTH];
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
-            values[i] = activate<ACTIVATION>(gate[r][i] + gate_bias[i]);
-            if (GATED) values[i] *= factor[r][i] + up_bias[i];
+            values[i] = activate<ACTIVATION>(gate[r][i]);
+            if (GATED) values[i] *= factor[r][i];
         }
         Pack<T, WIDTH> result;
         result = values;

@@ -1,9 +1,10 @@
 // add_norm: add the RMSNorm of a branch's output to the residual stream (Gemma 2, OLMo 2).
 //
-//   x       fp32 [n, hidden_size], in place: x += delta / sqrt(mean(delta²) + eps) * (weight + offset)
-//   delta   T [n, hidden_size], or with ZERO_DELTA fp32, and set to zero for `linear` to add to again
+//   x       fp32 [n, hidden_size]: in place, x += delta / sqrt(mean(delta²) + eps) * (weight + offset)
+//   delta   fp32 [n, hidden_size] with ZERO_DELTA, else T [n, hidden_size]; fp32 is set to zero for `linear` to add to
+//           again
 //   weight  T [hidden_size]; `offset` is weight_offset
-//   scale   T [1] or null: x is then multiplied by it (Gemma 4)
+//   scale   T [1] or null, unaligned: x is then multiplied by it (Gemma 4)
 //   copy    T [n, hidden_size] or null: x, rounded
 //
 // Algorithm: VECTORS > 0: a thread holds up to VECTORS * 8 columns of its row in registers.

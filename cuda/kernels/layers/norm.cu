@@ -1,8 +1,7 @@
 // norm: add a layer's output to the residual stream, then normalize each row.
 //
-//   x       fp32 [n, hidden_size], in place: x += delta (+ bias)
+//   x       fp32 [n, hidden_size]: in place, x += delta
 //   delta   T [n, hidden_size] or null (x is only read)
-//   bias    T [hidden_size] or null: bias of the matmul that computed delta
 //   weight  T [hidden_size]; `offset` below is weight_offset
 //   shift   T [hidden_size] or null: LayerNorm's bias
 //   out     T [n, hidden_size]
@@ -26,7 +25,7 @@ constexpr int THREADS = BLOCK;
 
 struct Arguments {
     float* x;
-    const T *delta, *bias, *weight, *shift;
+    const T *delta, *weight, *shift;
     T* out;
     int hidden_size;
     float eps, weight_offset;
@@ -50,9 +49,8 @@ template <int V> __device__ __forceinline__ void load_parameter(Pack<T, 8> (&to)
 }
 
 // All of x and delta is loaded before the first use, so that the loads are in flight together.
-template <int V> __device__ __forceinline__ void add_delta(float (&value)[V][8],
-                                                           const Pack<T, 8> (&bias)[V],
-                                                           const Arguments& a, i64 row) {
+template <int V> __device__ __forceinline__ void add_delta(float (&value)[V][8], const Arguments& a,
+                                                           i64 row) {
     Pack<float, 8> x[V];
     Pack<T, 8> delta[V];
 #pragma unroll
@@ -69,7 +67,7 @@ template <int V> __device__ __forceinline__ void add_delta(float (&value)[V][8],
         for (int i = 0; i < 8; i++) value[v][i] = x[v][i];
         if (!a.delta || column(v) >= a.hidden_size) continue;
 #pragma unroll
-        for (int i = 0; i < 8; i++) value[v][i] += delta[v][i] + bias[v][i];
+        for (int i = 0; i < 8; i++) value[v][i] += delta[v][i];
         x[v] = value[v];
         store(a.x + row + column(v), x[v]);
     }
@@ -93,13 +91,12 @@ template <int V> __device__ __forceinline__ void center(float (&value)[V][8], co
 
 template <int V> __device__ __forceinline__ void norm_in_registers(const Arguments& a, i64 row,
                                                                    float* scratch) {
-    Pack<T, 8> weight[V], bias[V], shift[V];
+    Pack<T, 8> weight[V], shift[V];
     float value[V][8], squares = 0;
     load_parameter(weight, a.weight, a.hidden_size);
-    load_parameter(bias, a.bias, a.hidden_size);
     if (LAYER_NORM) load_parameter(shift, a.shift, a.hidden_size);
     wait_for_upstream();
-    add_delta(value, bias, a, row);
+    add_delta(value, a, row);
     if (LAYER_NORM) center(value, a, scratch);
 #pragma unroll
     for (int v = 0; v < V; v++)
@@ -126,7 +123,7 @@ __device__ __forceinline__ void norm_in_passes(const Arguments& a, i64 row, floa
     for (int i = threadIdx.x; i < a.hidden_size; i += THREADS) {
         float value = a.x[row + i];
         if (a.delta) {
-            value += to_float(a.delta[row + i]) + (a.bias ? to_float(a.bias[i]) : 0.f);
+            value += to_float(a.delta[row + i]);
             a.x[row + i] = value;
         }
         sum += value;
@@ -148,11 +145,11 @@ __device__ __forceinline__ void norm_in_passes(const Arguments& a, i64 row, floa
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-norm_kernel(float* x, const T* delta, const T* bias, const T* weight, const T* shift, T* out,
+norm_kernel(float* x, const T* delta, const T* weight, const T* shift, T* out,
             int hidden_size, float eps, float weight_offset) {
     __shared__ float scratch[THREADS / WARP];
     start_dependents();
-    Arguments a{x, delta, bias, weight, shift, out, hidden_size, eps, weight_offset};
+    Arguments a{x, delta, weight, shift, out, hidden_size, eps, weight_offset};
     i64 row = (i64)blockIdx.x * hidden_size;
 #if VECTORS
     norm_in_registers<VECTORS>(a, row, scratch);

@@ -1,6 +1,6 @@
 // dequantize: a packed weight as T, for matmuls with many activation rows.
 //
-//   tiles      u8, packed layout (packed_layout.cuh)
+//   tiles      u8 [row_blocks, block_bytes]: packed layout (packed_layout.cuh)
 //   row_scale  fp32 [rows]
 //   out        T [rows, k] = row_scale * value, or row_scale * (scale * (value - zero point))
 //

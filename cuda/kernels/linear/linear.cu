@@ -2,22 +2,31 @@
 // and after it in a decoder layer. y = x · weightᵀ (+ bias).
 //
 //   map, x_map   tensor maps of plain weights and, with STREAM_X, of x (ops/linear/layout.py)
-//   weight       T [m, k], or packed by SCHEME and GROUP_SIZE (packed_layout.cuh)
-//   bias         T [m] or null; with ROW_BIAS one for each activation row, bias_stride elements apart
-//   x            T [n, k], or with NORM fp32 [n, k]
-//   norm_weight  T [k] with NORM: x is divided by its root mean square (+ eps) and multiplied by
+//   weight       T [m, k] with SCHEME PLAIN, else u8 [row_blocks, block_bytes]: packed by SCHEME and GROUP_SIZE
+//                (packed_layout.cuh)
+//   bias         T [n, m], rows bias_stride elements apart, unaligned with ROW_BIAS, else T [m] or null
+//   x            fp32 [n, k] with NORM, else T [n, k]
+//   norm_weight  T [k] with NORM, else null: x is divided by its root mean square (+ eps) and multiplied by
 //                norm_weight + weight_offset
-//   row_scale    fp32 [m] of a packed weight
+//   row_scale    fp32 [m] or null: of a packed weight
 //   x_scale      fp32 [n] or null: scale of each activation row, with a packed weight
-//   out          by EPILOGUE:
-//     STORE        T or (FP32_OUT) fp32 [n, m] = y
-//     RESIDUAL     fp32 [n, m], in place: += y
-//     ACT_AND_MUL  T [n, m / 2] = ACTIVATION(y[i]) * y[m / 2 + i]
-//     SEND         u64 [world_size]: addresses in the ranks' peer buffers; y is sent to all, fp32 [n, m]
-//     ROPE_CACHE   the weight rows are the query, key and value heads: T [n, num_heads * head_dim] =
-//                  rotated queries; rotated keys and the values go to `cache` at `slot_mapping`
-//
-//   table … num_narrow  with LOW_RANK: changes by adapters, see low_rank.cuh
+//   out          fp32 [n, m] with FP32_OUT, fp32 [n, m] with EPILOGUE RESIDUAL, T [n, m / 2] with EPILOGUE ACT_AND_MUL,
+//                u64 [world_size] with EPILOGUE SEND, T [n, query_heads, head_dim] with EPILOGUE ROPE_CACHE,
+//                else T [n, m]
+//     STORE        = y
+//     RESIDUAL     in place: += y
+//     ACT_AND_MUL  = ACTIVATION(y[i]) * y[m / 2 + i]
+//     SEND         addresses in the ranks' peer buffers; y is sent to all, fp32 [n, m]
+//     ROPE_CACHE   the weight rows are the query, key and value heads: out is the rotated queries; rotated keys
+//                  and the values go to `cache` at `slot_mapping`
+//   partial_sums  fp32 [num_sums]: of splits
+//   counters     int32 [num_counters]: of splits; 0 before and after
+//   cos_sin      fp32 [max_positions, head_dim] with EPILOGUE ROPE_CACHE, else null
+//   positions, slot_mapping  int32 [n] with EPILOGUE ROPE_CACHE, else null
+//   cache        T [num_blocks, 2 * num_kv_heads, block_size, head_dim] with EPILOGUE ROPE_CACHE, else null
+//   table        int64 [num_sets, entry] with LOW_RANK, else null: changes by adapters, see low_rank.cuh
+//   sets         int32 [n] with LOW_RANK, else null
+//   narrow, next_narrow  fp32 [num_narrow] with LOW_RANK, else null
 //
 // Algorithm: one persistent block a multiprocessor streams the weights. A producer warp fills a ring of
 // stages in shared memory, 16 weight rows × 1 KiB each, by tensor copies of boxes of 8 rows × 512 bytes, or

@@ -1,10 +1,10 @@
 // low_rank_expand: the second half of LoRA for decode rows. out = bias + narrow · Bᵀ with the matrices B
 // of each row's set of adapters: the bias of every row for the matmul that follows.
 //
-//   table   i64 [num_sets, entry]: for each set, from element 2 on, the number of parts, and for each part
+//   table   int64 [num_sets, entry]: for each set, from element 2 on, the number of parts, and for each part
 //           its first column of out, its number of columns, its rank, its first element of narrow, and
 //           the address of B, T [columns, rank]
-//   sets    int [n]: the set of a row; below 0: none
+//   sets    int32 [n]: the set of a row; below 0: none
 //   bias    T [m] or null
 //   narrow  fp32 [n, max_rank], from low_rank_shrink
 //   out     T [n, m]

@@ -1,11 +1,11 @@
 // low_rank_shrink: the first half of LoRA for decode rows. narrow = x · Aᵀ with the matrix A of each
 // row's set of adapters.
 //
-//   table        i64 [num_sets, entry]: for each set the address of A, T [rank, k], and its rank; what
+//   table        int64 [num_sets, entry]: for each set the address of A, T [rank, k], and its rank; what
 //                follows is for low_rank_expand
-//   sets         int [n]: the set of a row; below 0: none
-//   x            T [n, k], or with NORM fp32 [n, k]
-//   norm_weight  T [k] with NORM: x is divided by its root mean square (+ eps) and multiplied by
+//   sets         int32 [n]: the set of a row; below 0: none
+//   x            fp32 [n, k] with NORM, else T [n, k]
+//   norm_weight  T [k] with NORM, else null: x is divided by its root mean square (+ eps) and multiplied by
 //                norm_weight + weight_offset, as in `linear`
 //   narrow       fp32 [n, max_rank]; elements behind a row's rank are not written
 //

@@ -3,12 +3,13 @@
 //   x_map      tensor map of x, boxes of BLOCK_N (WGMMA_PATH: half of it) rows × 64 columns, 128-byte swizzle
 //   weight_map tensor map of tiles, boxes of 16 row blocks × UNIT_BYTES. Both are for sm_90 and newer
 //   x          T [n, k]
-//   tiles      u8, packed by SCHEME and GROUP_SIZE (packed_layout.cuh)
+//   tiles      u8 [row_blocks, block_bytes]: packed by SCHEME and GROUP_SIZE (packed_layout.cuh)
 //   row_scale  fp32 [m]
 //   bias       T [m] or null
 //   x_scale    fp32 [n] or null: scale of each activation row
 //   out        T [n, m]
-//   partial_sums, counters  fp32 [blocks, 2, BLOCK_M * BLOCK_N], int32 [blocks]: zeros, and zeros again at the end
+//   partial_sums  fp32 [num_sums]: [blocks, 2, BLOCK_M * BLOCK_N]
+//   counters   int32 [num_counters]: one for each block; zeros, and zeros again at the end
 //
 // Algorithm: the weight's rows are the M side of the MMA and the activation rows the N side. A work unit is an
 // output tile of BLOCK_M weight rows × BLOCK_N activation rows times 128 columns. The units, columns innermost, are

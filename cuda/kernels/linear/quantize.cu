@@ -1,7 +1,7 @@
 // quantize: quantize each activation row to 8 bits with a scale of its own (per-token quantization).
 //
 //   x       T [n, k]
-//   values  u8 [n, k]: int8 or e4m3; with AS_T the same values as T, which holds them exactly
+//   values  T [n, k] with AS_T, int8 [n, k] with SCHEME INT8, else e4m3 [n, k]: T holds them exactly
 //   scales  fp32 [n]: the row's largest magnitude / MAX_VALUE, or `fixed_scale` if that is above 0
 //   values = round(x / scale), to nearest, ties to even, saturated. SCHEME is INT8 or FP8.
 //

@@ -3,11 +3,14 @@
 //   projected    T [tokens, row_size]; the channels begin at first_column, and are multiplied by a scale:
 //                x_scale before channel x_end, b_scale before b_end, then c_scale. With GATED, LFM2's
 //                b, c, x [3 * num_channels]: the inputs are b · x
-//   conv         T [num_channels, taps], conv_bias T [num_channels] or null
+//   conv         T [num_channels, taps]
+//   conv_bias    T [num_channels] or null
 //   conv_states  fp32 [num_slots, num_channels, taps - 1], written: the inputs of the last tokens
-//   starts       int32 [sequences + 1], slots int32 [2, slots_stride], positions int32 [tokens]: see
-//                rows.cuh
-//   out          fp32 [tokens, num_channels] = ACTIVATION(convolution), with GATED T: c · convolution
+//   starts       int32 [slots_stride + 1]: of the sequences, see rows.cuh
+//   slots        int32 [2, slots_stride]
+//   positions    int32 [tokens]
+//   out          T [tokens, num_channels] with GATED, else fp32 [tokens, num_channels]: ACTIVATION(convolution),
+//                with GATED c · convolution
 //
 // Algorithm: a thread has TILE tokens of a channel, all loads in flight. The thread of the first tile is the
 // only one that reads the old state, and writes the new one.

@@ -2,10 +2,14 @@
 //
 //   projected    T [n, row_size]: the inputs of the channels come first; with GATED, LFM2's b, c, x
 //                [3 * num_channels]: the inputs are b · x
-//   conv         T [num_channels, taps], conv_bias T [num_channels] or null
+//   conv         T [num_channels, taps]
+//   conv_bias    T [num_channels] or null
 //   conv_states  fp32 [num_slots, num_channels, taps - 1], written: the inputs of the last tokens
-//   slots        int32 [2, slots_stride], step int64 [1] or null, positions int32 [n]: see step.cuh
-//   out          fp32 [n, num_channels] = ACTIVATION(convolution), with GATED T: c · convolution; 0 in unused rows
+//   slots        int32 [2, slots_stride]: see step.cuh
+//   step         int64 [1] or null
+//   positions    int32 [n]
+//   out          T [n, num_channels] with GATED, else fp32 [n, num_channels]: ACTIVATION(convolution), with GATED
+//                c · convolution; 0 in unused rows
 //   early_reads  everything but `projected` was written before the current chain of dependent launches
 //
 // Algorithm: a thread for each channel.

@@ -2,12 +2,15 @@
 //
 //   mixed        fp32 [tokens, channels]: queries, keys [num_key_heads * key_dim each] and values
 //                [num_heads * value_dim], after the convolution
-//   projected    T [tokens, channels + num_heads * (value_dim + 2)]; its last columns are β and steps; with
-//                KEY_DECAYS [tokens, row_size], with β after `channels` columns
+//   projected    T [tokens, row_size]: channels + num_heads * (value_dim + 2) columns, the last are β and steps; with
+//                KEY_DECAYS any number, with β after `channels` columns
 //   key_steps    fp32 [tokens, num_heads * key_dim] with KEY_DECAYS, else null
-//   decay        fp32 [num_heads], step_bias fp32 [num_heads], with KEY_DECAYS [num_heads * key_dim]
+//   decay        fp32 [num_heads]
+//   step_bias    fp32 [num_heads * key_dim] with KEY_DECAYS, else fp32 [num_heads]
 //   states       fp32 [num_slots, num_heads, key_dim, value_dim], written
-//   starts       int32 [sequences + 1], slots int32 [2, slots_stride], positions int32 [tokens]: rows.cuh
+//   starts       int32 [slots_stride + 1]: of the sequences, see rows.cuh
+//   slots        int32 [2, slots_stride]
+//   positions    int32 [tokens]
 //   out          fp32 [tokens, num_heads * value_dim] = Sᵀq; gated_delta_step.cu has the formula, and KEY_DECAYS
 //
 // Algorithm: the columns of S do not depend on each other; a block has 32 of a head's, in registers, and

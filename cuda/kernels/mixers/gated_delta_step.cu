@@ -1,17 +1,19 @@
 // gated_delta_step: a decode step of gated DeltaNet, or several ones of a sequence, from the projections of each
 // row to the gated and normalized output; reads the state once and writes it after each row.
 //
-//   projected    T [n, 2 * num_key_heads * key_dim + 2 * num_heads * value_dim + 2 * num_heads]: queries,
-//                keys, values, output gates z, β, steps; with KEY_DECAYS [n, row_size]: queries, keys,
+//   projected    T [n, row_size]: queries, keys, values, output gates z, β, steps; with KEY_DECAYS queries, keys,
 //                values, β and more
 //   conv         T [channels, taps]: the weights of the convolution of queries, keys and values
-//   key_steps    fp32 [n, num_heads * key_dim], output_gates fp32 [n, num_heads * value_dim] with KEY_DECAYS, else
-//                null
-//   decay        fp32 [num_heads], step_bias fp32 [num_heads], norm fp32 [value_dim]: constant; with KEY_DECAYS
-//                step_bias [num_heads * key_dim]
+//   key_steps    fp32 [n, num_heads * key_dim] with KEY_DECAYS, else null
+//   output_gates  fp32 [n, num_heads * value_dim] with KEY_DECAYS, else null
+//   decay        fp32 [num_heads]: constant, as the next two
+//   step_bias    fp32 [num_heads * key_dim] with KEY_DECAYS, else fp32 [num_heads]
+//   norm         fp32 [value_dim]
 //   conv_states  fp32 [num_slots, channels, taps - 1], written: the inputs of the last tokens
 //   states       fp32 [num_slots, num_heads, key_dim, value_dim], written
-//   slots        int32 [2, slots_stride], step int64 [1] or null, positions int32 [n]: see step.cuh
+//   slots        int32 [2, slots_stride]: see step.cuh
+//   step         int64 [1] or null
+//   positions    int32 [n]
 //   out          T [n, num_heads * value_dim]; 0 in unused rows
 //   early_reads  everything but `projected`, key_steps and output_gates was written before the current chain of
 //                dependent launches

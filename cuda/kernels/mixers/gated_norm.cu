@@ -1,9 +1,9 @@
 // gated_norm: RMSNorm over groups of a mixer's outputs, with gates.
 //
 //   x          fp32 [n, width]
-//   weight     fp32, constant: [width], or [group_size] for all groups with weight_stride 0
-//   gates      T, rows gates_stride elements apart, or null: the result is multiplied by
-//              silu(gate_scale * gates)
+//   weight     fp32 [weight_size]: constant; width elements, or group_size for all groups with weight_stride 0
+//   gates      T [n, gate_columns] or null, rows gates_stride elements apart, unaligned: the result is multiplied
+//              by silu(gate_scale * gates) of the first columns
 //   out        T [n, width]
 //
 //   out = x · rsqrt(mean of x² over the group + eps) · weight · silu(gate_scale · gates)

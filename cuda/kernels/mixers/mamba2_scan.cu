@@ -1,12 +1,14 @@
 // mamba2_scan: Mamba-2 over the tokens of prompts, one after the other.
 //
-//   mixed        fp32 [tokens, width + 2 * num_groups * state_size]: x, b and c after the convolution
+//   mixed        fp32 [tokens, channels]: x, b and c after the convolution
 //   projected    T [tokens, row_size]: output gates z first, steps last; multiplied by z_scale and step_scale
-//   decay        fp32 [num_heads], step_bias fp32 [num_heads], skip fp32 [num_heads]
+//   decay, step_bias, skip  fp32 [num_heads]
 //   states       fp32 [num_slots, num_heads, head_dim, state_size], written
-//   starts       int32 [sequences + 1], slots int32 [2, slots_stride], positions int32 [tokens]: rows.cuh
-//   out          T or, with FP32_OUT, fp32 [tokens, num_heads * head_dim]; times silu(z) if `gated`;
-//                mamba2_step.cu has the formula
+//   starts       int32 [slots_stride + 1]: of the sequences, see rows.cuh
+//   slots        int32 [2, slots_stride]
+//   positions    int32 [tokens]
+//   out          fp32 [tokens, num_heads * head_dim] with FP32_OUT, else T [tokens, num_heads * head_dim]: times
+//                silu(z) if `gated`; mamba2_step.cu has the formula
 //
 // Algorithm: the rows of H do not depend on each other; a block has 32 of a head's, in registers, and
 // computes the tokens in order, 16 at a time from shared memory, while the next 16 are on their way.

@@ -1,14 +1,17 @@
 // mamba2_step: a decode step of Mamba-2, or several ones of a sequence, from the projections of each row to its
 // output; reads the state once and writes it after each row.
 //
-//   projected    T [n, 2 * width + 2 * num_groups * state_size + num_heads], width = num_heads * head_dim:
-//                output gates z, x, b, c, steps; each part is multiplied by its scale
-//   conv         T [channels, taps], conv_bias T [channels] or null: the convolution of x, b and c
-//   decay        fp32 [num_heads], step_bias fp32 [num_heads], skip fp32 [num_heads]: constant
+//   projected    T [n, row_size]: 2 * width + 2 * num_groups * state_size + num_heads columns, width = num_heads *
+//                head_dim: output gates z, x, b, c, steps; each part is multiplied by its scale
+//   conv         T [channels, taps]: the convolution of x, b and c
+//   conv_bias    T [channels] or null
+//   decay, step_bias, skip  fp32 [num_heads]: constant
 //   conv_states  fp32 [num_slots, channels, taps - 1], written: the inputs of the last tokens
 //   states       fp32 [num_slots, num_heads, head_dim, state_size], written
-//   slots        int32 [2, slots_stride], step int64 [1] or null, positions int32 [n]: see step.cuh
-//   out          T or, with FP32_OUT, fp32 [n, width]; times silu(z) if `gated`; 0 in unused rows
+//   slots        int32 [2, slots_stride]: see step.cuh
+//   step         int64 [1] or null
+//   positions    int32 [n]
+//   out          fp32 [n, num_heads * head_dim] with FP32_OUT, else T [n, num_heads * head_dim]: times silu(z) if `gated`; 0 in unused rows
 //   early_reads  everything but `projected` was written before the current chain of dependent launches
 //
 //   Δ = max(softplus(step + step_bias), min_step);  H ← exp(−exp(decay) Δ) H + Δ x bᵀ;

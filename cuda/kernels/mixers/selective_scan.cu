@@ -2,11 +2,14 @@
 //
 //   x          fp32 [tokens, width]: after the convolution
 //   steps      fp32 [tokens, width]
-//   b, c       fp32 [tokens, state_size], rows vectors_stride elements apart
-//   gates      T [tokens, width], rows gates_stride elements apart
-//   decay      fp32 [width, state_size], step_bias fp32 [width], skip fp32 [width]
+//   b, c       fp32 [tokens, state_size], rows vectors_stride elements apart, unaligned
+//   gates      T [tokens, width], rows gates_stride elements apart, unaligned
+//   decay      fp32 [width, state_size]
+//   step_bias, skip  fp32 [width]
 //   states     fp32 [num_slots, width, state_size], written
-//   starts     int32 [sequences + 1], slots int32 [2, slots_stride], positions int32 [tokens]: see rows.cuh
+//   starts     int32 [slots_stride + 1]: of the sequences, see rows.cuh
+//   slots      int32 [2, slots_stride]
+//   positions  int32 [tokens]
 //   out        T [tokens, width]; selective.cuh has the formula
 //
 // Algorithm: channels do not depend on each other. A block has 32 of them, four threads each, with the states in

@@ -3,11 +3,14 @@
 //
 //   x          fp32 [n, width]: after the convolution
 //   steps      fp32 [n, width]
-//   b, c       fp32 [n, state_size], rows vectors_stride elements apart
-//   gates      T [n, width], rows gates_stride elements apart
-//   decay      fp32 [width, state_size], step_bias fp32 [width], skip fp32 [width]: constant
+//   b, c       fp32 [n, state_size], rows vectors_stride elements apart, unaligned
+//   gates      T [n, width], rows gates_stride elements apart, unaligned
+//   decay      fp32 [width, state_size]: constant
+//   step_bias, skip  fp32 [width]: constant
 //   states     fp32 [num_slots, width, state_size], written
-//   slots      int32 [2, slots_stride], step int64 [1] or null, positions int32 [n]: see step.cuh
+//   slots      int32 [2, slots_stride]: see step.cuh
+//   step       int64 [1] or null
+//   positions  int32 [n]
 //   out        T [n, width], selective.cuh has the formula; 0 in unused rows
 //   early_reads  the states, slots and positions were written before the current chain of dependent launches
 //

@@ -1,6 +1,12 @@
 // bulk_gate_up: expert_gate_up and packed_gate_up by bulk copies (sm_90 and newer).
 //
-// Arguments as for packed_gate_up; `scales` is null for SCHEME PLAIN, `values` are then addresses of matrices T.
+//   x          T [n, hidden_size]
+//   values     u64 [num_experts]: as for packed_gate_up, for SCHEME PLAIN addresses of matrices T
+//   scales     u64 [num_experts] or null: null for SCHEME PLAIN
+//   biases     u64 [num_experts] or null
+//   ids        int32 [n, experts_per_token]
+//   input_weights  fp32 [n, experts_per_token] or null
+//   out        T [n, experts_per_token, expert_size]; all as for packed_gate_up, like the other arguments
 //
 // Algorithm: a block computes eight neighboring outputs of a token's expert. Its first warp requests all their weights as
 // soon as the expert is known: eight rows of a packed matrix are contiguous. What is small is requested first: behind the

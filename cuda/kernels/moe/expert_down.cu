@@ -1,8 +1,9 @@
 // expert_down: second half of the MLPs of each token's experts (MoE), weighted and summed.
 //
 //   x           T [n, experts_per_token, expert_size]
-//   values      u64 [num_experts]: address of each expert's matrix [hidden_size, expert_size], as in packed_gate_up, or elements of T (PLAIN)
-//   scales      u64 [num_experts]: address of its scales, as in packed_gate_up; null for PLAIN
+//   values      u64 [num_experts]: address of each expert's matrix [hidden_size, expert_size], as in packed_gate_up, or
+//               elements of T (PLAIN)
+//   scales      u64 [num_experts] or null: address of its scales, as in packed_gate_up; null for PLAIN
 //   biases      u64 [num_experts] or null: each expert's bias T [hidden_size]
 //   ids         int32 [n, experts_per_token]
 //   weights     fp32 [n, experts_per_token] or null: routing weights; null: 1

@@ -1,6 +1,6 @@
 // expert_order: sort the choices of all tokens by expert (MoE), so that each expert computes its rows together.
 //
-//   ids     int32 [num_choices]: the experts of the first token, then those of the next
+//   ids     int32 [n, ...]: num_choices in all: the experts of the first token, then those of the next
 //   order   int32 [num_choices]: indices of choices; those of expert 0 first, each expert's in ascending order
 //   starts  int32 [num_experts + 1]: where the choices of each expert begin in `order`; the last one is num_choices
 //

@@ -1,8 +1,10 @@
 // grouped_down: second half of the MLPs of the experts of many tokens (MoE).
 //
 //   x       T [num_choices, expert_size]: rows as `order` has them
-//   values, scales, biases: as in grouped_gate_up, of matrices [hidden_size, expert_size]
-//   order   int32 [num_choices], starts int32 [num_experts + 1]: of expert_order
+//   values  u64 [num_matrices]: as in grouped_gate_up, of matrices [hidden_size, expert_size]
+//   scales, biases  u64 [num_matrices] or null
+//   order   int32 [num_choices]: of expert_order
+//   starts  int32 [num_experts + 1]
 //   out     T [num_choices, hidden_size] = matrix · x + bias, at the place of the choice: row order[i] for row i of x
 //
 // Algorithm: grouped.cuh. expert_sum adds the outputs of a token.

@@ -1,14 +1,15 @@
 // grouped_gate_up: first half of the MLPs of the experts of many tokens (MoE): activation(gate) * up.
 //
 //   x       T [n, hidden_size]
-//   values  u64 [num_experts]: addresses of each expert's matrix [2 * expert_size, hidden_size]: of its elements T,
+//   values  u64 [num_matrices]: addresses of each expert's matrix [2 * expert_size, hidden_size]: of its elements T,
 //           with MXFP4 u8 [2 * expert_size, hidden_size / 2], or of its packed tiles (linear/packed_layout.cuh)
-//   scales  u64 [num_experts], null with PLAIN: addresses of scales, with MXFP4 u8 [2 * expert_size,
+//   scales  u64 [num_matrices] or null: null with PLAIN; addresses of scales, with MXFP4 u8 [2 * expert_size,
 //           hidden_size / 32], of packed matrices fp32 [2 * expert_size]
-//   biases  u64 [num_experts] or null: addresses of biases T [2 * expert_size]
-//   input_weights  fp32 [n * experts_per_token] or null: of the choices in the order of the tokens; as in
+//   biases  u64 [num_matrices] or null: addresses of biases T [2 * expert_size]
+//   input_weights  fp32 [n, experts_per_token] or null: of the choices in the order of the tokens; as in
 //           expert_gate_up
-//   order   int32 [n * experts_per_token], starts int32 [num_experts + 1]: of expert_order
+//   order   int32 [n * experts_per_token]: of expert_order
+//   starts  int32 [num_experts + 1]
 //   out     T [n * experts_per_token, expert_size]: rows in that order; as in expert_gate_up, with gate_step and limit
 //
 // Algorithm: grouped.cuh. A block has 64 gate rows and the 64 up rows that belong to them, in turns of eight, so that

@@ -1,8 +1,8 @@
 // mxfp4_dequantize: rows of an MXFP4 matrix as floats.
 //
-//   blocks  u8 [num_groups, 16]: 32 elements each (e2m1), the lower one in the low half of a byte
-//   scales  u8 [num_groups]: e8m0, 2^(byte - 127)
-//   out     T [num_groups, 32]
+//   blocks  u8 [rows, groups, 16]: 32 elements each (e2m1), the lower one in the low half of a byte
+//   scales  u8 [rows, groups], unaligned: e8m0, 2^(byte - 127)
+//   out     T [rows, groups * 32]; num_groups in all
 //
 // Algorithm: a thread converts eight elements.
 // Launch: grid ceil(num_groups / 64), block 256, no shared memory.

@@ -3,7 +3,7 @@
 //   x          T [n, hidden_size]
 //   values     u64 [num_experts]: address of each expert's matrix [2 * expert_size, hidden_size]: tiles of
 //              linear/packed_layout.cuh, or elements of MXFP4 u8 [rows, hidden_size / 2]
-//   scales     u64 [num_experts]: address of its row scales fp32, or of MXFP4's u8 [rows, hidden_size / 32]
+//   scales     u64 [num_experts] or null: address of its row scales fp32, or of MXFP4's u8 [rows, hidden_size / 32]
 //   biases     u64 [num_experts] or null: each expert's bias T [2 * expert_size]
 //   ids        int32 [n, experts_per_token]
 //   input_weights  fp32 [n, experts_per_token] or null: the products are multiplied by them, before a bias is added:

@@ -7,11 +7,13 @@
 //   num_shared     after the chosen ones come the experts num_experts …, which all tokens choose, with the weight 1,
 //                  or with shared_gate the sigmoid of the logit of the last row
 //   bias           fp32 [num_experts] or null: added to the logits
-//   expert_scales  fp32 [num_experts] or null, as in route.cu
+//   correction     fp32 [num_experts] or null: as in route.cu
+//   expert_scales  fp32 [num_experts] or null: as in route.cu
 //   normed         T [n, hidden_size]
-//   logits         fp32 [n, num_experts + shared_gate]: used by the kernel
-//   counters       u64 [n]: 0 before and after
-//   ids            int32 [n, experts_per_token + num_shared], as in route.cu; so weights and the other arguments
+//   logits         fp32 [logits_size]: n rows of num_experts + shared_gate, used by the kernel
+//   counters       u64 [max_rows]: 0 before and after
+//   ids            int32 [n, experts_per_token + num_shared]: as in route.cu, like the other arguments
+//   weights        fp32 [n, experts_per_token + num_shared]
 //
 // Algorithm: a warp computes an expert's logit; every block normalizes the row. The last block of a token chooses
 // its experts. The matrix is requested before the upstream kernel ends.

@@ -1,14 +1,14 @@
 // advance: end a decode step on the device, so that the next step can start without the host.
 //
 //   sampled       int32 [num_rows]: ids, negative if there is no token
-//   id_map        int32 [any] or null: the id that each sampled one stands for
+//   id_map        int32 [num_ids] or null: the id that each sampled one stands for
 //   tokens        int32 [num_rows], written: input ids of the next step (0 for a negative one)
 //   positions     int32 [num_rows], in place: plus one
 //   context_lens  int32 [num_rows], in place: plus one; 0 marks an unused row, which is left alone
 //   slot_mapping  int32 [num_rows], written: cache slots of the next step; -1 past the block table's end
 //   block_tables  int32 [num_rows, max_blocks]
 //   counts        int32 [num_rows, vocab_size] or null, in place: occurrences of ids, for the penalties
-//   ring          int32 [ring_steps, ring_rows] in pinned host memory: row step % ring_steps is written
+//   ring          int32 [ring_steps, ring_rows], maybe pinned: in pinned host memory; row step % ring_steps is written
 //   step          int64 [1], in place: plus one
 //
 // Algorithm: one thread a row. Requires: num_rows <= 256. Launch: grid 1, block 256.

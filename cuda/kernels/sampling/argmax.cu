@@ -4,7 +4,7 @@
 //   max_logits  fp32 [n]: the maximum, or NaN if a logit is NaN or infinite
 //   ids         int32 [n]: the lowest id of the maximum, -1 if a logit is NaN or infinite, or -2 if every id
 //               is banned: `penalties` makes the logit of a banned one -1e30
-//   workspace   u64 [n, 2]: the largest key so far and the number of finished blocks; zero before the
+//   workspace   u64 [max_rows, 2]: the largest key so far and the number of finished blocks; zero before the
 //               first call and after every call
 //
 // Algorithm: many blocks a row, because one multiprocessor takes 5 µs to read 512 KiB from L2. An atomic

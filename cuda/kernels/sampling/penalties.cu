@@ -1,9 +1,9 @@
 // penalties: bias, repetition, presence and frequency penalties, bans, and masks of grammars, on the logits.
 //
-//   logits             fp32 [n, vocab_size], in place
-//   bias               fp32 [at least n, vocab_size]: added to the logit; -infinity bans the id
+//   logits             fp32 [n, vocab_size]: in place
+//   bias               fp32 [max_rows, vocab_size]: added to the logit; -infinity bans the id
 //   has_bias           int32 [n]: 0 is off; the row of `bias` is not read
-//   counts             int32 [at least n, vocab_size]: bit 30 is set if the id occurs in the prompt or the
+//   counts             int32 [max_rows, vocab_size]: bit 30 is set if the id occurs in the prompt or the
 //                      answer, bit 29 if it ends an answer; the bits below count its occurrences in the
 //                      answer
 //   repeat_penalty     fp32 [n]: divides positive and multiplies negative logits of ids that occur; 1 is
@@ -12,7 +12,7 @@
 //   frequency_penalty  fp32 [n]: subtracted for each occurrence in the answer; 0 is off
 //   context_lens       int32 [n]: the number of tokens of prompt and answer
 //   min_context_lens   int32 [n]: ids that end an answer are banned while context_lens is below; 0 is off
-//   masks              u32 [at least n, ceil(vocab_size / 32)]: bit id % 32 of word id / 32 is set if a grammar
+//   masks              int32 [max_rows, (vocab_size + 31) / 32]: bit id % 32 of word id / 32 is set if a grammar
 //                      allows the id; others are banned
 //   has_mask           int32 [n]: 0 is off; the row of `masks` is not read
 //

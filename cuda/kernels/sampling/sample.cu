@@ -1,15 +1,17 @@
 // sample: each row's next token: temperature, then top-k, min-p and top-p, then a random number.
 //
 //   logits       fp32 [n, vocab_size], with penalties applied
-//   max_logits   fp32 [n], argmax_ids int32 [n]: the row's maximum and its id, from `argmax`
+//   max_logits   fp32 [n]: the row's maximum, from `argmax`
+//   argmax_ids   int32 [n]: its id
 //   temperature  fp32 [n]: 0 selects argmax_ids[row], and so does a negative id (no token)
 //   top_k        int32 [n]: 0 is off; of equal logits the lowest ids are kept
 //   top_p        fp32 [n]: 1 is off; a fraction of the mass that top-k and min-p leave. The token that
 //                crosses it is kept
 //   min_p        fp32 [n]: 0 is off; a fraction of the largest probability
-//   seeds        u64 [n], positions int32 [n]: the random number is a function of them
+//   seeds        u64 [n]: the random number is a function of it and the position
+//   positions    int32 [n]
 //   out          int32 [n]
-//   workspace    u64 [n, workspace_stride], see `Work`; the first 1025 words of a row are 0 before the
+//   workspace    u64 [max_rows, workspace_stride], see `Work`; the first 1025 words of a row are 0 before the
 //                first call and after every call
 //
 // Algorithm: inverse CDF over the kept tokens, by decreasing logit and then by id, or over all tokens by

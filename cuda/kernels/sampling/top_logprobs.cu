@@ -1,11 +1,11 @@
 // top_logprobs: the most probable ids of each row, their logprobs, and the row's log of summed exponentials.
 //
-//   logits     fp32 [n, vocab_size]
+//   logits     fp32 [n, vocab_size], unaligned
 //   logprobs   fp32 [n, num_top], largest first; of equal ones the lower id comes first
 //   ids        int32 [n, num_top]
 //   log_sums   fp32 [n]: log(sum(exp(logits))); logprob = logit - log_sum
 //              A row with a NaN or an infinite logit gets NaN and ids of 0.
-//   workspace  u64 [n, 1 + blocks * (num_top + 1)]: the number of finished blocks, zero before and after a
+//   workspace  u64 [n, row_words]: 1 + blocks * (num_top + 1) words: the number of finished blocks, zero before and after a
 //              call; then the keys and the sum of each of the `blocks` of a row
 //
 // Algorithm: each block holds 4096 logits as sort keys in registers. It takes their largest `num_top` times,

@@ -3,22 +3,10 @@
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.gpu import Gpu
 
 MAX_SPLITS = 32  # a warp's lanes hold their statistics
 _ROWS_PER_BLOCK, _THREADS = 4, 128
-_ARGUMENTS = (
-    "pointer partials, pointer query_starts, pointer out, int num_seqs, int num_splits, "
-    "int num_tokens, int num_heads, int head_dim"
-)
-
-
-def _spec(dtype: torch.dtype) -> KernelSpec:
-    return KernelSpec("combine_splits", _ARGUMENTS, {"DTYPE": DTYPE_NAMES[dtype]})
-
-
-VARIANTS = [_spec(dtype) for dtype in (torch.bfloat16, torch.float16)]
 
 
 def new_partials(gpu: Gpu, num_splits: int, out: Tensor) -> Tensor:
@@ -45,15 +33,8 @@ def combine_splits(
         raise ValueError(f"{num_splits} splits are not between 1 and {MAX_SPLITS}")
     if out.dtype not in (torch.bfloat16, torch.float16) or head_dim % 8:
         raise ValueError(f"out must be bf16 or fp16 with head_dim % 8 == 0, not {out.dtype}")
-    size = num_splits * num_tokens * num_heads * (head_dim + 2)
-    check_tensor("partials", partials, (size,), "float32", gpu)
-    check_tensor("query_starts", query_starts, tuple(query_starts.shape), "int32", gpu)
-    check_tensor("out", out, (num_tokens, num_heads, head_dim), out.dtype, gpu)
-    rows = num_tokens * num_heads
-    if rows == 0:
-        return
-    gpu.kernel(_spec(out.dtype))(
-        -(-rows // _ROWS_PER_BLOCK),
+    gpu.kernel("combine_splits", DTYPE=out.dtype)(
+        -(-num_tokens * num_heads // _ROWS_PER_BLOCK),
         _THREADS,
         num_bytes=partials.nbytes + out.nbytes,
         partials=partials,
@@ -61,7 +42,4 @@ def combine_splits(
         out=out,
         num_seqs=len(query_starts) - 1,
         num_splits=num_splits,
-        num_tokens=num_tokens,
-        num_heads=num_heads,
-        head_dim=head_dim,
     )

@@ -4,18 +4,10 @@ from math import prod
 
 from torch import Tensor
 
-from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
-from swiftchat.cuda.gpu import Gpu, KernelSpec
+from swiftchat.cuda.gpu import Gpu
 
 _ACCESS_BYTES = 16
 _THREADS, _UNROLL = 256, 4
-
-_SPEC = KernelSpec(
-    "copy_blocks",
-    "pointer source, pointer destination, pointer copies, int64 source_layer_vectors, "
-    "int64 destination_layer_vectors, int block_vectors",
-)
-VARIANTS = [_SPEC]
 
 
 def copy_blocks(gpu: Gpu, cache: Tensor, copies: Tensor, destination: Tensor | None = None) -> None:
@@ -28,22 +20,14 @@ def copy_blocks(gpu: Gpu, cache: Tensor, copies: Tensor, destination: Tensor | N
     """
     destination = cache if destination is None else destination
     num_layers, num_blocks, *block_shape = cache.shape
-    other_shape = (num_layers, destination.shape[1], *block_shape)
-    check_tensor("cache", cache, tuple(cache.shape), cache.dtype, gpu, may_be_pinned=True)
-    check_tensor("destination", destination, other_shape, cache.dtype, gpu, may_be_pinned=True)
-    m = copies.shape[0]
-    check_tensor("copies", copies, (m, 2), "int32", gpu)
+    m = len(copies)
     block_bytes = cache.element_size() * prod(block_shape)
     if block_bytes % _ACCESS_BYTES or block_bytes >= 2**31:
         raise ValueError(
             f"a block must have a multiple of {_ACCESS_BYTES} bytes, not {block_bytes}"
         )
-    if max(m, num_layers) > MAX_GRID_Y:
-        raise ValueError(f"at most {MAX_GRID_Y} copies and layers, not {m} and {num_layers}")
-    if m == 0 or cache.numel() == 0:
-        return
     block_vectors = block_bytes // _ACCESS_BYTES
-    gpu.kernel(_SPEC)(
+    gpu.kernel("copy_blocks")(
         (-(-block_vectors // (_THREADS * _UNROLL)), m, num_layers),
         _THREADS,
         num_bytes=2 * m * num_layers * block_bytes,

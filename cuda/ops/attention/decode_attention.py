@@ -1,28 +1,22 @@
 """Attention of one token a sequence over a paged cache: `kernels/attention/decode_attention.cu`."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.attention.decode_rotary import (
-    ROTARY_DEFINES,
-    ROTARY_PARAMETERS,
-    DecodeRotary,
-    rotated_bytes,
-)
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.attention.decode_rotary import ROTARY_MACROS, DecodeRotary, rotated_bytes
 from swiftchat.cuda.quantized_kv import (
-    KV_SCHEMES,
     PACKED_HEAD_DIMS,
     KVScales,
     cache_arguments,
-    head_dim_of,
+    scheme_macros,
     scheme_of,
-    scheme_parameters,
 )
+from swiftchat.cuda.signature import Macro
 from swiftchat.cuda.tensor_map import tensor_map
 
 # The kernel is compiled for these head_dims; others are padded. fp32 is not optimized.
@@ -44,13 +38,6 @@ _LARGE_HEAD_DIM = 256  # as in the kernel
 # a few multiprocessors busy after the others are done. Many sequences even out. Short sequences use
 # no more splits than there are multiprocessors for.
 _MIN_SPLITS = 4
-_ARGUMENTS = (
-    "tensor_map map, pointer q, pointer cache, pointer block_tables, pointer context_lens, "
-    "pointer alibi_slopes, pointer sinks, pointer out, pointer workspace, int64 q_stride, "
-    "int num_kv_heads, int group_size, int head_dim, int log2_block_size, int max_blocks, "
-    "int window, int chunk, int new_tokens, int num_splits, int few_splits, int together, "
-    "int num_seqs, float scale, float softcap"
-)
 
 
 def decode_attention_workspace(gpu: Gpu, max_seqs: int, num_heads: int, head_dim: int) -> Tensor:
@@ -61,7 +48,7 @@ def decode_attention_workspace(gpu: Gpu, max_seqs: int, num_heads: int, head_dim
     # The splits fill the multiprocessors with blocks of at most 16 heads, or are _MIN_SPLITS.
     rows = max(16 * _BLOCKS_PER_SM * gpu.num_sms, _MIN_SPLITS * max_seqs * num_heads)
     size = rows * _partial_size(head_dim)
-    return torch.full((size,), -1, dtype=torch.int32, device=gpu.device)
+    return torch.full((size,), -1, dtype=torch.int32, device=gpu.device).view(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -90,7 +77,7 @@ class Layout:
         rotary: bool = False,
     ) -> "Layout":
         """Return the layout for `group_size` query heads a KV head and `shared_bytes` a block."""
-        padded_dim = next(size for size in _head_dims(dtype, kv_scheme) if size >= head_dim)
+        padded_dim = next(size for size in head_dims(dtype, kv_scheme) if size >= head_dim)
         # More than 8 heads with 256 dimensions or more need too many registers.
         rows = 16 if group_size > 8 and padded_dim < 256 and dtype != torch.float32 else 8
         step, itemsize = _STEPS[kv_scheme], 1 if kv_scheme else dtype.itemsize
@@ -122,64 +109,23 @@ class Layout:
         return self.step * min(self.warps, busy)
 
     @property
-    def spec(self) -> KernelSpec:
-        arguments = _ARGUMENTS
-        defines = {
-            "DTYPE": DTYPE_NAMES[self.dtype],
-            "HEAD_DIM": str(self.padded_dim),
-            "ROWS": str(self.rows),
-            "NUM_WARPS": str(self.warps),
-            "NUM_STAGES": str(self.stages),
+    def macros(self) -> dict[str, Macro]:
+        return {
+            "DTYPE": self.dtype,
+            "HEAD_DIM": self.padded_dim,
+            "ROWS": self.rows,
+            "NUM_WARPS": self.warps,
+            "NUM_STAGES": self.stages,
+            **scheme_macros(self.kv_scheme),
+            **(ROTARY_MACROS if self.rotary else {}),
         }
-        arguments += scheme_parameters(self.kv_scheme)
-        if self.kv_scheme:
-            defines["KV_SCHEME"] = KV_SCHEMES[self.kv_scheme]
-        if self.rotary:
-            arguments += ROTARY_PARAMETERS
-            defines |= ROTARY_DEFINES
-        return KernelSpec("decode_attention", arguments, defines)
 
 
-def _head_dims(dtype: torch.dtype, kv_scheme: str | None = None) -> tuple[int, ...]:
+def head_dims(dtype: torch.dtype, kv_scheme: str | None = None) -> tuple[int, ...]:
+    """Return the head_dims that the kernel is compiled for."""
     if kv_scheme:
         return PACKED_HEAD_DIMS if kv_scheme == "int5" else _QUANTIZED_HEAD_DIMS
     return _FP32_HEAD_DIMS if dtype == torch.float32 else _HEAD_DIMS
-
-
-_SMALL, _LARGE = 99 * 1024, 227 * 1024  # sm_86, sm_89, sm_120; data center GPUs
-_ROTARY_VARIANTS = [
-    Layout.of(dtype, head_dim, group_size, shared_bytes, rotary=True).spec
-    for dtype in DTYPE_NAMES
-    for head_dim, group_size in ((64, 4), (128, 4), (128, 16), (256, 4))
-    for shared_bytes in (_SMALL, _LARGE)
-]
-VARIANTS = [
-    Layout.of(dtype, head_dim, group_size, shared_bytes).spec
-    for dtype in DTYPE_NAMES
-    for head_dim in _head_dims(dtype)
-    for group_size in ((4,) if dtype == torch.float32 or head_dim >= 256 else (4, 16))
-    for shared_bytes in (_SMALL, _LARGE)
-] + [
-    Layout.of(*sizes).spec
-    for sizes in (
-        (torch.bfloat16, 128, 4, _SMALL // 2, None),
-        (torch.bfloat16, 128, 16, _SMALL // 2, None),
-        (torch.bfloat16, 64, 4, _LARGE, "int8"),
-        (torch.bfloat16, 128, 16, _SMALL // 2, "int8"),
-        (torch.float16, 256, 4, _SMALL, "int8"),
-        (torch.bfloat16, 512, 4, _LARGE, "int8"),
-        (torch.float16, 512, 4, _SMALL // 2, "fp8"),
-        (torch.bfloat16, 512, 4, _SMALL // 2, None),
-        (torch.float16, 96, 4, _SMALL // 2, "fp8"),
-        (torch.bfloat16, 128, 4, _LARGE, "fp8"),
-        (torch.bfloat16, 64, 4, _LARGE, "int5"),
-        (torch.float16, 64, 16, _SMALL, "int5"),
-        (torch.float16, 128, 4, _SMALL // 2, "int5"),
-        (torch.bfloat16, 128, 16, _SMALL, "int5"),
-        (torch.bfloat16, 128, 4, _LARGE, "int5"),
-    )
-]
-VARIANTS += _ROTARY_VARIANTS
 
 
 def decode_attention(
@@ -221,13 +167,14 @@ def decode_attention(
     row: the newest keys and values are stored in the cache here, and q does not change. Then
     new_tokens is 1, the promise is also about positions and slots, and the cache is not quantized.
     """
-    _check_sizes(cache, head_dim_of(cache, kv_scales), q.shape[1], (window, chunk), softcap)
-    _check_tensors(gpu, q, cache, block_tables, context_lens, alibi_slopes, out, kv_scales)
     if len(q) == 0:
         return
-    check_tensor("sinks", sinks, (q.shape[1],), "float32", gpu)
+    num_kv_heads = cache.shape[1] // 2
+    _check_sizes(cache, q.shape[2], q.shape[1], (window, chunk), softcap)
+    if kv_scales is not None:
+        kv_scales.check(q.shape[2], q.dtype)
     if rotary is not None:
-        rotary.check(gpu, q, cache.shape[1] // 2, new_tokens)
+        rotary.check(q, num_kv_heads, new_tokens)
         if kv_scales is not None:
             raise ValueError("decode_attention does not rotate queries for a quantized cache")
     plan = _Plan.of(
@@ -237,12 +184,12 @@ def decode_attention(
         rotary=rotary is not None,
     )
     plan.check_workspace(workspace, q)
-    gpu.kernel(plan.layout.spec)(
+    gpu.kernel("decode_attention", **plan.layout.macros)(
         plan.num_blocks,
         32 * plan.layout.warps,
         shared_bytes=plan.shared_bytes,
         num_bytes=2 * out.nbytes,
-        **plan.arguments(gpu, q, cache),
+        **plan.arguments(gpu, cache),
         **cache_arguments(cache, kv_scales),
         **({} if rotary is None else rotary.arguments()),
         q=q,
@@ -252,7 +199,7 @@ def decode_attention(
         sinks=sinks,
         out=out,
         workspace=workspace,
-        max_blocks=block_tables.shape[1],
+        num_kv_heads=num_kv_heads,
         window=window,
         chunk=chunk,
         new_tokens=new_tokens,
@@ -314,16 +261,13 @@ class _Plan:
         if workspace.numel() < needed:
             raise ValueError(f"the workspace has {workspace.numel()} elements; {needed} are needed")
 
-    def arguments(self, gpu: Gpu, q: Tensor, cache: Tensor) -> dict[str, Any]:
-        rows = cache.view(-1, cache.shape[-1])
+    def arguments(self, gpu: Gpu, cache: Tensor) -> dict[str, Any]:
         return {
-            "map": tensor_map(gpu, rows, min(cache.shape[2], self.layout.step)),
-            "q_stride": q.stride(0),
+            "map": partial(tensor_map, gpu, cache, min(cache.shape[2], self.layout.step)),
             "group_size": self.group_size,
             "num_splits": self.num_splits,
             "few_splits": self.few_splits,
-            "together": int(self.together),
-            "num_seqs": len(q),
+            "together": self.together,
         }
 
 
@@ -345,8 +289,6 @@ def _check_sizes(
     cache: Tensor, head_dim: int, num_heads: int, limits: tuple[int, int], softcap: float
 ) -> None:
     num_blocks, kv_rows, block_size, _ = cache.shape
-    if cache.dtype not in DTYPE_NAMES and cache.dtype != torch.int8:
-        raise ValueError(f"the cache must be bf16, fp16, fp32 or int8, not {cache.dtype}")
     if head_dim % 8 or not 8 <= head_dim <= _HEAD_DIMS[-1]:
         raise ValueError(f"head_dim must be a multiple of 8 up to {_HEAD_DIMS[-1]}, not {head_dim}")
     if block_size < 4 or block_size & (block_size - 1):
@@ -357,30 +299,3 @@ def _check_sizes(
         raise ValueError(f"a cache of {list(cache.shape)} has 2^31 rows or more")
     if min(*limits, softcap) < 0:
         raise ValueError(f"window, chunk and softcap must be 0 or more, not {(*limits, softcap)}")
-
-
-def _check_tensors(
-    gpu: Gpu,
-    q: Tensor,
-    cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    alibi_slopes: Tensor | None,
-    out: Tensor,
-    kv_scales: KVScales | None,
-) -> None:
-    num_seqs, num_heads, head_dim = q.shape
-    if kv_scales is not None:
-        kv_scales.check(cache, q.dtype, gpu)
-    cache_dtype = q.dtype if kv_scales is None else torch.int8
-    row_size = head_dim // 2 if scheme_of(kv_scales) == "int5" else head_dim
-    check_tensor("cache", cache, (*cache.shape[:-1], row_size), cache_dtype, gpu)
-    # Rows of q may be apart; each must be contiguous and aligned.
-    if num_seqs:
-        check_tensor("q", q[0], (num_heads, head_dim), q.dtype, gpu)
-    if q.stride(0) * q.element_size() % 16:
-        raise ValueError(f"rows of q must be aligned to 16 bytes, not {q.stride(0)} elements apart")
-    check_tensor("block_tables", block_tables, (num_seqs, block_tables.shape[1]), "int32", gpu)
-    check_tensor("context_lens", context_lens, (num_seqs,), "int32", gpu)
-    check_tensor("alibi_slopes", alibi_slopes, (num_heads,), "float32", gpu)
-    check_tensor("out", out, (num_seqs, num_heads, head_dim), q.dtype, gpu)

@@ -3,20 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.attention.rotary import HeadNorm
+from swiftchat.cuda.signature import Macro
 
 _HEAD_DIMS = (64, 128, 256)
 _WIDTH = 8  # elements of an access
-ROTARY_DEFINES = {"ROTARY": "1", "WIDTH": str(_WIDTH)}
-ROTARY_PARAMETERS = (
-    ", pointer q_norm, pointer k_norm, pointer cos_sin, pointer positions, pointer slot_mapping, "
-    "int rotary_dim, int num_gate_heads, float eps, float weight_offset"
-)
+ROTARY_MACROS: dict[str, Macro] = {"ROTARY": 1, "WIDTH": _WIDTH}
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,7 @@ class DecodeRotary:
     def rotary_dim(self) -> int:
         return 0 if self.cos_sin is None else self.cos_sin.shape[1]
 
-    def check(self, gpu: Gpu, q: Tensor, num_kv_heads: int, new_tokens: int) -> None:
+    def check(self, q: Tensor, num_kv_heads: int, new_tokens: int) -> None:
         """Raise `ValueError` unless the kernel does this for q [n, num_heads, head_dim]."""
         (n, num_heads, head_dim), norm = q.shape, self.norm
         if not decode_rotary_fits(head_dim, self.rotary_dim, norm) or new_tokens != 1:
@@ -48,13 +42,6 @@ class DecodeRotary:
         width = (num_heads + self.num_gate_heads + 2 * num_kv_heads) * head_dim
         if n > 1 and q.stride(0) < width:
             raise ValueError(f"rows of q are {q.stride(0)} elements apart, less than {width}")
-        if self.cos_sin is not None:
-            check_tensor("cos_sin", self.cos_sin, self.cos_sin.shape, torch.float32, gpu)
-        check_tensor("positions", self.positions, (n,), "int32", gpu)
-        check_tensor("slot_mapping", self.slot_mapping, (n,), "int32", gpu)
-        if norm is not None:
-            check_tensor("norm.query", norm.query, (head_dim,), q.dtype, gpu)
-            check_tensor("norm.key", norm.key, (head_dim,), q.dtype, gpu)
 
     def arguments(self) -> dict[str, Any]:
         norm = self.norm
@@ -64,7 +51,6 @@ class DecodeRotary:
             "cos_sin": self.cos_sin,
             "positions": self.positions,
             "slot_mapping": self.slot_mapping,
-            "rotary_dim": self.rotary_dim,
             "num_gate_heads": self.num_gate_heads,
             "eps": norm.eps if norm else 0.0,
             "weight_offset": norm.weight_offset if norm else 0.0,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.signature import Macro
 
 _RANKS, _ROPES = (256, 512), (32, 64)
 _LARGE_SHARED_BYTES = 200 * 1024
@@ -45,50 +45,16 @@ class Layout:
         return (self.heads * (panels + 1) + self.stages * self.tokens * panels) * 128
 
     @property
-    def spec(self) -> KernelSpec:
-        arguments = (
-            "pointer q_latent, pointer q_rope, pointer cache, pointer block_tables, "
-            "pointer context_lens, pointer partials, int64 seq_stride, int head_stride, "
-            "int row_size, int num_seqs, int num_heads, int log2_block_size, int max_blocks, "
-            "int num_splits, float scale"
-        )
-        defines = {
-            "DTYPE": DTYPE_NAMES[self.dtype],
-            "RANK": str(self.rank),
-            "ROPE": str(self.rope),
-            "HEADS": str(self.heads),
-            "TOKENS": str(self.tokens),
-            "STAGES": str(self.stages),
-            "NUM_WARPS": str(self.warps),
+    def macros(self) -> dict[str, Macro]:
+        return {
+            "DTYPE": self.dtype,
+            "RANK": self.rank,
+            "ROPE": self.rope,
+            "HEADS": self.heads,
+            "TOKENS": self.tokens,
+            "STAGES": self.stages,
+            "NUM_WARPS": self.warps,
         }
-        return KernelSpec("latent_attention", arguments, defines)
-
-
-def _combine_spec(dtype: torch.dtype) -> KernelSpec:
-    arguments = "pointer partials, pointer out, int num_splits, int num_rows, int rank"
-    return KernelSpec("latent_combine", arguments, {"DTYPE": DTYPE_NAMES[dtype]})
-
-
-def _rotary_spec(dtype: torch.dtype) -> KernelSpec:
-    arguments = (
-        "pointer q, pointer row, pointer norm_weight, pointer cos_sin, pointer positions, "
-        "pointer slot_mapping, pointer cache, int64 q_stride, int64 row_stride, int num_heads, "
-        "int head_dim, int rank, int rope_dim, int row_size, int interleaved, float eps, "
-        "float kv_scale"
-    )
-    return KernelSpec("latent_rotary", arguments, {"DTYPE": DTYPE_NAMES[dtype]})
-
-
-VARIANTS = [
-    *(
-        Layout.of(dtype, rank, rope, num_heads, large).spec
-        for dtype in _DTYPES
-        for rank, rope in ((256, 32), (512, 64))
-        for num_heads, large in ((16, False), (16, True), (32, True), (128, True))
-    ),
-    *(_combine_spec(dtype) for dtype in _DTYPES),
-    *(_rotary_spec(dtype) for dtype in _DTYPES),
-]
 
 
 def latent_attention_fits(dtype: torch.dtype, rank: int, rope: int) -> bool:
@@ -123,19 +89,8 @@ def latent_rotary(
     row_size = cache.shape[-1]
     if rope_dim % 2 or not 2 <= rope_dim <= min(256, head_dim) or rank + rope_dim > row_size:
         raise ValueError(f"a rope of {rope_dim} does not fit heads of {head_dim} and the cache")
-    if n:
-        check_tensor("q", q[0], (num_heads, head_dim), q.dtype, gpu)
-        check_tensor("row", row[0], (rank + rope_dim,), q.dtype, gpu, alignment_bytes=q.itemsize)
-    check_tensor("norm_weight", norm_weight, (rank,), q.dtype, gpu)
-    if cos_sin is not None:
-        check_tensor("cos_sin", cos_sin, (len(cos_sin), rope_dim), "float32", gpu)
-    check_tensor("positions", positions, (n,), "int32", gpu)
-    check_tensor("slot_mapping", slot_mapping, (n,), "int32", gpu)
-    check_tensor("cache", cache, tuple(cache.shape), q.dtype, gpu)
-    if n == 0:
-        return
     per_block = _ROTARY_THREADS // (rope_dim // 2)
-    gpu.kernel(_rotary_spec(q.dtype))(
+    gpu.kernel("latent_rotary", DTYPE=q.dtype)(
         (n, 1 + -(-num_heads // per_block)),
         _ROTARY_THREADS,
         num_bytes=2 * n * (num_heads * rope_dim + row_size) * q.itemsize,
@@ -146,14 +101,8 @@ def latent_rotary(
         positions=positions,
         slot_mapping=slot_mapping,
         cache=cache,
-        q_stride=q.stride(0),
-        row_stride=row.stride(0),
-        num_heads=num_heads,
-        head_dim=head_dim,
-        rank=rank,
         rope_dim=rope_dim,
-        row_size=row_size,
-        interleaved=int(interleaved),
+        interleaved=interleaved,
         eps=eps,
         kv_scale=kv_scale,
     )
@@ -180,25 +129,19 @@ def latent_attention(
     """
     num_seqs, num_heads, rank = out.shape
     rope, (_, rows, block_size, row_size) = q_rope.shape[2], cache.shape
-    dtype, max_blocks = out.dtype, block_tables.shape[1]
+    dtype = out.dtype
     if not latent_attention_fits(dtype, rank, rope):
         raise ValueError(f"the kernel does not take {rank} + {rope} elements of {dtype}")
     if rows != 1 or block_size & (block_size - 1) or row_size < rank + rope or row_size % 8:
         raise ValueError(f"a cache of {list(cache.shape)} does not have such rows")
-    check_tensor("q_latent", q_latent, (num_heads, num_seqs, rank), dtype, gpu)
-    check_tensor("out", out, (num_seqs, num_heads, rank), dtype, gpu)
-    check_tensor("cache", cache, tuple(cache.shape), dtype, gpu)
-    check_tensor("block_tables", block_tables, (num_seqs, max_blocks), "int32", gpu)
-    check_tensor("context_lens", context_lens, (num_seqs,), "int32", gpu)
-    _check_rope(q_rope, (num_seqs, num_heads, rope), dtype, gpu)
     if num_seqs == 0:
         return
     layout = Layout.of(dtype, rank, rope, num_heads, gpu.block_shared_bytes > _LARGE_SHARED_BYTES)
     blocks = -(-num_heads // layout.heads) * num_seqs
-    most_tiles = -(-max_blocks * block_size // layout.tokens)
+    most_tiles = -(-block_tables.shape[1] * block_size // layout.tokens)
     num_splits = max(1, min(_MAX_SPLITS, gpu.num_sms // blocks, most_tiles // _MIN_SPLIT_TILES))
     partials = torch.empty(num_splits * num_seqs * num_heads * (rank + 2), device=gpu.device)
-    gpu.kernel(layout.spec)(
+    gpu.kernel("latent_attention", **layout.macros)(
         blocks * num_splits,
         32 * layout.warps,
         shared_bytes=layout.shared_bytes,
@@ -209,13 +152,9 @@ def latent_attention(
         block_tables=block_tables,
         context_lens=context_lens,
         partials=partials,
-        seq_stride=q_rope.stride(0),
-        head_stride=q_rope.stride(1),
-        row_size=row_size,
         num_seqs=num_seqs,
         num_heads=num_heads,
         log2_block_size=block_size.bit_length() - 1,
-        max_blocks=max_blocks,
         num_splits=num_splits,
         scale=scale,
     )
@@ -232,12 +171,7 @@ def latent_combine(gpu: Gpu, partials: Tensor, num_splits: int, out: Tensor) -> 
     rank, num_rows = out.shape[-1], out.numel() // out.shape[-1]
     if not 1 <= num_splits <= _MAX_SPLITS or rank % 4 or rank > 4 * _COMBINE_THREADS:
         raise ValueError(f"the kernel does not take {num_splits} splits of {rank} elements")
-    size = num_splits * num_rows * (rank + 2)
-    check_tensor("partials", partials, (size,), "float32", gpu)
-    check_tensor("out", out, tuple(out.shape), out.dtype, gpu)
-    if num_rows == 0:
-        return
-    gpu.kernel(_combine_spec(out.dtype))(
+    gpu.kernel("latent_combine", DTYPE=out.dtype)(
         num_rows,
         _COMBINE_THREADS,
         num_bytes=partials.nbytes + out.nbytes,
@@ -245,13 +179,4 @@ def latent_combine(gpu: Gpu, partials: Tensor, num_splits: int, out: Tensor) -> 
         out=out,
         num_splits=num_splits,
         num_rows=num_rows,
-        rank=rank,
     )
-
-
-def _check_rope(q: Tensor, shape: tuple[int, ...], dtype: torch.dtype, gpu: Gpu) -> None:
-    if q.shape != shape or q.dtype != dtype or q.device != gpu.device:
-        raise ValueError(f"q_rope must be {dtype} {list(shape)}, not {q.dtype} {list(q.shape)}")
-    row, head, element = q.stride()
-    if element != 1 or q.data_ptr() % 16 or row * q.itemsize % 16 or head * q.itemsize % 16:
-        raise ValueError("heads of q_rope must be contiguous and aligned to 16 bytes")

@@ -1,14 +1,14 @@
 """Attention of many queries over a paged cache: `kernels/attention/prefill_attention.cu`."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu
+from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.attention.combine_splits import MAX_SPLITS, combine_splits, new_partials
 from swiftchat.cuda.ops.attention.prefill_shapes import PrefillShape, prefill_shape
 from swiftchat.cuda.quantized_kv import KVScales, cache_arguments, scheme_of
@@ -37,7 +37,6 @@ def prefill_attention(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
-    prefix_lens: Tensor | None = None,
     path: str = "auto",
     max_splits: int = MAX_SPLITS,
     kv_scales: KVScales | None = None,
@@ -50,18 +49,14 @@ def prefill_attention(
     int32. With `kv_scales` the cache is int8, q is not fp32 and head_dim a multiple of 16, with
     int5 64 or 128; then q is rotated, as `rotary` leaves it, and so is `out`.
 
-    A query sees the keys up to its own position, and those before prefix_lens[i]; with a `window`
-    of these only keys > position - window, with a `chunk` only those from the last multiple of it
-    up to the position on. Scores are scaled, then capped by `softcap` (0: off), then reduced by
-    alibi_slopes [num_heads] (fp32) for each position of distance. `sinks` [num_heads] (fp32) are
-    the scores of one more key, whose value is 0. At most `max_splits` thread blocks share the keys
-    of the same queries.
+    A query sees the keys up to its own position; with a `window` of these only keys > position -
+    window, with a `chunk` only those from the last multiple of it up to the position on. Scores are
+    scaled, then capped by `softcap` (0: off), then reduced by alibi_slopes [num_heads] (fp32) for
+    each position of distance. `sinks` [num_heads] (fp32) are the scores of one more key, whose
+    value is 0. At most `max_splits` thread blocks share the keys of the same queries.
     """
     dtype = cache.dtype if kv_scales is None else q.dtype
-    _check_queries(gpu, q, out, dtype, alibi_slopes)
-    _check_cache(gpu, cache, out.shape[1], out.shape[2], dtype, kv_scales)
-    _check_sequences(gpu, block_tables, query_starts, context_lens, prefix_lens)
-    check_tensor("sinks", sinks, (out.shape[1],), "float32", gpu)
+    _check_cache(cache, out.shape[1], out.shape[2], dtype, kv_scales)
     if min(window, chunk, softcap) < 0 or scale <= 0:
         limits = f"window {window}, chunk {chunk}, softcap {softcap}"
         raise ValueError(f"{limits} and scale {scale} must be positive")
@@ -81,12 +76,11 @@ def prefill_attention(
             "partials": partials,
             "group_size": tiles.group_size,
             "num_splits": tiles.num_splits,
-            "num_tokens": len(out),
         }
     num_blocks = tiles.num_blocks
     if shape.path == "wgmma":
         num_blocks = min(num_blocks, gpu.num_sms)
-    gpu.kernel(shape.spec(dtype))(
+    gpu.kernel("prefill_attention", **shape.macros(dtype))(
         num_blocks,
         shape.num_threads,
         shared_bytes=shape.shared_bytes,
@@ -98,11 +92,12 @@ def prefill_attention(
         block_tables=block_tables,
         query_starts=query_starts,
         context_lens=context_lens,
-        prefix_lens=prefix_lens,
         alibi_slopes=alibi_slopes,
         sinks=sinks,
         out=out,
-        **_sizes(q, block_tables),
+        num_seqs=len(context_lens),
+        num_heads=out.shape[1],
+        num_kv_heads=cache.shape[1] // 2,
         window=window,
         chunk=chunk,
         num_tiles=tiles.num_tiles,
@@ -157,22 +152,10 @@ class _Tiles:
 def _maps(gpu: Gpu, shape: PrefillShape, q: Tensor, cache: Tensor) -> dict[str, Any]:
     """Return the tensor maps of the `wgmma` path; others get empty ones."""
     if shape.path != "wgmma":
-        return dict.fromkeys(("cache_map", "q_map"), empty_map())
-    rows = cache.view(-1, cache.shape[3])
+        return dict.fromkeys(("cache_map", "q_map"), empty_map)
     return {
-        "cache_map": tensor_map(gpu, rows, min(cache.shape[2], shape.num_keys)),
-        "q_map": heads_map(gpu, q, _BOX_QUERIES),
-    }
-
-
-def _sizes(q: Tensor, block_tables: Tensor) -> dict[str, int]:
-    """Return the sizes of q and of the block tables as kernel arguments."""
-    num_seqs, max_blocks = block_tables.shape
-    return {
-        "q_stride": q.stride(0),
-        "num_heads": q.shape[1],
-        "num_seqs": num_seqs,
-        "max_blocks": max_blocks,
+        "cache_map": partial(tensor_map, gpu, cache, min(cache.shape[2], shape.num_keys)),
+        "q_map": partial(heads_map, gpu, q, _BOX_QUERIES),
     }
 
 
@@ -184,63 +167,19 @@ def _num_tiles(shape: PrefillShape, num_tokens: int, num_seqs: int, max_num_toke
     return min(most_tiles, num_tokens // shape.num_rows + num_seqs)
 
 
-def _check_sequences(
-    gpu: Gpu,
-    block_tables: Tensor,
-    query_starts: Tensor,
-    context_lens: Tensor,
-    prefix_lens: Tensor | None,
-) -> None:
-    num_seqs = len(context_lens)
-    check_tensor("block_tables", block_tables, (num_seqs, block_tables.shape[1]), "int32", gpu)
-    check_tensor("query_starts", query_starts, (num_seqs + 1,), "int32", gpu)
-    check_tensor("context_lens", context_lens, (num_seqs,), "int32", gpu)
-    check_tensor("prefix_lens", prefix_lens, (num_seqs,), "int32", gpu)
-
-
 def _check_cache(
-    gpu: Gpu,
-    cache: Tensor,
-    num_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    kv_scales: KVScales | None,
+    cache: Tensor, num_heads: int, head_dim: int, dtype: torch.dtype, kv_scales: KVScales | None
 ) -> None:
-    if dtype not in DTYPE_NAMES:
-        raise ValueError(f"cache must be bf16, fp16 or fp32, not {dtype}")
     num_blocks, twice_kv_heads, block_size, _ = cache.shape
     num_kv_heads = twice_kv_heads // 2
-    row_size = head_dim // 2 if scheme_of(kv_scales) == "int5" else head_dim
-    shape = (num_blocks, 2 * num_kv_heads, block_size, row_size)
-    check_tensor("cache", cache, shape, dtype if kv_scales is None else torch.int8, gpu)
     if kv_scales is not None:
-        kv_scales.check(cache, dtype, gpu)
+        kv_scales.check(head_dim, dtype)
     if num_kv_heads == 0 or num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads do not divide among {num_kv_heads} KV heads")
     if block_size < 4 or block_size & (block_size - 1):
         raise ValueError(f"block_size must be a power of two from 4 on, not {block_size}")
     if num_blocks * twice_kv_heads * block_size >= 2**31:
         raise ValueError("the cache must have fewer than 2^31 rows")
-
-
-def _check_queries(
-    gpu: Gpu, q: Tensor, out: Tensor, dtype: torch.dtype, alibi_slopes: Tensor | None
-) -> None:
-    check_tensor("alibi_slopes", alibi_slopes, (out.shape[1],), "float32", gpu)
-    check_tensor("out", out, tuple(out.shape), dtype, gpu)
-    if q.shape != out.shape or q.dtype != dtype or q.device != gpu.device:
-        raise ValueError(
-            f"q must be {dtype} {list(out.shape)} on {gpu.device}, "
-            f"not {q.dtype} {list(q.shape)} on {q.device}"
-        )
-    if q.numel() == 0:
-        return
-    _, num_heads, head_dim = q.shape
-    row, *inner = q.stride()
-    if inner != [head_dim, 1] or row < num_heads * head_dim:
-        raise ValueError(f"q's rows must be contiguous, not with strides {q.stride()}")
-    if q.data_ptr() % 16 or row * q.itemsize % 16:
-        raise ValueError("q's rows must be aligned to 16 bytes")
 
 
 def _heads_together(cache: Tensor, num_heads: int, max_num_tokens: int) -> int:

@@ -5,24 +5,17 @@ from math import ceil
 
 import torch
 
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.quantized_kv import KV_SCHEMES, scheme_parameters
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.quantized_kv import scheme_macros
+from swiftchat.cuda.signature import Macro
 
-_ARGUMENTS = (
-    "tensor_map cache_map, tensor_map q_map, "
-    "pointer q, pointer cache, pointer block_tables, pointer query_starts, pointer context_lens, "
-    "pointer prefix_lens, pointer alibi_slopes, pointer sinks, pointer out, int64 q_stride, "
-    "int num_seqs, int max_blocks, int num_heads, int num_kv_heads, int head_dim, "
-    "int log2_block_size, int window, int chunk, int num_tiles, int heads_together, float scale, "
-    "float softcap"
-)
 _MAX_DIM = 512
-_DIMS = {
+DIMS = {
     "fma": (32, 64, 128, 256, 512),
     "mma": (32, 64, 80, 96, 128, 256, 512),
     "wgmma": (64, 128, 256),
 }
-_PATHS = {"fma": "0", "mma": "1", "wgmma": "2"}
+_PATHS = {"fma": 0, "mma": 1, "wgmma": 2}
 # With less shared memory a block, the `mma` path uses tiles of half the size.
 _LARGE_SHARED_BYTES = 160 * 1024
 
@@ -79,63 +72,22 @@ class PrefillShape:
             return 16
         return 32 if self.path == "fma" or self.small or self.dim > 128 else 64
 
-    def spec(self, dtype: torch.dtype) -> KernelSpec:
-        """Return the kernel of this shape."""
-        arguments = _ARGUMENTS
-        defines = {
-            "PATH": _PATHS[self.path],
-            "DTYPE": DTYPE_NAMES[dtype],
-            "DIM": str(self.dim),
-            "BIASED": str(int(self.biased)),
-            "SPLIT": str(int(self.split)),
-        }
+    def macros(self, dtype: torch.dtype) -> dict[str, Macro]:
+        """Return the macros of the kernel of this shape."""
+        of_path: dict[str, Macro] = {}
         if self.path == "mma":
-            defines["SMALL"] = str(int(self.small))
-        arguments += scheme_parameters(self.kv_scheme)
-        if self.kv_scheme:
-            defines["KV_SCHEME"] = KV_SCHEMES[self.kv_scheme]
-        if self.split:
-            arguments += ", pointer partials, int group_size, int num_splits, int num_tokens"
-        if self.path == "wgmma":
-            defines["CONSUMERS"] = str(self.consumers)
-        return KernelSpec("prefill_attention", arguments, defines)
-
-
-VARIANTS = (
-    [
-        PrefillShape(path, dim, biased, small).spec(dtype)
-        for path, dims in _DIMS.items()
-        for dim in dims
-        for dtype in ((torch.float32,) if path == "fma" else (torch.bfloat16, torch.float16))
-        for biased in (False, True)
-        for small in ((False, True) if path == "mma" else (False,))
-    ]
-    + [
-        PrefillShape("mma", dim, biased, small, kv_scheme).spec(dtype)
-        for dim, biased, small, dtype, kv_scheme in (
-            (64, True, False, torch.bfloat16, "int8"),
-            (80, False, True, torch.float16, "int8"),
-            (128, False, False, torch.bfloat16, "fp8"),
-            (256, True, True, torch.float16, "fp8"),
-            (64, True, True, torch.float16, "int5"),
-            (128, False, False, torch.bfloat16, "int5"),
-        )
-    ]
-    + [
-        PrefillShape(path, dim, biased, small, kv_scheme, split=True).spec(dtype)
-        for path, dim, biased, small, kv_scheme, dtype in (
-            ("mma", 64, False, False, None, torch.bfloat16),
-            ("mma", 80, True, True, None, torch.float16),
-            ("mma", 256, False, True, None, torch.bfloat16),
-            ("mma", 512, False, False, None, torch.bfloat16),
-            ("mma", 512, False, True, "int8", torch.float16),
-            ("mma", 128, False, False, "int8", torch.bfloat16),
-            ("mma", 64, False, False, "int5", torch.bfloat16),
-            *(("wgmma", dim, False, False, None, torch.bfloat16) for dim in _DIMS["wgmma"]),
-            ("wgmma", 128, True, False, None, torch.float16),
-        )
-    ]
-)
+            of_path = {"SMALL": self.small}
+        elif self.path == "wgmma":
+            of_path = {"CONSUMERS": self.consumers}
+        return {
+            "PATH": _PATHS[self.path],
+            "DTYPE": dtype,
+            "DIM": self.dim,
+            "BIASED": self.biased,
+            "SPLIT": self.split,
+            **of_path,
+            **scheme_macros(self.kv_scheme),
+        }
 
 
 def prefill_shape(
@@ -156,14 +108,14 @@ def prefill_shape(
         raise ValueError(f"path must be auto, mma or wgmma, not {path}")
     if path == "wgmma" and gpu.arch != "sm_90a":
         raise ValueError(f"the wgmma path needs sm_90a, not {gpu.arch}")
-    if path == "wgmma" and head_dim > _DIMS["wgmma"][-1]:
+    if path == "wgmma" and head_dim > DIMS["wgmma"][-1]:
         raise ValueError(f"the wgmma path has no head_dim {head_dim}")
     if dtype == torch.float32:
         path = "fma"
     elif kv_scheme:
         path = "mma"
     elif path == "auto":
-        is_wide = head_dim > _DIMS["wgmma"][-1]
+        is_wide = head_dim > DIMS["wgmma"][-1]
         path = "wgmma" if gpu.arch == "sm_90a" and not is_wide else "mma"
-    dim = next(dim for dim in _DIMS[path] if dim >= head_dim)
+    dim = next(dim for dim in DIMS[path] if dim >= head_dim)
     return PrefillShape(path, dim, biased, gpu.block_shared_bytes < _LARGE_SHARED_BYTES, kv_scheme)

@@ -1,6 +1,7 @@
 """How `linear` divides a matmul: splits of k, stages of the weight ring, shared memory."""
 
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -75,9 +76,9 @@ class Layout:
         """Return the kernel's tensor maps: of a plain weight, and of streamed activations."""
         maps = {}
         if not isinstance(weight, PackedMatrix):
-            maps["map"] = tensor_map(gpu, weight, box_rows, _BOX_BYTES)
+            maps["map"] = partial(tensor_map, gpu, weight, box_rows, _BOX_BYTES)
         if self.stream_x:
-            maps["x_map"] = tensor_map(gpu, x, len(x))
+            maps["x_map"] = partial(tensor_map, gpu, x, len(x))
         return maps
 
 

@@ -1,13 +1,12 @@
 """Matmul of up to 16 activation rows, fused with neighboring operations: `kernels/linear/`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu
+from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import row_changes
 from swiftchat.cuda.ops.linear.layout import (
     M_TILE,
@@ -20,23 +19,14 @@ from swiftchat.cuda.ops.linear.layout import (
     linear_fits,
 )
 from swiftchat.cuda.ops.linear.row_changes import RowChanges, narrow_elements
-from swiftchat.cuda.ops.linear.variants import linear_spec
-from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
+from swiftchat.cuda.ops.linear.variants import linear_macros
+from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix, storage
 from swiftchat.cuda.peer_memory import PeerBuffer
 
 MAX_ROPE_HEAD_DIM = 256  # of `linear_rope_cache`
 _SPLITTABLE = ("RESIDUAL", "SEND")
 # The rotary arguments of the kernels without rotary embedding.
-_NO_ROPE: dict[str, Any] = {
-    "cos_sin": None,
-    "positions": None,
-    "slot_mapping": None,
-    "cache": None,
-    "num_heads": 0,
-    "num_kv_heads": 0,
-    "head_dim": 0,
-    "log2_block_size": 0,
-}
+_NO_ROPE: dict[str, Any] = {"num_heads": 0, "num_kv_heads": 0, "log2_block_size": 0}
 
 
 @dataclass(frozen=True)
@@ -63,16 +53,19 @@ class RopeCache:
     cache: Tensor
     num_heads: int
 
-    def arguments(self) -> dict[str, Any]:
-        _, twice_kv_heads, block_size, head_dim = self.cache.shape
+    def arguments(self, first_head: int) -> dict[str, Any]:
+        """Return the kernel's arguments for a weight that begins with this head."""
+        _, twice_kv_heads, block_size, _ = self.cache.shape
         return {
             "cos_sin": self.cos_sin,
             "positions": self.positions,
             "slot_mapping": self.slot_mapping,
             "cache": self.cache,
-            "num_heads": self.num_heads,
+            # The kernel counts heads from the weight's first. If that is a value head, the number
+            # of query heads is negative, and the kernel still finds the rows of the cache.
+            "num_heads": self.num_heads - first_head,
+            "query_heads": self.num_heads,
             "num_kv_heads": twice_kv_heads // 2,
-            "head_dim": head_dim,
             "log2_block_size": block_size.bit_length() - 1,
         }
 
@@ -108,7 +101,6 @@ def linear(
     `norm` is fp32. With a packed weight, the rows of x may be multiplied by `x_scale` fp32 [n].
     """
     fp32_out = out.dtype == torch.float32 and weight.dtype != torch.float32
-    check_tensor("out", out, (len(x), len(weight)), out.dtype, gpu)
     options = {"epilogue": "STORE", "fp32_out": fp32_out}
     _launch(
         gpu,
@@ -139,7 +131,6 @@ def linear_residual(
 
     `x_scale` is as for `linear`.
     """
-    check_tensor("residual", residual, (len(x), len(weight)), torch.float32, gpu)
     options = {"epilogue": "RESIDUAL"}
     _launch(
         gpu, x, weight, residual, workspace, options, bias=bias, x_scale=x_scale, changes=changes
@@ -158,8 +149,8 @@ def linear_send(
     changes: RowChanges | None = None,
 ) -> None:
     """Write x [n, k] · weightᵀ + bias in fp32 to every rank's peer buffer, as this rank's part."""
-    buffer.check_capacity(len(x) * len(weight), gpu)
-    options, world_size = {"epilogue": "SEND"}, buffer.world_size
+    buffer.check_capacity(len(x) * len(weight))
+    options = {"epilogue": "SEND"}
     out = buffer.addresses
     _launch(
         gpu,
@@ -170,7 +161,6 @@ def linear_send(
         options,
         bias=bias,
         norm=norm,
-        world_size=world_size,
         changes=changes,
     )
 
@@ -182,7 +172,7 @@ def linear_act_and_mul(
     out: Tensor,
     workspace: Workspace,
     *,
-    norm: Norm,
+    norm: Norm | None = None,
     activation: str,
     bias: Tensor | None = None,
     changes: RowChanges | None = None,
@@ -191,7 +181,6 @@ def linear_act_and_mul(
     m = len(weight)
     if m % 2:
         raise ValueError(f"gate and up must have the same number of rows, not {m} together")
-    check_tensor("out", out, (len(x), m // 2), weight.dtype, gpu)
     options = {"epilogue": "ACT_AND_MUL", "activation": activation}
     _launch(
         gpu, x, weight, out, workspace, options, bias=bias, norm=norm, pair_span=m, changes=changes
@@ -205,7 +194,7 @@ def linear_rope_cache(
     queries: Tensor,
     workspace: Workspace,
     *,
-    norm: Norm,
+    norm: Norm | None = None,
     rope: RopeCache,
     bias: Tensor | None = None,
     first_head: int = 0,
@@ -217,7 +206,7 @@ def linear_rope_cache(
     the cache. Rotates the two halves of whole heads, in fp32. The weight may have only some of the
     heads of queries, keys and values, from `first_head` on, but all queries or none.
     """
-    n, num_heads = len(x), rope.num_heads
+    num_heads = rope.num_heads
     num_kv_heads, head_dim = rope.cache.shape[1] // 2, rope.cache.shape[3]
     if head_dim % 8 or head_dim > MAX_ROPE_HEAD_DIM:
         most = MAX_ROPE_HEAD_DIM
@@ -230,14 +219,6 @@ def linear_rope_cache(
             f"the weight's rows from head {first_head} on must be whole heads of "
             f"{num_heads} + 2 × {num_kv_heads}"
         )
-    check_tensor("queries", queries, (n, num_heads, head_dim), weight.dtype, gpu)
-    check_tensor("cache", rope.cache, tuple(rope.cache.shape), weight.dtype, gpu)
-    check_tensor("cos_sin", rope.cos_sin, (len(rope.cos_sin), head_dim), torch.float32, gpu)
-    check_tensor("positions", rope.positions, (n,), torch.int32, gpu)
-    check_tensor("slot_mapping", rope.slot_mapping, (n,), torch.int32, gpu)
-    # The kernel counts heads from the weight's first. If that is a value head, the number of
-    # query heads is negative, and the kernel still finds the rows of the cache.
-    relative = replace(rope, num_heads=num_heads - first_head)
     options = {"epilogue": "ROPE_CACHE"}
     _launch(
         gpu,
@@ -249,7 +230,7 @@ def linear_rope_cache(
         bias=bias,
         norm=norm,
         pair_span=head_dim,
-        rope=relative,
+        rope=rope.arguments(first_head),
         changes=changes,
     )
 
@@ -265,24 +246,23 @@ def _launch(
     bias: Tensor | None,
     norm: Norm | None = None,
     pair_span: int = M_TILE,
-    rope: RopeCache | None = None,
-    world_size: int = 0,
+    rope: dict[str, Any] = _NO_ROPE,
     x_scale: Tensor | None = None,
     changes: RowChanges | None = None,
 ) -> None:
-    """Launch the kernel of these options of `linear_spec`."""
-    n, (m, k), dtype = len(x), weight.shape, weight.dtype
+    """Launch the kernel of these options of `linear_macros`."""
+    n, (m, k) = len(x), weight.shape
     splittable = options["epilogue"] in _SPLITTABLE and norm is None
     has_changes = changes is not None
     if not linear_fits(
         gpu, n, weight, splittable=splittable, pair_span=pair_span, has_changes=has_changes
     ):
         raise ValueError(f"linear does not take {n} activation rows of {k} elements")
-    _check_inputs(gpu, x, weight, bias, norm, x_scale)
-    data, row_scale = weight, None
+    elements, row_scale = storage(weight)
     if isinstance(weight, PackedMatrix):
-        data, row_scale = weight.tiles, weight.row_scale
         options = {**options, "scheme": weight.scheme, "group_size": weight.group_size}
+    elif x_scale is not None:
+        raise ValueError("x_scale is only for packed weights")
     layout = Layout.of(
         gpu,
         n,
@@ -302,23 +282,24 @@ def _launch(
     box_rows = box_rows_of(pair_span)
     low_rank = row_changes.NONE
     if changes is not None:
-        low_rank = changes.arguments(gpu, n, k, num_blocks, narrow_elements(compiled_rows(n)))
-    spec = linear_spec(
-        *(DTYPE_NAMES[dtype], n),
+        low_rank = changes.arguments(n, k, num_blocks, narrow_elements(compiled_rows(n)))
+    macros = linear_macros(
+        weight.dtype,
+        n,
         norm=norm is not None,
         row_bias=row_bias,
         low_rank=has_changes,
         cluster=layout.cluster,
         **options,
     )
-    gpu.kernel(spec)(
+    gpu.kernel("linear", **macros)(
         num_blocks,
         THREADS,
         shared_bytes=layout.shared_bytes,
         num_bytes=weight.nbytes,
         cluster=layout.cluster,
         **layout.maps(gpu, x, weight, box_rows),
-        weight=data,
+        weight=elements,
         bias=bias,
         x=x,
         norm_weight=norm.weight if norm else None,
@@ -333,36 +314,9 @@ def _launch(
         num_stages=layout.num_stages,
         partial_sums=workspace.partial_sums,
         counters=workspace.counters,
-        **(rope.arguments() if rope else _NO_ROPE),
-        world_size=world_size,
+        **rope,
         row_scale=row_scale,
         x_scale=x_scale,
-        bias_stride=bias.stride(0) if bias is not None and row_bias else 0,
         box_rows=box_rows,
         **low_rank,
     )
-
-
-def _check_inputs(
-    gpu: Gpu,
-    x: Tensor,
-    weight: Matrix,
-    bias: Tensor | None,
-    norm: Norm | None,
-    x_scale: Tensor | None,
-) -> None:
-    n, (m, k), dtype = len(x), weight.shape, weight.dtype
-    if isinstance(weight, PackedMatrix):
-        weight.check(gpu)
-    else:
-        check_tensor("weight", weight, (m, k), dtype, gpu)
-        if x_scale is not None:
-            raise ValueError("x_scale is only for packed weights")
-    check_tensor("x_scale", x_scale, (n,), torch.float32, gpu)
-    if bias is None or bias.dim() == 1:
-        check_tensor("bias", bias, (m,), dtype, gpu)
-    elif bias.shape != (n, m) or bias.dtype != dtype or bias.stride(1) != 1:
-        raise ValueError(f"bias must be {dtype} {[m]} or {[n, m]}, not {list(bias.shape)}")
-    check_tensor("x", x, (n, k), torch.float32 if norm else dtype, gpu)
-    if norm:
-        check_tensor("norm.weight", norm.weight, (k,), dtype, gpu)

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.linear import Norm
 
 RANK_STEP = 8  # ranks are padded to a multiple of this
@@ -21,28 +19,6 @@ class Part:
 
     first: int
     b: Tensor
-
-
-def _shrink_spec(dtype: str, *, norm: bool) -> KernelSpec:
-    arguments = (
-        "pointer table, pointer sets, pointer x, pointer norm_weight, pointer narrow, int k, "
-        "int max_rank, int entry, float eps, float weight_offset"
-    )
-    return KernelSpec("low_rank_shrink", arguments, {"DTYPE": dtype, "NORM": str(int(norm))})
-
-
-def _expand_spec(dtype: str) -> KernelSpec:
-    arguments = (
-        "pointer table, pointer sets, pointer bias, pointer narrow, pointer out, int m, "
-        "int max_rank, int entry"
-    )
-    return KernelSpec("low_rank_expand", arguments, {"DTYPE": dtype})
-
-
-VARIANTS = [
-    *(_shrink_spec(dtype, norm=norm) for dtype in DTYPE_NAMES.values() for norm in (False, True)),
-    *(_expand_spec(dtype) for dtype in DTYPE_NAMES.values()),
-]
 
 
 def entry_size(max_parts: int) -> int:
@@ -76,13 +52,7 @@ def low_rank_shrink(
     dtype = x.dtype if norm is None else norm.weight.dtype
     if k % 8:
         raise ValueError(f"low_rank_shrink takes multiples of 8 columns, not {k}")
-    check_tensor("x", x, (n, k), torch.float32 if norm else dtype, gpu)
-    check_tensor("table", table, tuple(table.shape), torch.int64, gpu)
-    check_tensor("sets", sets, (n,), torch.int32, gpu)
-    check_tensor("narrow", narrow, (n, narrow.shape[1]), torch.float32, gpu)
-    if norm:
-        check_tensor("norm.weight", norm.weight, (k,), dtype, gpu)
-    gpu.kernel(_shrink_spec(DTYPE_NAMES[dtype], norm=norm is not None))(
+    gpu.kernel("low_rank_shrink", DTYPE=dtype, NORM=norm is not None)(
         (narrow.shape[1], n),
         _THREADS,
         num_bytes=narrow.shape[1] * k * dtype.itemsize,
@@ -91,9 +61,6 @@ def low_rank_shrink(
         x=x,
         norm_weight=norm.weight if norm else None,
         narrow=narrow,
-        k=k,
-        max_rank=narrow.shape[1],
-        entry=table.shape[1],
         eps=norm.eps if norm else 0.0,
         weight_offset=norm.weight_offset if norm else 0.0,
     )
@@ -104,12 +71,7 @@ def low_rank_expand(
 ) -> None:
     """Write bias [m] + narrow · Bᵀ of each row's set to out [n, m]; see `low_rank_shrink`."""
     n, m = out.shape
-    check_tensor("table", table, tuple(table.shape), torch.int64, gpu)
-    check_tensor("sets", sets, (n,), torch.int32, gpu)
-    check_tensor("bias", bias, (m,), out.dtype, gpu)
-    check_tensor("narrow", narrow, (n, narrow.shape[1]), torch.float32, gpu)
-    check_tensor("out", out, (n, m), out.dtype, gpu)
-    gpu.kernel(_expand_spec(DTYPE_NAMES[out.dtype]))(
+    gpu.kernel("low_rank_expand", DTYPE=out.dtype)(
         (-(-m // _THREADS), n),
         _THREADS,
         num_bytes=out.nbytes + narrow.shape[1] * m * out.dtype.itemsize,
@@ -119,6 +81,4 @@ def low_rank_expand(
         narrow=narrow,
         out=out,
         m=m,
-        max_rank=narrow.shape[1],
-        entry=table.shape[1],
     )

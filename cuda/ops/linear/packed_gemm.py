@@ -1,21 +1,16 @@
 """Matmul of many rows with a packed weight on tensor cores: `kernels/linear/packed_gemm.cu`."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.packed_layout import GROUP_SIZES, TILE_COLUMNS, TILE_ROWS, tile_bytes
-from swiftchat.cuda.packed_matrix import PackedMatrix
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.packed_layout import TILE_COLUMNS, TILE_ROWS, tile_bytes
+from swiftchat.cuda.packed_matrix import PackedMatrix, storage_macros
 from swiftchat.cuda.tensor_map import tensor_map
 
-_ARGUMENTS = (
-    "tensor_map x_map, tensor_map weight_map, pointer x, pointer tiles, pointer row_scale, "
-    "pointer bias, pointer x_scale, pointer out, int n, int m, int k, int w_stages, int x_stages, "
-    "pointer partial_sums, pointer counters"
-)
 _WARP_ROWS, _UNIT_COLUMNS = 16, 128  # weight rows of a consumer warp, columns of a work unit
 _WGMMA_ROWS = (32, 64, 96, 128, 192, 256)  # activation rows of a tile
 _MMA_ROWS = (32, 64, 96, 128)
@@ -32,35 +27,12 @@ _MAX_STAGES = 8
 _STATIC_BYTES = 2048  # alignment, barriers
 
 
-def _spec(dtype: str, scheme: str, group_size: int, rows: int, warps: int, path: str) -> KernelSpec:
-    defines = {
-        "DTYPE": dtype,
-        "SCHEME": scheme,
-        "GROUP_SIZE": str(group_size),
-        "BLOCK_N": str(rows),
-        "CONSUMER_WARPS": str(warps),
-        "PATH": path,
-    }
-    return KernelSpec("packed_gemm", _ARGUMENTS, defines)
+PATHS = {"WGMMA_PATH": _WGMMA_ROWS, "MMA_PATH": _MMA_ROWS}
 
 
-_DTYPES = [name for dtype, name in DTYPE_NAMES.items() if dtype.itemsize == 2]
-_PACKED = [("INT8", 0), ("FP8", 0), *((s, size) for s in GROUP_SIZES for size in GROUP_SIZES[s])]
-_PATHS = {"WGMMA_PATH": _WGMMA_ROWS, "MMA_PATH": _MMA_ROWS}
-
-
-def _may_have_more_warps(rows: int, path: str) -> bool:
-    return rows <= _FEW_ROWS and path == "WGMMA_PATH"
-
-
-VARIANTS = [
-    _spec(dtype, *packing, rows, warps, path)
-    for path, sizes in _PATHS.items()
-    for rows in sizes
-    for warps in ((_WARPS, _MORE_WARPS) if _may_have_more_warps(rows, path) else (_WARPS,))
-    for packing in _PACKED
-    for dtype in _DTYPES
-]
+def numbers_of_warps(rows: int, path: str) -> tuple[int, ...]:
+    """Return the consumer warps that a block with tiles of so many rows may have."""
+    return (_WARPS, _MORE_WARPS) if rows <= _FEW_ROWS and path == "WGMMA_PATH" else (_WARPS,)
 
 
 def packed_gemm_fits(gpu: Gpu, n: int, weight: PackedMatrix) -> bool:
@@ -74,7 +46,7 @@ class GemmWorkspace:
     """Partial sums of tiles that several blocks share; reusable after every call."""
 
     def __init__(self, gpu: Gpu) -> None:
-        largest = _WARPS * _WARP_ROWS * max(_PATHS[_path(gpu)])
+        largest = _WARPS * _WARP_ROWS * max(PATHS[_path(gpu)])
         self.partial_sums = torch.empty(2 * gpu.num_sms * largest, device=gpu.device)
         self.counters = torch.zeros(gpu.num_sms, dtype=torch.int32, device=gpu.device)
 
@@ -105,7 +77,7 @@ class _Layout:
     @classmethod
     def of(cls, gpu: Gpu, n: int, weight: PackedMatrix, path: str) -> "_Layout":
         m, k = weight.shape
-        sizes = _PATHS[path]
+        sizes = PATHS[path]
         tiles = -(-n // sizes[-1])
         rows = next(size for size in sizes if size * tiles >= n)
         clusters = gpu.num_sms // _CLUSTER[path]
@@ -114,9 +86,9 @@ class _Layout:
         def num_units(warps: int) -> int:
             return -(-m // (_CLUSTER[path] * warps * _WARP_ROWS)) * tiles * columns
 
-        warps = _WARPS
-        if _may_have_more_warps(rows, path) and num_units(_MORE_WARPS) >= _MIN_UNITS * clusters:
-            warps = _MORE_WARPS
+        warps = numbers_of_warps(rows, path)[-1]
+        if num_units(warps) < _MIN_UNITS * clusters:
+            warps = _WARPS
         unit_bytes = (
             _UNIT_COLUMNS
             // TILE_COLUMNS[weight.scheme]
@@ -157,35 +129,32 @@ def packed_gemm(
     n, (m, k), dtype = len(x), weight.shape, weight.dtype
     if dtype.itemsize != 2:
         raise ValueError(f"packed_gemm does not multiply {dtype}")
-    weight.check(gpu)
-    check_tensor("x", x, (n, k), dtype, gpu)
-    check_tensor("out", out, (n, m), dtype, gpu)
-    check_tensor("bias", bias, (m,), dtype, gpu)
-    check_tensor("x_scale", x_scale, (n,), torch.float32, gpu)
     path = path or _path(gpu)
     if n == 0 or m == 0:
         return
     layout = _Layout.of(gpu, n, weight, path)
-    spec = _spec(
-        DTYPE_NAMES[dtype], weight.scheme, weight.group_size, layout.rows, layout.warps, path
-    )
     words = weight.tiles.view(torch.int64)  # a box has at most 256 elements of a row
-    gpu.kernel(spec)(
+    block_tiles = layout.warps * _WARP_ROWS // TILE_ROWS
+    kernel = gpu.kernel(
+        "packed_gemm",
+        **storage_macros(weight),
+        BLOCK_N=layout.rows,
+        CONSUMER_WARPS=layout.warps,
+        PATH=path,
+    )
+    kernel(
         layout.blocks,
         layout.warps * 32 + _PRODUCER_THREADS,
         shared_bytes=layout.shared_bytes,
         num_bytes=weight.nbytes + x.nbytes + out.nbytes,
-        x_map=tensor_map(gpu, x, layout.rows // _CLUSTER[path]),
-        weight_map=tensor_map(
-            gpu, words, layout.warps * _WARP_ROWS // TILE_ROWS, layout.unit_bytes
-        ),
+        x_map=partial(tensor_map, gpu, x, layout.rows // _CLUSTER[path]),
+        weight_map=partial(tensor_map, gpu, words, block_tiles, layout.unit_bytes),
         x=x,
         tiles=weight.tiles,
         row_scale=weight.row_scale,
         bias=bias,
         x_scale=x_scale,
         out=out,
-        n=n,
         m=m,
         k=k,
         w_stages=layout.w_stages,

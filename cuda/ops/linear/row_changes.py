@@ -6,23 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
 from swiftchat.cuda.gpu import Gpu
 
-ARGUMENTS = (
-    "pointer table, pointer sets, pointer narrow, pointer next_narrow, int max_rank, int entry, "
-    "int num_slices, int num_narrow"
-)
-NONE: dict[str, Any] = {
-    "table": None,
-    "sets": None,
-    "narrow": None,
-    "next_narrow": None,
-    "max_rank": 0,
-    "entry": 0,
-    "num_slices": 0,
-    "num_narrow": 0,
-}
+NONE: dict[str, Any] = {"max_rank": 0, "num_slices": 0}  # the arguments without changes
 SENTINEL = -1  # of the elements of `narrow`, as int32
 _TASK_RANKS, _TASK_WARPS = 4, 2  # rows of A of a task; warps of a block that compute tasks
 _SLICE_COLUMNS = 256  # fewer do not fill a warp
@@ -36,8 +22,14 @@ def narrow_elements(compiled_rows: int) -> int:
 def narrow_buffer(gpu: Gpu) -> Tensor:
     """Return a buffer for `RowChanges.narrow`, ready to be used."""
     size = max(_TASK_RANKS * _TASK_WARPS * gpu.num_sms, narrow_elements(16))
-    buffer = torch.full((-(-size // 4) * 4,), SENTINEL, dtype=torch.int32, device=gpu.device)
-    return buffer.view(torch.float32)
+    buffer = torch.empty(-(-size // 4) * 4, device=gpu.device)
+    make_ready(buffer)
+    return buffer
+
+
+def make_ready(narrow: Tensor) -> None:
+    """Fill a buffer as a launch leaves the next one's."""
+    narrow.view(torch.int32).fill_(SENTINEL)
 
 
 @dataclass(frozen=True)
@@ -56,25 +48,18 @@ class RowChanges:
     next_narrow: Tensor
     max_rank: int
 
-    def arguments(self, gpu: Gpu, n: int, k: int, num_blocks: int, most: int) -> dict[str, Any]:
+    def arguments(self, n: int, k: int, num_blocks: int, most: int) -> dict[str, Any]:
         """Return the kernel's arguments; `most` is `narrow_elements` of the kernel."""
         if k % 8 or self.max_rank % 8 or not 0 < n * self.max_rank <= most:
             raise ValueError(f"linear takes no changes of {n} rows by rank {self.max_rank}, k {k}")
-        check_tensor("table", self.table, tuple(self.table.shape), torch.int64, gpu)
-        check_tensor("sets", self.sets, (n,), torch.int32, gpu)
-        size = self.narrow.numel()
-        check_tensor("narrow", self.narrow, (size,), torch.float32, gpu)
-        check_tensor("next_narrow", self.next_narrow, (size,), torch.float32, gpu)
         tasks = n * self.max_rank // _TASK_RANKS
         slices = min(_TASK_WARPS * num_blocks // tasks, -(-k // _SLICE_COLUMNS))
-        slices = max(1, min(slices, size // (n * self.max_rank)))
+        slices = max(1, min(slices, self.narrow.numel() // (n * self.max_rank)))
         return {
             "table": self.table,
             "sets": self.sets,
             "narrow": self.narrow,
             "next_narrow": self.next_narrow,
             "max_rank": self.max_rank,
-            "entry": self.table.shape[1],
             "num_slices": slices,
-            "num_narrow": size,
         }

@@ -6,61 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.layers.act_and_mul import KINDS
-from swiftchat.cuda.ops.mixers.gated_delta import check_steps
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.mixers.gated_delta import num_columns
 from swiftchat.cuda.ops.mixers.steps import MAX_TAPS
 
 _CONV_THREADS, _CONV_TOKENS = 128, 16  # of a block
 _SCAN_THREADS, _SCAN_ROWS = 128, 32  # threads, and rows or columns of a state, of a block
 _VECTOR = 128  # elements of a key or of a row of Mamba-2's state, for each vector
-
-_ROWS = "pointer starts, pointer slots, pointer positions, pointer out, "
-
-
-def _conv_spec(dtype: str, activation: str) -> KernelSpec:
-    """Return the kernel of a plain convolution, or with activation "none" of a gated one."""
-    arguments = (
-        f"pointer projected, pointer conv, pointer conv_bias, pointer conv_states, {_ROWS}"
-        "int num_channels, int row_size, int first_column, int taps, int slots_stride, int x_end, "
-        "int b_end, float x_scale, float b_scale, float c_scale"
-    )
-    gated = str(int(activation == "none"))
-    defines = {"DTYPE": dtype, "ACTIVATION": activation.upper(), "GATED": gated}
-    return KernelSpec("causal_conv", arguments, defines)
-
-
-def _delta_spec(dtype: str, key_decays: bool) -> KernelSpec:
-    arguments = (
-        "pointer mixed, pointer projected, pointer key_steps, pointer decay, pointer step_bias, "
-        f"pointer states, {_ROWS}int num_key_heads, int num_heads, int key_dim, "
-        "int value_dim, int row_size, int slots_stride"
-    )
-    defines = {"DTYPE": dtype, "KEY_DECAYS": str(int(key_decays))}
-    return KernelSpec("gated_delta_scan", arguments, defines)
-
-
-def _mamba2_spec(dtype: str, fp32_out: bool, vectors: int) -> KernelSpec:
-    arguments = (
-        "pointer mixed, pointer projected, pointer decay, pointer step_bias, pointer skip, "
-        f"pointer states, {_ROWS}int num_heads, int head_dim, int num_groups, int state_size, "
-        "int slots_stride, int gated, float min_step, float z_scale, float step_scale"
-    )
-    defines = {"DTYPE": dtype, "FP32_OUT": str(int(fp32_out)), "VECTORS": str(vectors)}
-    return KernelSpec("mamba2_scan", arguments, defines)
-
-
-VARIANTS = [
-    *(_conv_spec(dtype, kind) for dtype in DTYPE_NAMES.values() for kind in ("none", *KINDS)),
-    *(_delta_spec(dtype, each) for dtype in DTYPE_NAMES.values() for each in (False, True)),
-    *(
-        _mamba2_spec(dtype, fp32_out, vectors)
-        for dtype in DTYPE_NAMES.values()
-        for fp32_out in (False, True)
-        for vectors in (1, 2)
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -78,20 +30,13 @@ class ScanRows:
     positions: Tensor
     max_num_tokens: int
 
-    def arguments(self, gpu: Gpu, num_tokens: int) -> dict[str, Any]:
-        """Check the tensors; return the arguments of a kernel for a batch of so many tokens."""
-        num_seqs = self.slots.shape[1]
-        check_tensor("starts", self.starts, (num_seqs + 1,), "int32", gpu)
-        check_tensor("slots", self.slots, (2, num_seqs), "int32", gpu)
-        check_tensor("positions", self.positions, (num_tokens,), "int32", gpu)
-        if num_seqs > MAX_GRID_Y:
-            raise ValueError(f"the kernels take at most {MAX_GRID_Y} sequences, not {num_seqs}")
-        return {
-            "starts": self.starts,
-            "slots": self.slots,
-            "positions": self.positions,
-            "slots_stride": num_seqs,
-        }
+    @property
+    def num_seqs(self) -> int:
+        return self.slots.shape[1]
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of a kernel."""
+        return {"starts": self.starts, "slots": self.slots, "positions": self.positions}
 
 
 def causal_conv(
@@ -118,42 +63,34 @@ def causal_conv(
     [num_slots, channels, taps - 1] are read and written by slot. Tokens of no row are left alone.
     """
     (channels, taps), (n, columns) = conv.shape, projected.shape
-    is_gated, num_slots = activation is None, len(conv_states)
+    is_gated = activation is None
     if taps > MAX_TAPS:
         raise ValueError(f"the kernel takes at most {MAX_TAPS} taps, not {taps}")
     if columns < first_column + channels * (3 if is_gated else 1) or (is_gated and first_column):
         raise ValueError(f"{columns} columns from {first_column} on do not fit {channels} channels")
-    dtype = projected.dtype
-    check_tensor("projected", projected, (n, columns), dtype, gpu)
-    check_tensor("out", out, (n, channels), dtype if is_gated else "float32", gpu)
-    check_tensor("conv", conv, (channels, taps), dtype, gpu)
-    check_tensor("conv_bias", conv_bias, (channels,), dtype, gpu)
-    check_tensor("conv_states", conv_states, (num_slots, channels, taps - 1), "float32", gpu)
-    arguments = rows.arguments(gpu, n)
-    tiles, num_seqs = -(-rows.max_num_tokens // _CONV_TOKENS), rows.slots.shape[1]
-    if tiles > MAX_GRID_Y:
-        raise ValueError(f"the kernel takes at most {MAX_GRID_Y * _CONV_TOKENS} tokens of a row")
-    if n == 0 or num_seqs == 0:
-        return
-    gpu.kernel(_conv_spec(DTYPE_NAMES[dtype], activation or "none"))(
-        (-(-channels // _CONV_THREADS), tiles, num_seqs),
+    kernel = gpu.kernel(
+        "causal_conv",
+        DTYPE=projected.dtype,
+        ACTIVATION=(activation or "none").upper(),
+        GATED=is_gated,
+    )
+    tiles = -(-rows.max_num_tokens // _CONV_TOKENS) if n else 0
+    kernel(
+        (-(-channels // _CONV_THREADS), tiles, rows.num_seqs),
         _CONV_THREADS,
-        num_bytes=n * channels * (dtype.itemsize + out.itemsize),
+        num_bytes=n * channels * (projected.itemsize + out.itemsize),
         projected=projected,
         conv=conv,
         conv_bias=conv_bias,
         conv_states=conv_states,
         out=out,
-        num_channels=channels,
-        row_size=columns,
         first_column=first_column,
-        taps=taps,
         x_end=scale_ends[0],
         b_end=scale_ends[1],
         x_scale=scales[0],
         b_scale=scales[1],
         c_scale=scales[2],
-        **arguments,
+        **rows.arguments(),
     )
 
 
@@ -190,18 +127,11 @@ def gated_delta_scan(
         raise ValueError(f"the kernel does not take heads of {key_dim} by {value_dim}")
     if channels != 2 * num_key_heads * key_dim + values:
         raise ValueError(f"{channels} channels do not fit {num_key_heads} key heads")
-    check_tensor("mixed", mixed, (n, channels), "float32", gpu)
-    check_steps(gpu, projected, channels, values, key_steps, step_bias, states)
-    check_tensor("out", out, (n, values), "float32", gpu)
-    check_tensor("decay", decay, (num_heads,), "float32", gpu)
-    check_tensor("states", states, (num_slots, num_heads, key_dim, value_dim), "float32", gpu)
-    arguments, num_seqs = rows.arguments(gpu, n), rows.slots.shape[1]
-    if n == 0 or num_seqs == 0:
-        return
-    gpu.kernel(_delta_spec(DTYPE_NAMES[projected.dtype], key_steps is not None))(
-        (num_heads * -(-value_dim // _SCAN_ROWS), num_seqs),
+    kernel = gpu.kernel("gated_delta_scan", DTYPE=projected.dtype, KEY_DECAYS=key_steps is not None)
+    kernel(
+        (num_heads * -(-value_dim // _SCAN_ROWS), rows.num_seqs if n else 0),
         _SCAN_THREADS,
-        num_bytes=mixed.nbytes + out.nbytes + 2 * num_seqs * states[0].nbytes,
+        num_bytes=mixed.nbytes + out.nbytes + 2 * rows.num_seqs * states.nbytes // num_slots,
         mixed=mixed,
         projected=projected,
         key_steps=key_steps,
@@ -210,11 +140,8 @@ def gated_delta_scan(
         states=states,
         out=out,
         num_key_heads=num_key_heads,
-        num_heads=num_heads,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        row_size=projected.shape[1],
-        **arguments,
+        row_size=num_columns(projected, states, channels, has_key_steps=key_steps is not None),
+        **rows.arguments(),
     )
 
 
@@ -250,28 +177,20 @@ def mamba2_scan(
     """
     num_slots, num_heads, head_dim, state_size = states.shape
     (n, channels), width = mixed.shape, num_heads * head_dim
-    dtype = projected.dtype
     if not mamba2_scan_fits(width, state_size) or num_heads % num_groups:
         raise ValueError(f"the kernel does not take {width} rows of states of {state_size}")
     if channels != width + 2 * num_groups * state_size:
         raise ValueError(f"{channels} channels do not fit {num_groups} groups")
-    check_tensor("mixed", mixed, (n, channels), "float32", gpu)
-    check_tensor("projected", projected, (n, width + channels + num_heads), dtype, gpu)
-    check_tensor("out", out, (n, width), out.dtype, gpu)
-    check_tensor("decay", decay, (num_heads,), "float32", gpu)
-    check_tensor("step_bias", step_bias, (num_heads,), "float32", gpu)
-    check_tensor("skip", skip, (num_heads,), "float32", gpu)
-    check_tensor("states", states, (num_slots, num_heads, head_dim, state_size), "float32", gpu)
-    if out.dtype not in (dtype, torch.float32):
-        raise ValueError(f"out must be {dtype} or fp32, not {out.dtype}")
-    arguments, num_seqs = rows.arguments(gpu, n), rows.slots.shape[1]
-    if n == 0 or num_seqs == 0:
-        return
-    spec = _mamba2_spec(DTYPE_NAMES[dtype], out.dtype == torch.float32, -(-state_size // _VECTOR))
-    gpu.kernel(spec)(
-        (num_heads * -(-head_dim // _SCAN_ROWS), num_seqs),
+    kernel = gpu.kernel(
+        "mamba2_scan",
+        DTYPE=projected.dtype,
+        FP32_OUT=out.dtype == torch.float32,
+        VECTORS=-(-state_size // _VECTOR),
+    )
+    kernel(
+        (num_heads * -(-head_dim // _SCAN_ROWS), rows.num_seqs if n else 0),
         _SCAN_THREADS,
-        num_bytes=mixed.nbytes + out.nbytes + 2 * num_seqs * states[0].nbytes,
+        num_bytes=mixed.nbytes + out.nbytes + 2 * rows.num_seqs * states.nbytes // num_slots,
         mixed=mixed,
         projected=projected,
         decay=decay,
@@ -279,13 +198,11 @@ def mamba2_scan(
         skip=skip,
         states=states,
         out=out,
-        num_heads=num_heads,
-        head_dim=head_dim,
+        row_size=width + channels + num_heads,
         num_groups=num_groups,
-        state_size=state_size,
-        gated=int(gated),
+        gated=gated,
         min_step=min_step,
         z_scale=z_scale,
         step_scale=step_scale,
-        **arguments,
+        **rows.arguments(),
     )

@@ -6,81 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.layers.act_and_mul import KINDS
+from swiftchat.cuda.gpu import Gpu
 
 MAX_TAPS = 4  # of a convolution
 _MAMBA_THREADS, _MAMBA_ROWS = 256, 32  # threads and rows of a head's state in a block
 _MAMBA_STATE = 128  # elements of a row of the state in a warp's registers, for each vector
 _CONV_THREADS = 128
 # Threads of a block and vectors of 4 columns of each: a group uses the first layout that holds it.
-_NORM_LAYOUTS = ((32, 1), (32, 2), (512, 2), (512, 4), (512, 8))
-
-STATE_ARGUMENTS = (
-    "pointer conv_states, pointer states, pointer slots, pointer step, pointer positions, "
-    "pointer out, "
-)
-
-
-def _mamba2_spec(
-    dtype: str, activation: str, fp32_out: bool, vectors: int, chained: bool
-) -> KernelSpec:
-    arguments = (
-        "pointer projected, pointer conv, pointer conv_bias, pointer decay, pointer step_bias, "
-        f"pointer skip, {STATE_ARGUMENTS}int num_heads, int head_dim, int num_groups, "
-        "int state_size, int taps, int slots_stride, int gated, int early_reads, float min_step, "
-        "float z_scale, float x_scale, float b_scale, float c_scale, float step_scale"
-    )
-    defines = {
-        "DTYPE": dtype,
-        "ACTIVATION": activation.upper(),
-        "FP32_OUT": str(int(fp32_out)),
-        "VECTORS": str(vectors),
-        "CHAINED": str(int(chained)),
-    }
-    return KernelSpec("mamba2_step", arguments, defines)
-
-
-def _norm_spec(dtype: str, layout: tuple[int, int]) -> KernelSpec:
-    arguments = (
-        "pointer x, pointer weight, pointer gates, pointer out, int width, int group_size, "
-        "int weight_stride, int64 gates_stride, float gate_scale, float eps"
-    )
-    defines = {"DTYPE": dtype, "BLOCK": str(layout[0]), "VECTORS": str(layout[1])}
-    return KernelSpec("gated_norm", arguments, defines)
-
-
-def _conv_spec(dtype: str, activation: str, chained: bool) -> KernelSpec:
-    """Return the kernel of a plain convolution, or with activation "none" of a gated one."""
-    arguments = (
-        "pointer projected, pointer conv, pointer conv_bias, pointer conv_states, pointer slots, "
-        "pointer step, pointer positions, pointer out, int num_channels, int row_size, int taps, "
-        "int slots_stride, int early_reads"
-    )
-    gated = str(int(activation == "none"))
-    defines = {"DTYPE": dtype, "ACTIVATION": activation.upper(), "GATED": gated}
-    defines["CHAINED"] = str(int(chained))
-    return KernelSpec("causal_conv_step", arguments, defines)
-
-
-VARIANTS = [
-    *(
-        _mamba2_spec(dtype, kind, fp32_out, vectors, chained)
-        for dtype in DTYPE_NAMES.values()
-        for kind in KINDS
-        for fp32_out in (False, True)
-        for vectors in (1, 2)
-        for chained in (False, True)
-    ),
-    *(_norm_spec(dtype, layout) for dtype in DTYPE_NAMES.values() for layout in _NORM_LAYOUTS),
-    *(
-        _conv_spec(dtype, kind, chained)
-        for dtype in DTYPE_NAMES.values()
-        for kind in ("none", *KINDS)
-        for chained in (False, True)
-    ),
-]
+NORM_LAYOUTS = ((32, 1), (32, 2), (512, 2), (512, 4), (512, 8))
 
 
 @dataclass(frozen=True)
@@ -102,20 +35,16 @@ class StepSlots:
     early_reads: bool = False
     chained: bool = False
 
-    def arguments(self, gpu: Gpu) -> dict[str, Any]:
-        """Check the tensors; return the arguments of a kernel."""
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of a kernel; raise `ValueError` for more rows than slots."""
         max_rows = self.slots.shape[1]
-        check_tensor("slots", self.slots, (2, max_rows), "int32", gpu)
-        check_tensor("step", self.step, (1,), "int64", gpu)
-        check_tensor("positions", self.positions, (len(self.positions),), "int32", gpu)
         if len(self.positions) > max_rows:
             raise ValueError(f"{len(self.positions)} rows, but slots for {max_rows}")
         return {
             "slots": self.slots,
             "step": self.step,
             "positions": self.positions,
-            "slots_stride": max_rows,
-            "early_reads": int(self.early_reads),
+            "early_reads": self.early_reads,
         }
 
 
@@ -151,34 +80,25 @@ def mamba2_step(
     [num_slots, channels, taps - 1] are read and written by slot. `conv` T [channels, taps] has a
     bias T [channels] or none; `decay`, `step_bias` and `skip` are fp32 [num_heads].
     """
-    num_slots, num_heads, head_dim, state_size = states.shape
+    _, num_heads, head_dim, state_size = states.shape
     (channels, taps), n, width = conv.shape, len(projected), num_heads * head_dim
-    dtype = projected.dtype
     if not mamba2_step_fits(state_size, taps) or num_heads % num_groups:
         raise ValueError(f"the kernel does not take states of {state_size}, {taps} taps")
     if channels != width + 2 * num_groups * state_size:
         raise ValueError(f"{channels} channels do not fit {num_groups} groups")
-    check_tensor("projected", projected, (n, width + channels + num_heads), dtype, gpu)
-    check_tensor("out", out, (n, width), out.dtype, gpu)
-    check_tensor("conv", conv, (channels, taps), dtype, gpu)
-    check_tensor("conv_bias", conv_bias, (channels,), dtype, gpu)
-    check_tensor("decay", decay, (num_heads,), "float32", gpu)
-    check_tensor("step_bias", step_bias, (num_heads,), "float32", gpu)
-    check_tensor("skip", skip, (num_heads,), "float32", gpu)
-    check_tensor("conv_states", conv_states, (num_slots, channels, taps - 1), "float32", gpu)
-    check_tensor("states", states, (num_slots, num_heads, head_dim, state_size), "float32", gpu)
-    if out.dtype not in (dtype, torch.float32):
-        raise ValueError(f"out must be {dtype} or fp32, not {out.dtype}")
-    arguments = rows.arguments(gpu)
-    if n == 0:
-        return
-    vectors = -(-state_size // _MAMBA_STATE)
-    fp32_out = out.dtype == torch.float32
     z_scale, x_scale, b_scale, c_scale, step_scale = scales
-    gpu.kernel(_mamba2_spec(DTYPE_NAMES[dtype], activation, fp32_out, vectors, rows.chained))(
+    kernel = gpu.kernel(
+        "mamba2_step",
+        DTYPE=projected.dtype,
+        ACTIVATION=activation.upper(),
+        FP32_OUT=out.dtype == torch.float32,
+        VECTORS=-(-state_size // _MAMBA_STATE),
+        CHAINED=rows.chained,
+    )
+    kernel(
         (num_heads * -(-head_dim // _MAMBA_ROWS), n),
         _MAMBA_THREADS,
-        num_bytes=2 * n * states[0].nbytes,
+        num_bytes=2 * n * states.nbytes // len(states),
         projected=projected,
         conv=conv,
         conv_bias=conv_bias,
@@ -188,25 +108,22 @@ def mamba2_step(
         conv_states=conv_states,
         states=states,
         out=out,
-        num_heads=num_heads,
-        head_dim=head_dim,
+        row_size=width + channels + num_heads,
         num_groups=num_groups,
-        state_size=state_size,
-        taps=taps,
-        gated=int(gated),
+        gated=gated,
         min_step=min_step,
         z_scale=z_scale,
         x_scale=x_scale,
         b_scale=b_scale,
         c_scale=c_scale,
         step_scale=step_scale,
-        **arguments,
+        **rows.arguments(),
     )
 
 
 def gated_norm_fits(group_size: int) -> bool:
     """Return whether the kernel normalizes groups of this size."""
-    threads, vectors = _NORM_LAYOUTS[-1]
+    threads, vectors = NORM_LAYOUTS[-1]
     return group_size % 4 == 0 and group_size <= 4 * vectors * threads
 
 
@@ -231,35 +148,21 @@ def gated_norm(
     group_size = width // num_groups
     if width % num_groups or not gated_norm_fits(group_size):
         raise ValueError(f"the kernel does not take {num_groups} groups of {width} elements")
-    check_tensor("x", x, (n, width), "float32", gpu)
     is_shared = len(weight) == group_size
-    check_tensor("weight", weight, (group_size if is_shared else width,), "float32", gpu)
-    check_tensor("out", out, (n, width), out.dtype, gpu)
-    if num_groups > MAX_GRID_Y:
-        raise ValueError(f"the kernel takes at most {MAX_GRID_Y} groups, not {num_groups}")
-    if gates is not None and (
-        gates.dtype != out.dtype
-        or gates.device != gpu.device
-        or len(gates) != n
-        or gates.shape[1] < width
-        or gates.stride(1) != 1
-    ):
-        raise ValueError(f"gates must be {out.dtype} rows of {width}, not {list(gates.shape)}")
-    if n == 0:
-        return
-    layout = next(each for each in _NORM_LAYOUTS if 4 * each[0] * each[1] >= group_size)
-    gpu.kernel(_norm_spec(DTYPE_NAMES[out.dtype], layout))(
+    if gates is not None and gates.shape[1] < width:
+        raise ValueError(f"gates must be rows of {width}, not {list(gates.shape)}")
+    threads, vectors = next(each for each in NORM_LAYOUTS if 4 * each[0] * each[1] >= group_size)
+    gpu.kernel("gated_norm", DTYPE=out.dtype, BLOCK=threads, VECTORS=vectors)(
         (n, num_groups),
-        layout[0],
+        threads,
         num_bytes=x.nbytes + out.nbytes,
         x=x,
         weight=weight,
         gates=gates,
         out=out,
-        width=width,
         group_size=group_size,
+        weight_size=group_size if is_shared else width,
         weight_stride=0 if is_shared else group_size,
-        gates_stride=0 if gates is None else gates.stride(0),
         gate_scale=gate_scale,
         eps=eps,
     )
@@ -284,30 +187,27 @@ def causal_conv_step(
     `conv_states` fp32 [num_slots, channels, taps - 1] are read and written by slot.
     """
     (channels, taps), (n, columns) = conv.shape, projected.shape
-    dtype, is_gated = projected.dtype, activation is None
+    is_gated = activation is None
     if taps > MAX_TAPS:
         raise ValueError(f"the kernel takes at most {MAX_TAPS} taps, not {taps}")
     if columns < channels * (3 if is_gated else 1):
         raise ValueError(f"{columns} columns do not fit {channels} channels")
-    check_tensor("projected", projected, (n, columns), dtype, gpu)
-    check_tensor("out", out, (n, channels), dtype if is_gated else "float32", gpu)
-    check_tensor("conv", conv, (channels, taps), dtype, gpu)
-    check_tensor("conv_bias", conv_bias, (channels,), dtype, gpu)
-    check_tensor("conv_states", conv_states, (len(conv_states), channels, taps - 1), "float32", gpu)
-    arguments = rows.arguments(gpu)
-    if n == 0:
-        return
-    gpu.kernel(_conv_spec(DTYPE_NAMES[dtype], activation or "none", rows.chained))(
+    kernel = gpu.kernel(
+        "causal_conv_step",
+        DTYPE=projected.dtype,
+        ACTIVATION=(activation or "none").upper(),
+        GATED=is_gated,
+        CHAINED=rows.chained,
+    )
+    moved = channels * (projected.itemsize + 8 * (taps - 1))
+    kernel(
         (-(-channels // _CONV_THREADS), n),
         _CONV_THREADS,
-        num_bytes=n * channels * dtype.itemsize + out.nbytes + 2 * n * conv_states[0].nbytes,
+        num_bytes=n * moved + out.nbytes,
         projected=projected,
         conv=conv,
         conv_bias=conv_bias,
         conv_states=conv_states,
         out=out,
-        num_channels=channels,
-        row_size=columns,
-        taps=taps,
-        **arguments,
+        **rows.arguments(),
     )

@@ -4,41 +4,12 @@ from typing import Any
 
 import torch
 
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.moe.expert_matrices import ACTIVATIONS, ExpertMatrices
-from swiftchat.cuda.packed_layout import (
-    PACKINGS,
-    TILE_COLUMNS,
-    packing_fits,
-    padded_columns,
-    tile_bytes,
-)
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
+from swiftchat.cuda.packed_layout import TILE_COLUMNS, packing_fits, padded_columns, tile_bytes
 
 _THREADS = 128
 _ROWS = 8  # of gate and of up matrices in a block
-_ARGUMENTS = (
-    "pointer x, pointer values, pointer scales, int num_experts, pointer biases, pointer ids, "
-    "pointer input_weights, pointer out, int num_routed, int shared_size, int hidden_size, "
-    "int expert_size, int experts_per_token, int gate_step, float limit"
-)
-
-
-def _spec(dtype: torch.dtype, scheme: str, group_size: int, activation: str) -> KernelSpec:
-    defines = {
-        "DTYPE": DTYPE_NAMES[dtype],
-        "ACTIVATION": activation.upper(),
-        "SCHEME": scheme,
-        "GROUP_SIZE": str(group_size),
-    }
-    return KernelSpec("bulk_gate_up", _ARGUMENTS, defines)
-
-
-VARIANTS = [
-    _spec(dtype, scheme, group_size, activation)
-    for dtype in (torch.bfloat16, torch.float16)
-    for scheme, group_size in (("PLAIN", 0), *PACKINGS)
-    for activation in ACTIVATIONS
-]
 
 
 def _shared_bytes(matrices: ExpertMatrices) -> int:
@@ -76,16 +47,18 @@ def bulk_gate_up_fits(gpu: Gpu, matrices: ExpertMatrices, dtype: torch.dtype, n:
 def bulk_gate_up(
     gpu: Gpu, matrices: ExpertMatrices, activation: str, arguments: dict[str, Any]
 ) -> None:
-    """Launch the kernel with the arguments of `expert_gate_up`, which has checked them.
+    """Launch the kernel with the arguments of `expert_gate_up`.
 
     The matrices must fit: see `bulk_gate_up_fits`.
     """
     x, (n, chosen, expert_size) = arguments["x"], arguments["out"].shape
-    gpu.kernel(_spec(x.dtype, matrices.scheme, matrices.group_size, activation))(
+    kernel = gpu.kernel(
+        "bulk_gate_up", DTYPE=x.dtype, ACTIVATION=activation.upper(), **matrices.macros
+    )
+    kernel(
         (chosen * -(-expert_size // _ROWS), n),
         _THREADS,
         shared_bytes=_shared_bytes(matrices),
         scales=matrices.scales,
-        num_experts=len(matrices.values),
         **arguments,
     )

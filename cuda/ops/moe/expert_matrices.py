@@ -1,12 +1,12 @@
 """The matrices of a layer's experts, as kernels read them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.packed_layout import packed_bytes
+from swiftchat.cuda.signature import Macro
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu_sigmoid")  # of experts' gates
 _MXFP4_GROUP = 32
@@ -22,6 +22,8 @@ class ExpertMatrices:
 
     The last `num_shared` experts are parts of one, whose size is the sum of theirs: their addresses
     are those of their first gate row, or of their first column of the output matrix.
+
+    Raises `ValueError` for a quantized scheme without scales, and for PLAIN with them.
     """
 
     scheme: str
@@ -33,14 +35,15 @@ class ExpertMatrices:
     group_size: int = 0
     num_shared: int = 0
 
-    def check(self, gpu: Gpu) -> None:
-        """Raise `ValueError` for wrong tensors; the addresses themselves are not checked."""
-        shape = (len(self.values),)
-        check_tensor("values", self.values, shape, "int64", gpu)
-        check_tensor("scales", self.scales, shape, "int64", gpu)
-        check_tensor("biases", self.biases, shape, "int64", gpu)
+    def __post_init__(self) -> None:
         if (self.scales is None) != (self.scheme == "PLAIN"):
             raise ValueError(f"{self.scheme} matrices with scales {self.scales}")
+
+    def check_shape(self, rows: int, columns: int) -> None:
+        """Raise `ValueError` unless the matrices are [rows, columns]."""
+        if (self.rows, self.columns) != (rows, columns):
+            found = (self.rows, self.columns)
+            raise ValueError(f"matrices must be {(rows, columns)}, not {found}")
 
     def matrix_bytes(self, itemsize: int) -> int:
         """Return the bytes of a matrix, whose elements have `itemsize` bytes if it is PLAIN."""
@@ -57,5 +60,9 @@ class ExpertMatrices:
         return {"num_routed": num_routed, "shared_size": self.num_shared * expert_size}
 
     @property
-    def defines(self) -> dict[str, str]:
-        return {"SCHEME": self.scheme, "GROUP_SIZE": str(self.group_size)}
+    def arguments(self) -> dict[str, Any]:
+        return {"values": self.values, "scales": self.scales, "biases": self.biases}
+
+    @property
+    def macros(self) -> dict[str, Macro]:
+        return {"SCHEME": self.scheme, "GROUP_SIZE": self.group_size}

@@ -1,21 +1,16 @@
 """MLPs of experts for a few tokens: `kernels/moe/expert_*.cu` and `packed_gate_up.cu`."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.bulk_gate_up import bulk_gate_up, bulk_gate_up_fits
-from swiftchat.cuda.ops.moe.expert_matrices import ACTIVATIONS, ExpertMatrices
-from swiftchat.cuda.packed_layout import (
-    PACKINGS,
-    TILE_COLUMNS,
-    packing_fits,
-)
+from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
+from swiftchat.cuda.packed_layout import TILE_COLUMNS, packing_fits
+from swiftchat.cuda.signature import Macro
 
 MAX_CHOSEN = 32  # experts of a token
 _PLAIN_THREADS, _PLAIN_ROWS = 256, 16  # of a block of expert_gate_up, for PLAIN matrices
@@ -34,12 +29,8 @@ class Tiling:
     blocks_per_sm: int
 
     @property
-    def defines(self) -> dict[str, str]:
-        return {
-            "NUM_WARPS": str(self.warps),
-            "NUM_SLOTS": str(self.depth),
-            "RUN_STEPS": str(self.run),
-        }
+    def macros(self) -> dict[str, Macro]:
+        return {"NUM_WARPS": self.warps, "NUM_SLOTS": self.depth, "RUN_STEPS": self.run}
 
     def blocks(self, gpu: Gpu, units: int, n: int) -> int:
         """Return the number of blocks of a token."""
@@ -50,20 +41,21 @@ class Tiling:
 
 
 _ROWS = 8  # of a tile
-_GATE, _GATE_MXFP4, _DOWN = Tiling(4, 6, 1, 0), Tiling(4, 4, 1, 0), Tiling(8, 2, 2, 3)
-_DOWN_OF_ONE = Tiling(8, 4, 2, 3)  # of one row: twice the copies in flight
+_GATE, _GATE_MXFP4, DOWN = Tiling(4, 6, 1, 0), Tiling(4, 4, 1, 0), Tiling(8, 2, 2, 3)
+DOWN_OF_ONE = Tiling(8, 4, 2, 3)  # of one row: twice the copies in flight
 _MXFP4_GROUP = 32
 
 
-def _gate_tiling(scheme: str) -> Tiling:
+def gate_tiling(scheme: str) -> Tiling:
+    """Return the tiling of `packed_gate_up` for matrices of this scheme."""
     return _GATE_MXFP4 if scheme == "MXFP4" else _GATE
 
 
 def _down_tiling(gpu: Gpu, matrices: ExpertMatrices, shape: torch.Size, itemsize: int) -> Tiling:
     """Return the tiling for activations of this shape."""
-    deep = _shared_bytes(matrices, _DOWN_OF_ONE, shape[1], itemsize) + 4096
+    deep = _shared_bytes(matrices, DOWN_OF_ONE, shape[1], itemsize) + 4096
     is_deep = matrices.scheme == "PLAIN" and shape[0] == 1 and deep <= gpu.block_shared_bytes
-    return _DOWN_OF_ONE if is_deep else _DOWN
+    return DOWN_OF_ONE if is_deep else DOWN
 
 
 def _shared_bytes(matrices: ExpertMatrices, tiling: Tiling, num_rows: int, itemsize: int) -> int:
@@ -86,49 +78,8 @@ def experts_fit(gpu: Gpu, matrices: ExpertMatrices, dtype: torch.dtype, num_rows
         fits = columns % _MXFP4_GROUP == 0 and dtype == torch.bfloat16
     else:
         fits = packing_fits(scheme, columns, matrices.group_size) and itemsize == 2
-    needed = max(_shared_bytes(matrices, each, num_rows, itemsize) for each in (_GATE, _DOWN))
+    needed = max(_shared_bytes(matrices, each, num_rows, itemsize) for each in (_GATE, DOWN))
     return fits and num_rows <= MAX_CHOSEN and needed + 4096 <= gpu.block_shared_bytes
-
-
-def _gate_up_spec(dtype: torch.dtype, scheme: Mapping[str, str], activation: str) -> KernelSpec:
-    arguments = (
-        "pointer biases, pointer ids, pointer input_weights, pointer out, int num_routed, "
-        "int shared_size, "
-        "int hidden_size, int expert_size, int experts_per_token, int gate_step, float limit"
-    )
-    defines = {"DTYPE": DTYPE_NAMES[dtype], "ACTIVATION": activation.upper()}
-    if scheme["SCHEME"] == "PLAIN":
-        return KernelSpec("expert_gate_up", f"pointer x, pointer values, {arguments}", defines)
-    tables = "pointer x, pointer values, pointer scales, int num_experts"
-    defines |= {**scheme, **_gate_tiling(scheme["SCHEME"]).defines}
-    return KernelSpec("packed_gate_up", f"{tables}, {arguments}", defines)
-
-
-def _down_spec(dtype: torch.dtype, scheme: Mapping[str, str], tiling: Tiling = _DOWN) -> KernelSpec:
-    arguments = (
-        "pointer x, pointer values, pointer scales, pointer biases, pointer ids, pointer weights, "
-        "pointer out, int num_routed, int shared_size, int hidden_size, int expert_size, "
-        "int experts_per_token, int accumulate"
-    )
-    defines = {"DTYPE": DTYPE_NAMES[dtype], **scheme, **tiling.defines}
-    return KernelSpec("expert_down", arguments, defines)
-
-
-def _schemes() -> Iterator[tuple[torch.dtype, dict[str, str]]]:
-    """Yield the types of activations with the macros of matrices."""
-    for dtype in DTYPE_NAMES:
-        yield dtype, {"SCHEME": "PLAIN", "GROUP_SIZE": "0"}
-    yield torch.bfloat16, {"SCHEME": "MXFP4", "GROUP_SIZE": "0"}
-    for scheme, group_size in PACKINGS:
-        for dtype in (torch.bfloat16, torch.float16):
-            yield dtype, {"SCHEME": scheme, "GROUP_SIZE": str(group_size)}
-
-
-VARIANTS = [
-    *(_gate_up_spec(*each, activation) for each in _schemes() for activation in ACTIVATIONS),
-    *(_down_spec(*each) for each in _schemes()),
-    *(_down_spec(*each, _DOWN_OF_ONE) for each in _schemes() if each[1]["SCHEME"] == "PLAIN"),
-]
 
 
 def expert_gate_up(
@@ -160,9 +111,7 @@ def expert_gate_up(
             f"the kernel does not take {matrices.scheme} matrices of {hidden_size} columns"
             f" and {x.dtype}, or {expert_size} outputs with gate_step {gate_step}"
         )
-    _check(gpu, x, matrices, ids, (n, chosen), (n, hidden_size), (2 * expert_size, hidden_size))
-    check_tensor("out", out, (n, chosen, expert_size), x.dtype, gpu)
-    check_tensor("input_weights", input_weights, (n, chosen), "float32", gpu)
+    matrices.check_shape(2 * expert_size, hidden_size)
     if n == 0:
         return
     arguments: dict[str, Any] = {
@@ -174,27 +123,24 @@ def expert_gate_up(
         "input_weights": input_weights,
         "out": out,
         **matrices.shared_arguments(expert_size),
-        "hidden_size": hidden_size,
-        "expert_size": expert_size,
-        "experts_per_token": chosen,
         "gate_step": gate_step,
         "limit": limit,
     }
     if bulk_gate_up_fits(gpu, matrices, x.dtype, n):
         bulk_gate_up(gpu, matrices, activation, arguments)
         return
-    kernel = gpu.kernel(_gate_up_spec(x.dtype, matrices.defines, activation))
+    macros: dict[str, Macro] = {"DTYPE": x.dtype, "ACTIVATION": activation.upper()}
     if matrices.scheme == "PLAIN":
         grid, shared_bytes = (-(-expert_size // _PLAIN_ROWS), n * chosen), hidden_size * x.itemsize
+        kernel = gpu.kernel("expert_gate_up", **macros)
         kernel(grid, _PLAIN_THREADS, shared_bytes=shared_bytes, **arguments)
         return
-    tiling = _gate_tiling(matrices.scheme)
-    kernel(
+    tiling = gate_tiling(matrices.scheme)
+    gpu.kernel("packed_gate_up", **macros, **matrices.macros, **tiling.macros)(
         (tiling.blocks(gpu, chosen * -(-expert_size // _ROWS), n), n),
         32 * tiling.warps,
         shared_bytes=_shared_bytes(matrices, tiling, 1, x.itemsize),
         scales=matrices.scales,
-        num_experts=len(matrices.values),
         **arguments,
     )
 
@@ -222,46 +168,20 @@ def expert_down(
             f"the kernel does not take {matrices.scheme} matrices, "
             f"{chosen} rows of {expert_size} elements of {x.dtype}"
         )
-    _check(
-        gpu, x, matrices, ids, (n, chosen), (*ids.shape, expert_size), (hidden_size, expert_size)
-    )
-    check_tensor("weights", weights, (n, chosen), "float32", gpu)
-    check_tensor("out", out, (n, hidden_size), "float32", gpu)
+    matrices.check_shape(hidden_size, expert_size)
     if n == 0:
         return
     tiling = _down_tiling(gpu, matrices, x.shape, x.itemsize)
-    gpu.kernel(_down_spec(x.dtype, matrices.defines, tiling))(
+    gpu.kernel("expert_down", DTYPE=x.dtype, **matrices.macros, **tiling.macros)(
         (tiling.blocks(gpu, -(-hidden_size // _ROWS), n), n),
         32 * tiling.warps,
         shared_bytes=_shared_bytes(matrices, tiling, chosen, x.itemsize),
         num_bytes=n * chosen * matrices.matrix_bytes(x.itemsize),
         x=x,
-        values=matrices.values,
-        scales=matrices.scales,
-        biases=matrices.biases,
+        **matrices.arguments,
         ids=ids,
         weights=weights,
         out=out,
         **matrices.shared_arguments(expert_size),
-        hidden_size=hidden_size,
-        expert_size=expert_size,
-        experts_per_token=chosen,
-        accumulate=int(accumulate),
+        accumulate=accumulate,
     )
-
-
-def _check(
-    gpu: Gpu,
-    x: Tensor,
-    matrices: ExpertMatrices,
-    ids: Tensor,
-    chosen: tuple[int, int],
-    shape: tuple[int, ...],
-    matrix: tuple[int, int],
-) -> None:
-    """Raise `ValueError` unless ids, x and the matrices have these shapes."""
-    matrices.check(gpu)
-    if (matrices.rows, matrices.columns) != matrix:
-        raise ValueError(f"matrices must be {matrix}, not {(matrices.rows, matrices.columns)}")
-    check_tensor("x", x, shape, x.dtype, gpu)
-    check_tensor("ids", ids, chosen, "int32", gpu)

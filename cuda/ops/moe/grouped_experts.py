@@ -3,21 +3,20 @@
 No kernel needs the host to know how many rows an expert has.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
-from swiftchat.cuda.ops.moe.expert_matrices import ACTIVATIONS, ExpertMatrices
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
 from swiftchat.cuda.ops.moe.route import MAX_EXPERTS
-from swiftchat.cuda.packed_layout import PACKINGS, TILE_COLUMNS, packing_fits, tile_bytes
+from swiftchat.cuda.packed_layout import TILE_COLUMNS, packing_fits, tile_bytes
+from swiftchat.cuda.signature import DTYPE_NAMES, Macro
 
 _ORDER_THREADS, _THREADS = 1024, 256
 _BLOCK_COLUMNS = 128  # rows of a matrix that a block multiplies
-_LARGE_TILE, _SMALL_TILE = 128, 32  # rows of activations
+LARGE_TILE, SMALL_TILE = 128, 32  # rows of activations
 # With fewer rows of an expert on average, small tiles waste less. Large tiles of quantized matrices
 # have a faster kernel on Hopper.
 _MIN_LARGE_TILE_ROWS, _MIN_QUANTIZED_WGMMA_ROWS = 40, 24
@@ -37,7 +36,7 @@ class Tiling:
     @property
     def stages(self) -> int:
         """Tiles of activations in shared memory."""
-        if self.rows == _SMALL_TILE:
+        if self.rows == SMALL_TILE:
             return 5 if self.scheme == "MXFP4" else 4
         return 4 if self.scheme in ("MXFP4", "INT4") else 3
 
@@ -51,61 +50,14 @@ class Tiling:
         return self.stages * self.rows * 128 + slots * slot_bytes
 
     @property
-    def defines(self) -> dict[str, str]:
+    def macros(self) -> dict[str, Macro]:
         return {
-            "DTYPE": DTYPE_NAMES[self.dtype],
+            "DTYPE": self.dtype,
             "SCHEME": self.scheme,
-            "GROUP_SIZE": str(self.group_size),
-            "BLOCK_ROWS": str(self.rows),
-            "STAGES": str(self.stages),
+            "GROUP_SIZE": self.group_size,
+            "BLOCK_ROWS": self.rows,
+            "STAGES": self.stages,
         }
-
-
-def _tilings() -> Iterator[Tiling]:
-    for rows in (_LARGE_TILE, _SMALL_TILE):
-        for dtype in DTYPE_NAMES:
-            yield Tiling(dtype, "PLAIN", 0, rows)
-        yield Tiling(torch.bfloat16, "MXFP4", 0, rows)
-        for scheme, group_size in PACKINGS:
-            for dtype in (torch.bfloat16, torch.float16):
-                yield Tiling(dtype, scheme, group_size, rows)
-
-
-_ORDER = KernelSpec("expert_order", "pointer ids, pointer order, pointer starts, int num_choices")
-
-
-def _gate_up_spec(tiling: Tiling, activation: str) -> KernelSpec:
-    arguments = (
-        "pointer x, pointer values, pointer scales, pointer biases, pointer input_weights, "
-        "pointer order, pointer starts, pointer out, int num_experts, int hidden_size, "
-        "int expert_size, "
-        "int experts_per_token, int gate_step, float limit"
-    )
-    defines = {**tiling.defines, "ACTIVATION": activation.upper()}
-    return KernelSpec("grouped_gate_up", arguments, defines)
-
-
-def _down_spec(tiling: Tiling) -> KernelSpec:
-    arguments = (
-        "pointer x, pointer values, pointer scales, pointer biases, pointer order, "
-        "pointer starts, pointer out, int num_experts, int hidden_size, int expert_size"
-    )
-    return KernelSpec("grouped_down", arguments, tiling.defines)
-
-
-def _sum_spec(dtype: torch.dtype) -> KernelSpec:
-    arguments = (
-        "pointer parts, pointer weights, pointer out, int hidden_size, int experts_per_token"
-    )
-    return KernelSpec("expert_sum", arguments, {"DTYPE": DTYPE_NAMES[dtype]})
-
-
-VARIANTS = [
-    _ORDER,
-    *(_gate_up_spec(tiling, activation) for tiling in _tilings() for activation in ACTIVATIONS),
-    *(_down_spec(tiling) for tiling in _tilings()),
-    *(_sum_spec(dtype) for dtype in DTYPE_NAMES),
-]
 
 
 @dataclass(frozen=True)
@@ -123,19 +75,13 @@ class ExpertOrder:
     def num_experts(self) -> int:
         return len(self.starts) - 1
 
-    def check(self, gpu: Gpu, num_choices: int) -> None:
-        check_tensor("order", self.order, (num_choices,), "int32", gpu)
-        check_tensor("starts", self.starts, (self.num_experts + 1,), "int32", gpu)
-
     def tiling(self, gpu: Gpu, dtype: torch.dtype, matrices: ExpertMatrices) -> tuple[Tiling, int]:
         """Return the tiles, and an upper bound of their number for one column of them."""
         num_choices, num_experts = len(self.order), self.num_experts
         has_faster = gpu.arch == "sm_90a" and matrices.scheme != "PLAIN"
         least = _MIN_QUANTIZED_WGMMA_ROWS if has_faster else _MIN_LARGE_TILE_ROWS
-        rows = _LARGE_TILE if num_choices >= num_experts * least else _SMALL_TILE
+        rows = LARGE_TILE if num_choices >= num_experts * least else SMALL_TILE
         most = num_choices // rows + min(num_experts, num_choices)
-        if most > MAX_GRID_Y:
-            raise ValueError(f"{num_choices} choices of {num_experts} experts are too many")
         return Tiling(dtype, matrices.scheme, matrices.group_size, rows), most
 
 
@@ -151,14 +97,12 @@ def grouped_fits(matrices: ExpertMatrices, dtype: torch.dtype) -> bool:
     return dtype.itemsize == 2 and packing_fits(scheme, columns, matrices.group_size)
 
 
-def _check(gpu: Gpu, matrices: ExpertMatrices, rows: int, columns: int, dtype: torch.dtype) -> None:
+def _check(matrices: ExpertMatrices, rows: int, columns: int, dtype: torch.dtype) -> None:
     """Raise `ValueError` unless the kernels take these matrices, [rows, columns]."""
     if not grouped_fits(matrices, dtype):
         size = f"{matrices.rows} rows of {matrices.columns} elements"
         raise ValueError(f"the kernel does not take {matrices.scheme} matrices of {size}")
-    if (matrices.rows, matrices.columns) != (rows, columns):
-        raise ValueError(f"the matrices must be {[rows, columns]}")
-    matrices.check(gpu)
+    matrices.check_shape(rows, columns)
 
 
 def expert_order(gpu: Gpu, ids: Tensor, num_experts: int) -> ExpertOrder:
@@ -168,16 +112,16 @@ def expert_order(gpu: Gpu, ids: Tensor, num_experts: int) -> ExpertOrder:
     """
     if not 1 <= num_experts <= MAX_EXPERTS:
         raise ValueError(f"{num_experts} experts; at most {MAX_EXPERTS}")
-    check_tensor("ids", ids, tuple(ids.shape), "int32", gpu)
     order = torch.empty(ids.numel(), dtype=torch.int32, device=gpu.device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=gpu.device)
-    gpu.kernel(_ORDER)(
+    gpu.kernel("expert_order")(
         num_experts,
         _ORDER_THREADS,
         num_bytes=2 * ids.nbytes,
         ids=ids,
         order=order,
         starts=starts,
+        num_experts=num_experts,
         num_choices=ids.numel(),
     )
     return ExpertOrder(order, starts)
@@ -201,33 +145,25 @@ def grouped_gate_up(
     [n, experts_per_token] in that of the choices.
     """
     (n, hidden_size), (num_choices, expert_size) = x.shape, out.shape
-    _check(gpu, matrices, 2 * expert_size, hidden_size, x.dtype)
+    _check(matrices, 2 * expert_size, hidden_size, x.dtype)
     is_packed = matrices.scheme in TILE_COLUMNS
     if expert_size % (8 if is_packed else 2) or (is_packed and gate_step == 2):
         raise ValueError(f"the kernel does not take {expert_size} outputs of {matrices.scheme}")
     if n == 0 or num_choices % n:
         raise ValueError(f"{num_choices} rows of out for {n} tokens")
-    rows.check(gpu, num_choices)
-    check_tensor("x", x, (n, hidden_size), x.dtype, gpu)
-    check_tensor("out", out, (num_choices, expert_size), x.dtype, gpu)
-    check_tensor("input_weights", input_weights, (n, num_choices // n), "float32", gpu)
     tiling, most = rows.tiling(gpu, x.dtype, matrices)
-    gpu.kernel(_gate_up_spec(tiling, activation))(
+    gpu.kernel("grouped_gate_up", ACTIVATION=activation.upper(), **tiling.macros)(
         (-(-2 * expert_size // _BLOCK_COLUMNS), most),
         _THREADS,
         shared_bytes=tiling.shared_bytes,
         num_bytes=x.nbytes + out.nbytes,
         x=x,
-        values=matrices.values,
-        scales=matrices.scales,
-        biases=matrices.biases,
+        **matrices.arguments,
         input_weights=input_weights,
         order=rows.order,
         starts=rows.starts,
         out=out,
         num_experts=rows.num_experts,
-        hidden_size=hidden_size,
-        expert_size=expert_size,
         experts_per_token=num_choices // n,
         gate_step=gate_step,
         limit=limit,
@@ -241,29 +177,20 @@ def grouped_down(
 
     x is T [num_choices, expert_size] in the order of `rows`, `out` in that of the choices.
     """
-    (num_choices, expert_size), hidden_size = x.shape, out.shape[1]
-    _check(gpu, matrices, hidden_size, expert_size, x.dtype)
-    rows.check(gpu, num_choices)
-    check_tensor("x", x, (num_choices, expert_size), x.dtype, gpu)
-    check_tensor("out", out, (num_choices, hidden_size), x.dtype, gpu)
-    if num_choices == 0:
-        return
+    expert_size, hidden_size = x.shape[1], out.shape[1]
+    _check(matrices, hidden_size, expert_size, x.dtype)
     tiling, most = rows.tiling(gpu, x.dtype, matrices)
-    gpu.kernel(_down_spec(tiling))(
+    gpu.kernel("grouped_down", **tiling.macros)(
         (-(-hidden_size // _BLOCK_COLUMNS), most),
         _THREADS,
         shared_bytes=tiling.shared_bytes,
         num_bytes=x.nbytes + out.nbytes,
         x=x,
-        values=matrices.values,
-        scales=matrices.scales,
-        biases=matrices.biases,
+        **matrices.arguments,
         order=rows.order,
         starts=rows.starts,
         out=out,
         num_experts=rows.num_experts,
-        hidden_size=hidden_size,
-        expert_size=expert_size,
     )
 
 
@@ -273,21 +200,14 @@ def expert_sum(gpu: Gpu, parts: Tensor, weights: Tensor | None, out: Tensor) -> 
     `weights` fp32 [n, experts_per_token], None: 1; `out` fp32 [n, hidden_size]. The order of each
     sum is that of the experts, in fp32.
     """
-    n, chosen, hidden_size = parts.shape
-    if hidden_size % 8 or n > MAX_GRID_Y:
-        raise ValueError(f"the kernel does not take {n} rows of {hidden_size} elements")
-    check_tensor("parts", parts, (n, chosen, hidden_size), parts.dtype, gpu)
-    check_tensor("weights", weights, (n, chosen), "float32", gpu)
-    check_tensor("out", out, (n, hidden_size), "float32", gpu)
-    if n == 0:
-        return
-    gpu.kernel(_sum_spec(parts.dtype))(
+    n, _, hidden_size = parts.shape
+    if hidden_size % 8:
+        raise ValueError(f"the kernel does not take rows of {hidden_size} elements")
+    gpu.kernel("expert_sum", DTYPE=parts.dtype)(
         (-(-hidden_size // _SUM_COLUMNS), n),
         _THREADS,
         num_bytes=parts.nbytes + out.nbytes,
         parts=parts,
         weights=weights,
         out=out,
-        hidden_size=hidden_size,
-        experts_per_token=chosen,
     )

@@ -6,34 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import check_tensor
-from swiftchat.cuda.gpu import DTYPE_NAMES, Gpu, KernelSpec
+from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.linear import Norm
 
 MAX_EXPERTS = 4096
 _THREADS = 128
 _ROUTER_THREADS, _ROUTER_ROWS = 256, 8
-_ROUTE = KernelSpec(
-    "route",
-    "pointer logits, pointer bias, pointer correction, pointer expert_scales, pointer ids, "
-    "pointer weights, int num_experts, int experts_per_token, int sigmoid, int by_logits, "
-    "int num_groups, int top_groups, int best_of_group, int normalized, float eps, float scale",
-)
-
-
-def _router_spec(dtype: torch.dtype) -> KernelSpec:
-    arguments = (
-        "pointer x, pointer norm_weight, pointer expert_norm, pointer matrix, pointer bias, "
-        "pointer correction, pointer expert_scales, pointer normed, pointer logits, "
-        "pointer counters, pointer ids, pointer weights, int hidden_size, float norm_eps, "
-        "float weight_offset, int num_shared, int shared_gate, "
-        "int num_experts, int experts_per_token, int sigmoid, int by_logits, int num_groups, "
-        "int top_groups, int best_of_group, int normalized, float eps, float scale"
-    )
-    return KernelSpec("router", arguments, {"DTYPE": DTYPE_NAMES[dtype]})
-
-
-VARIANTS = [_ROUTE, *(_router_spec(dtype) for dtype in DTYPE_NAMES)]
 
 
 @dataclass(frozen=True)
@@ -68,12 +46,12 @@ class Routing:
 
     def arguments(self) -> dict[str, Any]:
         return {
-            "sigmoid": int(self.sigmoid),
-            "by_logits": int(self.by_logits),
+            "sigmoid": self.sigmoid,
+            "by_logits": self.by_logits,
             "num_groups": self.num_groups,
             "top_groups": self.top_groups,
             "best_of_group": self.best_of_group,
-            "normalized": int(self.normalized),
+            "normalized": self.normalized,
             "eps": self.eps,
             "scale": self.scale,
         }
@@ -99,15 +77,7 @@ def route(
     """
     (n, num_experts), chosen = logits.shape, ids.shape[1]
     routing.check(num_experts, chosen)
-    check_tensor("logits", logits, (n, num_experts), "float32", gpu)
-    check_tensor("bias", bias, (num_experts,), "float32", gpu)
-    check_tensor("correction", correction, (num_experts,), "float32", gpu)
-    check_tensor("scales", scales, (num_experts,), "float32", gpu)
-    check_tensor("ids", ids, (n, chosen), "int32", gpu)
-    check_tensor("weights", weights, (n, chosen), "float32", gpu)
-    if n == 0:
-        return
-    gpu.kernel(_ROUTE)(
+    gpu.kernel("route")(
         n,
         _THREADS,
         shared_bytes=_choice_bytes(num_experts, chosen, routing),
@@ -118,8 +88,6 @@ def route(
         expert_scales=scales,
         ids=ids,
         weights=weights,
-        num_experts=num_experts,
-        experts_per_token=chosen,
         **routing.arguments(),
     )
 
@@ -170,20 +138,8 @@ def router(
         raise ValueError(f"the kernel does not take rows of {hidden_size} elements")
     if n > len(workspace.counters) or n * len(matrix) > len(workspace.logits):
         raise ValueError(f"the workspace is too small for {n} rows and {num_experts} experts")
-    check_tensor("x", x, (n, hidden_size), "float32", gpu)
-    check_tensor("matrix", matrix, matrix.shape, matrix.dtype, gpu)
-    check_tensor("norm weight", norm.weight, (hidden_size,), matrix.dtype, gpu)
-    check_tensor("normed", normed, (n, hidden_size), matrix.dtype, gpu)
-    check_tensor("bias", bias, (num_experts,), "float32", gpu)
-    check_tensor("correction", correction, (num_experts,), "float32", gpu)
-    check_tensor("scales", scales, (num_experts,), "float32", gpu)
-    check_tensor("expert_norm", expert_norm, (hidden_size,), matrix.dtype, gpu)
-    check_tensor("ids", ids, (n, chosen + num_shared), "int32", gpu)
-    check_tensor("weights", weights, (n, chosen + num_shared), "float32", gpu)
-    if n == 0:
-        return
     row_bytes = hidden_size * matrix.itemsize
-    gpu.kernel(_router_spec(matrix.dtype))(
+    gpu.kernel("router", DTYPE=matrix.dtype)(
         (-(-len(matrix) // _ROUTER_ROWS), n),
         _ROUTER_THREADS,
         shared_bytes=max(row_bytes, _choice_bytes(num_experts, chosen, routing)),
@@ -200,11 +156,10 @@ def router(
         counters=workspace.counters,
         ids=ids,
         weights=weights,
-        hidden_size=hidden_size,
         norm_eps=norm.eps,
         weight_offset=norm.weight_offset,
         num_shared=num_shared,
-        shared_gate=int(shared_gate),
+        shared_gate=shared_gate,
         num_experts=num_experts,
         experts_per_token=chosen,
         **routing.arguments(),

@@ -1,51 +1,15 @@
 """Penalties, argmax, sampling and the end of a decode step: `kernels/sampling/`."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
-from swiftchat.cuda.gpu import Gpu, KernelSpec
+from swiftchat.cuda.gpu import Gpu
 
 _THREADS, _LOGITS_PER_BLOCK = 256, 2048  # of penalties and argmax
 # As in `kernels/sampling/sample_row.cuh`.
 _SAMPLE_THREADS, _CHUNK, _LIST_SIZE, _BINS = 512, 4096, 512, 512
 _MAX_VOCAB_SIZE = 2**20 - 1
 _MAX_DECODE_ROWS = 256
-# Per-row tensors of `sample` that are not fp32.
-_SAMPLE_DTYPES = {
-    "argmax_ids": "int32",
-    "top_k": "int32",
-    "seeds": "int64",
-    "positions": "int32",
-    "out": "int32",
-}
-
-_PENALTIES = KernelSpec(
-    "penalties",
-    "pointer logits, pointer bias, pointer has_bias, pointer counts, pointer repeat_penalty, "
-    "pointer presence_penalty, pointer frequency_penalty, pointer context_lens, "
-    "pointer min_context_lens, pointer masks, pointer has_mask, int vocab_size",
-)
-_ARGMAX = KernelSpec(
-    "argmax",
-    "pointer logits, pointer max_logits, pointer ids, pointer workspace, int vocab_size",
-)
-_SAMPLE = KernelSpec(
-    "sample",
-    "pointer logits, pointer max_logits, pointer argmax_ids, pointer temperature, pointer top_k, "
-    "pointer top_p, pointer min_p, pointer seeds, pointer positions, pointer out, "
-    "pointer workspace, int64 workspace_stride, int vocab_size",
-)
-_ADVANCE = KernelSpec(
-    "advance",
-    "pointer sampled, pointer id_map, pointer tokens, pointer positions, pointer context_lens, "
-    "pointer slot_mapping, pointer block_tables, pointer counts, pointer ring, pointer step, "
-    "int num_rows, int max_blocks, int log2_block_size, int vocab_size, int ring_steps, "
-    "int ring_rows",
-)
-VARIANTS = [_PENALTIES, _ARGMAX, _SAMPLE, _ADVANCE]
 
 
 def penalties(
@@ -75,26 +39,9 @@ def penalties(
     0, its mask is not read if has_mask is 0.
     """
     n, vocab_size = logits.shape
-    check_tensor("logits", logits, (n, vocab_size), "float32", gpu)
-    check_tensor("counts", counts, (counts.shape[0], vocab_size), "int32", gpu)
-    check_tensor("bias", bias, (counts.shape[0], vocab_size), "float32", gpu)
-    check_tensor("masks", masks, (counts.shape[0], -(-vocab_size // 32)), "int32", gpu)
-    per_row: dict[str, Any] = {
-        "has_bias": has_bias,
-        "repeat_penalty": repeat_penalty,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "context_lens": context_lens,
-        "min_context_lens": min_context_lens,
-        "has_mask": has_mask,
-    }
-    for name, tensor in per_row.items():
-        check_tensor(name, tensor, (n,), "float32" if "penalty" in name else "int32", gpu)
-    if n > min(counts.shape[0], MAX_GRID_Y) or vocab_size >= 2**29:
-        raise ValueError(f"{n} rows of {vocab_size} logits with counts for {counts.shape[0]} rows")
-    if logits.numel() == 0:
-        return
-    gpu.kernel(_PENALTIES)(
+    if n > len(counts) or vocab_size >= 2**29:
+        raise ValueError(f"{n} rows of {vocab_size} logits with counts for {len(counts)} rows")
+    gpu.kernel("penalties")(
         (-(-vocab_size // _LOGITS_PER_BLOCK), n),
         _THREADS,
         num_bytes=logits.nbytes,
@@ -102,8 +49,13 @@ def penalties(
         bias=bias,
         counts=counts,
         masks=masks,
-        **per_row,
-        vocab_size=vocab_size,
+        has_bias=has_bias,
+        repeat_penalty=repeat_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        context_lens=context_lens,
+        min_context_lens=min_context_lens,
+        has_mask=has_mask,
     )
 
 
@@ -119,16 +71,10 @@ def argmax(gpu: Gpu, logits: Tensor, max_logits: Tensor, ids: Tensor, workspace:
     whose ids are all banned -2.
     """
     n, vocab_size = logits.shape
-    check_tensor("logits", logits, (n, vocab_size), "float32", gpu)
-    check_tensor("max_logits", max_logits, (n,), "float32", gpu)
-    check_tensor("ids", ids, (n,), "int32", gpu)
-    max_rows = workspace.shape[0]
-    check_tensor("workspace", workspace, (max_rows, 2), "int64", gpu)
-    if n > min(max_rows, MAX_GRID_Y) or not 0 < vocab_size < 2**30:
+    max_rows = len(workspace)
+    if n > max_rows or not 0 < vocab_size < 2**30:
         raise ValueError(f"{n} rows of {vocab_size} logits with a workspace for {max_rows} rows")
-    if n == 0:
-        return
-    gpu.kernel(_ARGMAX)(
+    gpu.kernel("argmax")(
         (-(-vocab_size // _LOGITS_PER_BLOCK), n),
         _THREADS,
         num_bytes=logits.nbytes,
@@ -136,7 +82,6 @@ def argmax(gpu: Gpu, logits: Tensor, max_logits: Tensor, ids: Tensor, workspace:
         max_logits=max_logits,
         ids=ids,
         workspace=workspace,
-        vocab_size=vocab_size,
     )
 
 
@@ -169,37 +114,26 @@ def sample(
     random numbers are a function of seeds int64 [n], read as unsigned, and positions int32 [n].
     """
     n, vocab_size = logits.shape
-    check_tensor("logits", logits, (n, vocab_size), "float32", gpu)
-    per_row: dict[str, Any] = {
-        "max_logits": max_logits,
-        "argmax_ids": argmax_ids,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seeds": seeds,
-        "positions": positions,
-        "out": out,
-    }
-    for name, tensor in per_row.items():
-        check_tensor(name, tensor, (n,), _SAMPLE_DTYPES.get(name, "float32"), gpu)
     if not 0 < vocab_size <= _MAX_VOCAB_SIZE:
         raise ValueError(f"vocab_size must be between 1 and {_MAX_VOCAB_SIZE}, not {vocab_size}")
-    max_rows, stride = workspace.shape[0], _workspace_stride(vocab_size)
-    check_tensor("workspace", workspace, (max_rows, stride), "int64", gpu)
-    if n > min(max_rows, MAX_GRID_Y):
-        raise ValueError(f"{n} rows with a workspace for {max_rows} rows")
-    if n == 0:
-        return
-    gpu.kernel(_SAMPLE)(
+    if n > len(workspace):
+        raise ValueError(f"{n} rows with a workspace for {len(workspace)} rows")
+    gpu.kernel("sample")(
         (_num_chunks(vocab_size), n),
         _SAMPLE_THREADS,
         num_bytes=logits.nbytes,
         logits=logits,
-        **per_row,
+        max_logits=max_logits,
+        argmax_ids=argmax_ids,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seeds=seeds,
+        positions=positions,
+        out=out,
         workspace=workspace,
-        workspace_stride=stride,
-        vocab_size=vocab_size,
+        workspace_stride=_workspace_stride(vocab_size),
     )
 
 
@@ -229,39 +163,22 @@ def advance(
     n = len(sampled)
     if n > _MAX_DECODE_ROWS:
         raise ValueError(f"at most {_MAX_DECODE_ROWS} rows, not {n}")
-    per_row: dict[str, Any] = {
-        "sampled": sampled,
-        "tokens": tokens,
-        "positions": positions,
-        "context_lens": context_lens,
-        "slot_mapping": slot_mapping,
-    }
-    for name, tensor in per_row.items():
-        check_tensor(name, tensor, (n,), "int32", gpu)
-    max_blocks = block_tables.shape[1]
-    vocab_size = 0 if counts is None else counts.shape[1]
-    check_tensor("block_tables", block_tables, (n, max_blocks), "int32", gpu)
-    check_tensor("counts", counts, (n, vocab_size), "int32", gpu)
-    check_tensor("step", step, (1,), "int64", gpu)
-    if id_map is not None:
-        check_tensor("id_map", id_map, (len(id_map),), "int32", gpu)
     if not ring.is_pinned() or ring.shape[1] < n:
         raise ValueError(f"ring must be pinned and have a column for each of {n} rows")
-    gpu.kernel(_ADVANCE)(
+    gpu.kernel("advance")(
         1,
         _MAX_DECODE_ROWS,
-        **per_row,
+        sampled=sampled,
+        tokens=tokens,
+        positions=positions,
+        context_lens=context_lens,
+        slot_mapping=slot_mapping,
         id_map=id_map,
         block_tables=block_tables,
         counts=counts,
         ring=ring,
         step=step,
-        num_rows=n,
-        max_blocks=max_blocks,
         log2_block_size=block_size.bit_length() - 1,
-        vocab_size=vocab_size,
-        ring_steps=ring.shape[0],
-        ring_rows=ring.shape[1],
     )
 
 

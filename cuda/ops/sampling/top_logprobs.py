@@ -3,18 +3,10 @@
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.checks import MAX_GRID_Y, check_tensor
-from swiftchat.cuda.gpu import Gpu, KernelSpec
+from swiftchat.cuda.gpu import Gpu
 
 _THREADS, _LOGITS_PER_BLOCK = 256, 4096
 _MAX_VOCAB_SIZE = _THREADS * _LOGITS_PER_BLOCK
-
-_TOP_LOGPROBS = KernelSpec(
-    "top_logprobs",
-    "pointer logits, pointer logprobs, pointer ids, pointer log_sums, pointer workspace, "
-    "int vocab_size, int num_top",
-)
-VARIANTS = [_TOP_LOGPROBS]
 
 
 def top_logprobs(gpu: Gpu, logits: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,18 +17,14 @@ def top_logprobs(gpu: Gpu, logits: Tensor, num_top: int) -> tuple[Tensor, Tensor
     gets NaN and ids of 0. Raises `ValueError` unless 1 <= num_top <= vocab_size <= 2^20.
     """
     n, vocab_size = logits.shape
-    # Rows of a larger matrix are aligned to 4 bytes only, if the vocabulary is odd.
-    check_tensor("logits", logits, (n, vocab_size), "float32", gpu, alignment_bytes=4)
-    if n > MAX_GRID_Y or not 0 < num_top <= vocab_size <= _MAX_VOCAB_SIZE:
+    if not 0 < num_top <= vocab_size <= _MAX_VOCAB_SIZE:
         raise ValueError(f"{num_top} of {vocab_size} logits in {n} rows")
     ids = torch.empty(n, num_top, dtype=torch.int32, device=logits.device)
     logprobs = torch.empty(n, num_top, device=logits.device)
     log_sums = torch.empty(n, device=logits.device)
-    if n == 0:
-        return logprobs, ids, log_sums
     num_blocks = -(-vocab_size // _LOGITS_PER_BLOCK)
     width = 1 + num_blocks * (num_top + 1)
-    gpu.kernel(_TOP_LOGPROBS)(
+    gpu.kernel("top_logprobs")(
         (num_blocks, n),
         _THREADS,
         num_bytes=logits.nbytes,
@@ -45,7 +33,5 @@ def top_logprobs(gpu: Gpu, logits: Tensor, num_top: int) -> tuple[Tensor, Tensor
         ids=ids,
         log_sums=log_sums,
         workspace=torch.zeros(n, width, dtype=torch.int64, device=logits.device),
-        vocab_size=vocab_size,
-        num_top=num_top,
     )
     return logprobs, ids, log_sums

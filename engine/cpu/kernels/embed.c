@@ -1,7 +1,7 @@
 /* Embedding: rows of the table, and of the learned positions. */
 #include "chunks.h"
 #include "matrix_row.h"
-#include "program.h"
+#include "op_kernels.h"
 
 static int num_phases(const Op *op, const Run *run) {
     (void)op, (void)run;

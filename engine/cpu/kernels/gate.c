@@ -3,7 +3,7 @@
    (`GateOp`). */
 #include "chunks.h"
 #include "fast_math.h"
-#include "program.h"
+#include "op_kernels.h"
 
 static int num_phases(const Op *op, const Run *run) {
     (void)op, (void)run;

@@ -5,7 +5,7 @@
    computes two tiles at once. */
 #pragma once
 #include "common.h"
-#include "matrix.h"
+#include "matrix_layout.h"
 #include "quantized_rows.h"
 
 /* Bytes of the memory `panel`, for unpacked weights. */

@@ -1,6 +1,6 @@
 /* Panels of gemm_float.c: weights of every format as fp32, or pairs of bf16. */
 #pragma once
-#include "matrix.h"
+#include "matrix_layout.h"
 #include "vector.h"
 #include "tile_table.h"
 #include "transpose.h"

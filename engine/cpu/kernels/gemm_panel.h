@@ -1,6 +1,6 @@
 /* Unpacked weights of a part of the columns of PANEL_TILES tiles, for gemm_tiles.c. */
 #pragma once
-#include "matrix.h"
+#include "matrix_layout.h"
 #include "quantized_rows.h"
 #include "vector.h"
 

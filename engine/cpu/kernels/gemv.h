@@ -1,7 +1,7 @@
 /* Matrix times a few vectors: every weight is read once and used for all of them. */
 #pragma once
 #include "common.h"
-#include "matrix.h"
+#include "matrix_layout.h"
 #include "quantized_rows.h"
 
 /* Vectors that a GEMV takes at once; more go through a GEMM. As many as speculative decoding

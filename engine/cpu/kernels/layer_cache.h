@@ -1,6 +1,6 @@
 /* Access to the rows [head_dim] of a layer's KV cache. */
 #pragma once
-#include "program.h"
+#include "op_kernels.h"
 #include "vector.h"
 
 INLINE int element_bytes(int format) { return format == KV_F32 ? 4 : format <= KV_BF16 ? 2 : 1; }

@@ -3,7 +3,7 @@
 #include "common.h"
 #include "gemm.h"
 #include "gemv.h"
-#include "program.h"
+#include "op_kernels.h"
 
 /* `floats` fp32 [num_rows][cols] and `rounded` bf16 [num_rows][bf16_row_stride(cols)], NULL: no matrix
    needs them; `quantized` without rows: likewise. They are made of x fp32 [num_rows][cols]. */

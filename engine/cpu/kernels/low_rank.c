@@ -1,6 +1,6 @@
 /* Low-rank changes of a matmul's results (Hu et al., 2021, arXiv:2106.09685), for the rows that have
    adapters. Phase 0 multiplies with the narrow matrices a, phase 1 with b. */
-#include "program.h"
+#include "op_kernels.h"
 #include "vector.h"
 
 enum { CHUNK_RANKS = 8, CHUNK_COLS = 256 };

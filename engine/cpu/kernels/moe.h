@@ -5,7 +5,7 @@
 #pragma once
 #include "gemm.h"
 #include "gemv.h"
-#include "program.h"
+#include "op_kernels.h"
 
 /* What the router decided for n rows with k experts each. */
 typedef struct {

@@ -4,7 +4,7 @@
    flushed to zero. Some conversions depend on it (fp8), and activations hardly ever are subnormal. */
 #pragma once
 #include "common.h"
-#include "program.h"
+#include "op_kernels.h"
 
 typedef struct Pool Pool;
 

@@ -5,11 +5,12 @@
    phase has chunks. Threads claim chunks; a phase starts when all chunks of the one before are
    done. Results do not depend on the number of threads or on who computes a chunk.
 
-   The structures are mirrored in engine/cpu/program.py; PROGRAM_VERSION changes with them. */
+   engine/cpu/native.py reads this header, matrix.h and pack_source.h: they have enumerations,
+   structures and unions, and nothing else. */
 #pragma once
 #include "matrix.h"
 
-enum { PROGRAM_VERSION = 12, MAX_EXPERT_GROUPS = 64 };
+enum { MAX_EXPERT_GROUPS = 64 };
 
 enum OpKind {
     OP_EMBED,
@@ -38,8 +39,12 @@ enum Epilogue { EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_ACT, EPILOGUE_ACT_AND_MUL
 enum KVFormat { KV_F32, KV_F16, KV_BF16, KV_INT8, KV_FP8, KV_INT5 };
 
 typedef struct {
-    int32_t kind, row_set;
+    int32_t kind, row_set; /* OpKind, RowSet: of the rows that are computed */
 } OpHeader;
+
+/* The number of a buffer that an operation reads, and of the one that it writes, in place if it
+   names no other. */
+typedef int32_t Source, Target;
 
 /* A norm of rows of `width`; `weight` and `bias` fp32 [width], bias NULL: none. RMS:
    weight * x / sqrt(mean(x^2) + eps); LAYER: weight * (x - mean) / sqrt(variance + eps) + bias. */
@@ -54,7 +59,7 @@ typedef struct {
    a second table besides the model's; its row 0 stands for ids that it does not have. */
 typedef struct {
     OpHeader header;
-    int32_t out;
+    Target out;
     float scale;
     int32_t position_offset;
     int32_t is_second_table;
@@ -65,7 +70,9 @@ typedef struct {
    elements of a row has a norm of its own, with the same weights. */
 typedef struct {
     OpHeader header;
-    int32_t x, out, accumulate, group_width; /* group_width 0: the row */
+    Source x;
+    Target out;
+    int32_t accumulate, group_width; /* group_width 0: the row */
     Norm norm;
 } NormOp;
 
@@ -76,7 +83,9 @@ typedef struct {
    integer matrices multiply fp32 activations instead of 16-bit ones. */
 typedef struct {
     OpHeader header;
-    int32_t x, out, epilogue, activation;
+    Source x;
+    Target out;
+    int32_t epilogue, activation;
     int32_t num_parts, rows; /* rows of all parts */
     int32_t exact;
     const Matrix *parts;
@@ -102,7 +111,8 @@ typedef struct {
    and values to the cache's slot. Without KV heads only queries are changed. */
 typedef struct {
     OpHeader header;
-    int32_t qkv, num_heads, num_kv_heads, head_dim;
+    Target qkv;
+    int32_t num_heads, num_kv_heads, head_dim;
     int32_t norm_width;      /* elements normalized together: head_dim, or all heads' */
     int32_t two_dimensional; /* the second half of the pairs uses the second position */
     int32_t num_positions;   /* rows of cos_sin and query_factors */
@@ -118,7 +128,9 @@ typedef struct {
 /* Causal grouped-query attention of the queries in qkv over the cache: out [num_heads * head_dim]. */
 typedef struct {
     OpHeader header;
-    int32_t qkv, out, num_heads, num_kv_heads, head_dim;
+    Source qkv;
+    Target out;
+    int32_t num_heads, num_kv_heads, head_dim;
     int32_t window;      /* the last tokens that are seen; 0: all */
     float scale, softcap; /* softcap 0: none */
     const float *slopes; /* ALiBi, fp32 [num_heads]; NULL: none */
@@ -129,7 +141,9 @@ typedef struct {
 /* out [width] = act(gate) * up of x [2 * width]; without a gate act(x). */
 typedef struct {
     OpHeader header;
-    int32_t x, out, activation;
+    Source x;
+    Target out;
+    int32_t activation;
     int32_t gated, interleaved; /* gate and up alternate */
     float gate_limit;           /* 0: none; see `_clamp` in engine/reference/ops.py */
     float gate_scale;           /* of the gate, before the activation; 0: none */
@@ -138,21 +152,23 @@ typedef struct {
 /* out = alpha * out + beta * x; alpha 0 does not read out. */
 typedef struct {
     OpHeader header;
-    int32_t x, out;
+    Source x;
+    Target out;
     float alpha, beta;
 } AddScaledOp;
 
 /* x = cap * tanh(x / cap). */
 typedef struct {
     OpHeader header;
-    int32_t x;
+    Target x;
     float cap;
 } SoftcapOp;
 
 /* out (ROWS_LOGITS) = the rows `logits_rows` of x (ROWS_TOKENS). */
 typedef struct {
     OpHeader header;
-    int32_t x, out;
+    Source x;
+    Target out;
 } GatherOp;
 
 typedef struct {
@@ -166,7 +182,8 @@ typedef struct {
    likewise the down matrices. `exact` as for LinearOp. The router's matrices are float ones. */
 typedef struct {
     OpHeader header;
-    int32_t x, out, router_x; /* the router reads router_x, which may be x */
+    Source x, router_x; /* the router reads router_x, which may be x */
+    Target out;
     int32_t num_experts, experts_per_token, normalized;
     int32_t hidden_size, expert_size, shared_size; /* shared_size 0: no shared expert */
     int32_t exact;
@@ -200,7 +217,9 @@ typedef struct {
    adapters of each row (`run->sets`): deltas [num_sets]. The array may change between two runs. */
 typedef struct {
     OpHeader header;
-    int32_t x, out, num_sets;
+    Source x;
+    Target out;
+    int32_t num_sets;
     const Delta *deltas;
     const float *bias; /* NULL: none */
 } LowRankOp;
@@ -212,7 +231,9 @@ typedef struct {
    sequence come zeros. */
 typedef struct {
     OpHeader header;
-    int32_t x, out, first, channels, kernel, activation, gated;
+    Source x;
+    Target out;
+    int32_t first, channels, kernel, activation, gated;
     const float *weight; /* [kernel, channels] */
     const float *bias;   /* [channels]; NULL: none */
     float *state;        /* [num_slots, kernel - 1, channels]: the last inputs of a sequence */
@@ -221,14 +242,18 @@ typedef struct {
 /* out = x without the columns from `first` on that it has more than out. */
 typedef struct {
     OpHeader header;
-    int32_t x, out, first;
+    Source x;
+    Target out;
+    int32_t first;
 } DropColumnsOp;
 
 /* out *= the sigmoid of as many columns of x, from `first` on; if `is_plain`, out *= these columns.
    x and out are different buffers. */
 typedef struct {
     OpHeader header;
-    int32_t x, out, first, is_plain;
+    Source x;
+    Target out;
+    int32_t first, is_plain;
 } GateOp;
 
 /* Gated DeltaNet after its convolution, as engine/reference/mixers/gated_delta.py defines it. A row of x has
@@ -238,7 +263,9 @@ typedef struct {
    [num_value_heads]. */
 typedef struct {
     OpHeader header;
-    int32_t x, out, num_key_heads, num_value_heads, key_dim, value_dim;
+    Source x;
+    Target out;
+    int32_t num_key_heads, num_value_heads, key_dim, value_dim;
     float beta_scale;
     Norm q_norm, k_norm, norm;
     const float *decay, *step_bias;
@@ -252,7 +279,9 @@ typedef struct {
    `skip` fp32 [num_heads]. */
 typedef struct {
     OpHeader header;
-    int32_t x, out, num_heads, head_dim, num_groups, state_size, gate_last;
+    Source x;
+    Target out;
+    int32_t num_heads, head_dim, num_groups, state_size, gate_last;
     float min_step, z_scale, step_scale;
     Norm norm;
     const float *decay, *step_bias, *skip;
@@ -265,7 +294,9 @@ typedef struct {
    negative; it, `step_bias` and `skip` [width] are fp32. */
 typedef struct {
     OpHeader header;
-    int32_t x, out, width, state_size, step_rank;
+    Source x;
+    Target out;
+    int32_t width, state_size, step_rank;
     Norm step_norm, b_norm, c_norm;
     const float *to_parts, *to_step, *decay, *step_bias, *skip;
     float *state; /* [num_slots, width, state_size] */
@@ -324,36 +355,3 @@ typedef struct {
     const Buffer *widths; /* of the program */
     uint8_t *workspace;   /* shared by the threads, `workspace_bytes` of the program */
 } Run;
-
-static inline int rows_of(const Run *run, int row_set) {
-    return row_set == ROWS_LOGITS ? run->num_logits : run->num_tokens;
-}
-
-/* Memory of one thread, 64-byte aligned, for as long as it computes one phase. `next_read` is where the
-   thread will read next in a later phase, for prefetching; NULL: in this phase, or unknown. */
-typedef struct {
-    uint8_t *memory;
-    size_t nbytes;
-    int32_t thread;
-    const uint8_t *next_read;
-} Scratch;
-
-/* What the kernels of one operation implement. `num_chunks` and the results may depend on
-   `run->num_threads` only in the size of chunks, never in the order of sums. `prepare` (may be NULL)
-   fills the thread's scratch before its first chunk of a phase. `workspace_bytes` and
-   `scratch_bytes` are upper bounds for this operation with so many rows. `first_read` (may be NULL)
-   returns where a chunk begins to read weights, or NULL. */
-typedef struct {
-    int (*num_phases)(const Op *op, const Run *run);
-    int (*num_chunks)(const Op *op, const Run *run, int phase);
-    void (*prepare)(const Op *op, const Run *run, int phase, Scratch *scratch);
-    void (*compute)(const Op *op, const Run *run, int phase, int chunk, Scratch *scratch);
-    size_t (*workspace_bytes)(const Op *op, const Buffer *buffers, int num_tokens, int num_logits);
-    size_t (*scratch_bytes)(const Op *op, const Buffer *buffers, int num_tokens, int num_logits);
-    const uint8_t *(*first_read)(const Op *op, const Run *run, int phase, int chunk);
-} OpKernels;
-
-extern const OpKernels embed_kernels, norm_kernels, linear_kernels, rotary_kernels, attention_kernels,
-    act_and_mul_kernels, add_scaled_kernels, softcap_kernels, gather_kernels, moe_kernels,
-    low_rank_kernels, conv_kernels, drop_columns_kernels, gate_kernels,
-    gated_delta_kernels, mamba2_kernels, mamba_kernels;

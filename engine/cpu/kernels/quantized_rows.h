@@ -7,7 +7,7 @@
    an |x| above 2^-100 is zero. */
 #pragma once
 #include "common.h"
-#include "matrix.h"
+#include "matrix_layout.h"
 
 /* Blocks from one row to the next: rows at a distance of a multiple of 2 KB would share few sets of
    the caches. A block that is there for the distance alone is never read. */

@@ -1,6 +1,6 @@
 /* What the kernels of mixers with a state for each sequence share. */
 #pragma once
-#include "program.h"
+#include "op_kernels.h"
 
 /* Whether the sequence begins with the span, so that its states are zero. */
 INLINE int is_first(const Span *span) { return span->num_rows == span->context_len; }

@@ -1,7 +1,7 @@
 /* The tables of scales and minimums of a tile. */
 #pragma once
 #include "common.h"
-#include "matrix.h"
+#include "matrix_layout.h"
 
 /* Walks through the groups of a tile from units to units of 16 or 32 columns. After the last group,
    where a block has no columns, it stays with the last one. Without groups there is one of scale 1.

@@ -1,6 +1,6 @@
 /* LANES neighboring weights of a row of a float matrix as a register of floats. */
 #pragma once
-#include "matrix.h"
+#include "matrix_layout.h"
 #include "vector.h"
 
 /* Bytes of a weight of the float formats. */

@@ -4,14 +4,14 @@ The kernels read on the device which set a row has and where its matrices are, s
 serves all sets of adapters; loading one changes only these tables.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.linear.layout import M_TILE, compiled_rows, linear_fits
+from swiftchat.cuda.ops.linear.layout import compiled_rows, linear_fits
 from swiftchat.cuda.ops.linear.linear import Norm
 from swiftchat.cuda.ops.linear.low_rank import (
     RANK_STEP,
@@ -20,8 +20,13 @@ from swiftchat.cuda.ops.linear.low_rank import (
     low_rank_shrink,
     table_entry,
 )
-from swiftchat.cuda.ops.linear.row_changes import RowChanges, narrow_buffer, narrow_elements
-from swiftchat.cuda.packed_matrix import PackedMatrix
+from swiftchat.cuda.ops.linear.row_changes import (
+    RowChanges,
+    make_ready,
+    narrow_buffer,
+    narrow_elements,
+)
+from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 from swiftchat.engine.linear.adapted import AdapterSet, Delta, Site
 from swiftchat.engine.model.weights import DecoderWeights
 
@@ -47,24 +52,21 @@ class FusedDeltas:
         self,
         gpu: Gpu,
         weights: DecoderWeights,
-        head_dim: int,
         num_sets: int,
         sets: Tensor,
         ranks: Mapping[str, int],
         *,
         older: "FusedDeltas | None" = None,
     ) -> None:
-        self._gpu, self._weights, self.ranks = gpu, weights, dict(ranks)
-        self._head_dim, self._sets, max_rows = head_dim, sets, len(sets)
-        self._sites: list[Site] = [
-            (name, i) for i in range(len(weights.layers)) for name in _FIELDS
-        ]  # in the order of a step
+        self._gpu, self.ranks = gpu, dict(ranks)
+        self._sets, max_rows = sets, len(sets)
+        sites: list[Site] = [(name, i) for i in range(len(weights.layers)) for name in _FIELDS]
         empty = table_entry(None, (), _MAX_PARTS)
-        size = (len(self._sites), num_sets, len(empty))
+        size = (len(sites), num_sets, len(empty))
         self._tables = torch.zeros(size, dtype=torch.int64, device=gpu.device)
         if older is not None:
             self._tables.copy_(older._tables)
-        self._index = {site: i for i, site in enumerate(self._sites)}
+        self._index = {site: i for i, site in enumerate(sites)}
         self._references: list[list[Tensor]] = [[] for _ in range(num_sets)]
         if older is not None:
             self._references = older._references
@@ -72,41 +74,21 @@ class FusedDeltas:
         self._narrow = torch.zeros(max_rows, max_rank, device=gpu.device)
         widest = max(getattr(layer, name).shape[0] for layer in weights.layers for name in _FIELDS)
         self._biases = torch.empty(max_rows, widest, dtype=weights.dtype, device=gpu.device)
-        # Launches of a step take turns to use these.
+        # Launches of a step take turns to use these, and each makes the other one ready.
         self._buffers = narrow_buffer(gpu), narrow_buffer(gpu)
-        self._turns: dict[Site, int] = {}
+        self._turn = 0
 
     def has_room(self, ranks: Mapping[str, int]) -> bool:
         return all(rank <= self.ranks[name] for name, rank in ranks.items())
 
-    def begin(self, num_rows: int) -> None:
-        """Choose the matmuls of the next step that compute the changes themselves.
+    def reset(self) -> None:
+        """Make the buffer that each step begins with ready, unless the last launch has done so.
 
-        Their number is even, so that each step begins with the same buffer.
+        After a step, or after one that failed.
         """
-        sites = [site for site in self._sites if self._fits(site, num_rows)]
-        self._turns = {site: turn % 2 for turn, site in enumerate(sites[: len(sites) // 2 * 2])}
-
-    def _fits(self, site: Site, n: int) -> bool:
-        name, layer = site
-        assert layer is not None
-        matrices = getattr(self._weights.layers[layer], name).kernel_matrices
-        rank = self.ranks[name]
-        is_small = 0 < n * rank <= narrow_elements(compiled_rows(n))
-        if not (self.in_linear and is_small and len(matrices) == 1):
-            return False
-        (matrix,) = matrices
-        if n > 1 and isinstance(matrix, PackedMatrix):
-            return False  # measured: a tile of packed weights ends before its changes
-        spans = {"qkv": self._head_dim, "gate_up": len(matrix)}
-        return linear_fits(
-            self._gpu,
-            n,
-            matrix,
-            splittable=name in ("o", "down"),
-            pair_span=spans.get(name, M_TILE),
-            has_changes=True,
-        )
+        if self._turn:
+            make_ready(self._buffers[0])
+        self._turn = 0
 
     def put(self, number: int, adapters: AdapterSet | None) -> None:
         """Fill or, with None, empty the tables of a set; the device must be idle."""
@@ -120,17 +102,34 @@ class FusedDeltas:
         self._tables[:, number] = torch.tensor(rows).to(self._gpu.device)
         self._references[number] = references
 
-    def changes(self, site: Site, n: int) -> RowChanges | None:
-        """Return what the matmul of a site with n rows adds; None: `bias` returns it."""
-        turn = self._turns.get(site)
-        if turn is None:
+    def changes(
+        self, site: Site, n: int, matrices: Sequence[Matrix], *, splittable: bool, pair_span: int
+    ) -> RowChanges | None:
+        """Return what the next launch, the matmul of a site, adds to its results for n rows.
+
+        The options are those of `linear_fits`. None: it adds nothing, `bias` returns the changes.
+        """
+        rank = self.ranks.get(site[0], 0)
+        is_small = 0 < n * rank <= narrow_elements(compiled_rows(n))
+        if not (self.in_linear and is_small and len(matrices) == 1):
             return None
+        (matrix,) = matrices
+        if n > 1 and isinstance(matrix, PackedMatrix):
+            return None  # measured: a tile of packed weights ends before its changes
+        if not linear_fits(
+            *(self._gpu, n, matrix),
+            splittable=splittable,
+            pair_span=pair_span,
+            has_changes=True,
+        ):
+            return None
+        now, self._turn = self._turn, 1 - self._turn
         return RowChanges(
             self._tables[self._index[site]],
             self._sets[:n],
-            self._buffers[turn],
-            self._buffers[1 - turn],
-            self.ranks[site[0]],
+            self._buffers[now],
+            self._buffers[1 - now],
+            rank,
         )
 
     def bias(
@@ -140,7 +139,7 @@ class FusedDeltas:
 
         It is valid until the next call. Without any change of this kind of matrix, return `bias`.
         """
-        if self.ranks[site[0]] == 0:
+        if self.ranks.get(site[0], 0) == 0:
             return bias
         n, gpu, table = len(x), self._gpu, self._tables[self._index[site]]
         narrow, sets = self._narrow[:n], self._sets[:n]
@@ -158,10 +157,11 @@ def needed_ranks(adapters: AdapterSet) -> dict[str, int] | None:
     if adapters.embed is not None:
         return None
     largest = dict.fromkeys(_FIELDS, 0)
-    for (name, layer), delta in adapters.deltas.items():
-        is_low_rank = all(part.a is not None for part in delta.parts)
+    for (name, _), delta in adapters.deltas.items():
+        # The kernels read 8 columns of A at a time.
+        is_low_rank = all(part.a is not None and part.a.shape[1] % 8 == 0 for part in delta.parts)
         has_others = delta.gain is not None or delta.offset is not None
-        if layer is None or has_others or not is_low_rank or len(delta.parts) > _MAX_PARTS:
+        if name not in largest or has_others or not is_low_rank or len(delta.parts) > _MAX_PARTS:
             return None
         ranks = [_padded_rank(part.b.shape[1]) for part in delta.parts]
         largest[name] = max(largest[name], sum(ranks))

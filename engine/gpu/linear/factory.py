@@ -17,13 +17,11 @@ class KernelWeights:
     """Weights for the project's kernels on a GPU."""
 
     keeps_quantized = True
+    quantizes_activations = True
     blocks = None
 
     def __init__(self, kernels: LinearKernels) -> None:
         self._kernels = kernels
-
-    def quantizes_activations(self, dtype: torch.dtype) -> bool:
-        return True
 
     def plain(self, tensor: Tensor) -> LinearWeight:
         return GpuPlainWeight(tensor, self._kernels)

@@ -20,8 +20,8 @@ from swiftchat.cuda.ops.sampling.sampling import (
 from swiftchat.engine.gpu.attention import DecodeRows
 from swiftchat.engine.gpu.capture import capture
 from swiftchat.engine.gpu.decode_batch import DecodeBatch
-from swiftchat.engine.gpu.fused.decoder import FusedDecoder
 from swiftchat.engine.gpu.fused.deltas import FusedDeltas, needed_ranks
+from swiftchat.engine.gpu.fused.step_decoder import StepDecoder
 from swiftchat.engine.gpu.graph_sizes import DECODE_ROWS
 from swiftchat.engine.gpu.mixers.mix import StatePlan
 from swiftchat.engine.gpu.ops import CudaOps, CudaPlan
@@ -37,8 +37,7 @@ Part = Literal["step", "forward", "sampling"]
 class GraphRunner:
     """Captures and replays decode steps, from the embeddings to the sampled tokens.
 
-    Uses the fused kernels of `FusedDecoder` if they support the model and the number of rows,
-    else the decoder's own operations.
+    `StepDecoder` computes them up to the logits.
 
     With several pipeline stages, the graph holds this stage's part of the step. All but the first
     stage read the residual stream from `residual`, fp32 [max_rows, hidden_size]; all but the last
@@ -71,7 +70,6 @@ class GraphRunner:
         self._decoder, self._ops, self._cache, self.batch = decoder, ops, cache, batch
         self.sizes = sizes
         self._shares_blocks = shares_blocks
-        self._fused = FusedDecoder(decoder, ops, cache, batch, shares_blocks=shares_blocks)
         self._graphs: dict[tuple[Part, int, bool], torch.cuda.CUDAGraph] = {}
         self._deltas: FusedDeltas | None = None
         self._computable: set[int] = set()  # sets of adapters
@@ -82,6 +80,8 @@ class GraphRunner:
 
         # Unused rows are computed as well, so they must hold finite values.
         self.residual = torch.zeros(max_rows, config.hidden_size, device=gpu.device)
+        self._plain = self._step_decoder(None)
+        self._adapted = self._plain
         self.sampled = empty(dtype=torch.int32)
         self._logits = empty(config.vocab_size, dtype=torch.float32)
         self._maxima = empty(dtype=torch.float32)
@@ -89,8 +89,17 @@ class GraphRunner:
         self._argmax_workspace = argmax_workspace(gpu, max_rows)
         self._sample_workspace = sample_workspace(gpu, max_rows, config.vocab_size)
 
-    def uses_fused_kernels(self, num_rows: int) -> bool:
-        return self._fused.supports(num_rows)
+    @property
+    def exchanges_directly(self) -> bool:
+        """Whether there is one rank, or ranks add up their branches through peer buffers."""
+        return self._plain.exchanges_directly
+
+    def _step_decoder(self, deltas: FusedDeltas | None) -> StepDecoder:
+        return StepDecoder(
+            *(self._decoder, self._ops, self.residual),
+            shares_blocks=self._shares_blocks,
+            deltas=deltas,
+        )
 
     def replay(self, num_rows: int, part: Part = "step", *, adapted: bool = False) -> None:
         """Start a decode step of the first rows, or a part, without waiting for the device."""
@@ -144,6 +153,7 @@ class GraphRunner:
         if older is None or not older.has_room(ranks or {}):
             assert ranks is not None
             self._deltas = self._new_deltas(ranks, num_sets, older)
+            self._adapted = self._step_decoder(self._deltas)
             self.discard_adapted_graphs()
         assert self._deltas is not None
         self._deltas.put(number, adapters if ranks is not None else None)
@@ -160,9 +170,8 @@ class GraphRunner:
         """Return deltas for these ranks and those of the older ones."""
         if older is not None:
             ranks = {name: max(rank, older.ranks[name]) for name, rank in ranks.items()}
-        weights, head_dim = self._decoder.weights, self._decoder.config.attention.head_dim
         gpu, sets = self._ops.gpu, self.batch.adapter_sets[:MAX_GEMV_ROWS]
-        deltas = FusedDeltas(gpu, weights, head_dim, num_sets, sets, ranks, older=older)
+        deltas = FusedDeltas(gpu, self._decoder.weights, num_sets, sets, ranks, older=older)
         deltas.in_linear &= self._decoder.ranks.size == 1  # not measured on several GPUs
         return deltas
 
@@ -170,7 +179,7 @@ class GraphRunner:
         """Return whether steps with `adapted` compute the adapters of these sequences."""
         sets = {s.tuning.set_index for s in sequences if s.tuning is not None and s.has_adapters}
         size = next(size for size in self.sizes if size >= len(sequences))
-        return sets <= self._computable and self._fused.adapts(min(size, self.batch.max_rows))
+        return sets <= self._computable and min(size, self.batch.max_rows) <= MAX_GEMV_ROWS
 
     def graph(
         self, num_rows: int, part: Part = "step", *, adapted: bool = False
@@ -239,22 +248,7 @@ class GraphRunner:
         self, n: int, *, adapted: bool = False, hidden: HiddenStates | None = None
     ) -> None:
         """Launch the kernels from the embeddings to the logits."""
-        logits = self._logits[:n]
-        if self._fused.supports(n):
-            deltas = self._deltas if adapted else None
-            self._fused.launch(self.residual[:n], logits, deltas, hidden, self._states(n))
-        else:
-            self._forward(n, logits, hidden)
-
-    def _launch_sampling(self, n: int) -> None:
-        """Launch the kernels from the logits to the next step's inputs, on the last stage."""
-        self._sample(n, self._logits[:n])
-        if self._decoder.stages.size == 1:
-            self._advance(n)
-
-    def _forward(self, n: int, logits: Tensor, hidden: HiddenStates | None) -> None:
-        """Compute n rows with the decoder's own operations."""
-        decoder, batch, residual = self._decoder, self.batch, self.residual[:n]
+        batch = self.batch
         plan = CudaPlan(
             batch.tokens[:n],
             batch.positions[:n],
@@ -262,13 +256,14 @@ class GraphRunner:
             DecodeRows(batch.block_tables[:n], batch.context_lens[:n]),
             states=self._states(n),
         )
-        x = decoder.embed(plan) if decoder.stages.is_first else residual
-        normed = decoder.forward_layers(plan, x, self._cache, hidden)
-        if decoder.stages.is_last:
-            local_logits = decoder.logits(plan, normed, hidden)
-            logits.copy_(decoder.ranks.all_gather(local_logits, logits.shape[1]))
-        elif decoder.stages.is_first:
-            residual.copy_(x)
+        decoder = self._adapted if adapted else self._plain
+        decoder.launch(plan, self._cache, self._logits[:n], hidden)
+
+    def _launch_sampling(self, n: int) -> None:
+        """Launch the kernels from the logits to the next step's inputs, on the last stage."""
+        self._sample(n, self._logits[:n])
+        if self._decoder.stages.size == 1:
+            self._advance(n)
 
     def _states(self, n: int) -> StatePlan | None:
         """Return the slots of the states of n rows, for a model with states."""

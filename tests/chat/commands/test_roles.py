@@ -73,7 +73,10 @@ def test_slash_role_uses_a_role_from_now_on(
     assert "continues with the role review" in shown and "device" in shown
     assert chat.state.conversation.system == "You review C and C++ code."
     assert chat.state.draft == "Review this C and C++ code:"
-    assert chat.state.chat_model.params.temperature == 0.25 and chat.state.chat_model.think == "on"
+    assert (
+        chat.state.chat_model.params.temperature == 0.25
+        and chat.state.chat_model.prompts.think == "on"
+    )
     assert chat.path() == ["Hi", "Hello."]
 
 

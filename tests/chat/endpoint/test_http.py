@@ -188,6 +188,20 @@ def test_calls_in_an_answer_are_parsed(folder: Path) -> None:
     assert plain["message"]["content"].endswith(CALL_TEXT) and plain["finish_reason"] == "stop"
 
 
+def test_arguments_have_the_types_of_the_tool(folder: Path) -> None:
+    """In some formats of calls all arguments are texts."""
+    answer = (
+        "<tool_call><function=weather><parameter=days>3</parameter>"
+        "<parameter=city>1</parameter></function></tool_call>"
+    )
+    properties = {"days": {"type": "integer"}, "city": {"type": "string"}}
+    parameters = {"type": "object", "properties": properties}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    with serving(folder, answer) as served:
+        (call,) = served.chat(tools=[tool])[1]["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"days": 3, "city": "1"}
+
+
 def test_invalid_and_cut_calls_are_text(folder: Path) -> None:
     invalid = "<tool_call>weather in Oslo</tool_call>"
     with serving(folder, invalid, CALL_TEXT) as served:
@@ -278,12 +292,16 @@ def test_reasoning_efforts_of_the_template(tmp_path: Path) -> None:
         assert served.engine.prompt_text() == "hello[max]"
 
 
-def test_a_reasoning_effort_that_the_template_cannot_set(tmp_path: Path, folder: Path) -> None:
-    with serving(make_folder(tmp_path / "thinking", THINKING_TEMPLATE)) as served:
-        status, body = served.chat_of("thinking", reasoning_effort="low")
-        assert status == 400 and body["error"]["param"] == "reasoning_effort"
+def test_a_reasoning_effort_without_an_effect_is_told_once(
+    tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Agents send it with every request, whatever the model."""
+    with serving(make_folder(tmp_path / "thinking", THINKING_TEMPLATE), *["Hi"] * 3) as served:
+        for effort in ("low", "none", "xhigh"):
+            assert served.chat_of("thinking", reasoning_effort=effort)[0] == 200
     with serving(folder, "Hi") as served:  # a model that does not reason
         assert served.chat(reasoning_effort="low")[0] == 200
+    assert capfd.readouterr().err.count("reasoning_effort has no effect") == 1
 
 
 def test_fields_that_would_change_the_answer_are_refused_by_name(served: Served) -> None:

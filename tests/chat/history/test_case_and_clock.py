@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.history import store as store_module
+from swiftchat.chat.history import database
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import SessionStore, list_names, load_session, sessions_path
 
@@ -100,7 +100,7 @@ def test_a_store_of_an_older_version_is_searched_the_same(
     from contextlib import closing
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "_MIGRATIONS", store_module._MIGRATIONS[:3])
+        patch.setattr(database, "_MIGRATIONS", database._MIGRATIONS[:3])
         SessionStore(path, pytest.fail).close()
     with closing(sqlite3.connect(path)) as db, db:
         for number, id_ in enumerate("ab"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.history import store as store_module
+from swiftchat.chat.history import database
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import SessionStore
 
@@ -54,7 +54,7 @@ def test_an_older_index_loses_unfinished_answers(
 ) -> None:
     path = tmp_path / "sessions.db"
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "_MIGRATIONS", store_module._MIGRATIONS[:2])
+        patch.setattr(database, "_MIGRATIONS", database._MIGRATIONS[:2])
         SessionStore(path, pytest.fail).close()
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("INSERT INTO sessions VALUES ('s', NULL, 't', NULL, '{}', 'b', 0, 0)")

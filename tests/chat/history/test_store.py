@@ -257,12 +257,12 @@ def test_a_newer_schema_raises_an_error(path: Path) -> None:
 
 
 def test_an_older_schema_is_migrated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swiftchat.chat.history import store as store_module
+    from swiftchat.chat.history import database
 
     with opened(path) as store:
         conversation = saved(store, "q")
-    more = (*store_module._MIGRATIONS, ("ALTER TABLE sessions ADD COLUMN pinned INTEGER",))
-    monkeypatch.setattr(store_module, "_MIGRATIONS", more)
+    more = (*database._MIGRATIONS, ("ALTER TABLE sessions ADD COLUMN pinned INTEGER",))
+    monkeypatch.setattr(database, "_MIGRATIONS", more)
     with opened(path) as store:
         assert shape(store.load(conversation.id)) == shape(conversation)
     with sqlite3.connect(path) as db:

@@ -213,13 +213,13 @@ def test_reasoning_tokens_are_counted_and_raw_keeps_the_markers(tmp_path: Path) 
 
 def test_the_thinking_switch_reaches_the_template(tmp_path: Path) -> None:
     talk = Talk(tmp_path / "off", SWITCHED, think="off")
-    assert talk.chat_model.thinking_levels == ["on", "off"]
+    assert talk.chat_model.prompts.thinking_levels == ["on", "off"]
     assert talk.turn("four") == (None, "four")
     assert talk.engine.prompt_text().endswith("<think>\n\n</think>\n\n")
-    talk.chat_model.think = "auto"
+    talk.chat_model.prompts.think = "auto"
     talk.turn("five")
     assert talk.engine.prompt_text().endswith("assistant\n")
-    assert not Talk(tmp_path / "none", SHOWS_REASONING).chat_model.thinking_levels
+    assert not Talk(tmp_path / "none", SHOWS_REASONING).chat_model.prompts.thinking_levels
 
 
 EFFORTS = SHOWS_REASONING.replace(
@@ -230,10 +230,10 @@ EFFORTS = SHOWS_REASONING.replace(
 
 def test_levels_of_thinking_reach_the_template(tmp_path: Path) -> None:
     talk = Talk(tmp_path / "efforts", EFFORTS, think="high")
-    assert talk.chat_model.thinking_levels == ["low", "medium", "high"]
+    assert talk.chat_model.prompts.thinking_levels == ["low", "medium", "high"]
     talk.turn("four")
     assert talk.engine.prompt_text().endswith("(high)")
-    talk.chat_model.think = "auto"
+    talk.chat_model.prompts.think = "auto"
     talk.turn("five")
     assert talk.engine.prompt_text().endswith("(medium)")
 

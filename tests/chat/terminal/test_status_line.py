@@ -12,6 +12,7 @@ from tests.support.program import Program
 from tests.support.terminal import Terminal
 
 SLOW_PREFILL = {"text": "Answered.", "prefill_s": 6}
+SHORT_PREFILL = {"text": "Answered.", "prefill_s": 2}
 
 
 @pytest.fixture
@@ -21,12 +22,17 @@ def chat(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
         yield open_chat
 
 
+def is_at_percentage(text: str) -> bool:
+    """Return whether a part of the prompt is computed, whichever a busy machine shows."""
+    return re.search(r"computing the prompt [1-9]0 %", text) is not None
+
+
 @pytest.mark.fault(50)
 def test_loading_and_prefill_are_shown_and_erased(chat: Callable[..., Terminal]) -> None:
-    terminal = chat({"load_s": 2}, SLOW_PREFILL)
+    terminal = chat({"load_s": 1}, SHORT_PREFILL)
     terminal.type("hello\r")
     terminal.wait_for("loading the model")
-    terminal.wait_for("computing the prompt 50 %")
+    terminal.wait_for(is_at_percentage)
     text = terminal.wait_for("Answered.")
     assert "computing" not in text and "waiting" not in text
 
@@ -57,8 +63,8 @@ def test_screen_readers_get_a_line_every_few_seconds(chat: Callable[..., Termina
 
 
 def test_one_prompt_on_a_terminal(chat: Callable[..., Terminal]) -> None:
-    terminal = chat(SLOW_PREFILL, options=("-p", "hello"))
-    terminal.wait_for("computing the prompt 50 %")
+    terminal = chat(SHORT_PREFILL, options=("-p", "hello"))
+    terminal.wait_for(is_at_percentage)
     text = terminal.wait_for("Answered.")
     assert "computing" not in text
     assert terminal.wait_end() == 0

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.terminal.sanitize import sanitize
-from swiftchat.chat.tools.formats import FORMATS, ToolCallSplitter, ToolFormat, find_tool_format
+from swiftchat.chat.tools.formats import (
+    FORMATS,
+    ToolCallSplitter,
+    ToolFormat,
+    find_plain_format,
+    find_tool_format,
+)
+from swiftchat.chat.tools.parsers import MINIMAX_MARK
 
 BY_SIGNATURE = {tool_format.signature: tool_format for tool_format in FORMATS}
 HERMES = BY_SIGNATURE["<tool_call>"]
@@ -83,6 +90,30 @@ ANSWERS = [
     ),
     ("<|channel|>commentary", f" to=functions.add<|channel|>commentary json<|message|>{JSON}"),
     ("SmolLM, trained by Hugging Face", f"<tool_call>\n{CALL}\n</tool_call>"),
+    (
+        "'<｜tool▁sep｜>' + tool['function']['arguments']",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{JSON}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    (
+        "'<|open|>'",
+        '<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|>'
+        '<|open|>argument key="a" type="string"<|sep|>x y<|close|>argument<|sep|>'
+        '<|open|>argument key="b" type="string"<|sep|>2<|close|>argument<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|>",
+    ),
+    (
+        "'<|open|>'",
+        '<|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|><|open|>json type="object"'
+        f"<|sep|>{JSON}<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+    ),
+    (
+        MINIMAX_MARK,
+        '@<tool_call>\n@<invoke name="add">@<a>x y@</a>@<b>2@</b>@</invoke>\n@</tool_call>'.replace(
+            "@", MINIMAX_MARK
+        ),
+    ),
+    (">>>${recipient}", f"add\n{JSON}"),
     ("functools[", f"functools[{CALL}]"),
     ("List of tools: ", '<|tool_call_start|>[add(a="x y", b="2")]<|tool_call_end|>'),
     ("<function=", f"<function=add>{JSON}</function>"),
@@ -118,15 +149,92 @@ def split(
     return text, [(call.name, call.arguments) for call in splitter.calls]
 
 
+def split_everywhere(tool_format: ToolFormat, answer: str) -> tuple[str, list[Any]]:
+    """Return text and calls, which are the same wherever the answer is cut in two."""
+    found = []
+    for cut in range(len(answer) + 1):
+        splitter = ToolCallSplitter(tool_format)
+        parts = [*splitter.push(answer[:cut]), *splitter.push(answer[cut:]), *splitter.flush(True)]
+        calls = [(call.name, call.arguments) for call in splitter.calls]
+        found.append(("".join(parts), calls))
+    assert all(one == found[0] for one in found)
+    return found[0]
+
+
 @pytest.mark.parametrize(("signature", "answer"), ANSWERS)
 def test_a_call_is_split_from_the_answer(signature: str, answer: str) -> None:
     tool_format = find_tool_format(f"{{{{ {signature} }}}}")
     assert tool_format is BY_SIGNATURE[signature]
     for seed in range(20):
         assert split(tool_format, answer, seed) == ("", [("add", ARGUMENTS)])
-        if not answer.startswith("{"):
+        if not answer.startswith(("{", "add")):
             text = f"I look it up.\n\n{answer}"
             assert split(tool_format, text, seed) == ("I look it up.\n\n", [("add", ARGUMENTS)])
+
+
+@pytest.mark.parametrize(("signature", "answer"), ANSWERS)
+def test_an_answer_may_be_cut_anywhere(signature: str, answer: str) -> None:
+    assert split_everywhere(BY_SIGNATURE[signature], answer) == ("", [("add", ARGUMENTS)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "calls"),
+    [
+        ("all\nHello", "Hello", []),
+        ("all\nI look.>>>add\n{}", "I look.", ["add"]),
+        ("add\n{}>>>list\n{}", "", ["add", "list"]),
+        ("add\n{}\n>>>list\n{}", "", ["add", "list"]),
+        ('add\n{"a": ">>>all\\n"}', "", ["add"]),
+        ("all\na >>> b", "a >>> b", []),
+        ("alles\ngut", "alles\ngut", []),
+        ("al", "al", []),
+        ("add\nnot JSON", "add\nnot JSON", []),
+        ("add\n{} and text", "add\n{} and text", []),
+        ("", "", []),
+    ],
+)
+def test_answers_of_functionary(answer: str, text: str, calls: list[str]) -> None:
+    """The prompt ends with the first `>>>`; `all` is the user."""
+    found, named = split_everywhere(BY_SIGNATURE[">>>${recipient}"], answer)
+    assert (found, [name for name, _ in named]) == (text, calls)
+
+
+def test_text_of_functionary_without_tools() -> None:
+    plain = find_plain_format("{{ >>>${recipient} }}")
+    assert plain is not None and find_plain_format("{{ <tool_call> }}") is None
+    assert split_everywhere(plain, "all\nHello") == ("Hello", [])
+    assert split_everywhere(plain, "add\n{}") == ("add\n{}", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("@<a>1@</a>@<b>@<item>x@</item>@<item>y@</item>@</b>", {"a": "1", "b": ["x", "y"]}),
+        ("@<m>@<k>v@</k>@<n>@<o>2@</o>@</n>@</m>", {"m": {"k": "v", "n": {"o": "2"}}}),
+        ("@<a>1 < 2 > </b>@</a>", {"a": "1 < 2 > </b>"}),
+        ("", {}),
+        ("@<a>1@</b>", None),
+        ("@<a>" * 5000, None),
+        ("@</invoke>@</a>", None),
+        ("@</invoke>@</>@</>", None),
+    ],
+)
+def test_arguments_of_minimax(text: str, arguments: dict[str, Any] | None) -> None:
+    written = f'@<invoke name="add">{text}@</invoke>'.replace("@", MINIMAX_MARK)
+    found = [call.arguments for call in BY_SIGNATURE[MINIMAX_MARK].parse(written)]
+    assert found == ([] if arguments is None else [arguments])
+
+
+def test_arguments_of_kimi_have_types() -> None:
+    values = {"number": "1.5", "boolean": "true", "null": "null", "array": '["x"]', "string": "1"}
+    arguments = "".join(
+        f'<|open|>argument key="&quot;{kind}" type="{kind}"<|sep|>{text}<|close|>argument<|sep|>'
+        for kind, text in values.items()
+    )
+    text = f'<|open|>call tool="add" index="1"<|sep|>{arguments}<|close|>call<|sep|>'
+    (call,) = BY_SIGNATURE["'<|open|>'"].parse(text)
+    assert list(call.arguments.values()) == [1.5, True, None, ["x"], "1"]
+    assert list(call.arguments) == [f'"{kind}' for kind in values]
 
 
 def test_every_format_has_an_example() -> None:
@@ -231,7 +339,7 @@ def test_random_text_never_fails_and_does_not_depend_on_the_pieces(
     found = split(tool_format, answer, 1, is_complete)
     assert found == split(tool_format, answer, 2, is_complete)
     text, calls = found
-    if not calls:
+    if not calls and not tool_format.plain:
         assert sorted(text) == sorted(answer)  # nothing is lost
 
 

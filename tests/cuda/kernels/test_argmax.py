@@ -92,4 +92,4 @@ def test_wrong_tensors_raise(gpu: Gpu) -> None:
     with pytest.raises(ValueError, match="workspace for 2"):
         argmax(gpu, logits, values, ids, workspace)
     with pytest.raises(ValueError, match="ids must be"):
-        argmax(gpu, logits, values, values, workspace)
+        argmax(gpu, logits, values, values, argmax_workspace(gpu, 3))

@@ -117,4 +117,4 @@ def test_wrong_tensors_raise(gpu: Gpu) -> None:
             rows=rows,
         )
     with pytest.raises(ValueError, match="2 rows, but slots for 1"):
-        type(rows)(rows.slots[:, :1].contiguous(), rows.positions).arguments(gpu)
+        type(rows)(rows.slots[:, :1].contiguous(), rows.positions).arguments()

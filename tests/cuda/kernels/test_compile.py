@@ -3,7 +3,6 @@
 `python -m tests.kernels` compiles every kernel for every architecture.
 """
 
-import re
 from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
@@ -12,10 +11,11 @@ import pytest
 
 from swiftchat.cuda import nvrtc
 from swiftchat.cuda.cubin_cache import CubinCache
-from swiftchat.cuda.gpu import KernelSpec, parse_arguments
-from swiftchat.cuda.quantized_kv import KV_SCHEMES
+from swiftchat.cuda.declaration import declaration
+from swiftchat.cuda.signature import KernelSpec
 from swiftchat.errors import KernelCompileError
-from tests.support.kernels.variants import all_variants, chosen_variants
+from tests.support.kernels.specs import all_variants
+from tests.support.kernels.variants import chosen_variants
 
 NAMES = sorted(file.stem for file in nvrtc.KERNELS.glob("*/*.cu"))
 
@@ -29,43 +29,34 @@ def test_each_kernel_has_variants_and_a_test_of_its_name() -> None:
     assert set(NAMES) <= tests
 
 
-def entry_parameters(spec: KernelSpec) -> list[tuple[str, str]]:
-    """The names and types of an entry point's parameters, as in `KernelSpec.arguments`."""
-    source = nvrtc.source(spec.name).read_text()
-    if "KV_SCHEME" not in spec.defines:
-        source = re.sub(r"#ifdef KV_SCHEME\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
-    if "ROTARY" not in spec.defines:
-        source = re.sub(r"#ifdef ROTARY\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
-    if spec.defines.get("KV_SCHEME") != KV_SCHEMES["int5"]:
-        source = re.sub(r"#ifdef PACKED_KV\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
-    if spec.defines.get("SCHEME") != "PLAIN":
-        source = re.sub(r"#if SCHEME == PLAIN\n.*?#endif\n", "", source, flags=re.DOTALL)
-    if spec.defines.get("STREAM_X") == "0":
-        source = re.sub(r"#if STREAM_X\n.*?#endif\n", "", source, flags=re.DOTALL)
-    if spec.defines.get("SPLIT") == "0":
-        source = re.sub(r"#if SPLIT\n.*?(#else\n|#endif\n)", "", source, flags=re.DOTALL)
-    source = re.sub(r"#\w+.*", "", source)
-    found = re.search(rf"\b{spec.name}_kernel\((.*?)\)\s*{{", source, re.DOTALL)
-    assert found, f"{spec.name}_kernel is not defined"
-    kinds = {"int": "int", "i64": "int64", "float": "float", "TensorMap": "tensor_map"}
-    parameters = []
-    for parameter in found[1].split(","):
-        kind, name = re.fullmatch(r"(.*?)(\w+)", parameter.strip(), re.DOTALL).groups()  # type: ignore[union-attr]
-        parameters.append((name, "pointer" if "*" in kind else kinds[kind.split()[-1]]))
-    return parameters
+# The dtypes in tables for types of parameters; other types depend on macros.
+DTYPES_OF = {
+    "float": {"fp32"},
+    "T": {"T"},
+    "int": {"int32"},
+    "unsigned": {"int32"},
+    "u32": {"int32", "u8"},
+    "u8": {"u8", "int8"},
+    "i64": {"int64"},
+    "u64": {"u64", "int64"},
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_declared_arguments_are_the_entry_points_parameters(name: str) -> None:
+def test_tables_declare_what_parameters_point_to(name: str) -> None:
+    declared = declaration(name)
+    pointers = {each.name: each.c_type for each in declared.parameters if each.kind == "pointer"}
+    for pointer, c_type in pointers.items():
+        allowed = DTYPES_OF.get(c_type.replace("const ", "").removesuffix("*"))
+        found = {tensor_type.dtype for _, tensor_type in declared.tensors[pointer]}
+        assert found and (allowed is None or found <= allowed), (pointer, c_type, found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_variant_has_a_signature(name: str) -> None:
     for spec in VARIANTS[name]:
-        assert list(parse_arguments(spec.arguments).items()) == entry_parameters(spec)
-
-
-def test_a_launch_needs_exactly_the_declared_arguments() -> None:
-    spec = KernelSpec("scale", "pointer x, int n, float factor")
-    spec.check_arguments(("factor", "x", "n"))
-    with pytest.raises(TypeError, match=r"scale: missing arguments \['factor'\], unknown \['by'\]"):
-        spec.check_arguments(("x", "n", "by"))
+        signature = spec.signature
+        assert len(set(signature.names)) == len(signature.names) == len(signature.kinds) > 0
 
 
 @pytest.mark.parametrize("name", NAMES)

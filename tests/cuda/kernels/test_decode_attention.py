@@ -15,6 +15,7 @@ from swiftchat.cuda.ops.attention.decode_attention import (
     decode_attention_workspace,
 )
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, PACKED_HEAD_DIMS, KVScales
+from swiftchat.cuda.signature import KernelSpec
 from tests.support.kernels.case import (
     DTYPES,
     ROUNDING,
@@ -41,17 +42,21 @@ SCHEME_DIMS = [
 def _compiled(gpu: Gpu) -> None:
     """Compile all kernels of this file on all cores."""
     gpu.compile(
-        Layout.of(dtype, head_dim, group, gpu.block_shared_bytes).spec
+        _spec(Layout.of(dtype, head_dim, group, gpu.block_shared_bytes))
         for dtype in DTYPES
         for head_dim in (64, 80, 96, 128, 256, 512)
         for group in (4, 16)
     )
     gpu.compile(
-        Layout.of(dtype, head_dim, group, gpu.block_shared_bytes, scheme).spec
+        _spec(Layout.of(dtype, head_dim, group, gpu.block_shared_bytes, scheme))
         for scheme, head_dim in SCHEME_DIMS
         for dtype in (torch.bfloat16, torch.float16)
         for group in (4, 16)
     )
+
+
+def _spec(layout: Layout) -> KernelSpec:
+    return KernelSpec.of("decode_attention", **layout.macros)
 
 
 @dataclass
@@ -80,7 +85,7 @@ class Case:
             workspace=workspace,
             **self.options,
         )
-        assert (workspace == -1).all()
+        assert (workspace.view(torch.int32) == -1).all()
         return out
 
     @property
@@ -224,7 +229,7 @@ def test_wrong_kv_scales_raise(gpu: Gpu) -> None:
     for wrong, match in (
         (None, "cache must be"),
         (KVScales("int3", good.scales), "int3"),
-        (KVScales("int5", good.scales), "are missing"),
+        (KVScales("int5", good.scales), "key_bits must be"),
         (KVScales("int8", good.scales[:, :1]), "scales must be"),
     ):
         case.options["kv_scales"] = wrong

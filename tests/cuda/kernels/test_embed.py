@@ -35,14 +35,12 @@ def test_ids_of_other_ranks_give_zeros(gpu: Gpu, dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "hidden"), [(1, 768), (9, 2056), (4, 77)])
-def test_embed_with_scale_and_positions(gpu: Gpu, dtype, n: int, hidden: int) -> None:
+def test_embed_with_scale(gpu: Gpu, dtype, n: int, hidden: int) -> None:
     make = Inputs(n + hidden, dtype)
     table, ids = make.normal(VOCAB, hidden), make.integers(0, VOCAB, n)
-    places, positions = make.normal(50, hidden), make.integers(0, 50, n)
     out = poisoned(n, hidden, dtype=torch.float32)
-    embed(gpu, ids, table, out, positions=positions, position_table=places, scale=22.625)
-    expected = table.double()[ids] * 22.625 + places.double()[positions]
-    assert_close(out, expected, 1e-6)
+    embed(gpu, ids, table, out, scale=22.625)
+    assert_close(out, table.double()[ids] * 22.625, 1e-6)
 
 
 @pytest.mark.parametrize(("scheme", "group"), PACKINGS)
@@ -67,16 +65,11 @@ def test_embed_with_packed_table(gpu: Gpu, scheme: str, group: int, n: int, hidd
 def test_ids_of_other_ranks_in_packed_table(gpu: Gpu, scheme: str, group: int) -> None:
     make = Inputs(4, torch.bfloat16)
     table, meant = packed(make, scheme, group, 40, 640)
-    places = make.normal(6, 640)
-    positions = torch.arange(6, dtype=torch.int32, device="cuda")
     ids = torch.tensor([99, 100, 139, 140, 0, 2**31 - 1], dtype=torch.int32, device="cuda")
     out = poisoned(6, 640, dtype=torch.float32)
     embed(gpu, ids, table, out, first_id=100)
     assert_close(out[1:3], meant[[0, 39]], 1e-6)
     assert not out[[0, 3, 4, 5]].any()
-    embed(gpu, ids, table, out, first_id=100, positions=positions, position_table=places)
-    assert_close(out[1:3], meant[[0, 39]] + places[1:3].double(), 1e-6)
-    assert torch.equal(out[3:], places[3:].float())
 
 
 def test_table_of_more_than_2_gib(gpu: Gpu) -> None:
@@ -96,6 +89,4 @@ def test_wrong_tensors_raise(gpu: Gpu) -> None:
         embed(gpu, ids.long(), table, out)
     with pytest.raises(ValueError, match="out must be"):
         embed(gpu, ids, table, make.normal(5, 64))
-    with pytest.raises(ValueError, match="given together"):
-        embed(gpu, ids, table, out, positions=ids)
     embed(gpu, ids[:0], table, out[:0])

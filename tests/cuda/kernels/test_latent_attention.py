@@ -8,6 +8,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.attention.latent_attention import Layout, latent_attention
+from swiftchat.cuda.signature import KernelSpec
 from tests.support.kernels.case import ROUNDING, Inputs, assert_close, poisoned
 
 pytestmark = pytest.mark.gpu
@@ -20,11 +21,15 @@ GARBAGE = 2**31 - 9  # an invalid entry of a block table
 def _compiled(gpu: Gpu) -> None:
     """Compile all kernels of this file on all cores."""
     gpu.compile(
-        Layout.of(dtype, rank, rope, heads, gpu.block_shared_bytes > 200 * 1024).spec
+        KernelSpec.of("latent_attention", **_layout(gpu, dtype, rank, rope, heads).macros)
         for dtype in DTYPES
         for rank, rope in ((256, 32), (512, 64))
         for heads in (16, 32, 64)
     )
+
+
+def _layout(gpu: Gpu, dtype: torch.dtype, rank: int, rope: int, heads: int) -> Layout:
+    return Layout.of(dtype, rank, rope, heads, gpu.block_shared_bytes > 200 * 1024)
 
 
 class Case:

@@ -133,17 +133,19 @@ def test_residual_add_is_exact_and_repeatable(gpu: Gpu, dtype, rows: int, k: int
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
 @pytest.mark.parametrize(("inner", "k", "n"), [(14336, 4096, 1), (80, 48, 5), (1536, 576, 12)])
+@pytest.mark.parametrize("normed", [True, False])
 def test_act_and_mul(
-    gpu: Gpu, workspace: Workspace, dtype, activation: str, inner: int, k: int, n: int
+    gpu: Gpu, workspace: Workspace, dtype, activation: str, inner: int, k: int, n: int, normed: bool
 ) -> None:
     make = Inputs(inner + n, dtype)
-    x = make.normal(n, k, dtype=torch.float32)
+    x = make.normal(n, k, dtype=torch.float32 if normed else dtype)
     weight, scale, bias = (
         make.normal(2 * inner, k, scale=k**-0.5),
         make.normal(k),
         make.normal(2 * inner),
     )
-    gate, up = (rms_norm(x, scale) @ weight.double().T + bias.double()).chunk(2, -1)
+    norm, inputs = (Norm(scale, EPS), rms_norm(x, scale)) if normed else (None, x.double())
+    gate, up = (inputs @ weight.double().T + bias.double()).chunk(2, -1)
     function = {
         "silu": torch.nn.functional.silu,
         "relu": torch.relu,
@@ -152,7 +154,7 @@ def test_act_and_mul(
     }[activation]
     out = poisoned(n, inner, dtype=dtype)
     op.linear_act_and_mul(
-        gpu, x, weight, out, workspace, norm=Norm(scale, EPS), activation=activation, bias=bias
+        gpu, x, weight, out, workspace, norm=norm, activation=activation, bias=bias
     )
     assert_close(out, function(gate) * up, tolerance(dtype, normed=True))
 
@@ -160,14 +162,23 @@ def test_act_and_mul(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (6, 2, 8), (9, 3, 64)])
 @pytest.mark.parametrize("n", [1, 6, 13])
+@pytest.mark.parametrize("normed", [True, False])
 def test_rope_and_cache_write(
-    gpu: Gpu, workspace: Workspace, dtype, heads: int, kv_heads: int, head_dim: int, n: int
+    gpu: Gpu,
+    workspace: Workspace,
+    dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    n: int,
+    normed: bool,
 ) -> None:
     make = Inputs(heads + n, dtype)
     k, num_blocks, block_size = 576, 50, 16
     rows = (heads + 2 * kv_heads) * head_dim
-    x = make.normal(n, k, dtype=torch.float32)
+    x = make.normal(n, k, dtype=torch.float32 if normed else dtype)
     weight, scale, bias = make.normal(rows, k, scale=k**-0.5), make.normal(k), make.normal(rows)
+    norm, inputs = (Norm(scale, EPS), rms_norm(x, scale)) if normed else (None, x.double())
     positions = make.integers(0, 1000, n)
     angles = torch.rand(1000, head_dim // 2, device="cuda", dtype=torch.float64) * 7
     cos_sin = torch.cat([angles.cos(), angles.sin()], -1).float()
@@ -176,11 +187,9 @@ def test_rope_and_cache_write(
     cache = poisoned(num_blocks, 2 * kv_heads, block_size, head_dim, dtype=dtype)
     queries = poisoned(n, heads, head_dim, dtype=dtype)
     rope = RopeCache(cos_sin, positions, slots, cache, heads)
-    op.linear_rope_cache(
-        gpu, x, weight, queries, workspace, norm=Norm(scale, EPS), rope=rope, bias=bias
-    )
+    op.linear_rope_cache(gpu, x, weight, queries, workspace, norm=norm, rope=rope, bias=bias)
 
-    qkv = (rms_norm(x, scale) @ weight.double().T + bias.double()).view(n, -1, head_dim)
+    qkv = (inputs @ weight.double().T + bias.double()).view(n, -1, head_dim)
     cos, sin = angles[positions].cos().unsqueeze(1), angles[positions].sin().unsqueeze(1)
     low, high = qkv[:, : heads + kv_heads].chunk(2, -1)
     rotated = torch.cat([low * cos - high * sin, high * cos + low * sin], -1)

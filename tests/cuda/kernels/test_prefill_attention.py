@@ -15,6 +15,7 @@ from swiftchat.cuda.ops.attention.combine_splits import MAX_SPLITS
 from swiftchat.cuda.ops.attention.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.attention.prefill_shapes import prefill_shape
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, PACKED_HEAD_DIMS
+from swiftchat.cuda.signature import KernelSpec
 from tests.support.kernels.case import Inputs, assert_close, poisoned, quantize_cache
 
 pytestmark = pytest.mark.gpu
@@ -63,7 +64,7 @@ def _compiled(gpu: Gpu) -> None:
         for biased in (False, True)
     ]
     gpu.compile(
-        replace(shape, split=split).spec(dtype)
+        KernelSpec.of("prefill_attention", **replace(shape, split=split).macros(dtype))
         for shape, dtype in shapes
         for split in (False, True)
         if not split or dtype != torch.float32
@@ -95,7 +96,6 @@ class Case:
         softcap: float = 0.0,
         alibi: bool = False,
         sinks: bool = False,
-        prefixes: bool = False,
         growing: bool = False,
         seed: int = 0,
     ) -> None:
@@ -108,10 +108,6 @@ class Case:
         self.max_num_tokens = max(counts)
         self.starts = ints(0, *torch.tensor(counts).cumsum(0).tolist())
         self.contexts = ints(*contexts)
-        self.prefixes = [min(context, 3 + 50 * i) for i, context in enumerate(contexts)]
-        self.prefix_lens = ints(*self.prefixes) if prefixes else None
-        if not prefixes:
-            self.prefixes = [0] * len(contexts)
         self.slopes = 2.0 ** -torch.arange(1, heads + 1, device="cuda").float() if alibi else None
         self.sinks = make.normal(heads, dtype=torch.float32, scale=2) if sinks else None
         if self.sinks is not None:
@@ -155,7 +151,6 @@ class Case:
             out=self.out,
             alibi_slopes=self.slopes,
             sinks=self.sinks,
-            prefix_lens=self.prefix_lens,
             path=path.removesuffix(" split"),
             max_splits=MAX_SPLITS if path.endswith(" split") else 1,
             **self.options,
@@ -171,7 +166,7 @@ class Case:
         queries, history = self.sequences[i]
         positions = history + torch.arange(queries, device="cuda")[:, None]
         distance = torch.arange(history + queries, device="cuda") - positions
-        visible = (distance <= 0) | (distance + positions < self.prefixes[i])
+        visible = distance <= 0
         if self.options["window"]:
             visible &= distance > -self.options["window"]
         if chunk := self.options["chunk"]:
@@ -270,10 +265,9 @@ def test_head_dims(gpu: Gpu, path, head_dim: int) -> None:
         {"softcap": 2.0},
         {"softcap": 50.0},
         {"alibi": True},
-        {"prefixes": True},
         {"sinks": True},
         {"window": 70, "sinks": True},
-        {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True, "sinks": True},
+        {"window": 70, "softcap": 5.0, "alibi": True, "sinks": True},
         {"window": 300, "growing": True, "sinks": True, "block_size": 64},
     ],
     ids=str,
@@ -308,7 +302,7 @@ def test_widest_heads(gpu: Gpu, name: str, dtype, head_dim: int) -> None:
         {"chunk": 37},
         {"softcap": 2.0},
         {"sinks": True, "growing": True},
-        {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True, "sinks": True},
+        {"window": 70, "softcap": 5.0, "alibi": True, "sinks": True},
     ],
     ids=str,
 )
@@ -432,7 +426,7 @@ def test_wrong_input_raises(gpu: Gpu) -> None:
     case = Case(FEW, torch.bfloat16)
     with pytest.raises(ValueError, match="q must be"):
         case.run(gpu, q=case.q[:, :2])
-    with pytest.raises(ValueError, match="rows must be contiguous"):
+    with pytest.raises(ValueError, match="q must be contiguous"):
         case.run(gpu, q=case.q.transpose(0, 1).contiguous().transpose(0, 1))
     with pytest.raises(ValueError, match="path must be"):
         case.run(gpu, path="fast")
@@ -460,8 +454,7 @@ def test_quantized_cache(gpu: Gpu, scheme: str, dtype, head_dim: int) -> None:
         {"block_size": 256},
         {"window": 5},
         {"chunk": 37},
-        {"prefixes": True},
-        {"window": 70, "softcap": 5.0, "alibi": True, "prefixes": True, "sinks": True},
+        {"window": 70, "softcap": 5.0, "alibi": True, "sinks": True},
     ],
     ids=str,
 )

@@ -281,17 +281,6 @@ def test_query_factors(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n", "heads", "head_dim"), [(1, 32, 128), (11, 6, 64), (4, 3, 8)])
-def test_two_positions(gpu: Gpu, dtype, n: int, heads: int, head_dim: int) -> None:
-    case, table = Case(dtype, n, heads, heads, head_dim), angles(head_dim // 2)
-    second = Inputs(5).integers(0, POSITIONS, n)
-    case.run(gpu, table, positions2=second)
-    a, b = case.queries_and_keys().chunk(2, -1)
-    expected = [rotated(a, table, case.positions), rotated(b, table, second)]
-    case.check(torch.cat(expected, -1), ROUNDING[dtype])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [64, 8, 200])
 def test_store_without_rotation(gpu: Gpu, dtype, head_dim: int) -> None:
     case = Case(dtype, 10, 12, 12, head_dim, block_size=4)
@@ -318,9 +307,7 @@ def test_wrong_arguments_raise(gpu: Gpu) -> None:
     for match, options in [
         ("rotary_dim", {"cos_sin": angles(64)[:, :63]}),
         ("cos_sin must be", {"cos_sin": table.double()}),
-        ("positions2", {"positions2": case.positions}),
         ("query_factors must be", {"query_factors": table[:, 0].double()}),
-        ("positions2 must be", {"positions2": case.positions[:2], "cos_sin": angles(32)}),
     ]:
         with pytest.raises(ValueError, match=match):
             case.run(gpu, options.pop("cos_sin", table), **options)
@@ -328,7 +315,7 @@ def test_wrong_arguments_raise(gpu: Gpu) -> None:
     ones = torch.ones(96, device="cuda")
     with pytest.raises(ValueError, match="cannot be normalized"):
         odd.run(gpu, angles(96), norm=HeadNorm(ones, ones, 1e-6))
-    with pytest.raises(ValueError, match="key must be"):
+    with pytest.raises(ValueError, match="k_norm must be"):
         case.run(gpu, table, norm=HeadNorm(ones[:64].clone(), ones, 1e-6))
     case.heads = 5
     with pytest.raises(ValueError, match="8 heads, not 5"):

@@ -69,8 +69,8 @@ def test_wrong_tensors_raise(gpu: Gpu) -> None:
     for states, match in (
         (case.make.normal(7, 8, 10, dtype=torch.float32), "states of 10"),
         (case.make.normal(7, 8, 68, dtype=torch.float32), "states of 68"),
-        (case.make.normal(7, 8, 16, dtype=torch.float32), "decay must be"),
-        (case.make.normal(7, 9, 12, dtype=torch.float32), "out must be"),
+        (case.make.normal(7, 8, 16, dtype=torch.float32), "states must be"),
+        (case.make.normal(7, 9, 12, dtype=torch.float32), "states must be"),
     ):
         with pytest.raises(ValueError, match=match):
             selective_step(gpu, case.inputs, case.weights, out, states=states, rows=rows)

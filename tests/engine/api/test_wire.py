@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from swiftchat.engine.api import protocol
+from swiftchat.engine.api import wire
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import (
@@ -153,6 +153,6 @@ def test_damaged_messages_are_errors() -> None:
 
 @pytest.mark.fault(46)
 def test_a_message_has_a_longest_length() -> None:
-    size = struct.pack("!i", protocol.MAX_MESSAGE_BYTES + 1)
+    size = struct.pack("!i", wire.MAX_MESSAGE_BYTES + 1)
     with pytest.raises(DeviceError, match="the connection was lost"):
         listen(size + b"x")

@@ -62,14 +62,19 @@ def greedy(bench: tiny.Bench, num_new: int = NUM_NEW) -> tuple[list[int], torch.
 
 
 def assert_ranks_equal_one(
-    folder: Path, tp: int, rank_files: Path | None = None, num_new: int = NUM_NEW
+    folder: Path,
+    tp: int,
+    rank_files: Path | None = None,
+    num_new: int = NUM_NEW,
+    native: bool = False,
 ) -> list[tiny.Bench]:
+    """Compare ranks, with weights for the native kernels if `native`, to a decoder of torch."""
     ids, logits = greedy(tiny.Bench(folder), num_new)
     config = Model.open(folder).config
 
     def run(rank: int, ranks: ThreadCommunicator) -> tuple[tiny.Bench, list[int], torch.Tensor]:
         shard = shard_of(config, tp, rank)
-        bench = tiny.Bench(rank_files or folder, shard=shard, ranks=ranks)
+        bench = tiny.Bench(rank_files or folder, shard=shard, ranks=ranks, native=native)
         return bench, *greedy(bench, num_new)
 
     benches = []

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from swiftchat.engine.cpu.native import AttentionOp, KVFormat, OpHeader, RowSet
 from swiftchat.engine.cpu.program import SpanRows
-from swiftchat.engine.cpu.structures import AttentionOp, KVFormat, OpHeader, RowSet
 from swiftchat.engine.model.int5_kv import rotate_heads
 from tests.support.native.kv import NativeKV
 from tests.support.native.ops import each_variant, run_inputs, run_ops

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import Activation, ConvOp, OpHeader, RowSet
+from swiftchat.engine.cpu.native import Activation, ConvOp, OpHeader, RowSet
 from tests.support.native import states as native_states
 from tests.support.native.ops import each_variant, run_ops
 from tests.support.native.states import PARTS, Part

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import (
+from swiftchat.engine.cpu.native import (
     ActAndMulOp,
     Activation,
     AddScaledOp,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import EmbedOp, Matrix, OpHeader, RowSet
+from swiftchat.engine.cpu.native import EmbedOp, Matrix, OpHeader, RowSet
 from tests.support.native.ops import FORMATS, each_variant, float_matrix, run_inputs, run_ops
 from tests.support.native.tiles import LAYOUTS, Layout, random_tiles
 

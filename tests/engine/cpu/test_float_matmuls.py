@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import TILE_ROWS, Matrix
+from swiftchat.engine.cpu.native import TILE_ROWS, Matrix
 from tests.support.native.libraries import load
 from tests.support.native.matmuls import (
     MAX_GEMV_VECTORS,

@@ -1,6 +1,6 @@
 """Fused operations give the same results as the recorded ones, and are fewer."""
 
-from ctypes import POINTER, cast, memmove, pointer, sizeof
+from ctypes import POINTER, Structure, cast, memmove, pointer, sizeof
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swiftchat.engine.cpu import structures as native
-from swiftchat.engine.cpu.float_matrix import float_matrix
+from swiftchat.engine.cpu import native
 from swiftchat.engine.cpu.fusion import fuse
+from swiftchat.engine.cpu.matrices import FloatMatrix
 from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.schedule.batch import Batch
 from tests.support import tiny
@@ -106,7 +106,7 @@ class RandomProgram:
         self._generator = torch.Generator().manual_seed(draw(st.integers(0, 2**30)))
         self.recording = Recording([], [], 0, [])
         width = draw(st.sampled_from([32, 64]))
-        table = float_matrix(self._random(NUM_IDS, width))
+        table = FloatMatrix(self._random(NUM_IDS, width)).struct
         self._append(native.EmbedOp(scale=1.0, table=table), width)
         for _ in range(draw(st.integers(1, 12))):
             kind = draw(
@@ -136,7 +136,7 @@ class RandomProgram:
 
     def _linear(self, x: int) -> None:
         rows, cols = self._draw(st.sampled_from([32, 64])), self._width(x)
-        part = pointer(float_matrix(self._random(rows, cols).mul_(cols**-0.5)))
+        part = pointer(FloatMatrix(self._random(rows, cols).mul_(cols**-0.5)).struct)
         parts = cast(part, POINTER(native.Matrix))
         self.recording.references.append(part)
         bias = self._random(rows).data_ptr() if self._draw(st.booleans()) else None
@@ -181,7 +181,7 @@ class RandomProgram:
         self._append_to(len(buffers) - 1, op)
 
     def _append_to(self, out: int, op: Any) -> None:
-        op.header = native.OpHeader(op.KIND, self.recording.buffers[out][0])
+        op.header.row_set = self.recording.buffers[out][0]
         if not isinstance(op, native.SoftcapOp):
             op.out = out
         self.recording.ops.append(op)
@@ -192,7 +192,7 @@ class RandomProgram:
         return values
 
 
-def copied(op: native.AnyOp) -> native.AnyOp:
+def copied(op: Structure) -> Structure:
     copy = type(op)()
     memmove(pointer(copy), pointer(op), sizeof(op))
     return copy

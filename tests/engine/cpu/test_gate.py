@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swiftchat.engine.cpu.structures import DropColumnsOp, GateOp, OpHeader, RowSet
+from swiftchat.engine.cpu.native import DropColumnsOp, GateOp, OpHeader, RowSet
 from tests.support.native.ops import each_variant, run_inputs, run_ops
 
 HEADER = OpHeader(row_set=RowSet.TOKENS)

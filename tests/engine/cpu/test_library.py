@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.engine.cpu import build, library
-from swiftchat.engine.cpu.build import LIBRARIES, PLAINEST, VARIANTS, host_target, library_path
+from swiftchat.engine.cpu import compile_kernels as compiling
+from swiftchat.engine.cpu import library
+from swiftchat.engine.cpu.compile_kernels import (
+    LIBRARIES,
+    PLAINEST,
+    VARIANTS,
+    host_target,
+    library_path,
+)
 from swiftchat.engine.cpu.features import REQUIRED, Feature
 from swiftchat.engine.cpu.library import VARIABLE, choose_kernels
 from swiftchat.errors import DeviceError, UsageError
@@ -124,12 +131,12 @@ def test_damaged_library(tmp_path: Path) -> None:
 
 def test_library_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy(tmp_path, PLAINEST)
-    monkeypatch.setattr(library, "structures_match", lambda _: False)
+    monkeypatch.setattr(library, "interface_digest", lambda: 0)
     assert "is of another version of swiftchat" in choose_kernels({}, tmp_path).reason
 
 
 def test_machine_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(compiling.platform, "machine", lambda: "riscv64")
     choice = choose_kernels({})
     assert choice.library is None
     assert choice.reason == "there are no kernels for this kind of machine"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 
-from swiftchat.engine.cpu.structures import (
+from swiftchat.engine.cpu.native import (
     Activation,
     Epilogue,
     Format,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swiftchat.engine.api.tile_layout import BLOCK_TYPES
 from swiftchat.engine.cpu.matrices import FloatMatrix, TiledMatrix
-from swiftchat.engine.cpu.weights import NativeWeight, NativeWeights
+from swiftchat.engine.cpu.native_weights import NativeWeight, NativeWeights
 from swiftchat.engine.linear.factory import TorchWeights, WeightFactory
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.linear.weight import LinearWeight
@@ -70,10 +70,9 @@ def assert_equal_weights(found: DecoderWeights, expected: DecoderWeights) -> Non
         assert ours.shape == theirs.shape
         if not ours.nbytes:  # a dense MLP in a layer of experts
             continue
-        weight = ours.weight if isinstance(ours, W8A8Weight) else ours
-        assert isinstance(weight, NativeWeight) and weight.native_matrices
+        assert isinstance(ours, NativeWeight) and ours.native_matrices
         wanted = values(theirs.weight if isinstance(theirs, W8A8Weight) else theirs)
-        assert (values(weight) - wanted).abs().max() <= UNIT * wanted.abs().max()
+        assert (values(ours) - wanted).abs().max() <= UNIT * wanted.abs().max()
     ids = torch.tensor([3, 0, 90])
     torch.testing.assert_close(
         found.embed.rows(ids), expected.embed.rows(ids), rtol=1e-5, atol=1e-6
@@ -83,7 +82,7 @@ def assert_equal_weights(found: DecoderWeights, expected: DecoderWeights) -> Non
 @pytest.mark.parametrize("name", FORMATS)
 def test_quantized_formats(name: str, tmp_path: Path) -> None:
     quantized_model(tmp_path / "in", *FORMATS[name])
-    plain = TorchWeights(keeps_quantized=False)
+    plain = TorchWeights()
     weights = loaded(tmp_path / "in", native())
     assert_equal_weights(weights, loaded(tmp_path / "in", plain))
     down = weights.layers[0].down
@@ -96,7 +95,7 @@ def test_quantized_formats(name: str, tmp_path: Path) -> None:
 def test_gguf_blocks_and_their_shards(type_name: str, tp: int, tmp_path: Path) -> None:
     assert type_name in BLOCK_TYPES
     config = gguf_directory.write(tmp_path / "in", type_name)
-    plain = TorchWeights(keeps_quantized=False)
+    plain = TorchWeights()
     for rank in range(tp):
         shard = shard_of(config, tp, rank)
         weights = loaded(tmp_path / "in", native(), shard=shard)
@@ -111,11 +110,11 @@ def test_gguf_blocks_and_their_shards(type_name: str, tp: int, tmp_path: Path) -
 
 @pytest.mark.parametrize("type_name", ["Q2_K", "Q3_K", "IQ4_XS"])
 def test_converting_blocks_without_a_scheme(type_name: str, tmp_path: Path) -> None:
-    """Other devices dequantize them when they are loaded."""
+    """Without kernels for them they are dequantized when they are loaded."""
     gguf_directory.write(tmp_path / "in", type_name)
     convert(tmp_path / "in", tmp_path / "plain", dtype="float32")
-    plain = loaded(tmp_path / "plain", TorchWeights(keeps_quantized=True))
-    dequantized = loaded(tmp_path / "in", TorchWeights(keeps_quantized=True))
+    plain = loaded(tmp_path / "plain", TorchWeights())
+    dequantized = loaded(tmp_path / "in", TorchWeights())
     for ours, theirs in zip(matrices(dequantized), matrices(plain), strict=True):
         assert not ours.is_quantized and torch.equal(values(ours), values(theirs))
 
@@ -125,7 +124,7 @@ def test_merged_blocks_of_several_types(tmp_path: Path) -> None:
     mixed = {"layers.0.self_attn.v_proj": "Q6_K", "layers.1.mlp.up_proj": "Q4_0"}
     gguf_directory.write(tmp_path / "in", "Q4_K", mixed)
     weights = loaded(tmp_path / "in", native())
-    assert_equal_weights(weights, loaded(tmp_path / "in", TorchWeights(keeps_quantized=False)))
+    assert_equal_weights(weights, loaded(tmp_path / "in", TorchWeights()))
     first, second = weights.layers
     merged = [first.qkv, first.gate_up, second.qkv, second.gate_up]
     counts = [len(w.matrices) for w in merged if isinstance(w, NativeWeight)]
@@ -137,7 +136,7 @@ def test_merged_blocks_of_several_types(tmp_path: Path) -> None:
 def test_estimated_bytes(type_name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     config = gguf_directory.write(tmp_path / "in", type_name)
     factory, checkpoint = native(), Model.open(tmp_path / "in").checkpoint()
-    estimate = resident_estimate(Shard(config), checkpoint, factory, dtype, CPU)
+    estimate = resident_estimate(Shard(config), checkpoint, dtype, CPU)
     found = resident_bytes(loaded(tmp_path / "in", factory, dtype))
     assert estimate <= found <= 1.02 * estimate + 4 * 10_000  # scales of rows
 
@@ -149,7 +148,7 @@ def test_estimated_bytes_of_other_formats(name: str, tmp_path: Path) -> None:
     model, factory = Model.open(tmp_path / "in"), native()
     for dtype in (torch.float32, torch.bfloat16):
         checkpoint = model.checkpoint()
-        estimate = resident_estimate(Shard(model.config), checkpoint, factory, dtype, CPU)
+        estimate = resident_estimate(Shard(model.config), checkpoint, dtype, CPU)
         found = resident_bytes(loaded(tmp_path / "in", factory, dtype))
         assert 0.97 * estimate <= found <= 1.02 * estimate
 
@@ -162,7 +161,7 @@ def test_reordered_and_expert_matrices(family: str, scheme: str, tmp_path: Path)
     tiny.make(family, tmp_path / "in", **sizes, **narrow)
     convert(tmp_path / "in", tmp_path / "out", quantization=QuantizationSpec(scheme, 32))
     weights = loaded(tmp_path / "out", native())
-    expected = loaded(tmp_path / "out", TorchWeights(keeps_quantized=False))
+    expected = loaded(tmp_path / "out", TorchWeights())
     assert_equal_weights(weights, expected)
     assert weights.layers[0].qkv.is_quantized
 
@@ -170,7 +169,7 @@ def test_reordered_and_expert_matrices(family: str, scheme: str, tmp_path: Path)
 def test_plain_matrices_are_views_of_the_file(tmp_path: Path) -> None:
     tiny.make("llama", tmp_path / "in")
     weights = loaded(tmp_path / "in", native())
-    assert_equal_weights(weights, loaded(tmp_path / "in", TorchWeights(keeps_quantized=False)))
+    assert_equal_weights(weights, loaded(tmp_path / "in", TorchWeights()))
     down = weights.layers[0].down
     assert isinstance(down, NativeWeight) and isinstance(down.matrices[0], FloatMatrix)
     address = down.matrices[0].tensor.data_ptr()

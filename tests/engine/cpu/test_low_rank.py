@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swiftchat.engine.cpu.low_rank import NativeDeltas
-from swiftchat.engine.cpu.structures import LowRankOp, OpHeader, RowSet
+from swiftchat.engine.cpu.native import LowRankOp, OpHeader, RowSet
 from swiftchat.engine.linear.adapted import Delta, LowRankPart
 from tests.support.native.ops import each_variant, run_inputs, run_ops
 
@@ -38,7 +38,7 @@ def test_rows_have_the_changes_of_their_set(variant: str, dtype: torch.dtype) ->
         x=0,
         out=1,
         num_sets=4,
-        deltas=native.pointer,
+        deltas=native.array,
         bias=bias.data_ptr(),
     )
     inputs = run_inputs(num_rows, sets=numbers)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from swiftchat.engine.cpu.structures import (
+from swiftchat.engine.cpu.native import (
     ActAndMulOp,
     Activation,
     Expert,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm, rms_norm
 
-from swiftchat.engine.cpu.structures import NormKind, NormOp, OpHeader, RowSet
+from swiftchat.engine.cpu.native import NormKind, NormOp, OpHeader, RowSet
 from tests.support.native.ops import each_variant, norm, run_inputs, run_ops
 
 

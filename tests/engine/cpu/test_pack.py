@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from swiftchat.engine.api.tile_layout import BLOCK_TYPES
+from swiftchat.engine.cpu.large_pages import LargePages
 from swiftchat.engine.cpu.matrices import TiledMatrix
 from swiftchat.engine.cpu.pack import Packer
-from swiftchat.engine.load.large_pages import LargePages
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats import ggml_dequantize
 from swiftchat.weights.quantization.scheme import (

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swiftchat.engine.cpu.program import Pool
-from swiftchat.engine.cpu.structures import (
+from swiftchat.engine.cpu.native import (
     ActAndMulOp,
     Activation,
     AddScaledOp,
@@ -20,6 +19,7 @@ from swiftchat.engine.cpu.structures import (
     RowSet,
     SoftcapOp,
 )
+from swiftchat.engine.cpu.program import Pool
 from tests.support.native.libraries import SOURCES, load
 from tests.support.native.ops import each_variant, norm, run_inputs, run_ops
 

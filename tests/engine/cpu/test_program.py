@@ -2,8 +2,8 @@
 
 import torch
 
+from swiftchat.engine.cpu.native import RowSet
 from swiftchat.engine.cpu.program import Program
-from swiftchat.engine.cpu.structures import RowSet
 from tests.support.native import ops as native_ops
 from tests.support.native.ops import each_variant
 

@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from swiftchat.engine.cpu.activations import Activations, CannotRecordError
-from swiftchat.engine.cpu.attention import AttentionOps
-from swiftchat.engine.cpu.recording import Recording
-from swiftchat.engine.cpu.references import References
-from swiftchat.engine.cpu.structures import (
+from swiftchat.engine.cpu.attention_ops import AttentionOps
+from swiftchat.engine.cpu.native import (
     EmbedOp,
     Epilogue,
     LayerCache,
@@ -19,6 +16,9 @@ from swiftchat.engine.cpu.structures import (
     RotaryOp,
     RowSet,
 )
+from swiftchat.engine.cpu.recorded_activations import Activations, CannotRecordError
+from swiftchat.engine.cpu.recording import Recording
+from swiftchat.engine.cpu.references import References
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.weights.architectures.parts.attention import Scores

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import KVFormat, Norm, NormKind, OpHeader, RotaryOp, RowSet
+from swiftchat.engine.cpu.native import KVFormat, Norm, NormKind, OpHeader, RotaryOp, RowSet
 from swiftchat.engine.model.int5_kv import rotate_heads
 from tests.support.native.kv import NativeKV
 from tests.support.native.ops import each_variant, norm, run_inputs, run_ops

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import TILE_ROWS, Format
+from swiftchat.engine.cpu.native import TILE_ROWS, Format
 from tests.support.native.activations import Activations, in_order, random_activations
 from tests.support.native.matmuls import MAX_GEMV_VECTORS, gemm_tiles, gemv_tiles
 from tests.support.native.ops import each_variant

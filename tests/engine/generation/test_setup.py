@@ -12,7 +12,7 @@ from swiftchat.engine.comm.pipeline import SingleStage
 from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_chunks
 from swiftchat.engine.gpu.back_end import GpuBackEnd
 from swiftchat.engine.gpu.linear.plain import LinearKernels
-from swiftchat.engine.linear.factory import weight_factory
+from swiftchat.engine.linear.factory import TorchWeights
 from swiftchat.engine.model.memory import workspace_bytes
 from swiftchat.engine.reference.back_end import TorchBackEnd
 from swiftchat.errors import OutOfMemory
@@ -58,7 +58,7 @@ def test_stages_and_torch_operators_keep_small_chunks(setup: EngineSetup) -> Non
     stages = replace(setup, shard=replace(setup.shard, num_stages=2))
     assert with_large_chunks(stages, WEIGHTS, SingleRank()) == stages
     cpu = torch.device("cpu")
-    back_end = TorchBackEnd(cpu, "torch only", weight_factory(cpu))
+    back_end = TorchBackEnd(cpu, "torch only", TorchWeights())
     by_torch = replace(setup, back_end=back_end, chunk_tokens=512)
     assert with_large_chunks(by_torch, WEIGHTS, SingleRank()) == by_torch
 

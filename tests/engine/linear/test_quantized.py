@@ -1,7 +1,8 @@
-"""Quantized weights on the CPU: matmuls against fp64, logits, and errors for damaged files."""
+"""Quantized weights for the native kernels: matmuls, logits, errors; dequantized without them."""
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.cpu.compile_kernels import host_target
+from swiftchat.engine.cpu.library import VARIABLE
+from swiftchat.engine.cpu.native_weights import NativeWeights
 from swiftchat.engine.generation.build import build_engine
-from swiftchat.engine.linear import grouped_cpu
 from swiftchat.engine.linear.factory import TorchWeights
-from swiftchat.engine.linear.grouped_cpu import Int4Weight
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
-from swiftchat.engine.linear.row_scaled_cpu import Float8Weight, Int8Weight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
@@ -24,18 +25,20 @@ from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.quantize import WEIGHT_ONLY, QuantizationSpec
 from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, QuantizedMatrix
 from tests.support import tiny
+from tests.support.native.ops import pool
 from tests.support.quantized_models import FORMATS, quantized_model
 from tests.support.tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.skipif(
-    not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
-    reason="torch has no int4 kernel for this processor",
+    host_target() is None, reason="no CPU kernels for this kind of machine"
 )
 
-quantized_weight = TorchWeights(keeps_quantized=True).quantized
-CLASSES = {"int4": Int4Weight, "int8": Int8Weight, "fp8": Float8Weight}
 # bfloat16 has 8 significant bits: rounding changes a value by at most 2^−8 of itself.
 HALF_ULP = 2.0**-8
+
+
+def quantized_weight(parts: Sequence[QuantizedMatrix], dtype: torch.dtype) -> LinearWeight | None:
+    return NativeWeights(pool("plain")).quantized(parts, dtype)
 
 
 def random_quantized(
@@ -61,28 +64,18 @@ def random_quantized(
     return quantized_matrix, numbers * torch.from_numpy(scale).double()
 
 
-def test_int4_is_dequantized_without_a_torch_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    quantized_matrix = [random_quantized("int4", 64, 64)[0]]
-    assert quantized_weight(quantized_matrix, torch.bfloat16) is not None
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    grouped_cpu._row_order.cache_clear()
-    try:
-        assert quantized_weight(quantized_matrix, torch.bfloat16) is None
-    finally:
-        grouped_cpu._row_order.cache_clear()
-
-
 @pytest.mark.parametrize("scheme", WEIGHT_ONLY)
 @pytest.mark.parametrize("rows, columns", [(64, 64), (16, 128), (200, 96), (1000, 608)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_matmul_against_fp64(scheme: str, rows: int, columns: int, dtype: torch.dtype) -> None:
     """Weights, sums, and scaled sums are each rounded at most once.
 
-    With torch's packed operator int4's zero, up to 8 factors, is rounded too.
+    The scales of int4 and its minimums, up to 15 scales, are rounded too.
     """
     quantized_matrix, dequantized = random_quantized(scheme, rows, columns)
     weight = quantized_weight([quantized_matrix], dtype)
-    assert isinstance(weight, CLASSES[scheme]) and tuple(weight.shape) == (rows, columns)
+    assert weight is not None and weight.shape == (rows, columns)
+    assert weight.description.startswith(scheme)
     unit = HALF_ULP if dtype == torch.bfloat16 else columns * 2.0**-24
     largest = torch.from_numpy(quantized_matrix.scale).double().reshape(rows, -1)
     largest = largest.repeat_interleave(columns // largest.shape[1], 1)
@@ -91,7 +84,7 @@ def test_matmul_against_fp64(scheme: str, rows: int, columns: int, dtype: torch.
         x = torch.randn(n, columns).to(dtype)
         x[:, 3] *= 50
         expected = x.double() @ dequantized.T
-        sizes = x.double().abs() @ (dequantized.abs() + (8 * largest if scheme == "int4" else 0)).T
+        sizes = x.double().abs() @ (dequantized.abs() + (15 * largest if scheme == "int4" else 0)).T
         found = weight.matmul(x)
         assert found.dtype == dtype and found.shape == expected.shape
         assert ((found.double() - expected).abs() <= 3 * unit * sizes + 1e-30).all(), n
@@ -110,8 +103,6 @@ def test_stacked_parts_and_reordered_rows() -> None:
         index = torch.randperm(80)
         turned = weight.reordered(index)
         assert torch.equal(turned.matmul(eye).T.double(), torch.cat([one, two])[index])
-    mixed = [random_quantized("int8", 32, 64)[0], random_quantized("int4", 32, 64)[0]]
-    assert quantized_weight(mixed, torch.float32) is None
 
 
 def test_merged_weight_of_several_schemes() -> None:
@@ -156,12 +147,12 @@ def test_quantized_logits_equal_those_of_dequantized_weights(
 ) -> None:
     convert(quantized[scheme], tmp_path / "plain", dtype="float32")
     ids = tiny.random_ids(30)
-    bench = tiny.Bench(quantized[scheme], dtype=torch.float32)
-    assert all(isinstance(matrix, CLASSES[scheme]) for matrix in matrices(bench))
+    bench = tiny.Bench(quantized[scheme], dtype=torch.float32, native=True)
+    assert all(matrix.description.startswith(scheme) for matrix in matrices(bench))
     expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
     # In fp32 only the order of sums differs.
     torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
-    rounded = tiny.Bench(quantized[scheme], dtype=torch.bfloat16).last_logits(ids)
+    rounded = tiny.Bench(quantized[scheme], dtype=torch.bfloat16, native=True).last_logits(ids)
     in_bf16 = tiny.Bench(tmp_path / "plain", dtype=torch.bfloat16).last_logits(ids)
     # At most twice the error of plain bf16 weights.
     allowed = 2 * (in_bf16 - expected).abs().max() + 0.02 * expected.abs().max()
@@ -172,31 +163,31 @@ def test_excluded_layers_stay_plain_beside_quantized_ones(plain: Path, tmp_path:
     keep = ["*.0.self_attn.v_proj.weight", "*.0.mlp.down_proj.weight"]
     convert(plain, tmp_path / "out", quantization=QuantizationSpec("int4", 32, keep))
     convert(tmp_path / "out", tmp_path / "plain", dtype="float32")
-    bench = tiny.Bench(tmp_path / "out", dtype=torch.float32)
+    bench = tiny.Bench(tmp_path / "out", dtype=torch.float32, native=True)
     first, second = bench.decoder.weights.layers
-    assert isinstance(first.qkv, MergedWeight) and isinstance(first.down, PlainWeight)
-    q_and_k, v = first.qkv.parts
-    assert isinstance(q_and_k, Int4Weight) and isinstance(v, PlainWeight)
-    assert isinstance(first.o, Int4Weight) and isinstance(second.qkv, Int4Weight)
+    found = [weight.description for weight in (first.qkv, first.down, first.o, second.qkv)]
+    int4, end = "int4 in groups of 32", ", native kernels"
+    assert found == [f"{int4} + float32{end}", f"float32{end}", f"{int4}{end}", f"{int4}{end}"]
     ids = tiny.random_ids(9)
     expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
     torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
 
 
-WEIGHT_CLASSES = {
-    "awq": Int4Weight,
-    "compressed-w8a8": Int8Weight,
-    "compressed-fp8": Float8Weight,
-    "fp8-row": Float8Weight,
+DESCRIPTIONS = {
+    "awq": "int4",
+    "compressed-int4": "int4",
+    "compressed-w8a8": "int8",
+    "compressed-fp8": "fp8",
+    "fp8-row": "fp8",
 }
 
 
 @pytest.mark.parametrize("scheme", FORMATS)
 def test_other_quantization_formats_equal_transformers(tmp_path: Path, scheme: str) -> None:
     reference = quantized_model(tmp_path / "in", *FORMATS[scheme])
-    bench = tiny.Bench(tmp_path / "in", dtype=torch.float32)
-    wanted = WEIGHT_CLASSES.get(scheme, PlainWeight)
-    assert all(isinstance(matrix, wanted) for matrix in matrices(bench))
+    bench = tiny.Bench(tmp_path / "in", dtype=torch.float32, native=True)
+    wanted = DESCRIPTIONS.get(scheme, "float32")
+    assert all(matrix.description.startswith(wanted) for matrix in matrices(bench))
     ids = tiny.random_ids(30)
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0, -1]
@@ -210,8 +201,8 @@ def test_gptq_without_act_order_stays_quantized(tmp_path: Path) -> None:
         settings = GPTQ | ({"checkpoint_format": "gptq_v2"} if v2 else {})
         folder = tmp_path / str(v2)
         reference = quantized_model(folder, settings, gptq(4, v2=v2))
-        bench = tiny.Bench(folder, dtype=torch.float32)
-        assert all(isinstance(matrix, Int4Weight) for matrix in matrices(bench))
+        bench = tiny.Bench(folder, dtype=torch.float32, native=True)
+        assert all(matrix.description.startswith("int4") for matrix in matrices(bench))
         ids = tiny.random_ids(30)
         with torch.inference_mode():
             expected = reference(torch.tensor([ids])).logits[0, -1]
@@ -229,6 +220,28 @@ def test_engine_generates_and_reports_quantized_bytes(quantized: dict[str, Path]
     assert engine.info.weights_bytes <= 1.25 * sum(sizes.values())
     tokens, _ = tiny.run(engine, {1: tiny.random_ids(9)}, SamplingParams(max_tokens=3))
     assert len(tokens[1]) > 0
+
+
+def test_without_kernels_quantized_weights_are_dequantized(
+    quantized: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As told, and as counted: the same weights as those of the plain model."""
+    monkeypatch.setenv(VARIABLE, "off")
+    convert(quantized["int4"], tmp_path / "plain")
+    ours, plain = (
+        build_engine(folder, EngineConfig(device="cpu", dtype="bfloat16"))
+        for folder in (quantized["int4"], tmp_path / "plain")
+    )
+    assert (
+        ours.info.device == f"cpu, torch only: switched off by {VARIABLE}=off, weights dequantized"
+    )
+    assert "dequantized" not in plain.info.device
+    assert ours.info.weights_bytes == plain.info.weights_bytes
+    found = [weight for layer in ours.decoder.weights.layers for weight in (layer.qkv, layer.down)]
+    expected = [w for layer in plain.decoder.weights.layers for w in (layer.qkv, layer.down)]
+    for weight, wanted in zip(found, expected, strict=True):
+        assert torch.equal(tiny.plain_tensor(weight), tiny.plain_tensor(wanted))
+    assert TorchWeights().quantized([random_quantized("int8", 16, 64)[0]], torch.bfloat16) is None
 
 
 @pytest.mark.parametrize("scheme", WEIGHT_ONLY)

@@ -11,10 +11,6 @@ import torch
 
 from swiftchat.engine.linear import torch_private
 
-needs_avx = pytest.mark.skipif(
-    not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
-    reason="torch has no int4 kernel for this processor",
-)
 # bf16 results: values, scales and the result are each rounded to 8 bits.
 BF16_TOLERANCE = 3 * 2.0**-8
 
@@ -23,33 +19,6 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, sizes: torch.Tensor
     """Compare sums; `sizes` are the sums of the absolute values of their terms."""
     assert found.shape == expected.shape
     assert ((found.double() - expected.double()).abs() <= BF16_TOLERANCE * sizes.double()).all()
-
-
-@needs_avx
-@pytest.mark.parametrize("num_rows", [1, 5])
-def test_int4_matmul_equals_the_matmul_of_dequantized_values(num_rows: int) -> None:
-    torch.manual_seed(0)
-    values = torch.randint(0, 16, (64, 128), dtype=torch.int32)
-    table = torch.randn(128 // 32, 64, 2, dtype=torch.bfloat16)
-    x = torch.randn(num_rows, 128, dtype=torch.bfloat16)
-    packed = torch_private.pack_int4_cpu(values)
-    assert packed.dtype == torch.uint8 and packed.numel() == 64 * 128 // 2
-    scale, zero = (part.t().repeat_interleave(32, 1).double() for part in table.unbind(2))
-    weight = (values - 8) * scale + zero
-    found = torch_private.matmul_int4_cpu(x, packed.view(64, 64), 32, table)
-    sizes = x.double().abs() @ (8 * scale.abs() + zero.abs()).T
-    assert_near(found, x.double() @ weight.T, sizes)
-
-
-@pytest.mark.parametrize("num_rows", [1, 5])
-def test_int8_matmul_equals_the_matmul_of_scaled_values(num_rows: int) -> None:
-    torch.manual_seed(1)
-    values = torch.randint(-127, 128, (48, 64), dtype=torch.int8)
-    scale = torch.rand(48, dtype=torch.bfloat16)
-    x = torch.randn(num_rows, 64, dtype=torch.bfloat16)
-    weight = values.double() * scale.double().unsqueeze(1)
-    found = torch_private.matmul_int8_cpu(x, values, scale)
-    assert_near(found, x.double() @ weight.T, x.double().abs() @ weight.abs().T)
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="not an x86 processor")

@@ -11,9 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.linear.activations import quantize_rows
-from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
-from swiftchat.engine.linear.row_scaled_cpu import Float8Weight, Int8Weight
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
@@ -84,7 +82,7 @@ def test_w8a8_logits_equal_transformers(
     layer = bench.decoder.weights.layers[0]
     for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down):
         assert isinstance(matrix, W8A8Weight)
-        assert isinstance(matrix.weight, Int8Weight if scheme == "int8" else Float8Weight)
+        assert isinstance(matrix.weight, PlainWeight)
         assert (matrix.scheme.scale is None) != static
     found = bench.logits(ids)
     effect, error = (unrounded - expected).abs(), (found - expected).abs()
@@ -114,7 +112,8 @@ def test_w8a8_matmul_of_many_rows_equals_row_by_row(tmp_path: Path) -> None:
         assert torch.equal(turned.matmul(x), together.flip(1))
         for n in (1, 3, 17):
             alone = torch.cat([weight.matmul(some) for some in x.split(n)])
-            torch.testing.assert_close(alone, together, rtol=1e-5, atol=1e-5)
+            largest = together.abs().amax(1, keepdim=True)
+            assert ((alone - together).abs() <= 1e-5 * largest).all()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -154,14 +153,14 @@ def test_unsupported_activation_schemes_are_not_quantized(tmp_path: Path) -> Non
     for i, activations in enumerate(unlike):
         made(tmp_path / str(i), "int8", activations)
         bench = tiny.Bench(tmp_path / str(i))
-        assert isinstance(bench.decoder.weights.layers[0].qkv, Int8Weight)
+        assert isinstance(bench.decoder.weights.layers[0].qkv, PlainWeight)
     made(tmp_path / "tensor", "int8", {**DYNAMIC, "strategy": "tensor"})
     down = tiny.Bench(tmp_path / "tensor").decoder.weights.layers[0].down
     assert isinstance(down, W8A8Weight) and down.scheme == ActivationQuantization("int8")
 
 
 def test_w8a8_with_dequantized_and_plain_matrices(tmp_path: Path) -> None:
-    """A scheme without a weight class is dequantized and its activations are still quantized."""
+    """With a matrix that is not quantized, merged ones have no quantized activations."""
     for change in ("asymmetric", "plain v"):
         folder = tmp_path / change
         made(folder, "int8", DYNAMIC)
@@ -185,7 +184,7 @@ def test_w8a8_with_dequantized_and_plain_matrices(tmp_path: Path) -> None:
     expected = theirs_of(reference(tmp_path / "asymmetric"), ids)
     assert (bench.logits(ids[:1])[0] - expected[0]).abs().max() < 1e-4
     first, second = tiny.Bench(tmp_path / "plain v").decoder.weights.layers
-    assert isinstance(first.qkv, MergedWeight) and isinstance(second.qkv, W8A8Weight)
+    assert isinstance(first.qkv, PlainWeight) and isinstance(second.qkv, W8A8Weight)
 
 
 def test_w8a8_engine_generates_and_dequantized_copy_is_plain(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import torch
 
 from swiftchat.engine.api.memory_estimate import gpu_weight_bytes
 from swiftchat.engine.api.params import EngineConfig
+from swiftchat.engine.cpu.native_weights import NativeWeights
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.gpu.linear.factory import KernelWeights
-from swiftchat.engine.linear.grouped_cpu import Int4Weight
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
@@ -23,6 +23,7 @@ from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS, dummy_schemes
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from tests.support.kernels.packed_matrices import kernels_without_gpu
+from tests.support.native.ops import pool
 
 CPU = torch.device("cpu")
 NUM_TOKENS = 24
@@ -90,7 +91,8 @@ def tensors(weights: DecoderWeights) -> Iterator[torch.Tensor]:
 @pytest.mark.parametrize("scheme", ["int8", "fp8", "int4", "w8a8-int8", "w8a8-fp8"])
 def test_quantized_dummy_logits_are_near_plain_ones(scheme: str) -> None:
     config = small("llama-3.1-8b")
-    packed = dummy_weights(config, torch.float32, CPU, scheme=scheme)
+    factory = NativeWeights(pool("plain"))
+    packed = dummy_weights(config, torch.float32, CPU, scheme=scheme, factory=factory)
     assert packed.layers[1].down.is_quantized
     assert packed.lm_head.is_quantized != (scheme not in ("int8", "int4"))
     expected = logits(config, dummy_weights(config, torch.float32, CPU))
@@ -117,10 +119,18 @@ def test_quantized_shards_of_ranks_form_one_matrix() -> None:
     config, eye = small("llama-3.1-8b"), torch.eye(1024)
     parts = [None, *(shard_of(config, 2, rank) for rank in range(2))]
     whole, *halves = (
-        dummy_weights(config, torch.float32, CPU, shard=shard, scheme="int4") for shard in parts
+        dummy_weights(
+            config,
+            torch.float32,
+            CPU,
+            shard=shard,
+            scheme="int4",
+            factory=NativeWeights(pool("plain")),
+        )
+        for shard in parts
     )
     found = [weights.layers[0].down for weights in (whole, *halves)]
-    assert all(isinstance(down, Int4Weight) for down in found)
+    assert all(down.description.startswith("int4") for down in found)
     columns = [down.matmul(eye[: down.shape[1], : down.shape[1]]) for down in found]
     assert torch.equal(columns[0], torch.cat(columns[1:]))
 

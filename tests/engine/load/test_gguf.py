@@ -10,11 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
+from swiftchat.engine.cpu.compile_kernels import host_target
+from swiftchat.engine.cpu.native_weights import NativeWeight, NativeWeights
 from swiftchat.engine.generation.build import build_engine
-from swiftchat.engine.linear.factory import TorchWeights
-from swiftchat.engine.linear.grouped_cpu import Int4Weight, Int8GroupsWeight
-from swiftchat.engine.linear.merged import MergedWeight
-from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.load.loader import stream_weights
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
@@ -27,11 +25,11 @@ from tests.support import tiny
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import tiny as tiny_gguf
 from tests.support.gguf.models import copy_case, write_case
+from tests.support.native.ops import pool
 from tests.support.tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.skipif(
-    not torch.backends.cpu.get_cpu_capability().startswith("AVX"),
-    reason="torch has no int4 kernel for this processor",
+    host_target() is None, reason="no CPU kernels for this kind of machine"
 )
 
 CPU = torch.device("cpu")
@@ -65,13 +63,13 @@ def test_quantized_gguf_matmul_equals_reference(type_name: str) -> None:
     sizes = groups.abs().amax(2, keepdim=True).expand_as(groups).reshape(meant.shape)
     rounding = 0.5 / 127 if type_name == "Q6_K" else 0.0
     for dtype, unit in ((torch.float32, 2.0**-20), (torch.bfloat16, 2.0**-6)):
-        weight = TorchWeights(keeps_quantized=True).quantized([to_matrix(blocks, type_name)], dtype)
-        assert isinstance(weight, Int4Weight | Int8GroupsWeight)
+        weight = NativeWeights(pool("plain")).quantized([to_matrix(blocks, type_name)], dtype)
+        assert weight is not None and weight.is_quantized
         allowed = sizes * (unit + rounding) + 1e-12
         ids = torch.tensor([71, 0, 64, 3, 3])
         assert ((weight.rows(ids).double() - meant[ids]).abs() <= allowed[ids]).all()
         x = torch.eye(256, dtype=dtype)
-        for n in (1, 40, 256):  # torch's operator, and dequantized tiles
+        for n in (1, 40, 256):  # GEMV and GEMM
             error = weight.matmul(x[:n]).T.double() - meant[:, :n]
             assert (error.abs() <= allowed[:, :n]).all()
 
@@ -92,11 +90,11 @@ def test_gguf_logits_equal_those_of_dequantized_weights(
 ) -> None:
     path = Store(tmp_path / "root", tmp_path / "cache").resolve(str(files[type_name]))
     convert(path, tmp_path / "plain", dtype="float32")
-    bench, plain = (tiny.Bench(folder) for folder in (path, tmp_path / "plain"))
+    bench, plain = (tiny.Bench(folder, native=True) for folder in (path, tmp_path / "plain"))
     weights = bench.decoder.weights
-    form = Int4Weight if type_name.startswith("Q4") else Int8GroupsWeight
+    form = "int4" if type_name.startswith("Q4") else "int8"
     matrices = [weights.embed, weights.lm_head, *(layer.qkv for layer in weights.layers)]
-    assert all(isinstance(matrix, form) for matrix in matrices)
+    assert all(matrix.description.startswith(form) for matrix in matrices)
     ids = tiny.random_ids(30)
     # In fp32 only the order of sums differs.
     torch.testing.assert_close(bench.last_logits(ids), plain.last_logits(ids), rtol=1e-4, atol=1e-4)
@@ -132,17 +130,17 @@ def test_merged_gguf_matrices_of_several_schemes_stay_quantized(
     tiny_gguf.write(tmp_path / "m.gguf", tiny_llama(), quantize=kinds.Q4_1, mixed=mixed)
     gguf_directory.of_file(tmp_path / "m.gguf", tmp_path / "out", "float32")
     convert(tmp_path / "m.gguf", tmp_path / "plain", dtype="float32")
-    bench = tiny.Bench(tmp_path / "out")
+    bench = tiny.Bench(tmp_path / "out", native=True)
     first, second = bench.decoder.weights.layers
-    stacks = (
-        (first.qkv, [Int4Weight, Int8GroupsWeight]),
-        (second.qkv, [Int4Weight, PlainWeight, Int4Weight]),
-        (second.gate_up, [Int8GroupsWeight, Int4Weight]),
+    merged = (
+        (first.qkv, ["int4", "int8"]),
+        (second.qkv, ["int4", "float32", "int4"]),
+        (second.gate_up, ["int8", "int4"]),
+        (first.gate_up, ["int4"]),
     )
-    for stack, expected in stacks:
-        assert isinstance(stack, MergedWeight)
-        assert all(map(isinstance, stack.parts, expected)) and len(stack.parts) == len(expected)
-    assert isinstance(first.gate_up, Int4Weight)
+    for weight, expected in merged:
+        assert isinstance(weight, NativeWeight)
+        assert [m.description.split()[0] for m in weight.matrices] == expected
     ids, plain = tiny.random_ids(30), tiny.Bench(tmp_path / "plain")
     torch.testing.assert_close(bench.last_logits(ids), plain.last_logits(ids), rtol=1e-4, atol=1e-4)
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from swiftchat.engine.api import protocol
+from swiftchat.engine.api import protocol, wire
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.api.protocol import Embedding, Finished, Message, Prefill, Tokens
-from swiftchat.engine.api.wire import WireError
+from swiftchat.engine.api.protocol import Embedding, Finished, Prefill, Tokens
+from swiftchat.engine.api.wire import Message, WireError
 from swiftchat.engine.server import serve
 from swiftchat.engine.server.serve import EngineServer
 from swiftchat.errors import UsageError
@@ -62,7 +62,7 @@ def test_each_terminal_gets_one_message_with_its_own() -> None:
         (1, Tokens([5])), (2, Prefill(1, 2)), (3, Tokens([6])), (4, Tokens([7])), (4, FINISHED)
     )
     assert one["type"] == "several" and other == Tokens([6]).to_wire(7)
-    found = [(m["id"], protocol.event_from(m)) for m in protocol.messages_of(one)]
+    found = [(m["id"], protocol.event_from(m)) for m in wire.messages_of(one)]
     assert found == [(1, Tokens([5])), (2, Prefill(1, 2)), (3, Tokens([7])), (3, FINISHED)]
     assert served.step((1, UsageError("wrong")))[0][0]["type"] == "error"
 
@@ -72,14 +72,14 @@ def test_a_message_does_not_grow_without_bound(monkeypatch: pytest.MonkeyPatch) 
     served = Served()
     events = [(1, Tokens([5])), (2, Tokens([6])), (4, Tokens([7])), (1, Tokens([8]))]
     sent, _ = served.step(*events)
-    assert [len(protocol.messages_of(one)) for one in sent] == [2, 2]
+    assert [len(wire.messages_of(one)) for one in sent] == [2, 2]
     long = [(1, Embedding([1.0])), (2, Embedding([2.0])), (2, FINISHED)]
     sent, _ = served.step(*long)
-    found = [m["type"] for one in sent for m in protocol.messages_of(one)]
+    found = [m["type"] for one in sent for m in wire.messages_of(one)]
     assert len(sent) == 3 and found == ["embedding", "embedding", "finished"]
 
 
 @pytest.mark.parametrize("messages", [None, 5, [1], [{}], [{"type": 1}]])
 def test_invalid_messages_are_an_error(messages: Any) -> None:
     with pytest.raises(WireError):
-        protocol.messages_of({"type": "several", "messages": messages})
+        wire.messages_of({"type": "several", "messages": messages})

@@ -330,6 +330,7 @@ def test_a_head_with_all_ids_needs_no_offsets(llama: Path, tmp_path: Path) -> No
 def test_heads_of_a_quantized_model_are_int8(
     llama: Path, eagle3: Path, tmp_path: Path, native: bool
 ) -> None:
+    """Without kernels, heads and model are dequantized."""
     convert(llama, tmp_path / "int8", quantization=QuantizationSpec("int8", 32))
     options: dict[str, Any] = {"kernels": native, "num_threads": 1}
     engine = tiny.engine(tmp_path / "int8", draft=str(eagle3), **options)
@@ -337,7 +338,8 @@ def test_heads_of_a_quantized_model_are_int8(
     assert isinstance(proposer, ChainHead)
     layer = proposer._layer
     assert isinstance(layer, Eagle3Layer)
-    assert all(weight.is_quantized for weight in (layer.fc, layer.qkv, layer.down, layer.lm_head))
+    weights = (layer.fc, layer.qkv, layer.down, layer.lm_head)
+    assert all(weight.is_quantized == native for weight in weights)
     proposals = heads.propose_always(engine)
     expected, _ = tiny.run(tiny.engine(tmp_path / "int8", **options), PROMPTS, heads.OFF)
     ids, _ = tiny.run(engine, PROMPTS, heads.DRAFT)

@@ -16,9 +16,10 @@ from swiftchat.engine.api import protocol
 from swiftchat.engine.api.address import Address
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
-from swiftchat.engine.api.protocol import EngineInfo, EngineStatus, Finished, Logprob, Message
+from swiftchat.engine.api.protocol import EngineInfo, EngineStatus, Finished, Logprob
 from swiftchat.engine.api.remote import RemoteEngine
 from swiftchat.engine.api.tuning import Tuning
+from swiftchat.engine.api.wire import Message
 from swiftchat.engine.server.listener import Listener
 from swiftchat.engine.server.serve import EngineServer
 from swiftchat.errors import DeviceError

@@ -1,25 +1,29 @@
 """A model whose prompts and fused decode steps run on emulated kernels, beside its reference."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.mixers.steps import StepSlots
-from swiftchat.engine.gpu.fused.decoder import FusedDecoder
+from swiftchat.engine.comm.communicator import Communicator
+from swiftchat.engine.gpu.attention import DecodeRows
+from swiftchat.engine.gpu.fused.step_decoder import StepDecoder
 from swiftchat.engine.gpu.linear.factory import KernelWeights
 from swiftchat.engine.gpu.linear.plain import LinearKernels
 from swiftchat.engine.gpu.mixers.mix import StatePlan
-from swiftchat.engine.gpu.ops import CudaOps
+from swiftchat.engine.gpu.ops import CudaOps, CudaPlan
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
+from swiftchat.weights.parallel.tensor_parallel import shard_of
 from tests.support import reference, tiny
 from tests.support.emulated.kernels import aligned, emulated_gpu
 
@@ -31,22 +35,34 @@ NUM_TOKENS = 24
 
 
 class KernelBench:
-    """A model on emulated kernels, with its reference, which is saved in `folder`."""
+    """A model on emulated kernels, with its reference, which is saved in `folder`.
 
-    def __init__(self, model: "transformers.PreTrainedModel", folder: Path) -> None:
+    With `ranks` it is the part of one rank.
+    """
+
+    def __init__(
+        self,
+        model: "transformers.PreTrainedModel",
+        folder: Path,
+        gpu: Gpu | None = None,
+        ranks: Communicator | None = None,
+    ) -> None:
         self.reference = model
         directory, cpu = Model.open(folder), torch.device("cpu")
-        self.config: ModelConfig = directory.config
-        gpu = self.gpu = emulated_gpu()
-        kernels = LinearKernels(gpu, self.config.hidden_size)
+        size, rank = (1, 0) if ranks is None else (ranks.size, ranks.rank)
+        shard = shard_of(directory.config, size, rank)
+        self.config: ModelConfig = shard.local_config
+        self.vocab_size = directory.config.vocab_size
+        self.gpu = emulated_gpu() if gpu is None else gpu
+        kernels = LinearKernels(self.gpu, self.config.hidden_size)
         weights = load_weights(
-            *(self.config, directory.checkpoint(), torch.float32, cpu, lambda done, total: None),
+            *(directory.config, directory.checkpoint(shard), torch.float32, cpu),
+            *(lambda done, total: None, shard),
             factory=KernelWeights(kernels),
         )
         self.weights = aligned(weights)
-        shard = tiny.Shard(self.config)
         self.ops = CudaOps(kernels, shard, 64, 4)
-        self.decoder = Decoder(self.config, self.weights, self.ops)
+        self.decoder = Decoder(self.config, self.weights, self.ops, ranks)
         sizes, first = (32, BLOCK_SIZE, torch.float32, cpu), self.ops.heads_first
         self.cache = KVCache(self.config, *sizes, heads_first=first, num_states=2)
         self._state_slots = [0, 1]
@@ -90,32 +106,38 @@ class KernelBench:
         for position in range(21, NUM_TOKENS):
             self.check(self.forward(position, 1), position)
 
-    def check_fused_steps(self) -> None:
-        """Two rows with different numbers of tokens, of the same sequence.
+    def check_fused_steps(self, hidden: HiddenStates | None = None) -> Tensor:
+        """Two rows with different numbers of tokens, of the same sequence; return the last logits.
 
-        Of a model with states a single row.
+        Of a model with states a single row. `hidden` receives those of the last step.
         """
         self.forward(0, 18)
-        table = torch.tensor(self.sequence(0).block_table, dtype=torch.int32)
-        batch = SimpleNamespace(max_rows=4, block_tables=torch.zeros(4, 8, dtype=torch.int32))
-        batch.block_tables[:, : len(table)] = table
-        fused = FusedDecoder(self.decoder, self.ops, self.cache, batch)  # type: ignore[arg-type]
+        decoder = StepDecoder(self.decoder, self.ops, self.residual())
         behind = [0, 9] if self.config.mixer is None else [0]
-        logits = torch.empty(len(behind), self.config.vocab_size)
+        logits = torch.empty(len(behind), self.vocab_size)
         self.launched.clear()
         for position in range(18, NUM_TOKENS):
-            places = position - torch.tensor(behind, dtype=torch.int32)
-            ids = [self.ids[at] for at in places.tolist()]
-            batch.tokens = torch.tensor(ids, dtype=torch.int32)
-            batch.positions, batch.context_lens = places, places + 1
-            slots = table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-            batch.slot_mapping = slots.int()
-            assert fused.supports(len(behind))
-            x = torch.empty(len(behind), self.config.hidden_size)
-            fused.launch(x, logits, states=self._states(places))
+            plan = self.plan([position - distance for distance in behind])
+            decoder.launch(plan, self.cache, logits, hidden)
             self._state_slots.reverse()
-            for row, place in zip(logits, places.tolist(), strict=True):
+            for row, place in zip(logits, plan.positions.tolist(), strict=True):
                 self.check(row, place)
+        return logits
+
+    def residual(self) -> Tensor:
+        """Return the memory of the stream of a few rows."""
+        return torch.zeros(4, self.config.hidden_size)
+
+    def plan(self, positions: list[int]) -> CudaPlan:
+        """Return the rows of a step that compute these tokens of the prompt."""
+        table = torch.tensor(self.sequence(0).block_table, dtype=torch.int32)
+        block_tables = torch.zeros(len(positions), 8, dtype=torch.int32)
+        block_tables[:, : len(table)] = table
+        places = torch.tensor(positions, dtype=torch.int32)
+        ids = torch.tensor([self.ids[at] for at in positions], dtype=torch.int32)
+        slots = table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+        rows = DecodeRows(block_tables, places + 1)
+        return CudaPlan(ids, places, slots.int(), rows, states=self._states(places))
 
     def _states(self, positions: Tensor) -> StatePlan | None:
         """Return the slots before and after a step of one row, for a model with states."""

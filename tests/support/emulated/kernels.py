@@ -1,20 +1,22 @@
 """The CUDA kernels of a forward pass as torch calls on the CPU, by the arguments of their launches.
 
-So `CudaOps` and `FusedDecoder` run without a GPU, and their results can be compared: whether they
+So `CudaOps` and `FusedOps` run without a GPU, and their results can be compared: whether they
 launch the right kernels on the right tensors. Only fp32, without quantized weights and caches.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.cuda.gpu import Gpu, KernelSpec
+from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.signature import KernelSpec, Macro
 from swiftchat.engine.reference import routing
 from swiftchat.engine.reference.activations import ACTIVATIONS
 from swiftchat.weights.architectures.parts.router import RouterConfig
@@ -22,20 +24,23 @@ from tests.support.emulated.latent import LATENT
 from tests.support.emulated.low_rank import LOW_RANK, add_low_rank
 from tests.support.emulated.memory import matrix
 from tests.support.emulated.mixers import MIXERS
+from tests.support.emulated.ranks import send
 from tests.support.emulated.sampling import SAMPLING
 
 
-def emulated_gpu() -> Gpu:
+def emulated_gpu(more_kernels: Mapping[str, Callable[[Any], None]] = MappingProxyType({})) -> Gpu:
     """Return a `Gpu` whose kernels compute on the CPU when they are launched.
 
-    With one multiprocessor no kernel divides its work among several results.
+    With one multiprocessor no kernel divides its work among several results. `more_kernels` are
+    those between ranks.
     """
     gpu = object.__new__(Gpu)
     gpu.device, gpu.num_sms, gpu.arch = torch.device("cpu"), 1, "sm_80"
     gpu.block_shared_bytes, gpu.sm_shared_bytes = 163 * 1024, 164 * 1024
     gpu.has_dependent_launch = gpu.has_copy_engine = False
     launched: list[str] = []
-    gpu.kernel = partial(_kernel, launched)  # type: ignore[method-assign]
+    kernels = {**_KERNELS, **more_kernels}
+    gpu.kernel = partial(_kernel, launched, kernels)  # type: ignore[method-assign]
     gpu.launched = launched  # type: ignore[attr-defined]
     return gpu
 
@@ -55,12 +60,18 @@ def aligned(weights: Any) -> Any:
     return weights
 
 
-def _kernel(launched: list[str], spec: KernelSpec) -> Callable[..., None]:
-    return partial(_launch, launched, spec)
+Kernels = Mapping[str, Callable[[Any], None]]
+
+
+def _kernel(
+    launched: list[str], kernels: Kernels, name: str, **defines: Macro
+) -> Callable[..., None]:
+    return partial(_launch, launched, kernels[name], KernelSpec.of(name, **defines))
 
 
 def _launch(
     launched: list[str],
+    compute: Callable[[Any], None],
     spec: KernelSpec,
     grid: Any,
     block: int,
@@ -71,9 +82,14 @@ def _launch(
     cluster: int = 1,
     **arguments: Any,
 ) -> None:
-    spec.check_arguments(arguments)
+    signature = spec.signature
+    bound = zip(signature.names, signature.bind(arguments, torch.device("cpu")), strict=True)
+    if 0 in (grid if isinstance(grid, tuple) else (grid,)):
+        return
     launched.append(spec.name)
-    _KERNELS[spec.name](_Launch(spec.defines, arguments))
+    kinds = dict(zip(signature.names, signature.kinds, strict=True))
+    given = {name: None if kinds[name] == "pointer" else value for name, value in bound}
+    compute(_Launch(spec.defines, {**given, **arguments}))
 
 
 class _Launch:
@@ -99,10 +115,12 @@ def _embed(a: _Launch) -> None:
 
 
 def _norm(a: _Launch) -> None:
-    assert a.defines["LAYER_NORM"] == "0"
     if a.delta is not None:
         a.x.add_(a.delta)
-    a.out.copy_(_normed(a.x, a.weight, a.eps, a.weight_offset))
+    if a.defines["LAYER_NORM"] == "1":
+        a.out.copy_(F.layer_norm(a.x, a.weight.shape, a.weight, a.shift, a.eps))
+    else:
+        a.out.copy_(_normed(a.x, a.weight, a.eps, a.weight_offset))
 
 
 def _add_norm(a: _Launch) -> None:
@@ -129,6 +147,8 @@ def _linear(a: _Launch) -> None:
             a.out.copy_(y)
         case "RESIDUAL":
             a.out.add_(y)
+        case "SEND":
+            send(y, a.out)
         case "ACT_AND_MUL":
             gate, up = y.chunk(2, 1)
             a.out.copy_(ACTIVATIONS[a.defines["ACTIVATION"].lower()](gate) * up)

@@ -4,13 +4,18 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from swiftchat.cuda.ops.linear.row_changes import SENTINEL, make_ready
 from tests.support.emulated.memory import matrix
 
 
 def add_low_rank(a: Any, x: Tensor, y: Tensor) -> None:
-    """Add B · (A · x) of each row's set of adapters to y."""
+    """Add B · (A · x) of each row's set of adapters to y; use one buffer, make the other ready."""
+    assert (a.narrow.view(torch.int32) == SENTINEL).all()
+    a.narrow.zero_()
+    make_ready(a.next_narrow)
     k = x.shape[1]
     for row, address, rank in _sets(a):
         assert rank <= a.max_rank

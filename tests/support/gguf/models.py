@@ -14,6 +14,7 @@ import transformers
 from safetensors.numpy import load_file
 
 import gguf
+from swiftchat.weights.convert.convert import convert
 from tests.support import tiny
 from tests.support.gguf import tiny as tiny_gguf
 from tests.support.gguf.converter import ARCHS, Fields, extra_tensors, rope_scaling
@@ -22,6 +23,7 @@ from tests.support.gguf.latent import LATENT_ARCHS
 from tests.support.gguf.mixers import MIXER_ARCHS
 from tests.support.gguf.recent import RECENT_ARCHS
 from tests.support.gguf.unlisted import NAMES_OF, UNLISTED_ARCHS
+from tests.support.model_store import stored
 from tests.support.reference import copy_reference, edit_config, make_reference
 
 CONVERTERS = ARCHS | RECENT_ARCHS | EXPERT_ARCHS | LATENT_ARCHS | MIXER_ARCHS | UNLISTED_ARCHS
@@ -266,6 +268,20 @@ def made(name: str, folder: Path) -> transformers.PreTrainedModel:
         return reference
     edit_config(folder, **changes)
     return loaded(folder)
+
+
+def converted_case(name: str) -> Path:
+    """Return a folder with the model of a case, `theirs`, `model.gguf` and its conversion, `ours`.
+
+    It is made once for all tests, which must not change it.
+    """
+
+    def make(folder: Path) -> None:
+        copy_case(name, folder / "theirs")
+        write_case(name, folder / "model.gguf", folder / "theirs")
+        convert(folder / "model.gguf", folder / "ours", dtype="float32")
+
+    return stored(f"gguf-{name}", {}, make)
 
 
 def loaded(folder: Path) -> transformers.PreTrainedModel:

@@ -1,27 +1,16 @@
-"""The variants of all kernels, and a choice of them that `python -m tests.kernels` compiles.
+"""A choice of the variants of all kernels that `python -m tests.kernels` compiles.
 
 `python -m tests.support.kernels.variants` compiles every variant for every architecture, which
 takes five minutes of processor time for each architecture.
 """
 
-import importlib
 import itertools
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from swiftchat.cuda import nvrtc, ops
-from swiftchat.cuda.gpu import KernelSpec
-
-
-def all_variants() -> dict[str, list[KernelSpec]]:
-    """The variants of every kernel, from the operations' modules."""
-    found: dict[str, list[KernelSpec]] = {}
-    for info in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
-        module = importlib.import_module(info.name)
-        for spec in getattr(module, "VARIANTS", []):
-            found.setdefault(spec.name, []).append(spec)
-    return found
+from swiftchat.cuda import nvrtc
+from swiftchat.cuda.signature import KernelSpec
+from tests.support.kernels.specs import all_variants
 
 
 def chosen_variants(specs: Sequence[KernelSpec]) -> dict[str, list[KernelSpec]]:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import BLOCK_COLS
+from swiftchat.engine.cpu.native import BLOCK_COLS
 from tests.support.native.ops import aligned
 from tests.support.native.tiles import Tiles
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import KVFormat, LayerCache
+from swiftchat.engine.cpu.native import KVFormat, LayerCache
 from swiftchat.engine.model.int5_kv import pack_kv, packed_sizes, unpack_kv
 from swiftchat.engine.model.quantized_kv import quantize_kv
 from tests.support.native.ops import aligned

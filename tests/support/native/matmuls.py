@@ -6,7 +6,7 @@ from ctypes import byref, c_void_p
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import TILE_ROWS, Matrix
+from swiftchat.engine.cpu.native import TILE_ROWS, Matrix
 from tests.support.native.activations import Activations, quantized_rows
 from tests.support.native.guarded import before_guard_page
 from tests.support.native.libraries import load

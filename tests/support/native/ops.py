@@ -1,6 +1,7 @@
 """Run single operations of the CPU kernels on tensors, for the variants that this machine runs."""
 
 from collections.abc import Mapping, Sequence
+from ctypes import Structure
 from functools import cache
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from swiftchat.engine.cpu.native import Format, Matrix, Norm, NormKind, RowSet
 from swiftchat.engine.cpu.program import Pool, Program, RunInputs, SpanRows
-from swiftchat.engine.cpu.structures import AnyOp, Format, Matrix, Norm, NormKind, RowSet
 from tests.support.native.libraries import VARIANT_NAMES, load
 
 FORMATS = {
@@ -85,7 +86,7 @@ def run_inputs(
 
 def run_ops(
     variant: str,
-    ops: Sequence[AnyOp],
+    ops: Sequence[Structure],
     buffers: Sequence[tuple[RowSet, int]],
     contents: Mapping[int, Tensor],
     inputs: RunInputs,

@@ -11,11 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.cpu import structures as native
+from swiftchat.engine.cpu import native
 from swiftchat.engine.cpu.fusion import fuse
-from swiftchat.engine.cpu.recorder import Recorder
-from swiftchat.engine.cpu.recording import Recording
-from swiftchat.engine.cpu.structures import (
+from swiftchat.engine.cpu.native import (
     Epilogue,
     Format,
     KVFormat,
@@ -24,6 +22,8 @@ from swiftchat.engine.cpu.structures import (
     NormKind,
     RowSet,
 )
+from swiftchat.engine.cpu.recorder import Recorder
+from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.reference.activations import ACTIVATIONS
 from swiftchat.engine.schedule.batch import Batch

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.cpu.mixers import Parameters
+from swiftchat.engine.cpu.native import Activation, OpHeader, RowSet
 from swiftchat.engine.cpu.references import References
-from swiftchat.engine.cpu.structures import Activation, OpHeader, RowSet
 from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.weights.architectures.parts.mixers import StateMixer
 from tests.support.native import states as native_states

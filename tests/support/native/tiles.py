@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from swiftchat.engine.cpu.structures import BLOCK_COLS, TILE_ROWS, Format, Matrix
+from swiftchat.engine.cpu.native import BLOCK_COLS, TILE_ROWS, Format, Matrix
 from tests.support.native.ops import aligned
 
 

@@ -24,7 +24,7 @@ from swiftchat.weights.model.directory import Model
 from tests.support import sentencepiece_models, tiny
 from tests.support.gguf import converter, models
 from tests.support.gguf import tiny as tiny_gguf
-from tests.support.gguf.models import CASES, copy_case, loaded, made, write_case
+from tests.support.gguf.models import CASES, converted_case, copy_case, loaded, made, write_case
 
 # These become models of another, equivalent class.
 _BECOMES = {
@@ -40,12 +40,11 @@ _RENAMED = ("internlm2", "chatglm3")
 @pytest.mark.parametrize("name", CASES)
 def test_config_tensors_and_logits_survive_conversion(name: str, tmp_path: Path) -> None:
     reference = made(name, tmp_path / "theirs")
-    write_case(name, tmp_path / "model.gguf", tmp_path / "theirs")
-    convert(tmp_path / "model.gguf", tmp_path / "ours")
-    theirs, ours = Model.open(tmp_path / "theirs").config, Model.open(tmp_path / "ours").config
+    conversion = converted_case(name) / "ours"
+    theirs, ours = Model.open(tmp_path / "theirs").config, Model.open(conversion).config
     family, architecture = _BECOMES.get(name, (theirs.family, theirs.architecture))
     assert ours == dataclasses.replace(theirs, family=family, architecture=architecture)
-    found = load_file(tmp_path / "ours" / "model.safetensors")
+    found = load_file(conversion / "model.safetensors")
     wanted_names = expected_tensors(ours).keys() | constant_tensors(ours).keys()
     assert list(found.keys() ^ wanted_names) == []
     if name in _RENAMED:
@@ -61,7 +60,7 @@ def test_config_tensors_and_logits_survive_conversion(name: str, tmp_path: Path)
             torch.testing.assert_close(tensor, wanted, rtol=1e-5, atol=1e-6)
         else:
             assert torch.equal(tensor, wanted), key
-    converted = loaded(tmp_path / "ours")
+    converted = loaded(conversion)
     # Adding 1 to the norms and subtracting it again rounds the last bits.
     torch.testing.assert_close(
         models.logits(converted), models.logits(reference), rtol=1e-5, atol=1e-5

@@ -1,5 +1,6 @@
 """GGUF files as people have them: wrong end tokens, ids of no token, other parts, new types."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.formats.gguf_types import type_name
-from swiftchat.weights.gguf.config import generation_config_json
+from swiftchat.weights.gguf.config import generation_config_json, tokenizer_config_json
 from swiftchat.weights.gguf.pretokenizers import PRE_TOKENIZERS
+from swiftchat.weights.gguf.tokenizer import tokenizer_files
 from swiftchat.weights.model.directory import Model
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import tiny as tiny_gguf
@@ -52,6 +54,7 @@ def end_ids(tokens: list[str], **more: Any) -> list[int]:
         (["<|end|>", "<|return|>"], [0, 1]),
         (["<|end|>", "<|return|>", "<|call|>"], [1, 2]),
         (["<|end|>", "<|calls|>", "<|flush|>"], [1, 2]),
+        (["a", "<｜end▁of▁sentence｜>", "[e~["], [1, 2]),
         (["a", "</s>"], []),  # perhaps a tag of HTML
     ],
 )
@@ -114,6 +117,41 @@ def test_sentencepiece_tokens_of_a_user_split_the_text_as_control_tokens_do(tmp_
         assert [pieces[i] for i in ids] == ["<mark>", "▁a", "<mark>", "▁a"], kind
 
 
+@pytest.mark.parametrize(
+    ("general", "absorbs"),
+    [
+        ({"architecture": "phi3"}, True),
+        ({"architecture": "llama", "name": "Phi-3 Mini"}, True),
+        ({"architecture": "llama", "name": "Tiny"}, False),
+        ({"architecture": "llama"}, False),
+    ],
+)
+def test_tokens_of_phi3_absorb_the_white_space_after_them(
+    general: dict[str, str], absorbs: bool
+) -> None:
+    """As in its `tokenizer.json`: a GGUF file has no such property of tokens."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", "a", "▁a", "<|endoftext|>", "<|user|>"]
+    keys = {
+        "model": "llama",
+        "tokens": pieces,
+        "scores": [0.0] * 259 + [-3.0, -2.0, -1.0, -1000.0, -1000.0],
+        "token_type": [3, 3, 4, *[6] * 256, 1, 1, 1, 3, 3],
+        "unknown_token_id": 0,
+    }
+    metadata = {
+        **{f"tokenizer.ggml.{key}": value for key, value in keys.items()},
+        **{f"general.{key}": value for key, value in general.items()},
+    }
+    file = GgufFile(Path(), metadata, {}, [], [])
+    config = json.dumps(tokenizer_config_json(file)).encode()
+    files = {**tokenizer_files(metadata), "tokenizer_config.json": config}
+    ids = Tokenizer.from_files(files).encode_rendered("<|user|>\na<|endoftext|>\na", [])
+    line = ["▁", "<0x0A>", "a"]
+    behind = ["▁a"] if absorbs else line
+    assert [pieces[i] for i in ids] == ["<|user|>", *behind, "<|endoftext|>", *line]
+
+
 def test_vision_and_audio_tensors_are_skipped_with_a_note(tmp_path: Path) -> None:
     extra = np.zeros((32, 32), np.float32)
     tensors = {"v.blk.0.attn_q.weight": extra, "mm.0.weight": extra, "a.conv1d.weight": extra}
@@ -132,7 +170,14 @@ def test_a_guessed_pre_tokenizer_has_a_note(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "same"),
-    [("a.x-4.0", "gpt-2"), ("kormo", "qwen2"), ("llada-moe", "bailingmoe"), ("talkie", "gpt-4o")],
+    [
+        ("a.x-4.0", "gpt-2"),
+        ("kormo", "qwen2"),
+        ("llada-moe", "bailingmoe"),
+        ("talkie", "gpt-4o"),
+        ("glm5", "glm4"),
+        ("hy_v4", "deepseek-v3"),
+    ],
 )
 def test_names_of_pre_tokenizers_with_a_known_rule(name: str, same: str) -> None:
     assert PRE_TOKENIZERS[name] == PRE_TOKENIZERS[same]

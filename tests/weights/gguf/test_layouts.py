@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swiftchat.engine.linear.factory import TorchWeights
+from swiftchat.engine.cpu.native_weights import NativeWeights
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.gguf import open_gguf
@@ -20,6 +20,7 @@ from tests.support import tiny
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import models as gguf_models
 from tests.support.gguf.models import CASES, copy_case, made, write_case
+from tests.support.native.ops import pool
 from tests.support.reference import copy_reference
 
 
@@ -142,7 +143,7 @@ def test_gated_deltanet_stays_quantized(arch: str, native: bool, tmp_path: Path)
     for name in (f"model.layers.0.linear_attn.{each}.weight" for each in names):
         stored = bench.checkpoint.quantized[name]
         assert stored.packed is not None and stored.read_blocks is not None
-        packed = TorchWeights(keeps_quantized=True).quantized([stored.packed.read()], torch.float32)
+        packed = NativeWeights(pool("plain")).quantized([stored.packed.read()], torch.float32)
         assert packed is not None
         rows = packed.rows(torch.arange(packed.shape[0]))
         torch.testing.assert_close(rows, found[name], rtol=1e-5, atol=1e-7)

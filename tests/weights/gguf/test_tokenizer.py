@@ -116,6 +116,10 @@ def test_pre_tokenizers_split_like_the_original_models(pre: str, pieces: list[st
         ("bailingmoe", "I'LL say 12\n\nx", "I|'LL| say| |1|2|\n\n|x"),
         ("jais-2", "a" + 7 * " " + "b12345", "a|    |  | b|123|45"),
         ("viking", "ab 12", "ab| |1|2"),
+        ("minicpm5", "I'LL say 12345!\n x", "I|'LL| say| |123|45|!\n| x"),
+        ("laguna", "a!\n\nb 12", "a|!|\n\n|b| |1|2"),
+        ("ufakzeka", "Ali'den 12", "Ali|'den| |1|2"),
+        ("spark2_5", "a 1234 !!\n\nb", "a| |1|2|3|4| !!|\n|\n|b"),
     ],
 )
 def test_pre_tokenizers_of_particular_models(pre: str, text: str, pieces: str) -> None:
@@ -139,11 +143,12 @@ def test_bos_follows_the_metadata(changes: dict[str, Any], adds: bool) -> None:
     assert encoded.tokens == (["<|begin|>", "a"] if adds else ["a"])
 
 
-def test_only_llama_ignores_merges_for_whole_words() -> None:
+def test_some_pre_tokenizers_ignore_merges_for_whole_words() -> None:
     # "c" + "ab" is not a merge, so only a whole-word lookup finds "cab".
     tokens = [*tiny_gguf.TOKENS, "cab"]
     changes = {"tokens": tokens, "token_type": [*tiny_gguf.KINDS, 1], "add_bos_token": False}
-    assert tokenizer(pre="llama-bpe", **changes).encode("cab").tokens == ["cab"]
+    for pre in ("llama-bpe", "glm4", "glm5", "minicpm5"):
+        assert tokenizer(pre=pre, **changes).encode("cab").tokens == ["cab"]
     assert tokenizer(pre="smollm", **changes).encode("cab").tokens == ["c", "ab"]
 
 

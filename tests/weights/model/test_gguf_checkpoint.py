@@ -21,7 +21,7 @@ from swiftchat.weights.quantization.stored_tensor import as_float32
 from tests.support import llama_layouts, tiny
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import tiny as tiny_gguf
-from tests.support.gguf.models import CASES, copy_case, write_case
+from tests.support.gguf.models import CASES, converted_case, copy_case, write_case
 from tests.support.tiny_llama import tiny_llama
 
 KINDS = gguf.GGMLQuantizationType
@@ -36,9 +36,14 @@ def floats(checkpoint: Checkpoint, name: str) -> np.ndarray:
 def assert_equals_conversion(folder: Path) -> Checkpoint:
     """Compare the tensors of `model.gguf` in the folder with those of its conversion."""
     convert(folder / "model.gguf", folder / "converted", dtype="float32")
-    model = Model.open(gguf_directory.of_file(folder / "model.gguf", folder / "in-place"))
+    return assert_equals(folder / "model.gguf", folder / "converted", folder / "in-place")
+
+
+def assert_equals(file: Path, converted: Path, in_place: Path) -> Checkpoint:
+    """Compare the tensors of a file, for which `in_place` is made, with those of a conversion."""
+    model = Model.open(gguf_directory.of_file(file, in_place))
     checkpoint = model.checkpoint()
-    expected = load_file(folder / "converted" / "model.safetensors")
+    expected = load_file(converted / "model.safetensors")
     constants = constant_tensors(model.config)
     assert expected.keys() == {*expected_tensors(model.config), *constants}
     for name, tensor in expected.items():
@@ -49,9 +54,9 @@ def assert_equals_conversion(folder: Path) -> Checkpoint:
 
 @pytest.mark.parametrize("name", CASES)
 def test_tensors_read_in_place_equal_converted_ones(name: str, tmp_path: Path) -> None:
-    copy_case(name, tmp_path / "theirs")
-    write_case(name, tmp_path / "model.gguf", tmp_path / "theirs")
-    assert not assert_equals_conversion(tmp_path).is_quantized
+    made = converted_case(name)
+    checkpoint = assert_equals(made / "model.gguf", made / "ours", tmp_path / "in-place")
+    assert not checkpoint.is_quantized
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "gemma2", "phi3"])

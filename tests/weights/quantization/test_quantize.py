@@ -128,7 +128,7 @@ def test_int8_head_with_int4_layers(source: Path, tmp_path: Path) -> None:
     head = (ours["lm_head.weight"] - plain["lm_head.weight"]).float()
     largest = plain["lm_head.weight"].float().abs().amax(1, keepdim=True)
     assert head.abs().max() > 0 and (head.abs() <= largest / 120).all()
-    bench, ids = tiny.Bench(tmp_path / "out"), tiny.random_ids(20)
+    bench, ids = tiny.Bench(tmp_path / "out", native=True), tiny.random_ids(20)
     assert bench.decoder.weights.lm_head.is_quantized
     torch.testing.assert_close(
         bench.last_logits(ids), tiny.Bench(tmp_path / "plain").last_logits(ids), rtol=0.05, atol=0.1

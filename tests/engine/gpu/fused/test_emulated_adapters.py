@@ -96,6 +96,22 @@ def test_captured_steps_use_adapters(
 
 
 @torch.inference_mode()
+def test_adapters_of_the_attention_beside_experts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, attention = tiny.make_with_reference("mixtral", tmp_path / "model"), "qkvo"
+    changes = {"r": 9, "target_modules": [f"{name}_proj" for name in attention]}
+    path, _ = adapters.make_adapter(tmp_path / "adapter", reference, **changes)
+    tuning = adapters.tuning_of(path)
+    requests = {0: (PROMPTS[0], tuning), 1: (PROMPTS[1], None)}
+    expected = answers(tiny.engine(tmp_path / "model", kernels=False), requests)
+    use_emulated_gpu(monkeypatch)
+    running = emulated_engine(tmp_path / "model")
+    assert answers(running, requests) == expected
+    assert running.stats()["graph_steps"] >= PARAMS.max_tokens - 1
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("max_num_seqs", [1, 2])
 def test_a_running_answer_keeps_its_adapter_when_another_is_loaded(
     engine: Callable[..., Engine],

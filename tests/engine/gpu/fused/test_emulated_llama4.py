@@ -1,4 +1,4 @@
-"""Llama 4 by the launches of `CudaOps` and `FusedDecoder`, as in `test_emulated_kernels.py`."""
+"""Llama 4 by the launches of `CudaOps` and `FusedOps`, as in `test_emulated_kernels.py`."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from swiftchat.engine.gpu.coverage import kernels_cover
-from swiftchat.engine.gpu.fused.coverage import fused_kernels_cover
 from tests.support import llama4
 from tests.support.emulated.kernel_bench import KernelBench
 
@@ -30,7 +29,6 @@ def test_prompts_and_steps_equal_transformers(bench: KernelBench) -> None:
 @torch.inference_mode()
 def test_fused_steps_equal_transformers(bench: KernelBench) -> None:
     """The shared expert is one of the chosen ones; only layers that do not rotate need `rotary`."""
-    assert fused_kernels_cover(bench.config)
     bench.check_fused_steps()
     layers, steps = bench.config.num_layers, bench.launched.count("embed")
     num_dense = sum(layer.moe is None for layer in bench.config.layers)

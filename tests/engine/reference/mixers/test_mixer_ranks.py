@@ -191,7 +191,7 @@ def test_ranks_divide_quantized_mixers_of_a_gguf_file(arch: str, tmp_path: Path)
     config, ids = Model.open(folder).config, tiny.random_ids(12)
 
     def run(rank: int, ranks: ThreadCommunicator) -> tuple[torch.Tensor, bool]:
-        bench = tiny.Bench(folder, shard=shard_of(config, 2, rank), ranks=ranks)
+        bench = tiny.Bench(folder, shard=shard_of(config, 2, rank), ranks=ranks, native=True)
         mixer = bench.decoder.weights.layers[0].mixer
         assert mixer is not None
         is_quantized = mixer.project_in.is_quantized and mixer.project_out.is_quantized
