@@ -25,11 +25,11 @@ def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> 
     """Return the properties that `show` and `/show info` print."""
     from swiftchat.chat.model.memory import describe_memory
     from swiftchat.chat.model.template_choice import describe_template
-    from swiftchat.weights.architectures.registry import architecture_of
+    from swiftchat.weights.architectures.registry import ARCHITECTURES
     from swiftchat.weights.hub.cached_models import hub_name
 
     config = model.config
-    model_type = architecture_of(config.architecture).model_type
+    model_type = ARCHITECTURES[config.architecture].model_type
     return {
         "name": hub_name(model.location) or model.location.name,
         "path": str(model.location),

@@ -96,9 +96,9 @@ class ModelFiles:
             self._failure = error
 
     def _choose_template(self) -> TemplateChoice:
-        from swiftchat.weights.architectures.registry import architecture_of
+        from swiftchat.weights.architectures.registry import ARCHITECTURES
 
         if self._config.no_template:
             return TemplateChoice("none")
-        model_type = architecture_of(self._model.config.architecture).model_type
+        model_type = ARCHITECTURES[self._model.config.architecture].model_type
         return choose_template(self._config.template, self._tokenizer, model_type)

@@ -34,8 +34,8 @@ from tests.support.reference import (
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _HEAD = """# Models
 
-Each architecture is a table entry in `weights/architectures/families/`, one file for each group of
-models (`llama.py`, `qwen.py`, `gemma.py`, …), and one decoder runs them all. For every architecture
+Each architecture is a table entry in `weights/architectures/families/`, one file for each vendor
+(`meta.py`, `qwen.py`, `deepseek.py`, …), and one decoder runs them all. For every architecture
 `tests/engine/model/test_architectures.py`, `test_decoder.py` and `test_sweep.py` there compare
 logits with those of transformers in fp32 on the CPU: prefill in chunks, with a cached prefix, and a
 single token behind it. The largest accepted difference is 1e-4 of the largest logit. ChatGLM-6B is

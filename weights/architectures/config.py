@@ -23,7 +23,6 @@ from swiftchat.weights.architectures.parts.rope import QueryGrowth, RopeConfig
 from swiftchat.weights.architectures.readers import class_name, readers, windows
 from swiftchat.weights.architectures.registry import architecture_of
 from swiftchat.weights.architectures.unsupported_keys import ignored_keys
-from swiftchat.weights.architectures.variants import VARIANTS
 
 
 @dataclass(frozen=True)
@@ -173,10 +172,7 @@ class ModelConfig:
             raise BadModelFile("config.json is not a JSON object")
         config = language_model(config)
         name = class_name(config)
-        architecture = architecture_of(name)
-        shared_class, variant = VARIANTS.get(str(config.get("model_type")), (None, architecture))
-        if name == shared_class:
-            architecture = variant
+        architecture = architecture_of(name, config)
         config = architecture.standard_fields(config)
         supported = architecture.supported_keys | (
             {"sliding_window"} if architecture.windowed else set()

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.families.glm import CHATGLM, CHATGLM_6B, chatglm_generation
 from swiftchat.weights.architectures.parts.architecture import Architecture, frozen
 from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
@@ -22,8 +21,7 @@ from swiftchat.weights.architectures.parts.fields import (
     optional_number,
 )
 from swiftchat.weights.architectures.parts.rope import RopeConfig
-from swiftchat.weights.architectures.registry import ARCHITECTURES
-from swiftchat.weights.architectures.variants import CLASS_OF_TYPE
+from swiftchat.weights.architectures.registry import ARCHITECTURES, CLASS_OF_TYPE
 
 DTYPES = ("bfloat16", "float16", "float32")
 # Other names, and dtypes of weights that the activations cannot have.
@@ -116,10 +114,9 @@ def class_name(config: Fields) -> str:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise invalid("architectures", "a list of names", names)
     for name in names:
-        if name in (CHATGLM, CHATGLM_6B):
-            return chatglm_generation(config)
         if name in ARCHITECTURES:
-            return str(name)
+            generation = ARCHITECTURES[name].generation
+            return str(name) if generation is None else generation(config)
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in CLASS_OF_TYPE:
         return CLASS_OF_TYPE[kind]

@@ -6,78 +6,97 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.families.apertus_bitnet_nanochat import APERTUS_BITNET_NANOCHAT
-from swiftchat.weights.architectures.families.aria import ARIA
-from swiftchat.weights.architectures.families.bloom_falcon_opt import BLOOM_FALCON_OPT
-from swiftchat.weights.architectures.families.cohere_moe import COHERE_MOE
+from swiftchat.weights.architectures.families.ai21 import AI21
+from swiftchat.weights.architectures.families.allenai import ALLENAI
+from swiftchat.weights.architectures.families.arcee import ARCEE
+from swiftchat.weights.architectures.families.baidu import BAIDU
+from swiftchat.weights.architectures.families.bigscience import BIGSCIENCE
+from swiftchat.weights.architectures.families.cohere import COHERE
+from swiftchat.weights.architectures.families.databricks import DATABRICKS
 from swiftchat.weights.architectures.families.deepseek import DEEPSEEK
-from swiftchat.weights.architectures.families.delta_hybrids import DELTA_HYBRIDS
+from swiftchat.weights.architectures.families.eleutherai import ELEUTHERAI
 from swiftchat.weights.architectures.families.gemma import GEMMA
 from swiftchat.weights.architectures.families.gemma3n import GEMMA3N
 from swiftchat.weights.architectures.families.gemma4 import GEMMA4
-from swiftchat.weights.architectures.families.glm import GLM
-from swiftchat.weights.architectures.families.gpt import GPT
-from swiftchat.weights.architectures.families.gpt_like import GPT_LIKE
-from swiftchat.weights.architectures.families.granite_cohere import GRANITE_COHERE
-from swiftchat.weights.architectures.families.lfm2 import LFM2
-from swiftchat.weights.architectures.families.llama import LLAMA
-from swiftchat.weights.architectures.families.llama4 import LLAMA4
-from swiftchat.weights.architectures.families.llama_like import LLAMA_LIKE
-from swiftchat.weights.architectures.families.longcat import LONGCAT
-from swiftchat.weights.architectures.families.mamba import MAMBA
+from swiftchat.weights.architectures.families.ibm import IBM
+from swiftchat.weights.architectures.families.inclusion_ai import INCLUSION_AI
+from swiftchat.weights.architectures.families.lg import LG, LG_VARIANTS
+from swiftchat.weights.architectures.families.liquid import LIQUID
+from swiftchat.weights.architectures.families.meituan import MEITUAN
+from swiftchat.weights.architectures.families.meta import META
+from swiftchat.weights.architectures.families.microsoft import MICROSOFT
 from swiftchat.weights.architectures.families.minimax import MINIMAX
-from swiftchat.weights.architectures.families.moe import MOE
-from swiftchat.weights.architectures.families.nemotron_h import NEMOTRON_H
-from swiftchat.weights.architectures.families.own_code import OWN_CODE
-from swiftchat.weights.architectures.families.phi import PHI
+from swiftchat.weights.architectures.families.mistral import MISTRAL
+from swiftchat.weights.architectures.families.moonshot import MOONSHOT
+from swiftchat.weights.architectures.families.nvidia import NVIDIA
+from swiftchat.weights.architectures.families.openai import OPENAI
+from swiftchat.weights.architectures.families.openbmb import OPENBMB
+from swiftchat.weights.architectures.families.other_experts import (
+    OTHER_EXPERTS,
+    OTHER_EXPERTS_VARIANTS,
+)
+from swiftchat.weights.architectures.families.others import OTHERS, OTHERS_VARIANTS
+from swiftchat.weights.architectures.families.poolside import POOLSIDE
 from swiftchat.weights.architectures.families.qwen import QWEN
-from swiftchat.weights.architectures.families.qwen_next import QWEN_NEXT
-from swiftchat.weights.architectures.families.sigmoid_routers import SIGMOID_ROUTERS
-from swiftchat.weights.architectures.families.softmax_routers import SOFTMAX_ROUTERS
-from swiftchat.weights.architectures.families.sparse_latent import SPARSE
-from swiftchat.weights.architectures.families.state_space import STATE_SPACE
-from swiftchat.weights.architectures.families.uneven_heads import UNEVEN_HEADS
-from swiftchat.weights.architectures.families.windowed_moe import WINDOWED_MOE
+from swiftchat.weights.architectures.families.state_spaces import STATE_SPACES
+from swiftchat.weights.architectures.families.swiss_ai import SWISS_AI
+from swiftchat.weights.architectures.families.tencent import TENCENT
+from swiftchat.weights.architectures.families.tii import TII
+from swiftchat.weights.architectures.families.xiaomi import XIAOMI
+from swiftchat.weights.architectures.families.zhipu import ZHIPU
 from swiftchat.weights.architectures.parts.architecture import Architecture
+from swiftchat.weights.architectures.parts.fields import Fields
+from swiftchat.weights.architectures.parts.variants import chosen
 
 _SUFFIXES = re.compile("(ForCausalLM|ForConditionalGeneration|Model|LMHeadModel)$")
 _SIMILAR = 0.8
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
-        **LLAMA,
-        **LLAMA4,
-        **QWEN,
+        **AI21,
+        **ALLENAI,
+        **ARCEE,
+        **BAIDU,
+        **BIGSCIENCE,
+        **COHERE,
+        **DATABRICKS,
+        **DEEPSEEK,
+        **ELEUTHERAI,
         **GEMMA,
         **GEMMA3N,
         **GEMMA4,
-        **PHI,
-        **GLM,
-        **LLAMA_LIKE,
-        **APERTUS_BITNET_NANOCHAT,
-        **GRANITE_COHERE,
-        **COHERE_MOE,
-        **ARIA,
-        **MOE,
-        **SOFTMAX_ROUTERS,
-        **SIGMOID_ROUTERS,
-        **WINDOWED_MOE,
-        **UNEVEN_HEADS,
-        **LFM2,
-        **QWEN_NEXT,
-        **DELTA_HYBRIDS,
-        **MAMBA,
-        **NEMOTRON_H,
-        **STATE_SPACE,
+        **IBM,
+        **INCLUSION_AI,
+        **LG,
+        **LIQUID,
+        **MEITUAN,
+        **META,
+        **MICROSOFT,
         **MINIMAX,
-        **DEEPSEEK,
-        **SPARSE,
-        **LONGCAT,
-        **GPT,
-        **GPT_LIKE,
-        **BLOOM_FALCON_OPT,
-        **OWN_CODE,
+        **MISTRAL,
+        **MOONSHOT,
+        **NVIDIA,
+        **OPENAI,
+        **OPENBMB,
+        **OTHER_EXPERTS,
+        **OTHERS,
+        **POOLSIDE,
+        **QWEN,
+        **STATE_SPACES,
+        **SWISS_AI,
+        **TENCENT,
+        **TII,
+        **XIAOMI,
+        **ZHIPU,
     }
+)
+
+# Model types that share a class with another.
+VARIANTS = (*LG_VARIANTS, *OTHERS_VARIANTS, *OTHER_EXPERTS_VARIANTS)
+# The class by `model_type`, for files that name none or an unknown one.
+CLASS_OF_TYPE: Mapping[str, str] = MappingProxyType(
+    {variant.model_type: variant.class_name for variant in VARIANTS}
+    | {architecture.model_type: name for name, architecture in ARCHITECTURES.items()}
 )
 
 
@@ -94,11 +113,13 @@ def unknown_name(kind: str, name: str, known: list[str]) -> BadModelFile:
     )
 
 
-def architecture_of(class_name: str) -> Architecture:
-    """Return the architecture of a Hugging Face class name.
+def architecture_of(class_name: str, config: Fields) -> Architecture:
+    """Return the architecture of a Hugging Face class name in a file with this config.
 
     Raises `BadModelFile` for an unknown name.
     """
     if class_name not in ARCHITECTURES:
         raise unknown_name("architecture", class_name, sorted(ARCHITECTURES))
-    return ARCHITECTURES[class_name]
+    base = ARCHITECTURES[class_name]
+    same_class = [variant for variant in VARIANTS if variant.class_name == class_name]
+    return chosen(base, [(each.applies, each.of(base)) for each in same_class], config)

@@ -3,11 +3,12 @@
 Source: llama.cpp's converter and loader.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.parts.architecture import frozen
+from swiftchat.weights.architectures.parts.variants import Variants, chosen
 from swiftchat.weights.architectures.registry import unknown_name
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf import (
@@ -302,7 +303,7 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     }
 )
 # Architectures that several classes share: in which files one is not that of the table above.
-_VARIANTS: Mapping[str, tuple[tuple[Callable[[Metadata], object], GgufArchitecture], ...]] = frozen(
+_VARIANTS: Mapping[str, Variants[Metadata, GgufArchitecture]] = frozen(
     llama=(
         (
             lambda metadata: metadata.get("expert_count"),
@@ -388,7 +389,4 @@ def gguf_architecture(file: GgufFile) -> tuple[GgufArchitecture, Metadata]:
         error = unknown_name("GGUF architecture", name, sorted(GGUF_ARCHITECTURES))
         raise BadModelFile(f"{file.path}: {error.message}", error.hint)
     metadata = Metadata(file, name)
-    for is_variant, architecture in _VARIANTS.get(name, ()):
-        if is_variant(metadata):
-            return architecture, metadata
-    return GGUF_ARCHITECTURES[name], metadata
+    return chosen(GGUF_ARCHITECTURES[name], _VARIANTS.get(name, ()), metadata), metadata

@@ -6,7 +6,6 @@ import pytest
 import transformers
 
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.families.own_code import OWN_CODE
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
 OWN_CONFIGS = {
@@ -48,7 +47,9 @@ OTHER_DEFAULTS = {
 }
 OTHER_KV_HEADS = OTHER_DEFAULTS | {"FalconForCausalLM"}
 _REPACKED = ("ChatGLM", "InternLM2")
-THEIRS = [n for n in ARCHITECTURES if not n.startswith(_REPACKED) and n not in OWN_CODE]
+# Transformers has no class for them.
+_OWN_CODE = ("MiniCPMForCausalLM", "ExaoneForCausalLM", "BailingMoeV2ForCausalLM")
+THEIRS = [n for n in ARCHITECTURES if not n.startswith(_REPACKED) and n not in _OWN_CODE]
 
 
 def defaults_of(architecture: str) -> tuple[dict[str, Any], transformers.PreTrainedConfig]:

@@ -7,7 +7,8 @@ import transformers
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.variants import CLASS_OF_TYPE, VARIANTS
+from swiftchat.weights.architectures.parts.variants import TypeVariant
+from swiftchat.weights.architectures.registry import CLASS_OF_TYPE, VARIANTS
 
 SIZES = {
     "vocab_size": 400,
@@ -93,11 +94,11 @@ def test_stretched_embeddings_allow_a_longer_context(
     assert (found.max_context_tokens, found.longest_context_tokens) == (published, longest)
 
 
-@pytest.mark.parametrize("kind", VARIANTS)
-def test_the_type_decides_where_several_share_a_class(kind: str) -> None:
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.model_type)
+def test_the_type_decides_where_several_share_a_class(variant: TypeVariant) -> None:
     """Both as transformers saves them and with the fewest keys."""
+    name, kind = variant.class_name, variant.model_type
     theirs = transformers.AutoConfig.for_model(kind, **SIZES)
-    name, _ = VARIANTS[kind]
     saved = theirs.to_dict() | {"architectures": [name]}
     fewest = SIZES | {"architectures": [name], "model_type": kind}
     for config in (saved, fewest):

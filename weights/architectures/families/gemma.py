@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3 (text models).
+"""Google: Gemma 1 to 3.
 
 Defaults and overrides are those of the model classes in transformers.
 """
@@ -18,9 +18,9 @@ from swiftchat.weights.architectures.parts.fields import (
     Fields,
     hidden_size,
     integer,
-    num_layers,
     number,
 )
+from swiftchat.weights.architectures.parts.layer_readers import every_nth_full
 from swiftchat.weights.architectures.parts.rope import layer_ropes
 
 
@@ -59,12 +59,6 @@ def _gemma3(config: Fields) -> Mapping[str, Any]:
     }
 
 
-def every_nth_full(config: Fields, n: int) -> list[str]:
-    return [
-        "sliding_attention" if (i + 1) % n else "full_attention" for i in range(num_layers(config))
-    ]
-
-
 _DEFAULTS = frozen(
     max_position_embeddings=8192,
     rms_norm_eps=1e-6,
@@ -74,10 +68,13 @@ _DEFAULTS = frozen(
     tie_word_embeddings=True,
     hidden_act="gelu_pytorch_tanh",
 )
+
 _DEFAULTS_2 = frozen(
     **_DEFAULTS, num_key_value_heads=4, sliding_window=4096, query_pre_attn_scalar=256
 )
+
 _KEYS_2 = frozenset({"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"})
+
 _TENSORS_2 = llama_tensors(
     {
         "attn_out_norm": "post_attention_layernorm.weight",
@@ -85,6 +82,7 @@ _TENSORS_2 = llama_tensors(
         "mlp_out_norm": "post_feedforward_layernorm.weight",
     }
 )
+
 
 GEMMA: Mapping[str, Architecture] = {
     "GemmaForCausalLM": Architecture(

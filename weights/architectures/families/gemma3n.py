@@ -1,4 +1,4 @@
-"""Gemma 3n (text models).
+"""Google: Gemma 3n.
 
 Defaults and overrides are those of the model classes in transformers.
 """
@@ -13,7 +13,11 @@ from swiftchat.weights.architectures.families.gemma4 import (
     layer_kinds,
     per_layer_embeddings,
 )
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    frozen,
+    llama_tensors,
+)
 from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_WIDTH,
@@ -28,9 +32,6 @@ from swiftchat.weights.architectures.parts.fields import (
 )
 from swiftchat.weights.architectures.parts.layers import LayerSizes, Streams
 from swiftchat.weights.architectures.parts.rope import layer_ropes
-
-_MAX_STREAMS = 64
-_SPARSE_LAYERS, _SPARSITY = 10, 0.95
 
 
 def _gemma3n(config: Fields) -> Mapping[str, Any]:
@@ -85,6 +86,11 @@ def _sparsity(config: Fields) -> tuple[float, ...]:
     if not isinstance(found, list) or len(found) != count:
         raise invalid(name, f"a list of {count} numbers", found)
     return tuple(number({name: share}, name, above=-1e-9, below=1.0) for share in found)
+
+
+_MAX_STREAMS = 64
+
+_SPARSE_LAYERS, _SPARSITY = 10, 0.95
 
 
 GEMMA3N: Mapping[str, Architecture] = {

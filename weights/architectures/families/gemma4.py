@@ -1,4 +1,4 @@
-"""Gemma 4 (text models).
+"""Google: Gemma 4.
 
 Defaults and overrides are those of the model classes in transformers.
 """
@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from swiftchat.weights.architectures.families.gemma import every_nth_full
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    frozen,
+    llama_tensors,
+)
 from swiftchat.weights.architectures.parts.embeddings import PerLayerEmbeddings
 from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
@@ -28,24 +31,12 @@ from swiftchat.weights.architectures.parts.fields import (
     num_layers,
     optional_integer,
 )
+from swiftchat.weights.architectures.parts.layer_readers import every_nth_full
 from swiftchat.weights.architectures.parts.layers import LayerSizes
-from swiftchat.weights.architectures.parts.rope import rope_of_kind
+from swiftchat.weights.architectures.parts.rope import (
+    rope_of_kind,
+)
 from swiftchat.weights.architectures.parts.router import RouterConfig
-
-PER_LAYER_TENSORS = frozen(
-    ple_embed="model.embed_tokens_per_layer.weight",
-    ple_project="model.per_layer_model_projection.weight",
-    ple_project_norm="model.per_layer_projection_norm.weight",
-)
-PER_LAYER_BRANCH = frozen(
-    ple_gate="per_layer_input_gate.weight",
-    ple_out="per_layer_projection.weight",
-    ple_out_norm="post_per_layer_input_norm.weight",
-)
-_ROPES = frozen(
-    sliding_attention=frozen(rope_type="default", rope_theta=1e4),
-    full_attention=frozen(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1e6),
-)
 
 
 def _gemma4(config: Fields) -> Mapping[str, Any]:
@@ -189,6 +180,23 @@ def _unified(config: Fields) -> Mapping[str, Any]:
     return _gemma4({**config, "hidden_size_per_layer_input": 0, "enable_moe_block": False})
 
 
+PER_LAYER_TENSORS = frozen(
+    ple_embed="model.embed_tokens_per_layer.weight",
+    ple_project="model.per_layer_model_projection.weight",
+    ple_project_norm="model.per_layer_projection_norm.weight",
+)
+
+PER_LAYER_BRANCH = frozen(
+    ple_gate="per_layer_input_gate.weight",
+    ple_out="per_layer_projection.weight",
+    ple_out_norm="post_per_layer_input_norm.weight",
+)
+
+_ROPES = frozen(
+    sliding_attention=frozen(rope_type="default", rope_theta=1e4),
+    full_attention=frozen(rope_type="proportional", partial_rotary_factor=0.25, rope_theta=1e6),
+)
+
 _GEMMA4 = Architecture(
     name="gemma4",
     model_type="gemma4_text",
@@ -238,6 +246,8 @@ _GEMMA4 = Architecture(
         tie_word_embeddings=True,
     ),
 )
+
+
 GEMMA4: Mapping[str, Architecture] = {
     "Gemma4ForCausalLM": _GEMMA4,
     "Gemma4UnifiedForCausalLM": replace(

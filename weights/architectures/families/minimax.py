@@ -1,15 +1,22 @@
-"""MiniMax-Text-01 and M1: lightning attention in most layers, attention in the others, experts.
+"""MiniMax.
 
-Defaults and overrides are those of the model class in transformers.
+Defaults and overrides are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from swiftchat.weights.architectures.families.lfm2 import mixer_layers
-from swiftchat.weights.architectures.families.moe import MIXTRAL_EXPERTS, moe_overrides
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    frozen,
+    llama_tensors,
+)
+from swiftchat.weights.architectures.parts.expert_readers import (
+    MIXTRAL_EXPERTS,
+    MOE_KEYS,
+    moe_overrides,
+)
 from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     MAX_HEAD_DIM,
@@ -22,8 +29,8 @@ from swiftchat.weights.architectures.parts.fields import (
     optional_integer,
 )
 from swiftchat.weights.architectures.parts.lightning import Lightning
-
-_NORM_EPS = 1e-6  # of the norms inside of lightning attention
+from swiftchat.weights.architectures.parts.mixer_readers import mixer_layers
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
 def _minimax(config: Fields) -> Mapping[str, Any]:
@@ -51,6 +58,17 @@ def _minimax(config: Fields) -> Mapping[str, Any]:
         "mixer_layers": linear,
         "mixer": Lightning(heads, head_dim, layers, _NORM_EPS) if linear else None,
     }
+
+
+def _minimax_m2(config: Fields) -> Mapping[str, Any]:
+    return {
+        **moe_overrides(config),
+        "qk_norm": "width",
+        "router": RouterConfig("sigmoid", correction=True, normalized=True),
+    }
+
+
+_NORM_EPS = 1e-6  # of the norms inside of lightning attention
 
 
 MINIMAX: Mapping[str, Architecture] = {
@@ -83,6 +101,30 @@ MINIMAX: Mapping[str, Architecture] = {
             num_experts_per_tok=2,
             bos_token_id=1,
             eos_token_id=2,
+        ),
+    ),
+    "MiniMaxM2ForCausalLM": Architecture(
+        name="minimax_m2",
+        model_type="minimax_m2",
+        overrides=_minimax_m2,
+        supported_keys=MOE_KEYS | {"rotary_dim", "partial_rotary_factor", "use_qk_norm"},
+        tensors=llama_tensors(
+            {
+                **MIXTRAL_EXPERTS,
+                "router_correction": "block_sparse_moe.e_score_correction_bias",
+            },
+            without=("gate", "up", "down"),
+        ),
+        defaults=frozen(
+            max_position_embeddings=196_608,
+            rms_norm_eps=1e-6,
+            num_key_value_heads=8,
+            head_dim=128,
+            rope_theta=5e6,
+            num_local_experts=256,
+            num_experts_per_tok=8,
+            bos_token_id=200_034,
+            eos_token_id=200_020,
         ),
     ),
 }

@@ -39,8 +39,9 @@ class Architecture:
     `ModelConfig` that the architecture fixes or reads in its own way, and optionally
     `layer_types`. `supported_keys` are keys of `unsupported_keys.NEUTRAL_VALUES` that the
     architecture reads; `rejected_keys` those that transformers reads and this program cannot
-    compute. With `windowed` it reads `sliding_window` and `layer_types`, with `same_windows` the
-    first only.
+    compute. `generation` returns the class name of a file where several
+    generations share it. With `windowed` it reads `sliding_window` and `layer_types`, with
+    `same_windows` the first only.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Architecture:
     rejected_keys: frozenset[str] = frozenset()
     windowed: bool = False
     same_windows: bool = False
+    generation: Callable[[Fields], str] | None = None
     prefix: str = ""
     separate_norm_tensors: Mapping[str, str] = field(default_factory=frozen)
     sublayers: int = 1

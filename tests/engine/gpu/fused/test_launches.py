@@ -38,7 +38,7 @@ def test_kernels_of_a_layer(model_type: str, tmp_path: Path) -> None:
         make_reference(model_type, tmp_path, **CHANGES.get(model_type, {})), tmp_path
     )
     bench.check_fused_steps()
-    end = ("norm", "linear") if bench.config.norm == "layer" else ("linear",)
+    end = ("norm", "linear") if bench.config.norm.kind == "layer" else ("linear",)
     step = ("embed", *LAYERS[model_type] * bench.config.num_layers, *end)
     assert bench.launched == [*step * STEPS]
 

@@ -1,4 +1,4 @@
-"""Phi-1/2 (`phi`) and Phi-3/4 (`phi3`).
+"""Microsoft: Phi and BitNet.
 
 Defaults and overrides are those of the model classes in transformers.
 """
@@ -15,7 +15,21 @@ from swiftchat.weights.architectures.parts.architecture import (
     llama_tensors,
     tensor_names,
 )
-from swiftchat.weights.architectures.parts.fields import Fields
+from swiftchat.weights.architectures.parts.expert_readers import (
+    MIXTRAL_EXPERTS,
+    MOE_KEYS,
+    moe_overrides,
+)
+from swiftchat.weights.architectures.parts.fields import (
+    Fields,
+    flag,
+    invalid,
+)
+from swiftchat.weights.architectures.parts.router import RouterConfig
+
+
+def _bitnet(config: Fields) -> Mapping[str, Any]:
+    return {"mlp_bias": False, "inner_norms": True}
 
 
 def _phi(config: Fields) -> Mapping[str, Any]:
@@ -32,7 +46,44 @@ def _phi3(config: Fields) -> Mapping[str, Any]:
     return {"attention_bias": False, "mlp_bias": False}
 
 
-PHI: Mapping[str, Architecture] = {
+def _phimoe(config: Fields) -> Mapping[str, Any]:
+    jitter = config.get("router_jitter_noise", 0.01)
+    if jitter != 0.01:
+        raise invalid("router_jitter_noise", "0.01", jitter)
+    bias = flag(config, "attention_bias")
+    return {
+        **moe_overrides(config),
+        "attention_bias": bias,
+        "output_bias": bias,
+        "norm": "layer",
+        "norm_bias": True,
+        "lm_head_bias": flag(config, "lm_head_bias"),
+        "router": RouterConfig("sparsemixer"),
+        "experts_per_token": 2,  # whatever config.json says
+    }
+
+
+MICROSOFT: Mapping[str, Architecture] = {
+    "BitNetForCausalLM": Architecture(
+        name="bitnet",
+        model_type="bitnet",
+        overrides=_bitnet,
+        tensors=llama_tensors(
+            {
+                "attn_inner_norm": "self_attn.attn_sub_norm.weight",
+                "mlp_inner_norm": "mlp.ffn_sub_norm.weight",
+            }
+        ),
+        defaults=frozen(
+            max_position_embeddings=2048,
+            rms_norm_eps=1e-5,
+            num_key_value_heads=5,
+            rope_theta=5e5,
+            hidden_act="relu2",
+            bos_token_id=128_000,
+            eos_token_id=128_001,
+        ),
+    ),
     "PhiForCausalLM": Architecture(
         name="phi",
         model_type="phi",
@@ -89,6 +140,27 @@ PHI: Mapping[str, Architecture] = {
             rms_norm_eps=1e-5,
             bos_token_id=1,
             eos_token_id=32_000,
+        ),
+    ),
+    "PhimoeForCausalLM": Architecture(
+        name="phimoe",
+        model_type="phimoe",
+        overrides=_phimoe,
+        windowed=True,
+        same_windows=True,
+        supported_keys=MOE_KEYS,
+        tensors=llama_tensors(
+            {**MIXTRAL_EXPERTS, "lm_head_bias": "lm_head.bias"}, without=("gate", "up", "down")
+        ),
+        defaults=frozen(
+            max_position_embeddings=131_072,
+            rms_norm_eps=1e-5,
+            num_key_value_heads=8,
+            rope_theta=1e6,
+            num_local_experts=16,
+            num_experts_per_tok=2,
+            bos_token_id=1,
+            eos_token_id=2,
         ),
     ),
 }

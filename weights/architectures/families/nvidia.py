@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron 3: layers with one branch, Mamba-2, attention or an MLP.
+"""NVIDIA: Nemotron.
 
 Defaults and overrides are those of the model classes in transformers.
 """
@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from swiftchat.weights.architectures.families.lfm2 import MAX_KERNEL
-from swiftchat.weights.architectures.families.sigmoid_routers import sigmoid_router
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, tensor_names
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    frozen,
+    tensor_names,
+)
+from swiftchat.weights.architectures.parts.expert_readers import sigmoid_router
 from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
     MAX_HEAD_DIM,
@@ -23,20 +26,13 @@ from swiftchat.weights.architectures.parts.fields import (
     number,
     optional_integer,
 )
+from swiftchat.weights.architectures.parts.layer_readers import UNGATED, layer_norms
+from swiftchat.weights.architectures.parts.mixer_readers import MAX_KERNEL
 from swiftchat.weights.architectures.parts.mixers import Mamba2
 
-# The kinds of layers in `layers_block_type`, also of older files, and in `hybrid_override_pattern`.
-_KINDS = frozen(
-    linear_attention="mamba",
-    mamba="mamba",
-    full_attention="attention",
-    attention="attention",
-    mlp="mlp",
-    moe="moe",
-)
-_LETTERS: Mapping[str, str] = MappingProxyType(
-    {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-)
+
+def _nemotron(config: Fields) -> Mapping[str, Any]:
+    return {**layer_norms(config), "norm_unit_offset": True}
 
 
 def _kinds(config: Fields) -> list[str]:
@@ -108,7 +104,38 @@ def _nemotron_h(config: Fields) -> Mapping[str, Any]:
     }
 
 
-NEMOTRON_H: Mapping[str, Architecture] = {
+# The kinds of layers in `layers_block_type`, also of older files, and in `hybrid_override_pattern`.
+_KINDS = frozen(
+    linear_attention="mamba",
+    mamba="mamba",
+    full_attention="attention",
+    attention="attention",
+    mlp="mlp",
+    moe="moe",
+)
+
+_LETTERS: Mapping[str, str] = MappingProxyType(
+    {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+)
+
+
+NVIDIA: Mapping[str, Architecture] = {
+    "NemotronForCausalLM": Architecture(
+        name="nemotron",
+        model_type="nemotron",
+        overrides=_nemotron,
+        tensors=UNGATED,
+        renamed=frozen(rms_norm_eps="norm_eps"),
+        supported_keys=frozenset({"partial_rotary_factor"}),
+        defaults=frozen(
+            max_position_embeddings=4096,
+            norm_eps=1e-5,
+            hidden_act="relu2",
+            partial_rotary_factor=0.5,
+            bos_token_id=2,
+            eos_token_id=3,
+        ),
+    ),
     "NemotronHForCausalLM": Architecture(
         name="nemotron_h",
         model_type="nemotron_h",

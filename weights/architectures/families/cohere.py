@@ -1,14 +1,22 @@
-"""Command A with experts (Cohere2-MoE): attention and experts on one norm, some dense layers first.
+"""Cohere: Command R and Command A.
 
-Defaults and overrides are those of the model class in transformers.
+Defaults and overrides are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.families.moe import SHARED_EXPERTS, listed_dense
-from swiftchat.weights.architectures.families.qwen import EXPERTS
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    LLAMA_TENSORS,
+    Architecture,
+    frozen,
+    llama_tensors,
+)
+from swiftchat.weights.architectures.parts.expert_readers import (
+    EXPERTS,
+    SHARED_EXPERTS,
+    listed_dense,
+)
 from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
     MAX_HEAD_DIM,
@@ -23,6 +31,7 @@ from swiftchat.weights.architectures.parts.fields import (
     number,
     optional_integer,
 )
+from swiftchat.weights.architectures.parts.layer_readers import every_nth_full
 from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
@@ -97,7 +106,26 @@ def _cohere2_moe(config: Fields) -> Mapping[str, Any]:
     }
 
 
-COHERE_MOE: Mapping[str, Architecture] = {
+def _cohere(config: Fields) -> Mapping[str, Any]:
+    return {
+        "mlp_bias": False,
+        "norm": "layer",
+        "parallel_residual": True,
+        "shared_norm": True,
+        "qk_norm": "heads" if flag(config, "use_qk_norm") else None,
+        "logit_scale": number(config, "logit_scale", above=0.0, below=1e6),
+    }
+
+
+def _cohere2(config: Fields) -> Mapping[str, Any]:
+    kinds = layer_types(config)
+    if kinds is None:
+        kinds = every_nth_full(config, integer(config, "sliding_window_pattern", 1, MAX_LAYERS))
+    full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
+    return {**_cohere(config), "layer_types": kinds, "unrotated_layers": full}
+
+
+COHERE: Mapping[str, Architecture] = {
     "Cohere2MoeForCausalLM": Architecture(
         name="cohere2_moe",
         model_type="cohere2_moe",
@@ -124,6 +152,44 @@ COHERE_MOE: Mapping[str, Architecture] = {
             expert_selection_fn="softmax",
             shared_expert_combination_strategy="average",
             norm_topk_prob=True,
+            tie_word_embeddings=True,
+            bos_token_id=5,
+            eos_token_id=255_001,
+        ),
+    ),
+    "CohereForCausalLM": Architecture(
+        name="cohere",
+        model_type="cohere",
+        overrides=_cohere,
+        interleaved_rope=True,
+        supported_keys=frozenset({"logit_scale", "use_qk_norm"}),
+        renamed=frozen(rms_norm_eps="layer_norm_eps"),
+        tensors=LLAMA_TENSORS,
+        defaults=frozen(
+            max_position_embeddings=8192,
+            layer_norm_eps=1e-5,
+            logit_scale=0.0625,
+            rope_theta=5e5,
+            tie_word_embeddings=True,
+            bos_token_id=5,
+            eos_token_id=255_001,
+        ),
+    ),
+    "Cohere2ForCausalLM": Architecture(
+        name="cohere2",
+        model_type="cohere2",
+        overrides=_cohere2,
+        interleaved_rope=True,
+        windowed=True,
+        supported_keys=frozenset({"logit_scale"}),
+        renamed=frozen(rms_norm_eps="layer_norm_eps"),
+        tensors=LLAMA_TENSORS,
+        defaults=frozen(
+            max_position_embeddings=8192,
+            layer_norm_eps=1e-5,
+            logit_scale=0.0625,
+            sliding_window=4096,
+            sliding_window_pattern=4,
             tie_word_embeddings=True,
             bos_token_id=5,
             eos_token_id=255_001,

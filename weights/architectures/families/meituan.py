@@ -1,20 +1,18 @@
-"""LongCat-Flash: latent attention, two sublayers a layer, experts beside them, identity experts.
+"""Meituan: LongCat.
 
-Defaults and overrides are those of the model class in transformers.
+Defaults and overrides are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from swiftchat.weights.architectures.families.deepseek import (
-    LATENT_KEYS,
-    LATENT_TENSORS,
-    V3_SIZES,
-    latent_fields,
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    frozen,
+    llama_tensors,
 )
-from swiftchat.weights.architectures.families.moe import MOE_KEYS
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.expert_readers import MOE_KEYS
 from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
     MAX_LAYERS,
@@ -25,6 +23,12 @@ from swiftchat.weights.architectures.parts.fields import (
     invalid,
     number,
     optional_integer,
+)
+from swiftchat.weights.architectures.parts.latent_readers import (
+    LATENT_KEYS,
+    LATENT_TENSORS,
+    V3_SIZES,
+    latent_fields,
 )
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
@@ -72,6 +76,7 @@ def _longcat_flash(config: Fields) -> Mapping[str, Any]:
 
 
 _PARTS = ("gate", "up", "down")
+
 _LAYER = {
     **{name: rest.replace("self_attn.", "self_attn.{j}.") for name, rest in LATENT_TENSORS.items()},
     **{name: f"mlps.{{j}}.{name}_proj.weight" for name in _PARTS},
@@ -84,7 +89,8 @@ _LAYER = {
     "router_correction": "mlp.router.e_score_correction_bias",
 }
 
-LONGCAT: Mapping[str, Architecture] = {
+
+MEITUAN: Mapping[str, Architecture] = {
     "LongcatFlashForCausalLM": Architecture(
         name="longcat_flash",
         model_type="longcat_flash",

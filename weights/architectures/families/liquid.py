@@ -1,4 +1,4 @@
-"""LFM2 and its mixture of experts: short convolutions, and attention in some layers.
+"""Liquid AI: LFM.
 
 Defaults and overrides are those of the model classes in transformers.
 """
@@ -6,8 +6,12 @@ Defaults and overrides are those of the model classes in transformers.
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.families.moe import MOE_KEYS, experts_of_width
-from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    frozen,
+    llama_tensors,
+)
+from swiftchat.weights.architectures.parts.expert_readers import MOE_KEYS, experts_of_width
 from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     MAX_HEAD_DIM,
@@ -23,23 +27,10 @@ from swiftchat.weights.architectures.parts.fields import (
     number,
     optional_integer,
 )
+from swiftchat.weights.architectures.parts.mixer_readers import MAX_KERNEL, mixer_layers
 from swiftchat.weights.architectures.parts.mixers import ShortConv
 from swiftchat.weights.architectures.parts.rope import rope_of_kind
 from swiftchat.weights.architectures.parts.router import RouterConfig
-
-MAX_KERNEL = 1024
-
-
-def mixer_layers(config: Fields, kinds: list[str] | None, mixer: str) -> frozenset[int]:
-    """Return the layers whose kind is `mixer`; all others must be attention."""
-    count = num_layers(config)
-    known = (mixer, "full_attention")
-    if kinds is None or len(kinds) != count or {*kinds} - {*known}:
-        raise invalid("layer_types", f"a list of {count} names: {' or '.join(known)}", kinds)
-    found = frozenset(i for i, kind in enumerate(kinds) if kind == mixer)
-    if len(found) == count:
-        raise invalid("layer_types", "a list with full_attention", kinds)
-    return found
 
 
 def _lfm2_layers(config: Fields) -> Mapping[str, Any]:
@@ -130,6 +121,7 @@ _LFM3_ROPES = frozen(
     full_attention=frozen(rope_type="proportional", rope_theta=1e6, partial_rotary_factor=0.5),
     sliding_attention=frozen(rope_type="default", rope_theta=1e4),
 )
+
 _TENSORS = {
     "final_norm": "model.embedding_norm.weight",
     "o": "self_attn.out_proj.weight",
@@ -147,7 +139,9 @@ _TENSORS = {
     "mixer_out": "conv.out_proj.weight",
     "mixer_out_bias": "conv.out_proj.bias",
 }
+
 _LLAMA_NAMES = ("o", "q_norm", "k_norm")  # which LFM3 has
+
 _EXPERTS = {
     "router": "feed_forward.gate.weight",
     "router_correction": "feed_forward.expert_bias",
@@ -155,6 +149,7 @@ _EXPERTS = {
     "expert_up": "feed_forward.experts.{e}.w3.weight",
     "expert_down": "feed_forward.experts.{e}.w2.weight",
 }
+
 _DEFAULTS = frozen(
     max_position_embeddings=128_000,
     norm_eps=1e-5,
@@ -166,7 +161,8 @@ _DEFAULTS = frozen(
     eos_token_id=2,
 )
 
-LFM2: Mapping[str, Architecture] = {
+
+LIQUID: Mapping[str, Architecture] = {
     "Lfm2ForCausalLM": Architecture(
         name="lfm2",
         model_type="lfm2",

@@ -1,13 +1,11 @@
-"""GLM-4 in transformers' format, ChatGLM2/3 and GLM-4-9B as first published, and ChatGLM-6B.
+"""Zhipu (Z.ai): ChatGLM and GLM.
 
-Defaults and overrides are those of the model classes in transformers; ChatGLM's are those of
-the code published with its weights.
+Defaults and overrides are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from swiftchat.weights.architectures.families.gpt import NEOX_LAYER
 from swiftchat.weights.architectures.parts.architecture import (
     ALL_BIASES,
     LAYER_NORM_UNGATED,
@@ -16,6 +14,15 @@ from swiftchat.weights.architectures.parts.architecture import (
     frozen,
     llama_tensors,
     tensor_names,
+)
+from swiftchat.weights.architectures.parts.expert_readers import (
+    EXPERTS,
+    MOE_KEYS,
+    SHARED_EXPERTS,
+    experts_of_width,
+    first_dense,
+    listed_dense,
+    sigmoid_router,
 )
 from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
@@ -29,10 +36,29 @@ from swiftchat.weights.architectures.parts.fields import (
     num_layers,
     number,
 )
+from swiftchat.weights.architectures.parts.gpt_readers import NEOX_LAYER
+from swiftchat.weights.architectures.parts.latent_readers import (
+    SPARSE_DEFAULTS,
+    SPARSE_TENSORS,
+    V3_KEYS,
+    V3_TENSORS,
+    deepseek_v32,
+    latent_fields,
+    sparse,
+    v3_experts,
+)
 from swiftchat.weights.architectures.parts.prefix_lm import PrefixLM
-from swiftchat.weights.architectures.parts.rope import RopeConfig
+from swiftchat.weights.architectures.parts.rope import (
+    RopeConfig,
+)
 
-CHATGLM, CHATGLM_6B = "ChatGLMModel", "ChatGLMForConditionalGeneration"
+
+def _glm4_moe_lite(config: Fields) -> Mapping[str, Any]:
+    return {
+        **v3_experts(config),
+        **latent_fields(config, interleaved=flag(config, "rope_interleave")),
+        "dense_layers": listed_dense(config, 1),
+    }
 
 
 def chatglm_generation(config: Fields) -> str:
@@ -94,6 +120,29 @@ def _chatglm_6b(config: Fields) -> Mapping[str, Any]:
     }
 
 
+def glm4_moe(config: Fields) -> Mapping[str, Any]:
+    """Return the fields of GLM-4.5 and Ling 2.0."""
+    router = sigmoid_router(
+        config, normalized=flag(config, "norm_topk_prob"), scale="routed_scaling_factor"
+    )
+    return {
+        **experts_of_width(config, router, "n_shared_experts"),
+        "dense_layers": first_dense(config, "first_k_dense_replace"),
+        "qk_norm": "head" if flag(config, "use_qk_norm") else None,
+    }
+
+
+def _glm_moe_dsa(config: Fields) -> Mapping[str, Any]:
+    kinds, frequency = config.get("indexer_types"), config.get("index_topk_freq", 1)
+    if frequency != 1 or config.get("index_topk_pattern") is not None:
+        raise invalid("index_topk_freq", "1: each layer has its own index", frequency)
+    if kinds is not None and (not isinstance(kinds, list) or {*kinds} - {"full"}):
+        raise invalid("indexer_types", "full in every layer", str(kinds))
+    return {**deepseek_v32(config), **sparse(config, interleaved=True)}
+
+
+CHATGLM, CHATGLM_6B = "ChatGLMModel", "ChatGLMForConditionalGeneration"
+
 _GLM_DEFAULTS = frozen(
     max_position_embeddings=131_072,
     rms_norm_eps=1.5625e-7,
@@ -104,7 +153,52 @@ _GLM_DEFAULTS = frozen(
     eos_token_id=[151_329, 151_336, 151_338],
 )
 
-GLM: Mapping[str, Architecture] = {
+_CORRECTION = frozen(router_correction="mlp.gate.e_score_correction_bias")
+
+GLM_TENSORS = llama_tensors({**EXPERTS, **SHARED_EXPERTS, **_CORRECTION})
+
+GLM_DEFAULTS = frozen(
+    max_position_embeddings=131_072,
+    rms_norm_eps=1e-5,
+    num_key_value_heads=8,
+    moe_intermediate_size=1408,
+    num_local_experts=128,
+    num_experts_per_tok=8,
+    n_shared_experts=1,
+    norm_topk_prob=True,
+)
+
+
+ZHIPU: Mapping[str, Architecture] = {
+    "Glm4MoeLiteForCausalLM": Architecture(
+        name="glm4_moe_lite",
+        model_type="glm4_moe_lite",
+        overrides=_glm4_moe_lite,
+        supported_keys=V3_KEYS,
+        renamed=frozen(num_local_experts="n_routed_experts"),
+        tensors=V3_TENSORS,
+        defaults=frozen(
+            kv_lora_rank=512,
+            q_lora_rank=768,
+            qk_rope_head_dim=64,
+            qk_nope_head_dim=192,
+            v_head_dim=256,
+            max_position_embeddings=202_752,
+            rms_norm_eps=1e-5,
+            intermediate_size=10_240,
+            moe_intermediate_size=1536,
+            n_routed_experts=64,
+            n_shared_experts=1,
+            num_experts_per_tok=4,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=True,
+            routed_scaling_factor=1.8,
+            rope_interleave=True,
+            bos_token_id=0,
+            eos_token_id=1,
+        ),
+    ),
     "GlmForCausalLM": Architecture(
         name="glm",
         model_type="glm",
@@ -131,6 +225,7 @@ GLM: Mapping[str, Architecture] = {
         defaults=_GLM_DEFAULTS,
     ),
     CHATGLM: Architecture(
+        generation=chatglm_generation,
         name="chatglm",
         model_type="chatglm",
         overrides=_chatglm,
@@ -161,6 +256,7 @@ GLM: Mapping[str, Architecture] = {
         defaults=frozen(layernorm_epsilon=1e-5, seq_length=2048, kv_channels=128),
     ),
     CHATGLM_6B: Architecture(
+        generation=chatglm_generation,
         name="chatglm-6b",
         model_type="chatglm",
         overrides=_chatglm_6b,
@@ -182,6 +278,41 @@ GLM: Mapping[str, Architecture] = {
         ),
         defaults=frozen(
             position_encoding_2d=True, max_sequence_length=2048, layernorm_epsilon=1e-5
+        ),
+    ),
+    "Glm4MoeForCausalLM": Architecture(
+        name="glm4_moe",
+        model_type="glm4_moe",
+        overrides=glm4_moe,
+        supported_keys=MOE_KEYS | {"partial_rotary_factor", "use_qk_norm"},
+        renamed=frozen(num_local_experts="n_routed_experts"),
+        tensors=GLM_TENSORS,
+        defaults=frozen(
+            **GLM_DEFAULTS,
+            intermediate_size=10_944,
+            first_k_dense_replace=1,
+            partial_rotary_factor=0.5,
+        ),
+    ),
+    "GlmMoeDsaForCausalLM": Architecture(
+        name="glm_moe_dsa",
+        model_type="glm_moe_dsa",
+        overrides=_glm_moe_dsa,
+        supported_keys=V3_KEYS,
+        renamed=frozen(num_local_experts="n_routed_experts"),
+        tensors=SPARSE_TENSORS,
+        defaults=frozen(
+            **SPARSE_DEFAULTS,
+            kv_lora_rank=512,
+            q_lora_rank=2048,
+            qk_rope_head_dim=64,
+            qk_nope_head_dim=192,
+            v_head_dim=256,
+            max_position_embeddings=202_752,
+            rms_norm_eps=1e-5,
+            index_n_heads=32,
+            n_group=1,
+            topk_group=1,
         ),
     ),
 }

@@ -1,0 +1,127 @@
+"""EleutherAI: GPT-J and GPT-NeoX.
+
+Defaults and overrides are those of the model classes in transformers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from swiftchat.weights.architectures.parts.architecture import (
+    LAYER_NORM_UNGATED,
+    Architecture,
+    frozen,
+    tensor_names,
+)
+from swiftchat.weights.architectures.parts.fields import (
+    MAX_WIDTH,
+    Fields,
+    flag,
+    hidden_size,
+    integer,
+    num_heads,
+    optional_integer,
+)
+from swiftchat.weights.architectures.parts.gpt_readers import GPT_KEYS, NEOX_LAYER, mlp_width
+from swiftchat.weights.architectures.parts.rope import RopeConfig
+
+
+def _gpt_j(config: Fields) -> Mapping[str, Any]:
+    head_dim = hidden_size(config) // num_heads(config)
+    return {
+        **LAYER_NORM_UNGATED,
+        "attention_bias": False,
+        "output_bias": False,
+        "mlp_bias": True,
+        "lm_head_bias": True,
+        "num_kv_heads": num_heads(config),
+        "intermediate_size": mlp_width(config, "n_inner"),
+        # The base is fixed, and there is no scaling.
+        "rope": RopeConfig(
+            rotary_dim=optional_integer(config, "rotary_dim", 2, head_dim), interleaved=True
+        ),
+        "parallel_residual": True,
+        "shared_norm": True,
+    }
+
+
+def _gpt_neox(config: Fields) -> Mapping[str, Any]:
+    heads = num_heads(config)
+    head_dim = integer(config, "hidden_size", heads, MAX_WIDTH) // heads
+    return {
+        **LAYER_NORM_UNGATED,
+        "mlp_bias": True,
+        "num_kv_heads": heads,
+        "parallel_residual": flag(config, "use_parallel_residual"),
+        "rope": RopeConfig.from_hf(config, head_dim),
+    }
+
+
+ELEUTHERAI: Mapping[str, Architecture] = {
+    "GPTJForCausalLM": Architecture(
+        name="gptj",
+        model_type="gptj",
+        overrides=_gpt_j,
+        renamed=GPT_KEYS,
+        prefix="transformer.",
+        interleaved_rope=True,
+        supported_keys=frozenset({"rotary_dim"}),
+        tensors=tensor_names(
+            {
+                "q": "attn.q_proj.weight",
+                "k": "attn.k_proj.weight",
+                "v": "attn.v_proj.weight",
+                "o": "attn.out_proj.weight",
+                "up": "mlp.fc_in.weight",
+                "up_bias": "mlp.fc_in.bias",
+                "down": "mlp.fc_out.weight",
+                "down_bias": "mlp.fc_out.bias",
+                "attn_norm": "ln_1.weight",
+                "attn_norm_bias": "ln_1.bias",
+            },
+            layer="transformer.h.{i}.",
+            embed="transformer.wte.weight",
+            final_norm="transformer.ln_f.weight",
+            final_norm_bias="transformer.ln_f.bias",
+            lm_head="lm_head.weight",
+            lm_head_bias="lm_head.bias",
+        ),
+        defaults=frozen(
+            n_positions=2048,
+            rotary_dim=64,
+            layer_norm_epsilon=1e-5,
+            activation_function="gelu_new",
+            bos_token_id=50_256,
+            eos_token_id=50_256,
+        ),
+    ),
+    "GPTNeoXForCausalLM": Architecture(
+        name="gpt_neox",
+        model_type="gpt_neox",
+        overrides=_gpt_neox,
+        qkv_in_groups=True,
+        renamed=frozen(
+            rms_norm_eps="layer_norm_eps",
+            partial_rotary_factor="rotary_pct",
+            rope_theta="rotary_emb_base",
+        ),
+        supported_keys=frozenset({"use_parallel_residual", "partial_rotary_factor"}),
+        tensors=tensor_names(
+            NEOX_LAYER,
+            embed="gpt_neox.embed_in.weight",
+            final_norm="gpt_neox.final_layer_norm.weight",
+            final_norm_bias="gpt_neox.final_layer_norm.bias",
+            lm_head="embed_out.weight",
+            layer="gpt_neox.layers.{i}.",
+        ),
+        defaults=frozen(
+            max_position_embeddings=2048,
+            layer_norm_eps=1e-5,
+            hidden_act="gelu",
+            partial_rotary_factor=0.25,
+            attention_bias=True,
+            use_parallel_residual=True,
+            bos_token_id=0,
+            eos_token_id=2,
+        ),
+    ),
+}

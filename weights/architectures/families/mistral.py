@@ -1,0 +1,227 @@
+"""Mistral, Mixtral and Ministral.
+
+Defaults and overrides are those of the model classes in transformers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from swiftchat.weights.architectures.parts.architecture import (
+    LLAMA_TENSORS,
+    Architecture,
+    frozen,
+    llama_tensors,
+)
+from swiftchat.weights.architectures.parts.expert_readers import (
+    MIXTRAL_EXPERTS,
+    SHARED_EXPERTS,
+    experts_of_width,
+    first_dense,
+    moe_overrides,
+    sigmoid_router,
+)
+from swiftchat.weights.architectures.parts.fields import (
+    MAX_CONTEXT,
+    MAX_HEAD_DIM,
+    Fields,
+    flag,
+    integer,
+    invalid,
+    mapping,
+    number,
+    optional_integer,
+    optional_number,
+    without_keys,
+)
+from swiftchat.weights.architectures.parts.latent_readers import (
+    LATENT_TENSORS,
+    V3_KEYS,
+    latent_fields,
+)
+from swiftchat.weights.architectures.parts.rope import QueryGrowth, RopeConfig
+from swiftchat.weights.architectures.parts.router import RouterConfig
+
+
+def _mistral4(config: Fields) -> Mapping[str, Any]:
+    if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
+        config = {**config, "rope_parameters": _MISTRAL4_ROPE}
+    # The rotated fraction of a head is that of its sizes.
+    config = without_keys(config, ("partial_rotary_factor",))
+    rope = mapping(config, "rope_scaling") or mapping(config, "rope_parameters") or {}
+    beta = number(rope, "llama_4_scaling_beta", above=0.0, below=1e6)
+    name = "original_max_position_embeddings"
+    fields = config if config.get(name) is not None else rope
+    tokens = number(fields, name, above=0.0, below=1e9)
+    sigmoid = sigmoid_router(
+        config, normalized=flag(config, "norm_topk_prob"), scale="routed_scaling_factor"
+    )
+    router = RouterConfig(
+        groups=sigmoid.groups,
+        top_groups=sigmoid.top_groups,
+        normalized=sigmoid.normalized,
+        eps=sigmoid.eps,
+        scale=sigmoid.scale,
+    )
+    return {
+        **experts_of_width(config, router, "n_shared_experts"),
+        **latent_fields(config, interleaved=flag(config, "rope_interleave")),
+        "dense_layers": first_dense(config, "first_k_dense_replace"),
+        "query_growth": QueryGrowth(beta, tokens),
+    }
+
+
+def _ministral3(config: Fields) -> Mapping[str, Any]:
+    head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
+    if config.get("rope_parameters") is None:
+        config = {**config, "rope_parameters": _MINISTRAL3_ROPE}
+    rope = mapping(config, "rope_scaling") or mapping(config, "rope_parameters") or {}
+    beta = optional_number(rope, "llama_4_scaling_beta", above=-1e-9, below=1e3)
+    name = "original_max_position_embeddings"
+    fields = config if config.get(name) is not None else rope
+    tokens = optional_integer(fields, name, 1, MAX_CONTEXT)
+    if beta is None or tokens is None:
+        raise invalid(f"llama_4_scaling_beta and {name}", "in rope_parameters", None)
+    return {
+        "attention_bias": False,
+        "output_bias": False,
+        "mlp_bias": False,
+        "query_growth": QueryGrowth(beta, float(tokens)),
+        "rope": RopeConfig.from_hf(config, head_dim),
+    }
+
+
+_MISTRAL4_ROPE = frozen(
+    rope_type="yarn",
+    rope_theta=10_000.0,
+    factor=128.0,
+    original_max_position_embeddings=8192,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    mscale_all_dim=1.0,
+    mscale=1.0,
+    llama_4_scaling_beta=0.1,
+)
+
+_MISTRAL4_TENSORS = llama_tensors(
+    {
+        **LATENT_TENSORS,
+        **SHARED_EXPERTS,
+        "router": "mlp.gate.weight",
+        "experts_gate_up": "mlp.experts.gate_up_proj",
+        "experts_down": "mlp.experts.down_proj",
+    }
+)
+
+_MINISTRAL3_ROPE = frozen(
+    rope_type="yarn",
+    rope_theta=1e6,
+    factor=16.0,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    mscale=1.0,
+    mscale_all_dim=1.0,
+    original_max_position_embeddings=16_384,
+    llama_4_scaling_beta=0.1,
+)
+
+
+MISTRAL: Mapping[str, Architecture] = {
+    "Mistral4ForCausalLM": Architecture(
+        name="mistral4",
+        model_type="mistral4",
+        overrides=_mistral4,
+        supported_keys=V3_KEYS | {"partial_rotary_factor"},
+        renamed=frozen(num_local_experts="n_routed_experts"),
+        tensors=_MISTRAL4_TENSORS,
+        defaults=frozen(
+            kv_lora_rank=256,
+            q_lora_rank=1024,
+            qk_rope_head_dim=64,
+            qk_nope_head_dim=64,
+            v_head_dim=128,
+            max_position_embeddings=1_048_576,
+            rms_norm_eps=1e-6,
+            intermediate_size=12_288,
+            moe_intermediate_size=2048,
+            first_k_dense_replace=0,
+            n_routed_experts=128,
+            n_shared_experts=1,
+            num_experts_per_tok=4,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=True,
+            routed_scaling_factor=1.0,
+            rope_interleave=True,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+    ),
+    "MistralForCausalLM": Architecture(
+        name="mistral",
+        model_type="mistral",
+        windowed=True,
+        same_windows=True,
+        tensors=LLAMA_TENSORS,
+        defaults=frozen(
+            max_position_embeddings=4096 * 32,
+            rms_norm_eps=1e-6,
+            num_key_value_heads=8,
+            sliding_window=4096,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+    ),
+    "MinistralForCausalLM": Architecture(
+        name="ministral",
+        model_type="ministral",
+        windowed=True,
+        tensors=LLAMA_TENSORS,
+        defaults=frozen(
+            max_position_embeddings=131_072,
+            rms_norm_eps=1e-6,
+            num_key_value_heads=8,
+            sliding_window=4096,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+    ),
+    "Ministral3ForCausalLM": Architecture(
+        name="ministral3",
+        model_type="ministral3",
+        overrides=_ministral3,
+        windowed=True,
+        same_windows=True,
+        tensors=LLAMA_TENSORS,
+        defaults=frozen(
+            max_position_embeddings=262_144,
+            rms_norm_eps=1e-5,
+            num_key_value_heads=8,
+            head_dim=128,
+            rope_theta=1e6,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+    ),
+    "MixtralForCausalLM": Architecture(
+        name="mixtral",
+        model_type="mixtral",
+        windowed=True,
+        same_windows=True,
+        overrides=moe_overrides,
+        supported_keys=frozenset({"num_local_experts"}),
+        tensors=llama_tensors(
+            MIXTRAL_EXPERTS,
+            without=("gate", "up", "down"),
+        ),
+        defaults=frozen(
+            max_position_embeddings=4096 * 32,
+            rms_norm_eps=1e-5,
+            num_key_value_heads=8,
+            rope_theta=1e6,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+    ),
+}

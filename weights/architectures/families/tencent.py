@@ -1,0 +1,152 @@
+"""Tencent: HunYuan, Hy3 and Youtu.
+
+Defaults and overrides are those of the model classes in transformers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from swiftchat.weights.architectures.parts.architecture import (
+    Architecture,
+    frozen,
+    llama_tensors,
+)
+from swiftchat.weights.architectures.parts.expert_readers import (
+    EXPERTS,
+    MOE_KEYS,
+    experts_of_width,
+    listed_dense,
+    moe_overrides,
+    sigmoid_router,
+)
+from swiftchat.weights.architectures.parts.fields import (
+    MAX_WIDTH,
+    Fields,
+    flag,
+    integer,
+    invalid,
+)
+from swiftchat.weights.architectures.parts.latent_readers import (
+    DENSE_TENSORS,
+    LATENT_KEYS,
+    V3_SIZES,
+    latent_fields,
+)
+
+
+def _youtu(config: Fields) -> Mapping[str, Any]:
+    return {**latent_fields(config, interleaved=flag(config, "rope_interleave")), "mlp_bias": False}
+
+
+def hunyuan(config: Fields) -> Mapping[str, Any]:
+    """Return the overrides of HunYuan's attention."""
+    return {"mlp_bias": False, "qk_norm": "head", "qk_norm_after_rope": True}
+
+
+def _hy_v3(config: Fields) -> Mapping[str, Any]:
+    router = sigmoid_router(config, normalized=True, scale="router_scaling_factor")
+    return {
+        **experts_of_width(config, router, "num_shared_experts"),
+        "output_bias": flag(config, "attention_bias"),
+        "qk_norm": "head",
+        "dense_layers": listed_dense(config, 1),
+    }
+
+
+def _hunyuan_moe(config: Fields) -> Mapping[str, Any]:
+    for name in ("moe_topk", "num_experts"):
+        if isinstance(config.get(name), list):
+            raise invalid(name, "one number for all layers", config[name])
+    return {
+        **moe_overrides(config),
+        **hunyuan(config),
+        "attention_bias": flag(config, "attention_bias"),
+        "shared_expert_size": integer(config, "intermediate_size", 1, MAX_WIDTH),
+    }
+
+
+_NORMS = frozen(q_norm="self_attn.query_layernorm.weight", k_norm="self_attn.key_layernorm.weight")
+
+SHARED_MLP = frozen(
+    shared_gate="mlp.shared_mlp.gate_proj.weight",
+    shared_up="mlp.shared_mlp.up_proj.weight",
+    shared_down="mlp.shared_mlp.down_proj.weight",
+)
+
+_MOE_NORMS = frozen(
+    q_norm="self_attn.query_layernorm.weight", k_norm="self_attn.key_layernorm.weight"
+)
+
+
+TENCENT: Mapping[str, Architecture] = {
+    "YoutuForCausalLM": Architecture(
+        name="youtu",
+        model_type="youtu",
+        overrides=_youtu,
+        supported_keys=LATENT_KEYS | {"rope_interleave"},
+        tensors=DENSE_TENSORS,
+        defaults=frozen(
+            **V3_SIZES,
+            max_position_embeddings=131_072,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=True,
+            rope_interleave=True,
+            bos_token_id=128_000,
+            eos_token_id=128_001,
+        ),
+    ),
+    "HunYuanDenseV1ForCausalLM": Architecture(
+        name="hunyuan_v1_dense",
+        model_type="hunyuan_v1_dense",
+        overrides=hunyuan,
+        tensors=llama_tensors(_NORMS),
+        defaults=frozen(
+            max_position_embeddings=2048, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2
+        ),
+    ),
+    "HYV3ForCausalLM": Architecture(
+        name="hy_v3",
+        model_type="hy_v3",
+        overrides=_hy_v3,
+        supported_keys=MOE_KEYS,
+        renamed=frozen(num_local_experts="num_experts"),
+        tensors=llama_tensors(
+            {
+                **EXPERTS,
+                **SHARED_MLP,
+                "router": "mlp.router.gate.weight",
+                "router_correction": "mlp.expert_bias",
+            }
+        ),
+        defaults=frozen(
+            max_position_embeddings=131_072,
+            rms_norm_eps=1e-5,
+            num_key_value_heads=8,
+            head_dim=128,
+            num_shared_experts=1,
+            num_local_experts=192,
+            num_experts_per_tok=8,
+            moe_intermediate_size=1536,
+            router_scaling_factor=2.826,
+            rope_theta=11_158_840.0,
+        ),
+    ),
+    "HunYuanMoEV1ForCausalLM": Architecture(
+        name="hunyuan_v1_moe",
+        model_type="hunyuan_v1_moe",
+        overrides=_hunyuan_moe,
+        supported_keys=MOE_KEYS,
+        renamed=frozen(num_local_experts="num_experts", num_experts_per_tok="moe_topk"),
+        tensors=llama_tensors(
+            {**EXPERTS, **SHARED_MLP, **_MOE_NORMS, "router": "mlp.gate.wg.weight"}
+        ),
+        defaults=frozen(
+            max_position_embeddings=2048,
+            rms_norm_eps=1e-5,
+            num_experts=1,
+            moe_topk=1,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+    ),
+}
