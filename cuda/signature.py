@@ -156,7 +156,7 @@ class Signature:
                 dtype = values.setdefault(declared.dtype, tensor.dtype)
             if tensor.dtype is not dtype or len(shape) != num_dims:
                 self._refuse_type(pointer, tensor, dtype, values)
-            for size, found in zip(sizes, shape, strict=False):
+            for size, found in zip(sizes, shape):  # noqa: B905, an argument more takes longer
                 if values.setdefault(size, found) != found:
                     self._refuse_type(pointer, tensor, dtype, values)
             if tensor.device != device:
