@@ -46,7 +46,11 @@ class _CalibrationOps(TorchOps):
 
     def __init__(self, config: ModelConfig, ctx_size_tokens: int) -> None:
         super().__init__(config, ctx_size_tokens, torch.device("cpu"))
-        self._sizes = config.num_heads, config.num_kv_heads, config.head_dim
+        self._sizes = (
+            config.attention.num_heads,
+            config.attention.num_kv_heads,
+            config.attention.head_dim,
+        )
         self.by_weight: dict[int, Tensor] = {}  # accumulators by the id of the weight
         self.values_by_layer: dict[int, Tensor] = {}
         self._last_input = torch.empty(0)  # of the last measured matrix

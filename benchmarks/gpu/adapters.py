@@ -25,8 +25,9 @@ from swiftchat.engine.linear.adapted import AdapterSet, Delta, LowRankPart
 def random_set(engine: Engine, rank: int) -> AdapterSet:
     """Return low-rank changes of q, k, v, o, gate, up and down in every layer."""
     config, dtype = engine.decoder.config, engine.decoder.weights.dtype
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, attention, mlp = config.hidden_size, config.attention, config.mlp
+    inner = 0 if mlp is None else mlp.intermediate_size
+    q, kv = (n * attention.head_dim for n in (attention.num_heads, attention.num_kv_heads))
     shapes = {
         "qkv": (hidden, (q, kv, kv)),
         "o": (q, (hidden,)),

@@ -34,8 +34,9 @@ PUBLISHED = {2: 2.36, 4: 3.08, 7: 3.54}
 
 def write_head(folder: Path, config: ModelConfig) -> None:
     """Write a head of one layer as large as those of the model."""
-    width, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
-    heads, kv_heads = config.num_heads, config.num_kv_heads
+    width, attention, mlp = config.hidden_size, config.attention, config.mlp
+    inner, size = 0 if mlp is None else mlp.intermediate_size, attention.head_dim
+    heads, kv_heads = attention.num_heads, attention.num_kv_heads
     vocab = min(DRAFT_VOCAB, config.vocab_size)
     settings = {
         "hidden_size": width,

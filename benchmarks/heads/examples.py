@@ -55,12 +55,12 @@ def last_norm(engine: Engine, x: Tensor) -> Tensor:
     config, weights = engine.decoder.config, engine.decoder.weights
     if weights.final_norm is None:
         return x
-    scale = weights.final_norm.float() + float(config.norm_unit_offset)
-    if config.norm == "rms":
-        return F.rms_norm(x, scale.shape, scale, config.norm_eps)
+    scale = weights.final_norm.float() + float(config.norm.unit_offset)
+    if config.norm.kind == "rms":
+        return F.rms_norm(x, scale.shape, scale, config.norm.eps)
     shift = weights.final_norm_bias
     bias = None if shift is None else shift.float()
-    return F.layer_norm(x, scale.shape, scale, bias, config.norm_eps)
+    return F.layer_norm(x, scale.shape, scale, bias, config.norm.eps)
 
 
 def _passes(engine: Engine, texts: Sequence[Text]) -> Iterator[list[Text]]:

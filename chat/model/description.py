@@ -53,17 +53,17 @@ def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> 
 
 def describe_heads(config: "ModelConfig") -> str:
     """Return the numbers of attention heads and KV heads and their size, or those of latents."""
-    latent = config.latent
+    latent = config.attention.latent
     if latent is None:
-        shapes = [config.of_layer(layer) for layer in range(config.num_layers)]
+        shapes = config.attentions if config.has_attention else (config.attention,)
         counts = Counter((each.num_kv_heads, each.head_dim) for each in shapes)
         return "; ".join(
-            f"{config.num_heads} ({kv_heads} KV heads), head_dim {head_dim}"
+            f"{config.attention.num_heads} ({kv_heads} KV heads), head_dim {head_dim}"
             + (f" in {count} layers" if len(counts) > 1 else "")
             for (kv_heads, head_dim), count in counts.items()
         )
     return (
-        f"{config.num_heads}, head_dim {latent.head_dim}, of values {latent.value_dim}; "
+        f"{config.attention.num_heads}, head_dim {latent.head_dim}, of values {latent.value_dim}; "
         f"KV latent {latent.kv_rank} and {latent.rope_dim} for RoPE"
     )
 

@@ -66,10 +66,10 @@ def input_statistics(
             "convert it without --quantize first, then convert the result",
         )
     config = Model.open(path).config
-    if config.num_experts:
+    if config.moe is not None:
         raise UsageError("calibration does not support MoE models", "leave out --calibrate")
-    uneven = config.layer_sizes or config.kv_sources or config.keys_as_values
-    if config.mixer is not None or config.latent is not None or uneven:
+    uneven = not config.has_even_layers or any(each.values.are_keys for each in config.attentions)
+    if config.mixer is not None or config.attention.latent is not None or uneven:
         raise UsageError(
             f"calibration does not support {config.architecture}", "leave out --calibrate"
         )

@@ -14,7 +14,7 @@ from swiftchat.errors import BadModelFile, UsageError
 from swiftchat.weights.adapters.adapter import Adapter, LowRank, Read, TokenRows
 from swiftchat.weights.architectures.parts.mixers import Mamba2
 from swiftchat.weights.architectures.registry import ARCHITECTURES
-from swiftchat.weights.architectures.tensors import canonical_shapes, tensor_name
+from swiftchat.weights.architectures.tensors import shape_by_place, tensor_name
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.division import TensorSlice
 from swiftchat.weights.parallel.tensor_parallel import Shard, TensorKey
@@ -73,7 +73,7 @@ class SetBuilder:
         is_wide = device.type == "cpu" and dtype != torch.bfloat16
         self._narrow_dtype = torch.float32 if is_wide else dtype
         self._transposed = ARCHITECTURES[shard.config.architecture].transposed
-        self._shapes = canonical_shapes(shard.config)
+        self._shape_of = shape_by_place(shard.config)
         self._changes: dict[Site, _Changes] = {}
         self._tables: list[tuple[Tensor, Tensor | None]] = []
         self._table_gain: Tensor | None = None
@@ -176,7 +176,7 @@ class SetBuilder:
         chosen[list(rows.ids), range(len(rows.ids))] = 1.0
         if self._shard.stage == 0:
             self._tables.append((chosen, difference.t().contiguous()))
-        found = self._place(("lm_head", None, None)) if self._config.tied_embeddings else None
+        found = self._place(("lm_head", None, None)) if self._config.head.tied else None
         if found is not None:
             changes, first, local = found
             of_outputs = chosen[local.of_outputs(len(chosen))]
@@ -204,17 +204,18 @@ class SetBuilder:
         for other in _FIELDS[name]:
             if other == matrix:
                 first = num_rows
-            if other in self._shard.slices or other == "lm_head":
-                num_rows += self._rows(other).num_outputs
+            if other in self._shard.slices(layer) or other == "lm_head":
+                num_rows += self._rows(other, layer).num_outputs
         changes = self._changes.setdefault(site, _Changes(num_rows))
-        return changes, first, self._rows(matrix)
+        return changes, first, self._rows(matrix, layer)
 
-    def _rows(self, canonical: str) -> "_LocalRows":
-        stored = self._shard.slices.get(canonical)
-        if canonical == "lm_head" and canonical not in self._shard.slices:
-            stored = self._shard.slices["embed"]  # tied
+    def _rows(self, canonical: str, layer: int | None) -> "_LocalRows":
+        slices = self._shard.slices(layer)
+        stored = slices.get(canonical)
+        if canonical == "lm_head" and canonical not in slices:
+            stored = slices["embed"]  # tied
         assert stored is not None
-        return _LocalRows(stored, self._shapes[canonical], canonical in self._transposed)
+        return _LocalRows(stored, self._shape_of(canonical, layer), canonical in self._transposed)
 
     def _add_embedding(self, change: LowRank, scale: float) -> None:
         if self._shard.stage != 0:
@@ -262,7 +263,8 @@ class SetBuilder:
         order, mixer = None, self._shard.local_config.mixer
         gain, offset, parts = changes.gain, changes.offset, changes.parts
         if site[0] == "qkv":
-            order = qkv_rows(self._shard.local_config)
+            local = self._shard.local_config
+            order = qkv_rows(local, local.attention, local.rope)
         elif site[0] == "mixer_in" and mixer is not None:
             order = None if mixer.input_rows is None else torch.tensor(mixer.input_rows)
         if offset is not None:
@@ -289,7 +291,7 @@ class SetBuilder:
         mixer = self._config.mixer
         if site[0] == "mixer_in" and isinstance(mixer, Mamba2):
             return mixer.scales[0]
-        return self._config.attention_in_scale if site[0] in ("qkv", "o") else 1.0
+        return self._config.attention.in_scale if site[0] in ("qkv", "o") else 1.0
 
     def _on_device(self, tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.to(self._device).contiguous()

@@ -103,7 +103,7 @@ class Tunings:
         if not tuning:
             return None
         config = self._base.config
-        if config.layer_sizes or config.kv_sources:
+        if not config.has_even_layers:
             raise UsageError(
                 f"adapters and soft prompts are not supported for {config.architecture}",
                 "leave out the adapters",

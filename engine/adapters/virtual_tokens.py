@@ -24,7 +24,7 @@ def virtual_tokens(
         return VirtualTokens(prompt.count, embeddings=values)
     layers, heads = slice(*shard.layers), slice(*shard.kv_heads)
     keys, values = values[:, layers, :, heads].unbind(2)
-    order = head_order(shard.config)
+    order = head_order(shard.config.rope, shard.config.attention.head_dim)
     if order is not None:
         keys = keys[..., order]
     kv = torch.cat([keys, values], 2).transpose(0, 1)

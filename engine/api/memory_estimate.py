@@ -40,15 +40,17 @@ def kv_bytes_per_token(config: ModelConfig, item_bytes: int, kv_dtype: str = "au
     has a fp32 scale per head, and 8 bits an element; with int5 a key has 6, a value 5. Raises
     `UsageError` if the model's cache cannot be quantized so.
     """
-    if config.latent is not None and kv_dtype != "auto":
+    if config.attention.latent is not None and kv_dtype != "auto":
         raise UsageError(
             f"--kv-dtype {kv_dtype} does not apply to this model: its KV cache holds latents, "
             "which are compressed already",
             "leave out --kv-dtype, or use --kv-dtype auto",
         )
     total = 0
-    for layer in config.attention_layers:
-        rows, width = config.of_layer(layer).cached_rows
+    for attention in config.attentions:
+        if attention.kv_source is not None:
+            continue
+        rows, width = attention.cached_rows
         total += _token_bytes(rows, width, item_bytes, kv_dtype)
     return total
 

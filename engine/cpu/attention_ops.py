@@ -13,6 +13,7 @@ from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.rope import cos_sin_table, query_factor_table
 from swiftchat.engine.reference.attention import alibi_slopes
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.attention import Attention
 
 _KV_FORMATS: Mapping[object, KVFormat] = {
     torch.float32: KVFormat.F32,
@@ -33,81 +34,85 @@ class AttentionOps:
     def __init__(self, config: ModelConfig, references: References, ctx_size_tokens: int) -> None:
         self._config, self._references = config, references
         cpu = torch.device("cpu")
-        self._cos_sin: list[Tensor] = [
-            references.keep(
-                cos_sin_table(rope, config.of_layer(layer).head_dim, ctx_size_tokens, cpu)
-            )
-            for rope, layer in config.ropes
-        ]
+        self._cos_sin = {
+            (rope, width): references.keep(cos_sin_table(rope, width, ctx_size_tokens, cpu))
+            for rope, width in config.ropes
+        }
         self._num_positions = ctx_size_tokens
-        factors = query_factor_table(config.query_growth, ctx_size_tokens, cpu)
+        factors = query_factor_table(config.growth, ctx_size_tokens, cpu)
         self._query_factors = None if factors is None else references.keep(factors)
-        self._slopes = references.keep(alibi_slopes(config)) if config.alibi else None
+        slopes = alibi_slopes(config)
+        self._slopes = None if slopes is None else references.keep(slopes)
 
     def check(self) -> None:
         """Raise `CannotRecordError` for a model with attention that no kernel computes."""
-        config = self._config
-        if config.value_size is not None:
-            raise CannotRecordError("no kernel has values of another width than keys")
-        if config.latent is not None:
-            raise CannotRecordError("no kernel computes latent attention")
-        if self._num_positions > (config.attention_chunk or self._num_positions):
-            raise CannotRecordError("no kernel attends in chunks")
+        for attention in self._config.attentions:
+            if attention.latent is not None:
+                raise CannotRecordError("no kernel computes latent attention")
+            if attention.values.dim != attention.head_dim:
+                raise CannotRecordError("no kernel has values of another width than keys")
+            if self._num_positions > (attention.scores.chunk or self._num_positions):
+                raise CannotRecordError("no kernel attends in chunks")
 
     def rotary(
         self, layer: int, cache: native.LayerCache, norms: tuple[Tensor, Tensor] | None
     ) -> native.RotaryOp:
         """Return what normalizes, rotates and stores the heads of a layer, without its buffer."""
-        config, whole = self._config.of_layer(layer), self._config
-        owns_kv = whole.kv_source(layer) == layer
+        config, kind = self._attention(layer), self._attention(layer).head_norms
+        has_norms, head_dim = norms is not None and kind is not None, config.head_dim
         op = native.RotaryOp(
             num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads if owns_kv else 0,
-            head_dim=config.head_dim,
-            norm_width=0 if norms is not None and config.qk_norm == "width" else config.head_dim,
-            norm_after=norms is not None and config.qk_norm_after_rope,
-            values_are_keys=layer in whole.keys_as_values,
+            num_kv_heads=config.num_kv_heads if config.kv_source is None else 0,
+            head_dim=head_dim,
+            norm_width=0 if has_norms and kind is not None and kind.over == "width" else head_dim,
+            norm_after=has_norms and kind is not None and kind.after_rope,
+            values_are_keys=config.values.are_keys,
             cache=cache,
         )
         if norms is not None:
-            op.q_norm = self._head_norm(norms[0], config.num_heads, config.head_dim)
-            op.k_norm = self._head_norm(norms[1], config.num_kv_heads, config.head_dim)
-        if config.value_norm:
-            ones = self._references.keep(torch.ones(config.head_dim))
-            op.v_norm = Norm(NormKind.RMS, config.norm_eps, ones.data_ptr())
-        if whole.growth(layer) is not None and self._query_factors is not None:
+            op.q_norm = self._head_norm(norms[0], config.num_heads, head_dim)
+            op.k_norm = self._head_norm(norms[1], config.num_kv_heads, head_dim)
+        if config.values.normalized:
+            ones = self._references.keep(torch.ones(head_dim))
+            op.v_norm = Norm(NormKind.RMS, self._config.norm.eps, ones.data_ptr())
+        if config.scores.growth is not None and self._query_factors is not None:
             op.query_factors = self._query_factors.data_ptr()
-        if self._cos_sin and layer not in whole.unrotated_layers:
-            table = self._cos_sin[0 if whole.window(layer) is None else -1]
+        if config.rope is not None:
+            table = self._cos_sin[config.rope, config.rope_width]
             op.cos_sin, op.num_positions = table.data_ptr(), self._num_positions
-            op.two_dimensional = config.rope is not None and config.rope.two_dimensional
+            op.two_dimensional = config.rope.two_dimensional
         return op
 
     def attention(
         self, layer: int, cache: native.LayerCache, sinks: Tensor | None
     ) -> native.AttentionOp:
         """Return the attention of a layer, without its buffers."""
-        config, whole = self._config.of_layer(layer), self._config
+        config = self._attention(layer)
         return native.AttentionOp(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            window=whole.window(layer) or 0,
-            scale=config.attention_scale,
-            softcap=config.attention_softcap or 0.0,
+            window=config.scores.window or 0,
+            scale=config.scores.scale,
+            softcap=config.scores.softcap or 0.0,
             slopes=None if self._slopes is None else self._slopes.data_ptr(),
             sinks=self._references.floats(sinks),
             cache=cache,
         )
 
+    def _attention(self, layer: int) -> Attention:
+        attention = self._config.layers[layer].attention
+        assert attention is not None
+        return attention
+
     def _head_norm(self, weight: Tensor, num_heads: int, head_dim: int) -> Norm:
         """Return the norm of queries or keys, with weights for the elements of all heads."""
         config = self._config
-        kind = NormKind.RMS if config.norm == "rms" else NormKind.LAYER
-        scale = weight.float() + float(config.norm_unit_offset)
+        kind = NormKind.RMS if config.norm.kind == "rms" else NormKind.LAYER
+        scale = weight.float() + float(config.norm.unit_offset)
         if len(scale) == head_dim:
             scale = scale.repeat(num_heads)
-        return Norm(kind, config.norm_eps, self._references.keep(scale).data_ptr())
+        return Norm(kind, config.norm.eps, self._references.keep(scale).data_ptr())
 
 
 def layer_cache(kv: LayerKV, block_size: int) -> native.LayerCache:

@@ -5,11 +5,11 @@ from swiftchat.engine.cpu.native_weights import native_matrices
 from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.cpu.references import References
 from swiftchat.engine.model.moe import Expert, Experts
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.mlp import Moe
 
 
 def moe_op(
-    config: ModelConfig,
+    config: Moe,
     experts: Experts,
     act: native.ActAndMulOp,
     references: References,
@@ -39,7 +39,7 @@ def moe_op(
         scale=router.scale,
         correction=references.floats(experts.correction),
         expert_scales=references.floats(experts.scales),
-        hidden_size=config.hidden_size,
+        hidden_size=experts.router.shape[1],
         expert_size=experts.each[0].down.shape[1],
         shared_size=0 if experts.shared is None else experts.shared.down.shape[1],
         exact=exact,
@@ -53,7 +53,7 @@ def moe_op(
     return op
 
 
-def _check(config: ModelConfig, experts: Experts) -> None:
+def _check(config: Moe, experts: Experts) -> None:
     router = config.router
     if config.identity_experts:
         raise CannotRecordError("no kernel has identity experts")

@@ -129,9 +129,9 @@ class Recorder(WithoutKernels):
         self, plan: None, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
     ) -> Tensor:
         config, parameters = self._config, Parameters(mixer, self._states[layer], self._references)
-        assert config.mixer is not None
-        activation = _ACTIVATIONS[config.mixer_activation or config.activation]
-        ops = parameters.mixer(config.mixer, activation)
+        own = config.layers[layer]
+        assert own.mixer is not None
+        ops = parameters.mixer(own.mixer, _ACTIVATIONS[own.mixer_activation])
         projected = self.activations(self.linear(x, mixer.project_in, ops.bias))
         last = ops.conv
         ops.conv.x = projected.buffer
@@ -162,7 +162,7 @@ class Recorder(WithoutKernels):
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         if delta is not None:
             self.add_(x, delta)
-        stream, is_layer = self.activations(x), self._config.norm == "layer"
+        stream, is_layer = self.activations(x), self._config.norm.kind == "layer"
         norm = self._layer_norm(weight, bias) if is_layer else self._rms_norm(weight)
         op = native.NormOp(x=stream.buffer, norm=norm)
         return self._append(op, stream.row_set, stream.width)
@@ -247,7 +247,9 @@ class Recorder(WithoutKernels):
     ) -> Tensor:
         source = self.activations(x)
         act = self._act_and_mul()
-        op = moe_op(self._config, experts, act, self._references, exact=self._is_exact)
+        config = self._config.layers[layer].moe
+        assert config is not None
+        op = moe_op(config, experts, act, self._references, exact=self._is_exact)
         seen = source if router_input is None else self.activations(router_input)
         op.x, op.router_x = source.buffer, seen.buffer
         return self._append(op, source.row_set, source.width)
@@ -261,7 +263,7 @@ class Recorder(WithoutKernels):
         total = self._append(rows, RowSet.TOKENS, table.embed.shape[1])
         projected = self.activations(self.linear(x, PlainWeight(table.project), None))
         # The projection's scale, the root of 1 / hidden_size, changes only what eps is relative to.
-        eps = self._config.norm_eps * stream.width
+        eps = self._config.norm.eps * stream.width
         norm = Norm(NormKind.RMS, eps, self._references.floats(table.norm))
         op = native.NormOp(x=projected.buffer, group_width=width, norm=norm)
         normed = self._append(op, RowSet.TOKENS, projected.width)
@@ -271,7 +273,9 @@ class Recorder(WithoutKernels):
 
     def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
         gate, factors = self.activations(self.linear(x, branch.gate, None)), self._columns(own)
-        act = native.ActAndMulOp(x=gate.buffer, activation=_ACTIVATIONS[self._config.activation])
+        act = native.ActAndMulOp(
+            x=gate.buffer, activation=_ACTIVATIONS[self._config.activation.kind]
+        )
         inner = self._append(act, gate.row_set, gate.width)
         op = native.GateOp(x=factors.buffer, first=factors.first, is_plain=1)
         self._append_to(inner, op)
@@ -320,19 +324,19 @@ class Recorder(WithoutKernels):
         self._append_to(out, native.AddScaledOp(x=x.buffer, alpha=alpha, beta=beta))
 
     def _act_and_mul(self) -> native.ActAndMulOp:
-        config = self._config
+        activation = self._config.activation
         return native.ActAndMulOp(
-            activation=_ACTIVATIONS[config.activation],
-            gated=config.gated,
-            interleaved=config.gated and config.interleaved_gate,
-            gate_limit=(config.gate_limit or 0.0) if config.gated else 0.0,
-            gate_scale=config.gate_scale if config.gate_scale != 1.0 else 0.0,
+            activation=_ACTIVATIONS[activation.kind],
+            gated=activation.gated,
+            interleaved=activation.gated and activation.interleaved,
+            gate_limit=(activation.limit or 0.0) if activation.gated else 0.0,
+            gate_scale=activation.scale if activation.scale != 1.0 else 0.0,
         )
 
     def _rms_norm(self, weight: Tensor) -> Norm:
-        scale = self._references.keep(weight.float() + float(self._config.norm_unit_offset))
-        return Norm(NormKind.RMS, self._config.norm_eps, scale.data_ptr())
+        scale = self._references.keep(weight.float() + float(self._config.norm.unit_offset))
+        return Norm(NormKind.RMS, self._config.norm.eps, scale.data_ptr())
 
     def _layer_norm(self, weight: Tensor, bias: Tensor | None) -> Norm:
-        scale, eps = self._references.floats(weight), self._config.norm_eps
+        scale, eps = self._references.floats(weight), self._config.norm.eps
         return Norm(NormKind.LAYER, eps, scale, self._references.floats(bias))

@@ -162,7 +162,7 @@ class Heads:
         self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int
     ) -> CudaOps | None:
         """Return what computes the layer on a GPU; None without attention by our kernels."""
-        if self.kernels is None or config.latent is not None:
+        if self.kernels is None or config.attention.latent is not None:
             return None
         if not kernels_cover(config, self.dtype):
             return None

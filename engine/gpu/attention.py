@@ -19,6 +19,7 @@ from swiftchat.engine.model.norms import norm_heads_
 from swiftchat.engine.model.rope import cos_sin_table, query_factor_table
 from swiftchat.engine.reference.attention import alibi_slopes
 from swiftchat.engine.schedule.batch import padded_rows
+from swiftchat.weights.architectures.parts.attention import NO_ATTENTION
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 
@@ -55,64 +56,63 @@ class AttentionKernels:
     """The attention of a model's layers, or of a rank's shard of them, on one GPU.
 
     Layers may differ in their heads, share the keys and values of another one, and have keys that
-    are also the values. `layers` are the configs with the sizes of each layer.
+    are also the values. `layers` are the attention of each layer.
     """
 
     def __init__(self, gpu: Gpu, shard: Shard, ctx_size_tokens: int, max_num_seqs: int) -> None:
         config = shard.local_config
         self._gpu, self._config = gpu, config
-        self.layers = [config.of_layer(layer) for layer in range(config.num_layers)]
-        self._cos_sin_tables = [
-            cos_sin_table(rope, config.of_layer(layer).rope_width, ctx_size_tokens, gpu.device)
-            for rope, layer in config.ropes
-        ]
-        self._query_factors = query_factor_table(config.query_growth, ctx_size_tokens, gpu.device)
-        self._alibi_slopes: Tensor | None = None
-        if config.alibi:
-            slopes = alibi_slopes(shard.config)[slice(*shard.heads)]
-            self._alibi_slopes = slopes.to(gpu.device)
-        widest = max(layer.head_dim for layer in (config, *self.layers))
+        self.layers = [layer.attention or NO_ATTENTION for layer in config.layers]
+        self._cos_sin_tables = {
+            (rope, width): cos_sin_table(rope, width, ctx_size_tokens, gpu.device)
+            for rope, width in config.ropes
+        }
+        self._query_factors = query_factor_table(config.growth, ctx_size_tokens, gpu.device)
+        slopes = alibi_slopes(shard.config)
+        slopes = None if slopes is None else slopes[slice(*shard.heads)].to(gpu.device)
+        self._alibi_slopes = slopes
+        widest = max(layer.head_dim for layer in self.layers)
         self._workspace = decode_attention_workspace(
-            gpu, padded_rows(max_num_seqs), config.num_heads, widest
+            gpu, padded_rows(max_num_seqs), config.attention.num_heads, widest
         )
-        self._softcap = config.attention_softcap or 0.0
+        self._softcap = config.attention.scores.softcap or 0.0
         self._ctx_size_tokens = ctx_size_tokens
-        self._norm_offset = float(config.norm_unit_offset and config.norm == "rms")
+        self._norm_offset = float(config.norm.unit_offset and config.norm.kind == "rms")
 
     def cos_sin(self, layer: int) -> Tensor | None:
         """Return a layer's cosines and sines, fp32 [num_positions, head_dim]; None: no rotation."""
-        if not self._cos_sin_tables or layer in self._config.unrotated_layers:
+        config = self.layers[layer]
+        if config.rope is None:
             return None
-        # If there are two tables, the second is for the layers with a window.
-        return self._cos_sin_tables[-1 if self._window(layer) else 0]
+        return self._cos_sin_tables[config.rope, config.rope_width]
 
     def query_factors(self, layer: int) -> Tensor | None:
         """Return what a layer's queries are multiplied by, fp32 [num_positions]; None: by 1."""
-        return None if self._config.growth(layer) is None else self._query_factors
+        return None if self.layers[layer].scores.growth is None else self._query_factors
 
     def _window(self, layer: int) -> int:
         """Return the number of last tokens that a layer attends to; 0: all."""
-        return self._config.window(layer) or 0
+        return self.layers[layer].scores.window or 0
 
     def _chunk(self, layer: int) -> int:
         """Return the tokens of the chunks within which a layer attends; 0: they have one chunk."""
-        chunk = self._config.chunk(layer) or 0
+        chunk = self.layers[layer].scores.chunk or 0
         return chunk if chunk < self._ctx_size_tokens else 0
 
     def _head_norm(self, layer: int, norms: tuple[Tensor, Tensor] | None) -> HeadNorm | None:
         """Return the norms of heads that `rotary` computes; None: no norms, or it cannot."""
         config = self.layers[layer]
-        size = config.head_dim
-        if norms is None or config.qk_norm != "head" or not head_norm_fits(size, size):
+        kind, size = config.head_norms, config.head_dim
+        if norms is None or kind is None or kind.over != "head" or not head_norm_fits(size, size):
             return None
         query, key = norms
         return HeadNorm(
             query,
             key if len(key) else query,  # without keys of its own
-            config.norm_eps,
+            self._config.norm.eps,
             self._norm_offset,
-            after=config.qk_norm_after_rope,
-            values=config.value_norm,
+            after=kind.after_rope,
+            values=config.values.normalized,
         )
 
     def norms_heads(self, layer: int, norms: tuple[Tensor, Tensor] | None) -> bool:
@@ -138,7 +138,7 @@ class AttentionKernels:
         head_norm = self._head_norm(layer, norms)
         if norms is not None and head_norm is None:
             assert num_gate_heads == 0  # see `norms_heads`
-            norm_heads_(qkv, *norms, config)
+            norm_heads_(qkv, *norms, config, self._config.norm)
         heads = qkv.view(len(qkv), -1, config.head_dim)
         rotary(
             self._gpu,
@@ -148,11 +148,11 @@ class AttentionKernels:
             positions=positions,
             slot_mapping=slot_mapping,
             num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads if config.kv_source(layer) == layer else 0,
+            num_kv_heads=config.num_kv_heads if config.kv_source is None else 0,
             norm=head_norm,
             query_factors=self.query_factors(layer),
             kv_scales=kv_scales,
-            keys_as_values=layer in config.keys_as_values,
+            keys_as_values=config.values.are_keys,
             num_gate_heads=num_gate_heads,
         )
         return heads[:, : config.num_heads]
@@ -171,8 +171,8 @@ class AttentionKernels:
         rotary = DecodeRotary(self.cos_sin(layer), positions, slot_mapping, norm, num_gate_heads)
         fits = (
             isinstance(kv, Tensor)
-            and config.kv_source(layer) == layer
-            and layer not in config.keys_as_values
+            and config.kv_source is None
+            and not config.values.are_keys
             and self.query_factors(layer) is None
             and (norm is not None or norms is None)
             and decode_rotary_fits(config.head_dim, rotary.rotary_dim, norm)
@@ -203,7 +203,7 @@ class AttentionKernels:
             cache,
             block_tables=rows.block_tables,
             context_lens=rows.context_lens,
-            scale=self.layers[layer].attention_scale,
+            scale=self.layers[layer].scores.scale,
             out=out,
             workspace=self._workspace,
             window=self._window(layer),
@@ -236,7 +236,7 @@ class AttentionKernels:
             query_starts=rows.query_starts,
             context_lens=rows.context_lens,
             max_num_tokens=rows.max_num_tokens,
-            scale=self.layers[layer].attention_scale,
+            scale=self.layers[layer].scores.scale,
             out=out,
             window=self._window(layer),
             chunk=self._chunk(layer),

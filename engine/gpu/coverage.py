@@ -9,6 +9,7 @@ from swiftchat.cuda.signature import DTYPE_NAMES
 from swiftchat.engine.gpu.latent_attention import latent_kernels_cover
 from swiftchat.engine.gpu.mixers.mix import mixer_kernels_cover
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.attention import Attention
 
 
 def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto") -> bool:
@@ -17,47 +18,52 @@ def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto
     Partial, interleaved and scaled rotary embeddings need no kernels of their own: they are part of
     the order of the weights and of the table of angles.
     """
+    moe = config.moe
     return (
         mixer_kernels_cover(config)
-        and (config.activation in KINDS or config.expert_bias)
-        and (config.qk_norm is None or not config.qk_norm_after_rope or _normalizes_heads(config))
-        and (config.query_growth is None or config.latent is None)
-        and not config.inner_norms
-        and not config.output_norm_layers
-        and not config.gate_by_head
-        and not config.softplus_gate
-        and config.value_size is None
-        and latent_kernels_cover(config, dtype)
-        and (config.attention_chunk is None or config.latent is None)
-        # The keys must not be normalized before they become values.
-        and (not (config.value_norm or config.keys_as_values) or _normalizes_heads(config))
-        and (config.per_layer_embeddings is None or config.activation in KINDS)
+        and (config.activation.kind in KINDS or (moe is not None and moe.bias))
+        and not any(layer.inner_norms for layer in config.layers)
+        and len({layer.norm_order for layer in config.layers}) == 1
+        and all(_covers(each, dtype) for each in config.attentions)
+        and (config.embeddings.per_layer is None or config.activation.kind in KINDS)
         and config.prefix_lm is None
         and dtype in DTYPE_NAMES
-        and (_supports_heads(config, dtype, kv_dtype) or not _attends(config))
+        and (not config.has_attention or _supports_heads(config, dtype, kv_dtype))
     )
 
 
-def _normalizes_heads(config: ModelConfig) -> bool:
+def _covers(attention: Attention, dtype: torch.dtype) -> bool:
+    """Return whether the kernels compute the attention of a layer."""
+    norms, gate, latent = attention.head_norms, attention.gate, attention.latent
+    scores, values = attention.scores, attention.values
+    needs_rotary = (norms is not None and norms.after_rope) or values.normalized or values.are_keys
+    return (
+        # The keys must not be normalized before they become values.
+        (not needs_rotary or _normalizes_heads(attention))
+        and (scores.growth is None or latent is None)
+        and (scores.chunk is None or latent is None)
+        and (gate is None or not (gate.by_head or gate.softplus))
+        and (latent is not None or values.dim == attention.head_dim)
+        and latent_kernels_cover(attention, dtype)
+    )
+
+
+def _normalizes_heads(attention: Attention) -> bool:
     """Return whether the kernel of the rotary embedding computes the norms of queries and keys."""
-    sizes = head_dims(config)
-    return config.qk_norm == "head" and all(head_norm_fits(size, size) for size in sizes)
+    norms, size = attention.head_norms, attention.head_dim
+    return norms is not None and norms.over == "head" and head_norm_fits(size, size)
 
 
 def head_dims(config: ModelConfig) -> set[int]:
     """Return the sizes of the heads of all layers."""
-    return {config.of_layer(layer).head_dim for layer in range(config.num_layers)}
-
-
-def _attends(config: ModelConfig) -> bool:
-    return any(config.has_attention(layer) for layer in range(config.num_layers))
+    return {each.head_dim for each in config.attentions}
 
 
 def _supports_heads(config: ModelConfig, dtype: torch.dtype, kv_dtype: str) -> bool:
     sizes = head_dims(config)
     return (
         all(size % 8 == 0 for size in sizes)
-        and (max(sizes) <= MAX_HEAD_DIM or config.latent is not None)
+        and (max(sizes) <= MAX_HEAD_DIM or config.attention.latent is not None)
         and (
             kv_dtype == "auto"
             or all(_supports_quantized_kv(size, dtype, kv_dtype) for size in sizes)

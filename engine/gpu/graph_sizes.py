@@ -12,5 +12,7 @@ _MORE_TOKENS = (1024, 2048)  # of models whose layers have many kernels
 
 def prefill_sizes(config: ModelConfig) -> tuple[int, ...]:
     """Return the numbers of tokens of a model's captured chunks, in ascending order."""
-    has_many = config.num_experts > 0 or config.mixer is not None or config.latent is not None
+    has_many = (
+        config.moe is not None or config.mixer is not None or config.attention.latent is not None
+    )
     return PREFILL_TOKENS + _MORE_TOKENS if has_many else PREFILL_TOKENS

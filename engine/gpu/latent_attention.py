@@ -14,21 +14,21 @@ from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.reference.latent_attention import rms_norm
 from swiftchat.engine.reference.ops import TorchOps, TorchPlan
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.attention import Attention
 from swiftchat.weights.architectures.parts.latent import LatentAttention
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 
-def latent_kernels_cover(config: ModelConfig, dtype: torch.dtype) -> bool:
-    """Return whether the kernels compute a model's latent attention, or it has none."""
-    latent = config.latent
+def latent_kernels_cover(attention: Attention, dtype: torch.dtype) -> bool:
+    """Return whether the kernels compute latent attention, or it has no latent."""
+    latent = attention.latent
     if latent is None:
         return True
     return (
         latent.index is None
         and latent_attention_fits(dtype, latent.kv_rank, latent.rope_dim)
         and latent.nope_dim % 8 == 0
-        and config.attention_softcap is None
+        and attention.scores.softcap is None
     )
 
 
@@ -68,7 +68,7 @@ class LatentKernels:
         Absorbed: the matrix that makes keys is applied to the queries, that of the values to the
         output.
         """
-        latent = self._config.latent
+        latent = self._config.attention.latent
         assert latent is not None
         q, row = self._queries(projected, latent, weights)
         kv = kv.transpose(1, 2)  # the same memory: a token has a single row
@@ -94,7 +94,7 @@ class LatentKernels:
             kv,
             block_tables=block_tables,
             context_lens=context_lens,
-            scale=self._config.attention_scale * latent.q_scale,
+            scale=self._config.attention.scores.scale * latent.q_scale,
             out=out,
         )
         values = torch.bmm(out.transpose(0, 1), weights.kv_b[:, nope:].transpose(1, 2))

@@ -23,6 +23,7 @@ from swiftchat.engine.gpu.expert_matrices import expert_matrices, with_shared
 from swiftchat.engine.gpu.linear.plain import GpuPlainWeight, LinearKernels
 from swiftchat.engine.model.moe import Experts
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.mlp import Moe
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
@@ -62,15 +63,21 @@ class ExpertKernels:
     """
 
     def __init__(self, kernels: LinearKernels, config: ModelConfig) -> None:
-        self._kernels, self._config = kernels, config
+        self._kernels, self._hidden_size, self._moe = kernels, config.hidden_size, config.moe
         self._layers: dict[int, LayerKernels | None] = {}
         self._workspace: RouterWorkspace | None = None
-        if config.num_experts:
-            self._workspace = RouterWorkspace(kernels.gpu, MAX_GEMV_ROWS, config.num_experts)
+        if config.moe is not None:
+            num_experts = config.moe.num_experts
+            self._workspace = RouterWorkspace(kernels.gpu, MAX_GEMV_ROWS, num_experts)
         self._gates: Gates = {
-            "gate_step": 2 if config.interleaved_gate else 1,
-            "limit": config.gate_limit or 0.0,
+            "gate_step": 2 if config.activation.interleaved else 1,
+            "limit": config.activation.limit or 0.0,
         }
+
+    @property
+    def _config(self) -> Moe:
+        assert self._moe is not None  # a model without experts asks for none
+        return self._moe
 
     def support(self, layer: int, experts: Experts) -> bool:
         """Return whether the kernels compute a layer's experts."""
@@ -161,7 +168,7 @@ class ExpertKernels:
         inner = x.new_empty(*ids.shape, config.expert_size)
         of_input, of_output = self._places(weights)
         expert_gate_up(
-            *(gpu, x, own.all_inputs, ids, inner, config.activation),
+            *(gpu, x, own.all_inputs, ids, inner, config.activation.kind),
             input_weights=of_input,
             **self._gates,
         )
@@ -178,7 +185,7 @@ class ExpertKernels:
         inner = x.new_empty(ids.numel(), config.expert_size)
         of_input, of_output = self._places(weights)
         grouped_gate_up(
-            *(gpu, x, own.inputs, rows, inner, config.activation),
+            *(gpu, x, own.inputs, rows, inner, config.activation.kind),
             input_weights=of_input,
             **self._gates,
         )
@@ -197,9 +204,9 @@ class ExpertKernels:
     def _prepare(self, experts: Experts) -> LayerKernels | None:
         config = self._config
         is_covered = (
-            config.gated
-            and config.gate_scale == 1.0
-            and config.activation in ACTIVATIONS
+            config.activation.gated
+            and config.activation.scale == 1.0
+            and config.activation.kind in ACTIVATIONS
             and routing_fits(config.router)
             and not config.identity_experts
             and experts.project_in is None
@@ -215,15 +222,15 @@ class ExpertKernels:
         is_packed = inputs.scheme in TILE_COLUMNS
         if (
             not (grouped_fits(inputs, dtype) and grouped_fits(outputs, dtype))
-            or (is_packed and (config.interleaved_gate or config.expert_size % 8))
-            or config.hidden_size % 8
+            or (is_packed and (config.activation.interleaved or config.expert_size % 8))
+            or self._hidden_size % 8
         ):
             return None
         has_gemv, rows = self._has_gemv(inputs, outputs, dtype), experts.router
         every = inputs, outputs
         shared, shared_router = experts.shared, experts.shared_router
         # Its own router would multiply the input of the shared expert, too.
-        is_plain = not config.interleaved_gate and (
+        is_plain = not config.activation.interleaved and (
             shared_router is None or not config.router.on_input
         )
         if shared is not None and has_gemv and is_plain:

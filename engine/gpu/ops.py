@@ -69,15 +69,16 @@ class CudaOps(Elementwise):
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.gpu = gpu
-        self.heads_first = config.latent is None  # torch computes latent attention of long prompts
+        # Torch computes latent attention of long prompts.
+        self.heads_first = config.attention.latent is None
         self.attention = AttentionKernels(gpu, shard, ctx_size_tokens, max_num_seqs)
         self.linear_workspace = kernels.workspace
         self._latent: LatentKernels | None = None
-        if config.latent is not None:
+        if config.attention.latent is not None:
             self._latent = LatentKernels(gpu, shard, ctx_size_tokens)
         self.experts = ExpertKernels(kernels, config)
         self.mixers = MixerKernels(gpu, config)
-        self.norm_offset = float(config.norm_unit_offset and config.norm == "rms")
+        self.norm_offset = float(config.norm.unit_offset and config.norm.kind == "rms")
         self.per_layer = PerLayerKernels(kernels, config, self.norm_offset)
         self.first_id = shard.vocab[0]  # of this rank's embeddings
         self._config = config
@@ -138,17 +139,17 @@ class CudaOps(Elementwise):
             self.gpu,
             x,
             weight,
-            self._config.norm_eps,
+            self._config.norm.eps,
             out,
             delta=delta,
             shift=bias,
-            layer_norm=self._config.norm == "layer",
+            layer_norm=self._config.norm.kind == "layer",
             weight_offset=self.norm_offset,
         )
         return out
 
     def add_norm_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
-        eps = self._config.norm_eps
+        eps = self._config.norm.eps
         add_norm(self.gpu, x, delta, weight, eps, weight_offset=self.norm_offset)
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
@@ -210,22 +211,22 @@ class CudaOps(Elementwise):
     @property
     def _computes_activation(self) -> bool:
         """Whether the kernels compute the activation of MLPs, with its gate if it has one."""
-        config = self._config
-        is_plain = config.gate_limit is None and config.gate_scale == 1.0
-        return is_plain and not config.interleaved_gate and config.activation in KINDS
+        activation = self._config.activation
+        is_plain = activation.limit is None and activation.scale == 1.0
+        return is_plain and not activation.interleaved and activation.kind in KINDS
 
     @property
     def gate_activation(self) -> str | None:
         """The activation of the gates of MLPs, if there are gates and the kernels compute it."""
-        config = self._config
-        return config.activation if config.gated and self._computes_activation else None
+        activation = self._config.activation
+        return activation.kind if activation.gated and self._computes_activation else None
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
-        config, gated = self._config, self._config.gated
+        activation = self._config.activation
         if not self._computes_activation:
-            return activations.act_and_mul(gate_up, config)
-        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // (2 if gated else 1))
-        act_and_mul(self.gpu, gate_up, out, config.activation, gated=gated)
+            return activations.act_and_mul(gate_up, activation)
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // (2 if activation.gated else 1))
+        act_and_mul(self.gpu, gate_up, out, activation.kind, gated=activation.gated)
         return out
 
     def per_layer_embeddings(
@@ -240,7 +241,9 @@ class CudaOps(Elementwise):
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
     ) -> Tensor:
         if not self.experts.support(layer, experts):
-            return moe(x, experts, self._config, self, router_input)
+            config = self._config.layers[layer].moe
+            assert config is not None
+            return moe(x, experts, config, self, router_input)
         out = self.experts.compute(layer, x, experts, router_input)
         shared = shared_expert(x, experts, self)
         return out if shared is None else out.add_(shared)

@@ -33,7 +33,7 @@ class PerLayerKernels:
         embed(gpu, ids, matrix, total, scale=own_scale * 2**-0.5)
         projected = GpuPlainWeight(table.project, self._kernels).matmul_fp32(x.to(dtype))
         # The projection's scale, the root of 1 / hidden_size, changes only what eps is relative to.
-        eps = self._config.norm_eps * x.shape[1]
+        eps = self._config.norm.eps * x.shape[1]
         normed = torch.empty(n * columns // width, width, dtype=dtype, device=x.device)
         norm(gpu, projected.view(normed.shape), table.norm, eps, normed)
         total.add_(normed.view(total.shape), alpha=2**-0.5)
@@ -45,13 +45,13 @@ class PerLayerKernels:
 
     def gated(self, gate: Tensor, own: Tensor) -> Tensor:
         """Return activation(gate) * own, [n, width] each, in the memory of `gate`."""
-        act_and_mul(self._kernels.gpu, gate, gate, self._config.activation, up=own)
+        act_and_mul(self._kernels.gpu, gate, gate, self._config.activation.kind, up=own)
         return gate
 
     def branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
         """Return the branch of a layer's embeddings for the stream x: fp32 [n, hidden_size]."""
         inner = self.gated(branch.gate.matmul(x.to(own.dtype)), own)
         normed, out = torch.zeros_like(x), branch.out.matmul(inner)
-        eps, offset = self._config.norm_eps, self._norm_offset
+        eps, offset = self._config.norm.eps, self._norm_offset
         add_norm(self._kernels.gpu, normed, out, branch.out_norm, eps, weight_offset=offset)
         return normed

@@ -90,7 +90,7 @@ class _Assembler:
             final_norm=self._optional("final_norm"),
             final_norm_bias=self._optional("final_norm_bias"),
             project_out=self._projection("project_out"),
-            lm_head=embed if self._config.tied_embeddings else self._matrix("lm_head"),
+            lm_head=embed if self._config.head.tied else self._matrix("lm_head"),
             lm_head_bias=self._optional("lm_head_bias"),
             per_layer=self._per_layer_table(),
             streams=self._stream_projections(),
@@ -123,10 +123,10 @@ class _Assembler:
             mlp_inner_norm=self._optional("mlp_inner_norm", layer=i),
             xielu=self._exact("xielu_positive", "xielu_negative", layer=i),
             experts=self._experts(i) if "router" in layer_tensors(self._config, i) else None,
-            mixer=self._mixer(i) if i in self._config.mixer_layers else None,
+            mixer=None if self._config.layers[i].mixer is None else self._mixer(i),
             per_layer=self._per_layer_branch(i),
             scale=self._optional("layer_scale", layer=i),
-            expert_norms=self._expert_norms(i) if self._config.mlp_and_experts else None,
+            expert_norms=self._expert_norms(i),
             streams=self._stream_mixing(i) if self._config.streams is not None else None,
             residual=self._low_rank_residual(i) if self._config.streams is not None else None,
         )
@@ -164,7 +164,9 @@ class _Assembler:
         gate, out = self._matrix("ple_gate", layer=i), self._matrix("ple_out", layer=i)
         return PerLayerBranch(gate, out, norm)
 
-    def _expert_norms(self, i: int) -> ExpertNorms:
+    def _expert_norms(self, i: int) -> ExpertNorms | None:
+        if "experts_norm" not in layer_tensors(self._config, i):
+            return None
         return ExpertNorms(
             dense_out=self._required("dense_out_norm", layer=i),
             experts=self._required("experts_norm", layer=i),
@@ -198,7 +200,7 @@ class _Assembler:
         return conv.squeeze(1) if conv.numel() else conv
 
     def _decay(self, i: int) -> Tensor | None:
-        mixer = self._config.mixer
+        mixer = self._config.layers[i].mixer
         if not isinstance(mixer, Lightning):
             return self._exact("mixer_decay", layer=i)
         device = self._required("mixer_norm", layer=i).device
@@ -210,7 +212,7 @@ class _Assembler:
         if "experts_gate" in layer_tensors(self._config, i):
             each = self._flat_experts(i)
         shared = None
-        if self._config.shared_expert_size:
+        if "shared_down" in layer_tensors(self._config, i):
             gate_up = self._matrix("shared_gate_up", "shared_gate", "shared_up", layer=i)
             shared = Expert(gate_up, self._matrix("shared_down", layer=i))
         return Experts(
@@ -227,7 +229,7 @@ class _Assembler:
         )
 
     def _latent(self, i: int) -> LatentWeights:
-        q_norm, has_index = self._optional("q_a_norm", layer=i), "index_q" in self._shard.slices
+        q_norm, has_index = self._optional("q_a_norm", layer=i), "index_q" in self._shard.slices(i)
         return LatentWeights(
             kv_norm=self._required("kv_a_norm", layer=i),
             kv_b=self._required("kv_b", layer=i),
@@ -240,7 +242,8 @@ class _Assembler:
 
     def _gate(self, i: int) -> LinearWeight | None:
         has_gate = "attn_gate" in layer_tensors(self._config, i)
-        if has_gate and self._config.gate_by_head:
+        attention = self._config.layers[i].attention
+        if has_gate and attention and attention.gate and attention.gate.by_head:
             return self._placement.factory.plain(self._required("attn_gate", layer=i))
         return self._matrix("attn_gate", layer=i) if has_gate else None
 
@@ -251,8 +254,9 @@ class _Assembler:
 
     def _separate_experts(self, i: int) -> Iterator[Expert]:
         """The experts of a checkpoint that has tensors for each of them."""
-        parts = self._shard.of_layer(i).slices
-        inputs = ("expert_gate", "expert_up") if self._config.gated else ("expert_up",)
+        parts, moe = self._shard.slices(i), self._config.layers[i].moe
+        assert moe is not None
+        inputs = ("expert_gate", "expert_up") if moe.activation.gated else ("expert_up",)
 
         def weight(expert: int, *canonical: str) -> LinearWeight:
             pairs = [
@@ -262,7 +266,7 @@ class _Assembler:
                 [(name, part) for name, part in pairs if part is not None]
             )
 
-        for expert in range(self._config.num_experts):
+        for expert in range(moe.num_experts):
             gate_up = weight(expert, *inputs)
             yield Expert(gate_up, weight(expert, "expert_down"))
 
@@ -270,7 +274,9 @@ class _Assembler:
         """The experts of a checkpoint that has them one below the other, all matrices alike."""
         names = ("experts_gate", "experts_up", "experts_down")
         gate, up, down = (self._required(name, layer=i) for name in names)
-        factory, size = self._placement.factory, self._config.expert_size
+        factory, moe = self._placement.factory, self._config.layers[i].moe
+        assert moe is not None
+        size = moe.expert_size
         # On a GPU the tensors have no values yet: `canonicalize` joins and transposes them.
         for start in range(0, len(gate), size):
             rows = slice(start, start + size)

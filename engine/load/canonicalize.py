@@ -18,6 +18,9 @@ from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.attention import NO_ATTENTION, Attention
+from swiftchat.weights.architectures.parts.mixers import StateMixer
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import gate_in_queries
 
@@ -30,12 +33,13 @@ def canonicalize(config: ModelConfig, weights: DecoderWeights) -> DecoderWeights
     """Return the weights in the decoder's layout, given those in the checkpoint's layout."""
     weights = _norms_with_weights(config, weights)
     orders = _Orders(config)
-    layers = [_layer(*orders.of_layer(i), layer) for i, layer in enumerate(weights.layers)]
+    layers = [_layer(config, i, orders, layer) for i, layer in enumerate(weights.layers)]
     changes: dict[str, Any] = {"layers": layers}
-    if config.norm_order == "post":
+    if config.layers[0].norm_order == "post":
         changes = _post_to_pre_norms(layers)
-    if weights.positions is not None and config.position_offset:
-        changes["positions"] = weights.positions[config.position_offset :]
+    positions = config.embeddings.positions
+    if weights.positions is not None and positions is not None and positions.offset:
+        changes["positions"] = weights.positions[positions.offset :]
     return dataclasses.replace(weights, **changes)
 
 
@@ -44,25 +48,26 @@ def _norms_with_weights(config: ModelConfig, weights: DecoderWeights) -> Decoder
 
     The weights of LayerNorms that are stored minus one get it back.
     """
-    adds_one = config.norm == "layer" and config.norm_unit_offset
-    if config.norm_weights and config.qk_norm_weights and not adds_one:
+    adds_one = config.norm.kind == "layer" and config.norm.unit_offset
+    head_norms = [each.head_norms for each in config.attentions]
+    has_all = all(each is None or each.has_weights for each in head_norms)
+    if config.norm.has_weights and has_all and not adds_one:
         return weights
     like = next(iter(weights.layers[0].o.tensors))
     ones = torch.ones(config.hidden_size, dtype=weights.dtype, device=like.device)
     changes: dict[str, Any] = {}
-    if not config.norm_weights:
+    if not config.norm.has_weights:
         changes = dict.fromkeys(("attn_norm", "mlp_norm"), ones)
         weights = dataclasses.replace(
             weights,
-            final_norm=ones if config.final_norm else None,
-            embed_norm=ones if config.embedding_norm else None,
+            final_norm=ones if config.head.has_norm else None,
+            embed_norm=ones if config.embeddings.has_norm else None,
         )
     layers = [dataclasses.replace(layer, **changes) for layer in weights.layers]
-    if config.qk_norm and not config.qk_norm_weights:
-        changes = dict.fromkeys(("q_norm", "k_norm"), ones[:1].repeat(config.head_dim))
+    if not has_all:
         layers = [
-            layer if i in config.unrotated_layers else dataclasses.replace(layer, **changes)
-            for i, layer in enumerate(layers)
+            _with_head_norms(part.attention, layer, ones)
+            for part, layer in zip(config.layers, layers, strict=True)
         ]
     if adds_one:
         layers = [
@@ -78,31 +83,53 @@ def _norms_with_weights(config: ModelConfig, weights: DecoderWeights) -> Decoder
     return dataclasses.replace(weights, layers=layers)
 
 
+def _with_head_norms(
+    attention: Attention | None, layer: LayerWeights, ones: Tensor
+) -> LayerWeights:
+    """Return a layer with ones as weights of its norms of queries and keys, if it has them."""
+    if attention is None or attention.head_norms is None:
+        return layer
+    weights = ones[:1].repeat(attention.head_dim)
+    return dataclasses.replace(layer, q_norm=weights, k_norm=weights)
+
+
 class _Orders:
-    """The config of each layer, with the orders of its rows and of the elements of a head."""
+    """The attention of each layer, with the orders of its rows and of the elements of a head.
+
+    Layers without rotation have the order of the first rotated one.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
-        self._config = config
-        self._found: dict[object, tuple[ModelConfig, Tensor | None, Tensor | None]] = {}
+        self._config, self._rope = config, config.rope
+        self._found: dict[Attention, _Order] = {}
 
-    def of_layer(self, i: int) -> tuple[ModelConfig, Tensor | None, Tensor | None]:
-        config = self._config
-        is_local = config.local_rope is not None and config.window(i) is not None
-        key = (is_local, config.layer_sizes[i] if config.layer_sizes else None)
-        if key not in self._found:
-            own = config.of_layer(i)
-            own = dataclasses.replace(own, rope=config.local_rope) if is_local else own
-            self._found[key] = own, qkv_rows(own), head_order(own)
-        return self._found[key]
+    def of_layer(self, i: int) -> "_Order":
+        attention = self._config.layers[i].attention
+        if attention is None:
+            return _Order(NO_ATTENTION, None, None)
+        if attention not in self._found:
+            rope = attention.rope or self._rope
+            rows = qkv_rows(self._config, attention, rope)
+            self._found[attention] = _Order(attention, rows, head_order(rope, attention.head_dim))
+        return self._found[attention]
 
 
-def _layer(
-    config: ModelConfig, rows: Tensor | None, order: Tensor | None, layer: LayerWeights
-) -> LayerWeights:
+@dataclasses.dataclass(frozen=True)
+class _Order:
+    """The attention of a layer; for each of its rows and of a head's elements that in the file."""
+
+    attention: Attention
+    rows: Tensor | None
+    elements: Tensor | None
+
+
+def _layer(config: ModelConfig, i: int, orders: _Orders, layer: LayerWeights) -> LayerWeights:
     changes: dict[str, Any] = {}
-    if layer.attn_gate is not None and config.gate_by_head:
+    found = orders.of_layer(i)
+    attention, rows, order = found.attention, found.rows, found.elements
+    if layer.attn_gate is not None and attention.gate is not None and attention.gate.by_head:
         # One row for each element of a head: its gate is computed as any other.
-        changes["attn_gate"] = layer.attn_gate.repeated(config.value_dim)
+        changes["attn_gate"] = layer.attn_gate.repeated(attention.values.dim)
     for name in ARCHITECTURES[config.architecture].transposed & _FIELDS.keys():
         field = _FIELDS[name]
         changes[field] = getattr(layer, field).transposed(copy=True)
@@ -110,7 +137,7 @@ def _layer(
         changes["experts"] = _experts(config, layer.experts)
     if layer.latent is not None:
         kv_b = layer.latent.kv_b
-        by_head = kv_b.view(config.num_heads, -1, kv_b.shape[1])
+        by_head = kv_b.view(attention.num_heads, -1, kv_b.shape[1])
         changes["latent"] = dataclasses.replace(layer.latent, kv_b=by_head)
         if layer.qkv_bias is not None:  # queries that are projected directly, and indices
             missing = layer.qkv.shape[0] - len(layer.qkv_bias)
@@ -121,7 +148,7 @@ def _layer(
         router = layer.expert_norms.router * config.hidden_size**-0.5
         changes["expert_norms"] = dataclasses.replace(layer.expert_norms, router=router)
     if layer.mixer is not None:
-        changes["mixer"] = _mixer(config, layer.mixer)
+        changes["mixer"] = _mixer(config.layers[i].mixer, layer.mixer)
     elif rows is not None:
         changes["qkv"] = changes.get("qkv", layer.qkv).reordered(rows)
         if layer.qkv_bias is not None:
@@ -129,15 +156,15 @@ def _layer(
     if order is not None and layer.q_norm is not None and layer.k_norm is not None:
         for field in ("q_norm", "k_norm"):
             weight: Tensor = getattr(layer, field)
-            heads = weight.view(-1, config.head_dim)
+            heads = weight.view(-1, attention.head_dim)
             changes[field] = heads[:, order.to(weight.device)].reshape(-1)
     elif layer.q_norm is not None and layer.k_norm is not None and layer.q_norm.ndim > 1:
         changes |= {"q_norm": layer.q_norm.reshape(-1), "k_norm": layer.k_norm.reshape(-1)}
     return dataclasses.replace(layer, **changes) if changes else layer
 
 
-def _mixer(config: ModelConfig, mixer: MixerWeights) -> MixerWeights:
-    rows = None if config.mixer is None else config.mixer.input_rows
+def _mixer(kind: StateMixer | None, mixer: MixerWeights) -> MixerWeights:
+    rows = None if kind is None else kind.input_rows
     if rows is None:
         return mixer
     order, bias = torch.tensor(rows), mixer.project_in_bias
@@ -188,17 +215,21 @@ def _transposed(weight: LinearWeight) -> LinearWeight:
     return dataclasses.replace(weight, tensor=tensor.view(rows, columns))
 
 
-def qkv_rows(config: ModelConfig) -> Tensor | None:
+def qkv_rows(config: ModelConfig, attention: Attention, rope: RopeConfig | None) -> Tensor | None:
     """Return, for each row of the decoder's q k v, its row in the file; None: the same order.
 
     The decoder's are all query heads, all key heads, all value heads, with the elements of a
     query's and a key's head in `head_order`. Gates among the query heads come after these.
     """
-    order, grouped = head_order(config), ARCHITECTURES[config.architecture].qkv_in_groups
+    order, grouped = (
+        head_order(rope, attention.head_dim),
+        ARCHITECTURES[config.architecture].qkv_in_groups,
+    )
     gated = gate_in_queries(config)
     if order is None and not grouped and not gated:
         return None
-    num_heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+    num_heads, num_kv_heads = attention.num_heads, attention.num_kv_heads
+    head_dim, value_dim = attention.head_dim, attention.values.dim
     num_heads *= 1 + gated
     all_heads = torch.arange(num_heads + 2 * num_kv_heads)
     if grouped:
@@ -213,21 +244,20 @@ def qkv_rows(config: ModelConfig) -> Tensor | None:
         (heads.unsqueeze(1) * head_dim + elements).reshape(-1)
         for heads, elements in ((q, rotary), (gates, unchanged), (k, rotary))
     ]
-    if config.value_dim == head_dim:
+    if value_dim == head_dim:
         parts.append((v.unsqueeze(1) * head_dim + unchanged).reshape(-1))
     else:  # the rows of values come last, in the order of the file
-        parts.append(int(v[0]) * head_dim + torch.arange(num_kv_heads * config.value_dim))
+        parts.append(int(v[0]) * head_dim + torch.arange(num_kv_heads * value_dim))
     return torch.cat(parts)
 
 
-def head_order(config: ModelConfig) -> Tensor | None:
+def head_order(rope: RopeConfig | None, head_dim: int) -> Tensor | None:
     """Return, for each element of a decoder's head, its element in the file; None: the same order.
 
     The decoder rotates element j of a head with element j + head_dim / 2, for all j. Other pairs
     are moved there, and elements without rotation come after the pairs of each half, where the
     angles are zero: dot products of queries and keys do not change.
     """
-    rope, head_dim = config.rope, config.head_dim
     if rope is None or (rope.rotary_dim is None and not rope.interleaved and not rope.reversed):
         return None
     rotated = rope.rotary_dim or head_dim

@@ -201,9 +201,9 @@ def _spread(config: ModelConfig, kind: str, shape: tuple[int, ...]) -> tuple[flo
         return 1.0, 0.1
     if kind.endswith("_norm"):
         size = branch if kind.endswith("_out_norm") else 1.0
-        has_offset = config.norm_unit_offset and kind != "mixer_norm"
+        has_offset = config.norm.unit_offset and kind != "mixer_norm"
         return size - has_offset, 0.1 * size
-    if kind == "lm_head" or (kind == "embed" and config.tied_embeddings):
+    if kind == "lm_head" or (kind == "embed" and config.head.tied):
         return 0.0, _LOGIT_STD * config.hidden_size**-0.5
     if kind in ("embed", "positions", "sinks"):
         return 0.0, 1.0

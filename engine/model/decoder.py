@@ -40,7 +40,7 @@ class Decoder:
         self.ranks: Communicator = SingleRank() if ranks is None else ranks
         self.stages: Pipeline = SingleStage() if stages is None else stages
         # Models are trained with the scale in the dtype of their weights.
-        scale = torch.tensor(config.embedding_scale, dtype=weights.dtype)
+        scale = torch.tensor(config.embeddings.scale, dtype=weights.dtype)
         self.embedding_scale = float(scale) / config.residual_scale
 
     @property
@@ -79,7 +79,7 @@ class Decoder:
     @property
     def hidden_width(self) -> int:
         """The number of elements of a hidden state: the LM head's columns."""
-        return self.config.embedding_size or self.config.hidden_size
+        return self.config.head_width
 
     def _forward_stages(
         self, plan: Any, cache: KVCache, hidden: HiddenStates | None = None
@@ -114,11 +114,12 @@ class Decoder:
             if streams is not None:
                 streams = self._stream_layer(plan, i, layer, kv, streams, own[i])
                 continue
-            if self.config.single_branch:
+            config = self.config.layers[i]
+            if config.has_single_branch:
                 delta = self._only_branch(plan, i, layer, kv, x, delta, hidden)
                 continue
             delta = self._first_branch(plan, i, layer, kv, x, delta, hidden)
-            if self.config.parallel_residual:
+            if config.is_parallel:
                 continue
             delta = self._add_branch(x, delta, layer.attn_out_norm)
             delta, shortcut = self._second_branch(plan, i, layer, x, delta, shortcut)
@@ -129,7 +130,8 @@ class Decoder:
                 self.ops.scale_(x, layer.scale)
         if streams is not None and weights.streams is not None:
             x.copy_(altup.collapse(streams, weights.streams))
-        normed = self._norm(x, delta, weights.final_norm, weights.final_norm_bias)
+        norms = weights.final_norm, weights.final_norm_bias
+        normed = self._norm(x, delta, *norms, self._stream_scale(-1, 1))
         self.keep(hidden, len(weights.layers), x)
         return normed
 
@@ -147,15 +149,16 @@ class Decoder:
 
         On all ranks.
         """
-        config = self.config
-        stream_scale = None if layer.mixer is None else config.mixer_stream_scale
-        normed = self._norm(x, delta, layer.attn_norm, layer.attn_norm_bias, stream_scale)
+        config = self.config.layers[i]
+        norms = layer.attn_norm, layer.attn_norm_bias
+        normed = self._norm(x, delta, *norms, self._stream_scale(i, 0))
         self.keep(hidden, i, x)
-        if not config.parallel_residual:
+        if not config.is_parallel:
             return self.ranks.all_reduce(self._attention(plan, i, layer, normed, kv))
         mlp_input = normed
         if not config.shared_norm:
-            mlp_input = self._norm(x, None, layer.mlp_norm, layer.mlp_norm_bias)
+            norms = layer.mlp_norm, layer.mlp_norm_bias
+            mlp_input = self._norm(x, None, *norms, self._stream_scale(i, 1))
         out = self._attention(plan, i, layer, normed, kv)
         return self.ranks.all_reduce(self.ops.add(out, self._mlp(i, layer, mlp_input)))
 
@@ -169,12 +172,12 @@ class Decoder:
         shortcut: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output of a layer's MLP and experts, and that of experts for a later layer."""
-        config, ops = self.config, self.ops
-        normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias, config.mlp_stream_scale)
+        ops, norms = self.ops, (layer.mlp_norm, layer.mlp_norm_bias)
+        normed = self._norm(x, delta, *norms, self._stream_scale(i, 1))
         if layer.expert_norms is not None:
             return self._mlp_and_experts(i, layer, layer.expert_norms, x, normed), None
         out = self._mlp(i, layer, normed)
-        if config.shortcut_experts and layer.experts is not None:
+        if self.config.layers[i].is_shortcut and layer.experts is not None:
             shortcut = ops.moe(i, normed, layer.experts)
         elif shortcut is not None:
             out, shortcut = ops.add(shortcut, out), None
@@ -186,7 +189,7 @@ class Decoder:
         """Return the residual streams after a layer; one of them goes through its branches."""
         config, ops = self.config, self.ops
         assert config.streams and layer.streams and layer.residual and layer.per_layer
-        active, eps = config.streams.active, config.norm_eps
+        active, eps = config.streams.active, config.norm.eps
         predicted = altup.predict(streams, active, layer.streams, eps)
         x = predicted[active].clone()
         normed = self._norm(x, None, layer.attn_norm, None)
@@ -241,17 +244,21 @@ class Decoder:
     ) -> Tensor:
         """Add `delta` to the stream x in place; return the input of the next branch.
 
-        A "stream" model then multiplies the stream, by default by its `stream_scale`.
+        With `stream_scale` it becomes the stream too, multiplied by that.
         """
         if weight is None:
             if delta is not None:
                 self.ops.add_(x, delta)
             return self.ops.cast(x, self.weights.dtype)
         normed = self.ops.norm_(x, delta, weight, bias)
-        if self.config.norm_order in ("post", "stream"):
-            scale = self.config.stream_scale if stream_scale is None else stream_scale
-            self.ops.replace_(x, normed, scale)
+        if stream_scale is not None:
+            self.ops.replace_(x, normed, stream_scale)
         return normed
+
+    def _stream_scale(self, i: int, branch: int) -> float | None:
+        """Return the factor of the norm before a branch in the stream; None: it is not in it."""
+        layer = self.config.layers[i]
+        return layer.stream_scales[branch] if layer.norm_order in ("post", "stream") else None
 
     def _only_branch(
         self,
@@ -264,9 +271,10 @@ class Decoder:
         hidden: HiddenStates | None,
     ) -> Tensor:
         """Return the output of a layer with one branch, on all ranks."""
-        if not self.config.has_mlp(i):
+        if self.config.layers[i].mlp is None and self.config.layers[i].moe is None:
             return self._first_branch(plan, i, layer, kv, x, delta, hidden)
-        normed = self._norm(x, delta, layer.mlp_norm, layer.mlp_norm_bias)
+        norms = layer.mlp_norm, layer.mlp_norm_bias
+        normed = self._norm(x, delta, *norms, self._stream_scale(i, 1))
         self.keep(hidden, i, x)
         return self.ranks.all_reduce(self._mlp(i, layer, normed))
 
@@ -275,32 +283,35 @@ class Decoder:
         if layer.mixer is None:
             return self._attend(plan, i, layer, x, kv)
         mixed = self.ops.mix(plan, i, x, layer.mixer, self.ranks)
-        mixed = scaled(mixed, self.config.mixer_out_scale, self.ops)
-        if not self.config.mixer_with_attention:
+        config = self.config.layers[i]
+        mixed = scaled(mixed, config.mixer_out_scale, self.ops)
+        if config.attention is None:
             return mixed
         return self.ops.add(self._attend(plan, i, layer, x, kv), mixed)
 
     def _attend(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:
-        ops = self.ops
+        ops, config = self.ops, self.config.layers[i].attention
+        assert config is not None
         qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
         gates: Tensor | None = None
         if layer.attn_gate is not None:
             gates = ops.linear(x, layer.attn_gate, None)
-        elif self.config.attention_gate:
-            qkv, gates = ops.split_gate(qkv, self.config.num_heads * self.config.head_dim)
-        if self.config.clip_qkv is not None:
-            ops.clamp_(qkv, self.config.clip_qkv)
+        elif config.gate is not None:
+            qkv, gates = ops.split_gate(qkv, config.num_heads * config.head_dim)
+        if config.clip is not None:
+            ops.clamp_(qkv, config.clip)
         norms = layer.head_norms
-        if norms is not None and self.config.qk_norm == "width" and self.ranks.size > 1:
-            norm_widths_(qkv, *norms, self.config, self.ranks)
+        by_width = config.head_norms is not None and config.head_norms.over == "width"
+        if norms is not None and by_width and self.ranks.size > 1:
+            norm_widths_(qkv, *norms, self.config.norm, self.ranks)
             norms = None
         out = ops.attend(plan, i, qkv, kv, norms, layer.sinks, layer.latent)
         if gates is not None:
-            out = ops.gate(out, gates, softplus=self.config.softplus_gate)
+            out = ops.gate(out, gates, softplus=config.gate is not None and config.gate.softplus)
         if layer.attn_inner_norm is not None:
-            out = ops.norm_inside(out, layer.attn_inner_norm, self.config.norm_eps)
+            out = ops.norm_inside(out, layer.attn_inner_norm, self.config.norm.eps)
         out = ops.linear(out, layer.o, layer.o_bias)
-        return scaled(out, self.config.attention_out_scale, ops)
+        return scaled(out, config.out_scale, ops)
 
     def _mlp(self, i: int, layer: LayerWeights, x: Tensor) -> Tensor:
         """Return this rank's part of the MLP's output, before the all-reduce."""
@@ -348,7 +359,7 @@ class Decoder:
 
     def softcap_(self, logits: Tensor) -> Tensor:
         """Scale and soft-cap the logits in place if the model does so."""
-        cap = self.config.logit_softcap
-        if self.config.logit_scale != 1.0:
-            self.ops.scale_(logits, self.config.logit_scale)
+        cap = self.config.head.softcap
+        if self.config.head.scale != 1.0:
+            self.ops.scale_(logits, self.config.head.scale)
         return logits if cap is None else self.ops.softcap_(logits, cap)

@@ -44,10 +44,14 @@ class KVCache:
         num_states: int = 0,
     ) -> None:
         places = {layer: i for i, layer in enumerate(config.attention_layers)}
-        attends = [i for i in range(config.num_layers) if config.has_attention(i)]
-        self.numbers = {layer: places[config.kv_source(layer)] for layer in attends}
-        row_shapes = [config.of_layer(layer).cached_rows for layer in places]
-        self._groups = list(dict.fromkeys(row_shapes)) or [config.cached_rows]
+        self.numbers: dict[int, int] = {}
+        row_shapes: list[tuple[int, int]] = []
+        for i, layer in enumerate(config.layers):
+            if layer.attention is not None:
+                source = layer.attention.kv_source
+                self.numbers[i] = places[i if source is None else source]
+                row_shapes += [layer.attention.cached_rows] if source is None else []
+        self._groups = list(dict.fromkeys(row_shapes)) or [config.attention.cached_rows]
         self._places = [
             (self._groups.index(each), row_shapes[:i].count(each))
             for i, each in enumerate(row_shapes)

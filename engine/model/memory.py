@@ -11,6 +11,8 @@ from swiftchat.engine.model.state_cache import bytes_per_sequence
 from swiftchat.engine.schedule.states import MAX_VERIFIED
 from swiftchat.errors import OutOfMemory, UsageError
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.attention import NO_ATTENTION
+from swiftchat.weights.architectures.parts.layers import LayerConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 _MIN_CONTEXT_TOKENS = 256
@@ -37,15 +39,14 @@ def workspace_bytes(
 
     Includes the logits, penalties and sampling of `num_rows` decode rows.
     """
-    widest = 4 * config.hidden_size + max(
-        _layer_elements(config.of_layer(layer)) for layer in range(config.num_layers)
-    )
-    # The activations and outputs of all chosen experts.
-    widest += config.experts_per_token * (config.expert_size + config.hidden_size)
+    widest = 4 * config.hidden_size + max(map(_layer_elements, config.layers))
+    if (moe := config.moe) is not None:
+        # The activations and outputs of all chosen experts.
+        widest += moe.experts_per_token * (moe.expert_size + config.hidden_size)
     # Scans of prompts are computed in fp32, by torch.
     widest += 6 * _mixer_inputs(config)
-    if config.per_layer_embeddings is not None:
-        widest += 3 * config.num_layers * config.per_layer_embeddings.width
+    if config.embeddings.per_layer is not None:
+        widest += 3 * config.num_layers * config.embeddings.per_layer.width
     if config.streams is not None:
         # Before a layer, predicted, and changed by it, all in fp32.
         widest += 4 * config.streams.count * config.hidden_size
@@ -53,19 +54,25 @@ def workspace_bytes(
     return 2 * chunk_tokens * widest * dtype.itemsize + logits_bytes
 
 
-def _layer_elements(config: ModelConfig) -> int:
-    num_heads = config.num_heads * (1 + config.attention_gate) + 2 * config.num_kv_heads
-    return 2 * num_heads * config.head_dim + 3 * config.intermediate_size
+def _layer_elements(layer: LayerConfig) -> int:
+    attention = layer.attention or NO_ATTENTION
+    num_heads = attention.num_heads * (1 + (attention.gate is not None))
+    num_heads += 2 * attention.num_kv_heads
+    inner = 0 if layer.mlp is None else layer.mlp.intermediate_size
+    return 2 * num_heads * attention.head_dim + 3 * inner
 
 
 def native_workspace_bytes(config: ModelConfig, num_tokens: int, num_logits: int) -> int:
     """Return an upper estimate of the memory of a native CPU program for batches of this size."""
-    num_heads = config.num_heads + 2 * config.num_kv_heads
-    widest = 4 * config.hidden_size + 2 * num_heads * config.head_dim
-    widest += 3 * config.intermediate_size + 3 * config.shared_expert_size
-    # Rows of all chosen experts: input, gate and up, activation, output.
-    widest += config.experts_per_token * (3 * config.expert_size + 2 * config.hidden_size)
-    widest += config.num_experts + _mixer_inputs(config)
+    attention, mlp, moe = config.attention, config.mlp, config.moe
+    num_heads = attention.num_heads + 2 * attention.num_kv_heads
+    widest = 4 * config.hidden_size + 2 * num_heads * attention.head_dim
+    widest += 0 if mlp is None else 3 * mlp.intermediate_size
+    if moe is not None:
+        # Rows of all chosen experts: input, gate and up, activation, output.
+        widest += moe.experts_per_token * (3 * moe.expert_size + 2 * config.hidden_size)
+        widest += 3 * moe.shared_size + moe.num_experts
+    widest += _mixer_inputs(config)
     logits_bytes = num_logits * config.vocab_size * 4
     return 2 * num_tokens * widest * 4 + logits_bytes
 
@@ -104,7 +111,7 @@ def plan_shard_cache(
     plan = plan_cache(
         config,
         max_context_tokens=local.max_context_tokens,
-        longest_context_tokens=local.longest_context_tokens,
+        longest_context_tokens=shard.config.longest_context_tokens,
         # A model without attention needs none: its blocks are only numbers.
         bytes_per_token=max(1, kv_bytes_per_token(local, dtype.itemsize, config.kv_dtype)),
         weights_bytes=weights_bytes,

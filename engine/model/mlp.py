@@ -14,16 +14,17 @@ def mlp(i: int, layer: LayerWeights, x: Tensor, config: ModelConfig, ops: Ops) -
 
     Of a layer with both, that of the MLP.
     """
-    has_both = layer.expert_norms is not None or config.shortcut_experts
-    if layer.experts is not None and not has_both:
-        return scaled(ops.moe(i, x, layer.experts), config.experts_out_scale, ops)
+    part, moe = config.layers[i].mlp, config.layers[i].moe
+    if part is None:
+        assert moe is not None and layer.experts is not None
+        return scaled(ops.moe(i, x, layer.experts), moe.out_scale, ops)
     gate_up = ops.linear(x, layer.gate_up, layer.gate_up_bias)
-    if any(config.gate_sparsity[i : i + 1]):
-        ops.sparsify_(gate_up, NormalDist().inv_cdf(config.gate_sparsity[i]))
+    if part.sparsity:
+        ops.sparsify_(gate_up, NormalDist().inv_cdf(part.sparsity))
     inner = ops.act_and_mul(gate_up) if layer.xielu is None else ops.xielu(gate_up, layer.xielu)
     if layer.mlp_inner_norm is not None:
-        inner = ops.norm_inside(inner, layer.mlp_inner_norm, config.norm_eps)
-    return scaled(ops.linear(inner, layer.down, layer.down_bias), config.mlp_out_scale, ops)
+        inner = ops.norm_inside(inner, layer.mlp_inner_norm, config.norm.eps)
+    return scaled(ops.linear(inner, layer.down, layer.down_bias), part.out_scale, ops)
 
 
 def scaled(out: Tensor, scale: float, ops: Ops) -> Tensor:

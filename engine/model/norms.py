@@ -8,6 +8,8 @@ from torch import Tensor
 
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.attention import Attention
+from swiftchat.weights.architectures.parts.layers import Norm
 
 
 class RmsNorms:
@@ -19,9 +21,9 @@ class RmsNorms:
     """
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        self._offset = float(config.norm_unit_offset)
+        self._offset = float(config.norm.unit_offset)
         self._eps_length = torch.tensor(
-            math.sqrt(config.hidden_size * config.norm_eps), device=device
+            math.sqrt(config.hidden_size * config.norm.eps), device=device
         )
         self._scaled_weights: dict[Tensor, Tensor] = {}
 
@@ -44,46 +46,50 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     return F.layer_norm(x, weight.shape, weight.float(), shift, eps)
 
 
-def norm_heads_(qkv: Tensor, q_norm: Tensor, k_norm: Tensor, config: ModelConfig) -> None:
+def norm_heads_(
+    qkv: Tensor, q_norm: Tensor, k_norm: Tensor, attention: Attention, norm: Norm
+) -> None:
     """Normalize the queries and keys of qkv [n, (heads + 2 * kv_heads) * head_dim], in place.
 
-    Each head by itself with weights [head_dim], or for `qk_norm` "width" all heads together with
-    the weights of all. A layer without keys of its own has only queries.
+    Each head by itself with weights [head_dim], or with norms over the "width" all heads together
+    with the weights of all. A layer without keys of its own has only queries.
     """
-    normalize = F.rms_norm if config.norm == "rms" else F.layer_norm
+    normalize = F.rms_norm if norm.kind == "rms" else F.layer_norm
+    by_width = attention.head_norms is not None and attention.head_norms.over == "width"
     start = 0
-    for weight, num_heads in ((q_norm, config.num_heads), (k_norm, config.num_kv_heads)):
-        part = qkv[:, start : start + num_heads * config.head_dim]
+    for weight, num_heads in ((q_norm, attention.num_heads), (k_norm, attention.num_kv_heads)):
+        part = qkv[:, start : start + num_heads * attention.head_dim]
         if not part.shape[1]:
             return
-        width = part.shape[1] if config.qk_norm == "width" else config.head_dim
+        width = part.shape[1] if by_width else attention.head_dim
         rows = part.float().reshape(len(part), -1, width)
-        scale = weight.float().view(-1, width) + float(config.norm_unit_offset)
-        part.copy_((normalize(rows, (width,), eps=config.norm_eps) * scale).view(part.shape))
+        scale = weight.float().view(-1, width) + float(norm.unit_offset)
+        part.copy_((normalize(rows, (width,), eps=norm.eps) * scale).view(part.shape))
         start += part.shape[1]
 
 
-def norm_values_(qkv: Tensor, config: ModelConfig) -> None:
+def norm_values_(qkv: Tensor, attention: Attention, eps: float) -> None:
     """Normalize each head of the values of qkv, as in `norm_heads_`, without weights, in place."""
-    values = qkv[:, (config.num_heads + config.num_kv_heads) * config.head_dim :]
+    head_dim = attention.head_dim
+    values = qkv[:, (attention.num_heads + attention.num_kv_heads) * head_dim :]
     if values.shape[1]:
-        heads = values.float().reshape(len(values), -1, config.head_dim)
-        normed = F.rms_norm(heads, (config.head_dim,), eps=config.norm_eps)
+        heads = values.float().reshape(len(values), -1, head_dim)
+        normed = F.rms_norm(heads, (head_dim,), eps=eps)
         values.copy_(normed.view(values.shape))
 
 
 def norm_widths_(
-    qkv: Tensor, q_norm: Tensor, k_norm: Tensor, config: ModelConfig, ranks: Communicator
+    qkv: Tensor, q_norm: Tensor, k_norm: Tensor, norm: Norm, ranks: Communicator
 ) -> None:
     """`norm_heads_` over the heads of all ranks together, in place.
 
     The mean square of all heads is the mean of the ranks' mean squares: ranks have the same number
     of heads, and each head is on the same number of ranks.
     """
-    offset = float(config.norm_unit_offset)
+    offset = float(norm.unit_offset)
     k_start, k_end = len(q_norm), len(q_norm) + len(k_norm)
     q, k = qkv[:, :k_start], qkv[:, k_start:k_end]
     mean_squares = torch.stack([part.float().square().mean(1) for part in (q, k)])
-    scales = (ranks.all_reduce(mean_squares) / ranks.size + config.norm_eps).rsqrt()
+    scales = (ranks.all_reduce(mean_squares) / ranks.size + norm.eps).rsqrt()
     for part, scale, weight in zip((q, k), scales, (q_norm, k_norm), strict=True):
         part.copy_(part.float() * scale.unsqueeze(1) * (weight.float() + offset))

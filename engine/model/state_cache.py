@@ -21,7 +21,7 @@ class StateCache:
     """
 
     def __init__(self, config: ModelConfig, num_slots: int, device: torch.device) -> None:
-        numbers = sorted(config.mixer_layers)
+        numbers = config.mixer_layers
         shapes = () if config.mixer is None else config.mixer.states
         self.tensors: LayerStates = tuple(
             torch.empty(len(numbers), num_slots, *shape, device=device) for shape in shapes

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.mlp import Activation
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -23,19 +23,19 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 )
 
 
-def act_and_mul(gate_up: Tensor, config: ModelConfig) -> Tensor:
+def act_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
     """Return the input of an MLP's last matrix, as `Ops.act_and_mul`."""
-    if not config.gated:
-        return ACTIVATIONS[config.activation](gate_up)
-    if config.interleaved_gate:
+    if not activation.gated:
+        return ACTIVATIONS[activation.kind](gate_up)
+    if activation.interleaved:
         gate, up = gate_up[:, 0::2], gate_up[:, 1::2]
     else:
         gate, up = gate_up.chunk(2, dim=-1)
-    if config.gate_limit is not None:
-        gate, up = _clamp(gate, up, config.gate_limit)
-    if config.gate_scale != 1.0:
-        gate = gate * config.gate_scale
-    return ACTIVATIONS[config.activation](gate).mul_(up)
+    if activation.limit is not None:
+        gate, up = _clamp(gate, up, activation.limit)
+    if activation.scale != 1.0:
+        gate = gate * activation.scale
+    return ACTIVATIONS[activation.kind](gate).mul_(up)
 
 
 def _clamp(gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:

@@ -102,17 +102,19 @@ def _mask(
     return biases.masked_fill_(~mask, float("-inf"))
 
 
-def alibi_slopes(config: ModelConfig) -> Tensor:
-    """ALiBi's slope of each head, times `alibi_scale`: fp32 [num_heads].
+def alibi_slopes(config: ModelConfig) -> Tensor | None:
+    """ALiBi's slope of each head, times `alibi_scale`: fp32 [num_heads]; None: no ALiBi.
 
     Press et al., 2021 (arXiv:2108.12409): a geometric sequence for a power of two; other numbers of
     heads add every second slope of the next power.
     """
-    num_heads = config.num_heads
+    num_heads, scale = config.attention.num_heads, config.attention.scores.alibi_scale
+    if scale is None:
+        return None
     power = 2 ** (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     between = [2.0 ** (-4.0 * (i + 1) / power) for i in range(0, 2 * (num_heads - power), 2)]
-    return torch.tensor(slopes + between) * config.alibi_scale
+    return torch.tensor(slopes + between) * scale
 
 
 def attention(

@@ -10,7 +10,7 @@ from swiftchat.engine.linear.half_gemm import linear
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.moe import Expert, Experts
 from swiftchat.engine.reference.routing import route
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.mlp import Moe
 
 
 class MlpOps(Protocol):
@@ -33,7 +33,7 @@ def shared_expert(x: Tensor, experts: Experts, ops: MlpOps) -> Tensor | None:
 def moe(
     x: Tensor,
     experts: Experts,
-    config: ModelConfig,
+    config: Moe,
     ops: MlpOps,
     router_input: Tensor | None = None,
 ) -> Tensor:

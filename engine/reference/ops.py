@@ -35,7 +35,7 @@ from swiftchat.engine.reference.moe import moe
 from swiftchat.engine.reference.per_layer import per_layer_embeddings
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.parts.latent import LatentAttention
+from swiftchat.weights.architectures.parts.attention import Attention
 from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
@@ -45,9 +45,9 @@ class TorchPlan:
     """A batch on the device: int64 `ids`, `positions`, `slot_mapping` [n], and `logits_indices`.
 
     `slot_views` are those of `slot_views()`. `cos_sin` has cosines and sines [n, 1, head_dim] for
-    each table of angles; `full_attention` is for the layers without a window. `state_rows` are for
-    the layers with a mixer, whose states are `states`; `kv_numbers` are the others' places in the
-    cache.
+    each table of angles; `attention` is planned for each window and chunk of
+    layers. `state_rows` are for the layers with a mixer, whose states are `states`; `kv_numbers`
+    are the others' places in the cache.
     """
 
     ids: Tensor
@@ -56,8 +56,7 @@ class TorchPlan:
     slot_views: Sequence[Tensor] | None
     cos_sin: Sequence[Sequence[Tensor]]
     logits_indices: Tensor
-    attention: list[AttentionPlan]
-    full_attention: list[AttentionPlan]
+    attention: Mapping[tuple[int | None, int | None], list[AttentionPlan]]
     state_rows: list[StateRows]
     states: Mapping[int, LayerStates]
     kv_numbers: Mapping[int, int]
@@ -82,14 +81,12 @@ class TorchOps(Elementwise):
         self._config = config
         self._device = device
         self._rms_norms = RmsNorms(config, device)
-        self._layers = [config.of_layer(layer) for layer in range(config.num_layers)]
+        self._ropes = config.ropes
         self._cos_sin_tables = [
-            _signed_cos_sin(rope, config.of_layer(layer).rope_width, ctx_size_tokens, device)
-            for rope, layer in config.ropes
+            _signed_cos_sin(rope, width, ctx_size_tokens, device) for rope, width in self._ropes
         ]
-        self._slopes: Tensor | None = None
-        if config.alibi:
-            self._slopes = alibi_slopes(shard.config)[slice(*shard.heads)].to(device)
+        slopes = alibi_slopes(shard.config)
+        self._slopes = None if slopes is None else slopes[slice(*shard.heads)].to(device)
         self._first_id = shard.vocab[0]
 
     def plan(self, batch: Batch, cache: KVCache) -> TorchPlan:
@@ -100,7 +97,7 @@ class TorchOps(Elementwise):
             return plan_attention(batch.spans, cache, window, self._device, self._slopes, chunk)
 
         config, positions = self._config, tensor(batch.positions)
-        attention = attention_plans(config.sliding_window, config.attention_chunk)
+        spans = {(each.scores.window, each.scores.chunk) for each in config.attentions}
         if config.rope is not None and config.rope.two_dimensional:
             first, second = zip(*batch.position_pairs(), strict=True)
             rows = [_halves(t[tensor(first)], t[tensor(second)]) for t in self._cos_sin_tables]
@@ -113,8 +110,7 @@ class TorchOps(Elementwise):
             positions=positions,
             cos_sin=[t.unsqueeze(2).unbind(1) for t in rows],
             logits_indices=tensor(batch.logits_indices),
-            attention=attention,
-            full_attention=attention_plans(None, None) if config.full_layers else attention,
+            attention={span: attention_plans(*span) for span in spans},
             state_rows=plan_states(batch.spans, self._device) if config.mixer is not None else [],
             states=cache.states.layers,
             kv_numbers=cache.numbers,
@@ -132,8 +128,8 @@ class TorchOps(Elementwise):
     def norm_(self, x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None) -> Tensor:
         if delta is not None:
             x += delta
-        if self._config.norm == "layer":
-            return layer_norm(x, weight, bias, self._config.norm_eps).to(weight.dtype)
+        if self._config.norm.kind == "layer":
+            return layer_norm(x, weight, bias, self._config.norm.eps).to(weight.dtype)
         return self._rms_norms(x, weight).to(weight.dtype)
 
     def add_norm_(self, x: Tensor, delta: Tensor, weight: Tensor) -> None:
@@ -152,52 +148,52 @@ class TorchOps(Elementwise):
         sinks: Tensor | None,
         latent: LatentWeights | None,
     ) -> Tensor:
-        config = self._layers[layer]
+        config, norm = self._config.layers[layer].attention, self._config.norm
+        assert config is not None
         if latent is not None and config.latent is not None:
-            return self._attend_to_latents(plan, layer, qkv, kv, config.latent, latent)
-        if layer in config.keys_as_values:
+            return self._attend_to_latents(plan, layer, qkv, kv, config, latent)
+        if config.values.are_keys:
             qkv = torch.cat([qkv, qkv[:, config.num_heads * config.head_dim :]], 1)
-        if config.value_dim != config.head_dim:
+        if config.values.dim != config.head_dim:
             qkv = pad_values(qkv, config)
-        if config.value_norm:
-            norm_values_(qkv, config)
-        if norms is not None and not config.qk_norm_after_rope:
-            norm_heads_(qkv, *norms, config)
+        if config.values.normalized:
+            norm_values_(qkv, config, norm.eps)
+        after_rope = config.head_norms is not None and config.head_norms.after_rope
+        if norms is not None and not after_rope:
+            norm_heads_(qkv, *norms, config, norm)
         heads = qkv.view(len(qkv), -1, config.head_dim)
         queries, new_kv = heads.tensor_split((config.num_heads,), 1)
-        if plan.cos_sin and layer not in config.unrotated_layers:
-            # If there are two tables, the second is for the layers with a window.
-            cos, sin = plan.cos_sin[0 if config.window(layer) is None else -1]
+        if config.rope is not None:
+            cos, sin = plan.cos_sin[self._ropes.index((config.rope, config.rope_width))]
             rotated = min(config.num_heads + config.num_kv_heads, heads.shape[1])
             rotate_(heads.narrow(1, 0, rotated), cos, sin)
-        if norms is not None and config.qk_norm_after_rope:
-            norm_heads_(qkv, *norms, config)
-        if growth := config.growth(layer):
+        if norms is not None and after_rope:
+            norm_heads_(qkv, *norms, config, norm)
+        if growth := config.scores.growth:
             queries *= query_factors(growth, plan.positions).view(-1, 1, 1)
         number = plan.kv_numbers[layer]
         if new_kv.shape[1]:
             store(plan, number, kv, new_kv)
-        is_full = layer in config.full_layers
         out = attention(
             queries,
             number,
             kv,
-            plan.full_attention if is_full else plan.attention,
-            config.attention_scale,
+            plan.attention[config.scores.window, config.scores.chunk],
+            config.scores.scale,
             config.num_heads != config.num_kv_heads,
-            config.attention_softcap,
+            config.scores.softcap,
             sinks,
         )
-        if config.value_dim == queries.shape[2]:
+        if config.values.dim == queries.shape[2]:
             return out
-        return out.view(queries.shape)[..., : config.value_dim].reshape(len(out), -1)
+        return out.view(queries.shape)[..., : config.values.dim].reshape(len(out), -1)
 
     def mix(
         self, plan: TorchPlan, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
     ) -> Tensor:
-        kind, states = self._config.mixer, plan.states[layer]
+        kind, states = self._config.layers[layer].mixer, plan.states[layer]
         assert kind is not None
-        activation = ACTIVATIONS[self._config.mixer_activation or self._config.activation]
+        activation = ACTIVATIONS[self._config.layers[layer].mixer_activation]
         return mix(x, mixer, kind, plan.state_rows, states, activation, ranks)
 
     def _attend_to_latents(
@@ -206,34 +202,41 @@ class TorchOps(Elementwise):
         layer: int,
         projected: Tensor,
         kv: LayerKV,
-        latent: LatentAttention,
+        config: Attention,
         weights: LatentWeights,
     ) -> Tensor:
+        latent = config.latent
+        assert latent is not None
         inputs = project(projected, latent, weights)
-        for part in inputs.rotated if plan.cos_sin else []:
-            rotate_(part, *plan.cos_sin[0])
-        if growth := self._config.growth(layer):
+        if config.rope is not None:
+            table = plan.cos_sin[self._ropes.index((config.rope, config.rope_width))]
+            for part in inputs.rotated:
+                rotate_(part, *table)
+        if growth := config.scores.growth:
             inputs.queries.mul_(query_factors(growth, plan.positions).view(-1, 1, 1))
-        number, scale = plan.kv_numbers[layer], self._config.attention_scale
+        number, scores = plan.kv_numbers[layer], config.scores
         store(plan, number, kv, inputs.rows)
-        return latent_attention(inputs, number, kv, plan.attention, scale, latent, weights.kv_b)
+        attention = plan.attention[scores.window, scores.chunk]
+        return latent_attention(inputs, number, kv, attention, scores.scale, latent, weights.kv_b)
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
-        return act_and_mul(gate_up, self._config)
+        return act_and_mul(gate_up, self._config.activation)
 
     def moe(
         self, layer: int, x: Tensor, experts: Experts, router_input: Tensor | None = None
     ) -> Tensor:
-        return moe(x, experts, self._config, self, router_input)
+        config = self._config.layers[layer].moe
+        assert config is not None
+        return moe(x, experts, config, self, router_input)
 
     def per_layer_embeddings(
         self, plan: TorchPlan, x: Tensor, table: PerLayerTable
     ) -> Sequence[Tensor]:
-        return per_layer_embeddings(plan.ids, x, table, self._config.norm_eps)
+        return per_layer_embeddings(plan.ids, x, table, self._config.norm.eps)
 
     def per_layer_branch(self, x: Tensor, own: Tensor, branch: PerLayerBranch) -> Tensor:
         gate = self.linear(x.to(own.dtype), branch.gate, None)
-        activated = ACTIVATIONS[self._config.activation](gate)
+        activated = ACTIVATIONS[self._config.activation.kind](gate)
         out = self.linear(activated * own, branch.out, None)
         return self._rms_norms(out.float(), branch.out_norm)
 
@@ -252,11 +255,11 @@ def _signed_cos_sin(
     return torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)], 1)
 
 
-def pad_values(qkv: Tensor, config: ModelConfig) -> Tensor:
+def pad_values(qkv: Tensor, config: Attention) -> Tensor:
     """Return q k v with zeros behind each value, as many as make it as wide as a key."""
     start = (config.num_heads + config.num_kv_heads) * config.head_dim
-    values = qkv[:, start:].view(len(qkv), -1, config.value_dim)
-    padded = F.pad(values, (0, config.head_dim - config.value_dim))
+    values = qkv[:, start:].view(len(qkv), -1, config.values.dim)
+    padded = F.pad(values, (0, config.head_dim - config.values.dim))
     return torch.cat([qkv[:, :start], padded.view(len(qkv), -1)], 1)
 
 

@@ -137,4 +137,4 @@ class MtpLayer(SteppedLayer):
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         config = self._decoder.config
-        return F.rms_norm(x, weight.shape, weight + float(config.norm_unit_offset), config.norm_eps)
+        return F.rms_norm(x, weight.shape, weight + float(config.norm.unit_offset), config.norm.eps)

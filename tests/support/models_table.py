@@ -21,6 +21,7 @@ from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.gguf.architectures import GGUF_ARCHITECTURES
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny
+from tests.support.changed_configs import changed
 from tests.support.coverage import BY_ARCHITECTURE, BY_LAYOUT, parameters
 from tests.support.reference import (
     CAUSAL_TYPES,
@@ -138,9 +139,9 @@ use, and each was the only one with a part of its own in the engine:
 
 def _is_covered(config: ModelConfig) -> bool:
     """Return whether kernels compute the architecture; latents have sizes of published models."""
-    if config.latent is not None:
-        sizes = dataclasses.replace(config.latent, kv_rank=512, nope_dim=128, rope_dim=64)
-        config = dataclasses.replace(config, latent=sizes, head_dim=sizes.head_dim)
+    if config.attention.latent is not None:
+        sizes = dataclasses.replace(config.attention.latent, kv_rank=512, nope_dim=128, rope_dim=64)
+        config = changed(config, attention={"latent": sizes, "head_dim": sizes.head_dim})
     return kernels_cover(config, torch.bfloat16)
 
 

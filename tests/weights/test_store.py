@@ -172,7 +172,7 @@ def test_small_files_of_a_gguf_file_are_renewed_after_a_change(
     assert (first / "gguf.json").stat().st_mtime_ns == written
     tiny_file(path, intermediate_size=48)
     assert store.resolve(str(path)) == first
-    assert Model.open(first).config.intermediate_size == 48
+    assert Model.open(first).config.mlp.intermediate_size == 48
     Model.open(first).checkpoint()
     for damage in ("", "{}", '{"version": 0, "files": []}'):
         (first / "gguf.json").write_text(damage)

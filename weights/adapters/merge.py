@@ -32,7 +32,7 @@ def merge_adapters(plan: Plan, adapters: Sequence[tuple[Path, float]]) -> Plan:
     shapes, files = dict(plan.shapes), dict(plan.files)
     embed, head = tensor_name(config, "embed"), tensor_name(config, "lm_head")
     changed = {name for adapter, _ in opened for name in _changed_tensors(adapter, config)}
-    is_untied = bool(config.tied_embeddings and changed & {embed, head})
+    is_untied = bool(config.head.tied and changed & {embed, head})
     # Rows of tokens change a tied head in the same way.
     changed |= {rows.tensor for adapter, _ in opened for rows in adapter.token_rows}
     if is_untied:
@@ -91,7 +91,7 @@ def _merged(base: Floats, name: str, adapters: Sequence[Weighted], config: Model
             if change.bias is not None and _bias_name(change) == name:
                 merged += np.float32(scale * change.scale) * change.bias()
         for rows in adapter.token_rows:
-            is_tied_head = config.tied_embeddings and name == tensor_name(config, "lm_head")
+            is_tied_head = config.head.tied and name == tensor_name(config, "lm_head")
             if rows.tensor == name or is_tied_head:
                 merged[list(rows.ids)] += np.float32(scale) * rows.difference(base)
         for key, read in adapter.replaced.items():

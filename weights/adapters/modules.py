@@ -27,7 +27,7 @@ def model_tensors(config: ModelConfig) -> dict[str, tuple[TensorKey, tuple[int, 
     """
     shape_of = shape_by_place(config)
     keys = list(canonical_tensors(config))
-    if config.tied_embeddings and "lm_head" in ARCHITECTURES[config.architecture].tensors:
+    if config.head.tied and "lm_head" in ARCHITECTURES[config.architecture].tensors:
         keys.append(("lm_head", None, None))
     return {tensor_name(config, *key): (key, shape_of(*key[:2])) for key in keys}
 

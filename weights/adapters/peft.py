@@ -155,7 +155,7 @@ class _PeftReader:
         token_rows = self._token_rows(rows)
         if not low_rank and not whole and not token_rows:
             raise BadModelFile(f"{self._files.file} has no tensors of an adapter")
-        if self._flag("ensure_weight_tying") and self._config.tied_embeddings:
+        if self._flag("ensure_weight_tying") and self._config.head.tied:
             self._reject_changed_head(low_rank, whole)
         base = self._settings.get("base_model_name_or_path")
         return Adapter(

@@ -92,15 +92,15 @@ def open_soft_prompt(path: Path, config: ModelConfig) -> SoftPrompt:
     reject_unsupported(settings, _KNOWN_KEYS, place)
     if settings.get("num_transformer_submodules") not in (None, 1):
         raise BadModelFile(f"{place}: num_transformer_submodules is for another kind of model")
-    if config.prefix_lm is not None or config.embedding_size is not None:
+    if config.prefix_lm is not None or config.embeddings.width is not None:
         raise BadModelFile(f"{place}: soft prompts are not supported for {config.architecture}")
     files, count = AdapterFiles(directory), _count(settings, config, place)
     is_prefix = kind == "PREFIX_TUNING"
-    if is_prefix and config.latent is not None:
+    if is_prefix and config.attention.latent is not None:
         raise BadModelFile(
             f"{place}: the model's KV cache holds latents, the soft prompt has keys and values"
         )
-    each = (config.num_layers, 2, config.num_kv_heads, config.head_dim)
+    each = (config.num_layers, 2, config.attention.num_kv_heads, config.attention.head_dim)
     width = config.hidden_size
     if is_prefix:
         width = each[0] * each[1] * each[2] * each[3]

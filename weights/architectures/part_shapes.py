@@ -1,21 +1,35 @@
-"""The shapes of tensors that only some models have, in their files."""
+"""The shapes of the tensors of a model's parts, in their files."""
 
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.embeddings import PerLayerEmbeddings
 from swiftchat.weights.architectures.parts.latent import LatentAttention, SparseIndex
-from swiftchat.weights.architectures.parts.layers import (
-    PerLayerEmbeddings,
-    Streams,
-)
+from swiftchat.weights.architectures.parts.layers import Streams
+from swiftchat.weights.architectures.parts.mlp import Mlp, Moe
 
 
-def expert_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def mlp_shapes(mlp: Mlp, hidden: int) -> dict[str, tuple[int, ...]]:
+    inner = mlp.intermediate_size
+    return {
+        "gate": (inner, hidden),
+        "up": (inner, hidden),
+        "gate_up": (2 * inner, hidden),
+        "down": (hidden, inner),
+        "mlp_inner_norm": (inner,),
+        "xielu_positive": (1,),
+        "xielu_negative": (1,),
+    }
+
+
+def expert_shapes(moe: Moe, hidden: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a router, of experts in one tensor or in several, and of shared ones."""
-    hidden, experts, narrow = config.hidden_size, config.num_experts, config.expert_size
-    inside, shared = config.expert_latent_size or hidden, config.shared_expert_size
-    choices = experts + config.identity_experts
+    experts, narrow = moe.num_experts, moe.expert_size
+    inside, shared = moe.latent_size or hidden, moe.shared_size
+    choices = experts + moe.identity_experts
     return {
         "router": (choices, hidden),
         "router_correction": (choices,),
+        "router_scale": (hidden,),
+        "expert_scales": (experts,),
         "experts_gate": (experts * narrow, hidden),
         "experts_up": (experts * narrow, hidden),
         "expert_in": (inside, hidden),
@@ -33,11 +47,21 @@ def expert_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def per_layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of per-layer embeddings, of streams, and of numbers of a layer."""
-    table = config.per_layer_embeddings or PerLayerEmbeddings(0, 0)
+def per_layer_shapes(config: ModelConfig, table: PerLayerEmbeddings) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of per-layer embeddings, and of what a layer does with its own."""
     width, hidden = table.width, config.hidden_size
-    streams = config.streams or Streams(0, 0, False, 0)
+    return {
+        "ple_embed": (table.vocab_size, config.num_layers * width),
+        "ple_project": (config.num_layers * width, hidden),
+        "ple_project_norm": (width,),
+        "ple_gate": (width, hidden),
+        "ple_out": (hidden, width),
+    }
+
+
+def stream_shapes(config: ModelConfig, streams: Streams) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what updates several residual streams."""
+    hidden = config.hidden_size
     return {
         "stream_in": (hidden, hidden),
         "stream_out": (hidden, hidden),
@@ -49,19 +73,13 @@ def per_layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "residual_left": (streams.residual_rank, hidden),
         "residual_right": (hidden, streams.residual_rank),
         "residual_norm": (hidden,),
-        "layer_scale": (1,),
-        "router_scale": (hidden,),
-        "expert_scales": (config.num_experts,),
-        "ple_embed": (table.vocab_size, config.num_layers * width),
-        "ple_project": (config.num_layers * width, hidden),
-        "ple_project_norm": (width,),
-        "ple_gate": (width, hidden),
-        "ple_out": (hidden, width),
     }
 
 
-def latent_shapes(config: ModelConfig, latent: LatentAttention) -> dict[str, tuple[int, ...]]:
-    q_rank, kv_rank, hidden = latent.q_rank or 0, latent.kv_rank, config.hidden_size
+def latent_shapes(
+    latent: LatentAttention, num_heads: int, hidden: int
+) -> dict[str, tuple[int, ...]]:
+    q_rank, kv_rank = latent.q_rank or 0, latent.kv_rank
     index = latent.index or SparseIndex(0, 0, 0)
     return {
         "index_q": (index.num_heads * index.dim, q_rank),
@@ -71,8 +89,8 @@ def latent_shapes(config: ModelConfig, latent: LatentAttention) -> dict[str, tup
         "index_norm_bias": (index.dim,),
         "q_a": (q_rank, hidden),
         "q_a_norm": (q_rank,),
-        "q_b": (config.num_heads * latent.head_dim, q_rank),
+        "q_b": (num_heads * latent.head_dim, q_rank),
         "kv_a": (latent.key_dim, hidden),
         "kv_a_norm": (kv_rank,),
-        "kv_b": (config.num_heads * (latent.nope_dim + latent.value_dim), kv_rank),
+        "kv_b": (num_heads * (latent.nope_dim + latent.value_dim), kv_rank),
     }

@@ -6,8 +6,13 @@ from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.part_shapes import (
     expert_shapes,
     latent_shapes,
+    mlp_shapes,
     per_layer_shapes,
+    stream_shapes,
 )
+from swiftchat.weights.architectures.parts.attention import Attention
+from swiftchat.weights.architectures.parts.layers import LayerConfig
+from swiftchat.weights.architectures.parts.mlp import Activation
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
 # The norms with one element for each of `hidden_size`.
@@ -31,158 +36,171 @@ def tensor_name(
     """
     architecture = ARCHITECTURES[config.architecture]
     names, separate = architecture.tensors, architecture.separate_norm_tensors
-    if config.parallel_residual and not config.shared_norm and canonical in separate:
+    if has_separate_norms(config) and canonical in separate:
         names = separate
-    if layer is not None and config.file_layers:
-        layer = config.file_layers[layer]
-    number, sublayer = divmod(layer or 0, architecture.sublayers)
+    file_layer = 0 if layer is None else config.layers[layer].file_layer
+    number, sublayer = divmod(file_layer, architecture.sublayers)
     return names[canonical].format(i=number, j=sublayer, e=index, h=index, s=index)
+
+
+def has_separate_norms(config: ModelConfig) -> bool:
+    """Whether attention and MLP read the same stream, each through a norm of its own."""
+    return any(layer.is_parallel and not layer.shared_norm for layer in config.layers)
 
 
 def gate_in_queries(config: ModelConfig) -> bool:
     """Whether the query matrix has the rows of each head's output gate after those of the head."""
-    return config.attention_gate and "attn_gate" not in ARCHITECTURES[config.architecture].tensors
+    has_gate = config.attention.gate is not None
+    return has_gate and "attn_gate" not in ARCHITECTURES[config.architecture].tensors
 
 
 def index_count(config: ModelConfig, canonical: str) -> int | None:
     """Return the number of experts or heads with a tensor of their own; None: one tensor."""
     name = ARCHITECTURES[config.architecture].tensors[canonical]
     if "{e}" in name:
-        return config.num_experts
+        return 0 if config.moe is None else config.moe.num_experts
     if "{s}" in name:
         return config.streams.count - 1 if config.streams is not None else 0
-    heads = config.num_heads if canonical.startswith("q") else config.num_kv_heads
+    attention = config.attention
+    heads = attention.num_heads if canonical.startswith("q") else attention.num_kv_heads
     return heads if "{h}" in name else None
 
 
-def layer_tensors(config: ModelConfig, layer: int) -> list[str]:
+def layer_tensors(config: ModelConfig, number: int) -> list[str]:
     """Return the canonical names of a layer's tensors, in the order in which `convert` writes.
 
     Matrices that one GEMM reads together (q/k/v, gate/up) are neighbors in the file.
     """
+    layer = config.layers[number]
     mlp, biased = _mlp_and_experts(config, layer)
     norms = _layer_norms(config, layer)
-    if config.single_branch:
-        norms = ["mlp_norm" if config.has_mlp(layer) else "attn_norm"]
-        mlp, biased = (mlp, biased) if config.has_mlp(layer) else ([], [])
-    biases = [f"{name}_bias" for name in norms] if config.norm_bias else []
-    mixer: list[str] = []
-    if config.mixer is not None and layer in config.mixer_layers:
-        mixer = config.mixer.tensors
-    if config.activation == "xielu":
+    biases = [f"{name}_bias" for name in norms] if config.norm.has_bias else []
+    mixer = [] if layer.mixer is None else layer.mixer.tensors
+    if layer.mlp is not None and layer.mlp.activation.kind == "xielu":
         biases += ["xielu_positive", "xielu_negative"]
-    if config.inner_norms:
+    if layer.inner_norms:
         norms += ["attn_inner_norm", "mlp_inner_norm"]
     biased_mlp = [f"{name}_bias" for name in biased]
-    if not config.has_attention(layer):
+    attention = layer.attention
+    if attention is None:
         return [*mixer, *mlp, *norms, *biases, *biased_mlp]
-    qkv = _queries_keys_values(config, layer)
-    gate = ["attn_gate"] if config.attention_gate and not gate_in_queries(config) else []
-    matrices = [*mixer, *qkv, *_from_latents(config), *gate, "o", *mlp]
-    if config.per_layer_embeddings is not None:
+    qkv = _queries_keys_values(config, attention)
+    has_gate = attention.gate is not None and not gate_in_queries(config)
+    gate = ["attn_gate"] if has_gate else []
+    matrices = [*mixer, *qkv, *_from_latents(attention), *gate, "o", *mlp]
+    if config.embeddings.per_layer is not None:
         matrices += ["ple_gate", "ple_out"]
-    norms += _attention_norms(config, layer)
-    biases += [*_attention_biases(config, qkv), *biased_mlp]
+    norms += _attention_norms(attention)
+    biases += [*_attention_biases(attention, qkv), *biased_mlp]
     return [*matrices, *norms, *biases, *_small_tensors(config, layer)]
 
 
-def _mlp_and_experts(config: ModelConfig, layer: int) -> tuple[list[str], list[str]]:
-    """Return the names of the matrices of a layer's MLP or experts, and those with biases."""
+def _mlp_and_experts(config: ModelConfig, layer: LayerConfig) -> tuple[list[str], list[str]]:
+    """Return the names of the matrices of a layer's MLP and experts, and those with biases."""
     names = ARCHITECTURES[config.architecture].tensors
-    gate_up = ["gate", "up"] if config.gated else ["up"]
-    mlp = [*(["gate_up"] if "gate_up" in names else gate_up), "down"]
-    biased = [*mlp] if config.mlp_bias else []
-    if not config.num_experts or layer in config.dense_layers:
-        return mlp, biased
+    matrices, biased = list[str](), list[str]()
+    if layer.mlp is not None:
+        gate_up = _gate_up(layer.mlp.activation)
+        matrices = [*(["gate_up"] if "gate_up" in names else gate_up), "down"]
+        biased = [*matrices] if layer.mlp.bias else []
+    moe = layer.moe
+    if moe is None:
+        return matrices, biased
+    gate_up = _gate_up(moe.activation)
     experts = [*(f"expert_{name}" for name in gate_up), "expert_down"]
     experts = ["experts_gate_up", "experts_down"] if "experts_gate_up" in names else experts
     if "experts_gate" in names:
         experts = ["experts_gate", "experts_up", "experts_down"]
     shared = [f"shared_{name}" for name in gate_up]
     shared = ["shared_gate_up"] if "shared_gate_up" in names else shared
-    shared = [*(["shared_router"] if config.shared_expert_gate else []), *shared, "shared_down"]
-    sparse = ["router", *experts, *(shared if config.shared_expert_size else [])]
-    sparse += ["expert_in", "expert_out"] if config.expert_latent_size else []
-    mlp = [*mlp, *sparse] if config.mlp_and_experts or config.shortcut_experts else sparse
-    mlp += ["router_correction"] if config.router.correction else []
-    return mlp, ["router", *experts] if config.expert_bias else []
+    shared = [*(["shared_router"] if moe.shared_gate else []), *shared, "shared_down"]
+    matrices += ["router", *experts, *(shared if moe.shared_size else [])]
+    matrices += ["expert_in", "expert_out"] if moe.latent_size else []
+    matrices += ["router_correction"] if moe.router.correction else []
+    return matrices, ["router", *experts] if moe.bias else []
 
 
-def _queries_keys_values(config: ModelConfig, layer: int) -> list[str]:
+def _gate_up(activation: Activation) -> list[str]:
+    return ["gate", "up"] if activation.gated else ["up"]
+
+
+def _queries_keys_values(config: ModelConfig, attention: Attention) -> list[str]:
     """Return the names of the projections of the attention's input."""
-    latent = config.latent
+    latent = attention.latent
     if latent is not None:
         index = [] if latent.index is None else ["index_k", "index_weights"]
         return ["q" if latent.q_rank is None else "q_a", "kv_a", *index]
     if "qkv" in ARCHITECTURES[config.architecture].tensors:
         return ["qkv"]
-    if config.kv_source(layer) != layer:
+    if attention.kv_source is not None:
         return ["q"]
-    return ["q", "k"] if layer in config.keys_as_values else ["q", "k", "v"]
+    return ["q", "k"] if attention.values.are_keys else ["q", "k", "v"]
 
 
-def _from_latents(config: ModelConfig) -> list[str]:
+def _from_latents(attention: Attention) -> list[str]:
     """Return the names of the matrices that make queries, keys and values of latents."""
-    latent = config.latent
+    latent = attention.latent
     if latent is None:
         return []
     index = [] if latent.index is None else ["index_q"]
     return [*([] if latent.q_rank is None else ["q_b"]), "kv_b", *index]
 
 
-def _attention_norms(config: ModelConfig, layer: int) -> list[str]:
-    norms, latent = list[str](), config.latent
-    if config.qk_norm and config.qk_norm_weights:
-        norms += ["q_norm", "k_norm"] if config.kv_source(layer) == layer else ["q_norm"]
+def _attention_norms(attention: Attention) -> list[str]:
+    norms, latent = list[str](), attention.latent
+    if attention.head_norms is not None and attention.head_norms.has_weights:
+        norms += ["q_norm", "k_norm"] if attention.kv_source is None else ["q_norm"]
     if latent is not None:
         norms += ["kv_a_norm"] if latent.q_rank is None else ["q_a_norm", "kv_a_norm"]
         norms += ["index_norm", "index_norm_bias"] if latent.index is not None else []
     return norms
 
 
-def _attention_biases(config: ModelConfig, qkv: list[str]) -> list[str]:
+def _attention_biases(attention: Attention, qkv: list[str]) -> list[str]:
     # Latent attention has biases only where it makes latents.
-    biased = qkv if config.latent is None else [name for name in qkv if name in ("q_a", "kv_a")]
-    biases = [f"{name}_bias" for name in biased] if config.attention_bias else []
-    return [*biases, "o_bias"] if config.output_bias else biases
+    biased = qkv if attention.latent is None else [name for name in qkv if name in ("q_a", "kv_a")]
+    biases = [f"{name}_bias" for name in biased] if attention.bias else []
+    return [*biases, "o_bias"] if attention.output_bias else biases
 
 
-def _small_tensors(config: ModelConfig, layer: int) -> list[str]:
+def _small_tensors(config: ModelConfig, layer: LayerConfig) -> list[str]:
     """Return the names of the vectors and small matrices of only some models."""
     names = list[str]()
-    if config.attention_sinks and not (config.windowed_sinks and config.window(layer) is None):
+    if layer.attention is not None and layer.attention.scores.sinks:
         names.append("sinks")
-    if config.layer_scales:
+    if layer.has_scale:
         names.append("layer_scale")
     if config.streams is not None:
         names += STREAM_TENSORS if config.streams.scaled else STREAM_TENSORS[1:]
     return names
 
 
-def _layer_norms(config: ModelConfig, layer: int) -> list[str]:
-    if not config.norm_weights:
+def _layer_norms(config: ModelConfig, layer: LayerConfig) -> list[str]:
+    if not config.norm.has_weights:
         return []
-    before = ["attn_norm"] if config.shared_norm else ["attn_norm", "mlp_norm"]
+    has_both = (layer.attention or layer.mixer) and (layer.mlp or layer.moe)
+    if not has_both:
+        return ["mlp_norm" if layer.mlp or layer.moe else "attn_norm"]
+    before = ["attn_norm"] if layer.shared_norm else ["attn_norm", "mlp_norm"]
     after = ["attn_out_norm", "mlp_out_norm"]
-    order = "output" if layer in config.output_norm_layers else config.norm_order
-    norms = {"output": after, "sandwich": before + after}.get(order, before)
-    if config.mlp_and_experts:
+    norms = {"output": after, "sandwich": before + after}.get(layer.norm_order, before)
+    if layer.mlp is not None and layer.moe is not None and not layer.is_shortcut:
         norms = [*norms, *EXPERT_NORMS, "router_scale", "expert_scales"]
-    return norms if config.per_layer_embeddings is None else [*norms, "ple_out_norm"]
+    return norms if config.embeddings.per_layer is None else [*norms, "ple_out_norm"]
 
 
 def tensors_before_layers(config: ModelConfig) -> list[str]:
     """Return the canonical names of the tensors before the layers."""
     names = ["embed"]
-    if config.per_layer_embeddings is not None:
+    if config.embeddings.per_layer is not None:
         names += ["ple_embed", "ple_project", "ple_project_norm"]
     if config.streams is not None:
         names.append("stream_in")
-    if config.learned_positions:
+    if config.embeddings.positions is not None:
         names.append("positions")
-    if config.embedding_size is not None:
+    if config.embeddings.width is not None:
         names.append("project_in")
-    if config.embedding_norm and config.norm_weights:
+    if config.embeddings.has_norm and config.norm.has_weights:
         names += ["embed_norm", "embed_norm_bias"]
     return names
 
@@ -192,17 +210,17 @@ def tensors_after_layers(config: ModelConfig) -> list[str]:
 
     With tied embeddings there is no `lm_head`.
     """
-    has_norm = config.final_norm and config.norm_weights
+    has_norm = config.head.has_norm and config.norm.has_weights
     names = ["final_norm"] if has_norm else []
-    if has_norm and config.norm_bias:
+    if has_norm and config.norm.has_bias:
         names.append("final_norm_bias")
-    if config.embedding_size is not None:
+    if config.embeddings.width is not None:
         names.append("project_out")
     if config.streams is not None:
         names.append("stream_out")
-    if not config.tied_embeddings:
+    if not config.head.tied:
         names.append("lm_head")
-    if config.lm_head_bias:
+    if config.head.bias:
         names.append("lm_head_bias")
     return names
 
@@ -232,7 +250,7 @@ def _outside_layers(config: ModelConfig, name: str) -> Iterator[tuple[str, int |
 
 def constant_tensors(config: ModelConfig) -> dict[str, float]:
     """Return the constants that transformers stores as tensors of no dimension, by name."""
-    if config.activation != "xielu":
+    if config.activation.kind != "xielu":
         return {}
     return {
         name.format(i=layer): value
@@ -256,65 +274,101 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def shape_by_place(config: ModelConfig) -> Callable[[str, int | None], tuple[int, ...]]:
     """Return a function of canonical name and layer that returns the shape in the file."""
     outside = canonical_shapes(config)
-    sizes = config.layer_sizes
-    by_size = {each: canonical_shapes(config.of_layer(i)) for i, each in enumerate(sizes)}
+    by_layer = {layer: layer_shapes(config, layer) for layer in dict.fromkeys(config.layers)}
+    in_layers = [by_layer[layer] for layer in config.layers]
 
     def shape_of(name: str, layer: int | None) -> tuple[int, ...]:
-        return (by_size[sizes[layer]] if sizes and layer is not None else outside)[name]
+        return (outside if layer is None else in_layers[layer])[name]
 
     return shape_of
 
 
 def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape in the file of every canonical tensor, whether `config` has it or not.
-
-    Where layers have different sizes, `config` is that of a layer.
-    """
-    hidden, inner, width = config.hidden_size, config.intermediate_size, config.embedding_size
-    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    by_head = config.qk_norm != "width"
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed": (config.vocab_size + config.extra_embeddings, width or hidden),
-        "positions": (config.learned_positions, hidden),
-        "project_in": (hidden, width or hidden),
-        "project_out": (width or hidden, hidden),
-        "lm_head": (config.vocab_size, width or hidden),
-        "lm_head_bias": (config.vocab_size,),
-        "q": (q_rows * (1 + gate_in_queries(config)), hidden),
-        "k": (kv_rows, hidden),
-        "v": (config.num_kv_heads * config.value_dim, hidden),
-        "qkv": (q_rows + kv_rows + config.num_kv_heads * config.value_dim, hidden),
-        "o": (hidden, config.num_heads * config.value_dim),
-        "gate": (inner, hidden),
-        "up": (inner, hidden),
-        "gate_up": (2 * inner, hidden),
-        "down": (hidden, inner),
-        "attn_gate": (config.num_heads if config.gate_by_head else q_rows, hidden),
-        "sinks": (config.num_heads,),
-        "xielu_positive": (1,),
-        "xielu_negative": (1,),
-        "attn_inner_norm": (config.num_heads * config.value_dim,),
-        "mlp_inner_norm": (inner,),
-        "q_norm": (config.head_dim if by_head else q_rows,),
-        "k_norm": (config.head_dim if by_head else kv_rows,),
+    """Return the shape in the file of every canonical tensor outside the layers."""
+    hidden, embeddings = config.hidden_size, config.embeddings
+    width, vocab_size = config.head_width, embeddings.vocab_size
+    shapes = {
+        "embed": (vocab_size + embeddings.extra_rows, width),
+        "project_in": (hidden, width),
+        "project_out": (width, hidden),
+        "lm_head": (vocab_size, width),
+        "lm_head_bias": (vocab_size,),
+        **dict.fromkeys(("embed_norm", "embed_norm_bias"), (hidden,)),
+        **dict.fromkeys(("final_norm", "final_norm_bias"), (hidden,)),
+        **({} if config.streams is None else stream_shapes(config, config.streams)),
     }
-    shapes |= expert_shapes(config) | per_layer_shapes(config)
-    if "experts_gate" in ARCHITECTURES[config.architecture].tensors:
-        shapes["experts_down"] = shapes["experts_up"]
-    if config.latent is not None:
-        shapes |= latent_shapes(config, config.latent)
-    if config.qk_norm == "heads" and index_count(config, "q_norm") is None:
-        shapes["q_norm"] = (config.num_heads, config.head_dim)
-        shapes["k_norm"] = (config.num_kv_heads, config.head_dim)
-    shapes |= {} if config.mixer is None else config.mixer.shapes(hidden)
-    biased = ["q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "router"]
-    biased += ["experts_gate_up", "experts_down"]
-    biased += [name for name in ("q_a", "kv_a") if name in shapes]
+    if embeddings.positions is not None:
+        shapes["positions"] = (embeddings.positions.count, hidden)
+    if embeddings.per_layer is not None:
+        shapes |= per_layer_shapes(config, embeddings.per_layer)
+    return _as_in_file(config, shapes)
+
+
+def layer_shapes(config: ModelConfig, layer: LayerConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape in the file of every canonical tensor of a layer."""
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {"layer_scale": (1,)}
+    if layer.attention is not None:
+        shapes |= _attention_shapes(config, layer.attention)
+    if layer.mlp is not None:
+        shapes |= mlp_shapes(layer.mlp, hidden)
+    if layer.moe is not None:
+        shapes |= expert_shapes(layer.moe, hidden)
+        if "experts_gate" in ARCHITECTURES[config.architecture].tensors:
+            shapes["experts_down"] = shapes["experts_up"]
+    if layer.mixer is not None:
+        shapes |= layer.mixer.shapes(hidden)
+    if config.streams is not None:
+        shapes |= stream_shapes(config, config.streams)
+    if config.embeddings.per_layer is not None:
+        shapes |= per_layer_shapes(config, config.embeddings.per_layer)
+    biased = [name for name in _BIASED if name in shapes]
     shapes |= {f"{name}_bias": shapes[name][:-1] for name in biased}
     for norm in (*NORMS, *EXPERT_NORMS, "ple_out_norm"):
         shapes |= {norm: (hidden,), f"{norm}_bias": (hidden,)}
-    transposed = ARCHITECTURES[config.architecture].transposed
-    shapes |= {name: (1, *shapes[name]) for name in ARCHITECTURES[config.architecture].row_vectors}
-    return shapes | {
-        name: (*shapes[name][:-2], shapes[name][-1], shapes[name][-2]) for name in transposed
+    return _as_in_file(config, shapes)
+
+
+_BIASED = (
+    *("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down", "router"),
+    *("experts_gate_up", "experts_down", "q_a", "kv_a"),
+)
+
+
+def _attention_shapes(config: ModelConfig, attention: Attention) -> dict[str, tuple[int, ...]]:
+    hidden, heads, kv_heads = config.hidden_size, attention.num_heads, attention.num_kv_heads
+    q_rows, kv_rows = heads * attention.head_dim, kv_heads * attention.head_dim
+    value_dim, norms, gate = attention.values.dim, attention.head_norms, attention.gate
+    by_width = norms is not None and norms.over == "width"
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (q_rows * (1 + gate_in_queries(config)), hidden),
+        "k": (kv_rows, hidden),
+        "v": (kv_heads * value_dim, hidden),
+        "qkv": (q_rows + kv_rows + kv_heads * value_dim, hidden),
+        "o": (hidden, heads * value_dim),
+        "attn_gate": (heads if gate is not None and gate.by_head else q_rows, hidden),
+        "sinks": (heads,),
+        "attn_inner_norm": (heads * value_dim,),
+        "q_norm": (q_rows if by_width else attention.head_dim,),
+        "k_norm": (kv_rows if by_width else attention.head_dim,),
     }
+    if norms is not None and norms.over == "heads" and index_count(config, "q_norm") is None:
+        shapes["q_norm"] = (heads, attention.head_dim)
+        shapes["k_norm"] = (kv_heads, attention.head_dim)
+    if attention.latent is not None:
+        shapes |= latent_shapes(attention.latent, heads, hidden)
+    return shapes
+
+
+def _as_in_file(
+    config: ModelConfig, shapes: dict[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes, of which some are transposed in the file or have one dimension more."""
+    architecture = ARCHITECTURES[config.architecture]
+    rows = [name for name in architecture.row_vectors if name in shapes]
+    transposed = [name for name in architecture.transposed if name in shapes]
+    return (
+        shapes
+        | {name: (1, *shapes[name]) for name in rows}
+        | {name: (*shapes[name][:-2], shapes[name][-1], shapes[name][-2]) for name in transposed}
+    )

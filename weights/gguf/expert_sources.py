@@ -18,10 +18,11 @@ def flat_experts(
     layer: int | None,
 ) -> FlatExperts:
     """Return the source of a matrix that has the experts one below the other."""
-    is_down = canonical == "experts_down"
-    shape = (config.expert_size, config.hidden_size)
+    is_down, moe = canonical == "experts_down", config.moe
+    assert moe is not None
+    shape = (moe.expert_size, config.hidden_size)
     name = architecture.tensor_name(config, canonical.replace("experts", "expert"))
-    whole = (config.num_experts, *(shape[::-1] if is_down else shape))
+    whole = (moe.num_experts, *(shape[::-1] if is_down else shape))
     return FlatExperts((checked_tensor(file, name.format(i=layer), whole),), is_down)
 
 
@@ -45,7 +46,7 @@ def stacked_experts(
     part = (shape[0], shape[1] // len(kinds), *shape[2:])
     tensors = [checked_tensor(file, name.format(i=layer), part) for name in names]
     is_transposed = canonical in architecture.target.transposed
-    return StackedExperts(tuple(tensors), config.interleaved_gate, is_transposed)
+    return StackedExperts(tuple(tensors), config.activation.interleaved, is_transposed)
 
 
 def checked_tensor(file: GgufFile, name: str, shape: tuple[int, ...]) -> GgufTensor:

@@ -7,6 +7,7 @@ from typing import Any
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.architecture import Architecture, frozen
 from swiftchat.weights.architectures.registry import ARCHITECTURES
+from swiftchat.weights.architectures.tensors import has_separate_norms
 from swiftchat.weights.gguf.metadata import Metadata
 from swiftchat.weights.gguf.model_fields import llama
 from swiftchat.weights.gguf.tensor_names import TENSORS
@@ -45,8 +46,7 @@ class GgufArchitecture:
 
     def tensor_name(self, config: ModelConfig, canonical: str) -> str:
         """Return the GGUF name of a canonical tensor, with `{i}` for the layer."""
-        separate_norms = config.parallel_residual and not config.shared_norm
-        names = self.separate_norm_tensors if separate_norms else self.tensors
+        names = self.separate_norm_tensors if has_separate_norms(config) else self.tensors
         return names.get(canonical, TENSORS[canonical])
 
     def config_key(self, standard: str) -> str:

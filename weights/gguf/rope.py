@@ -127,7 +127,7 @@ def _longrope(
     if original is not None:
         fields["original_max_position_embeddings"] = original
     magnitude = metadata.get("rope.scaling.attn_factor")
-    usual = RopeConfig.from_hf({**config_json, **fields}, config.rope_width).magnitude
+    usual = RopeConfig.from_hf({**config_json, **fields}, config.attention.rope_width).magnitude
     if isinstance(magnitude, float) and not math.isclose(magnitude, usual, rel_tol=1e-4):
         scaling["attention_factor"] = magnitude
     return fields
@@ -163,9 +163,9 @@ def _llama3(metadata: Metadata, config: ModelConfig) -> dict[str, Any] | None:
     """
     file, original = metadata.file, metadata.get("rope.scaling.original_context_length")
     found = _vector(file, _LLAMA3_DIVISORS).astype(np.float64)
-    if found.shape != (config.head_dim // 2,) or not np.all((found >= 1) & (found < 1e6)):
+    if found.shape != (config.attention.head_dim // 2,) or not np.all((found >= 1) & (found < 1e6)):
         raise BadModelFile(
-            f"{file.path}: {_LLAMA3_DIVISORS} must hold {config.head_dim // 2} divisors "
+            f"{file.path}: {_LLAMA3_DIVISORS} must hold {config.attention.head_dim // 2} divisors "
             "from 1 to 1e6"
         )
     factor = float(found.max())
@@ -173,7 +173,7 @@ def _llama3(metadata: Metadata, config: ModelConfig) -> dict[str, Any] | None:
         return None
     if config.rope is None:
         raise BadModelFile(f"{file.path}: {_LLAMA3_DIVISORS} in a model without rotary embeddings")
-    exponents = np.arange(0, config.head_dim, 2) / config.head_dim
+    exponents = np.arange(0, config.attention.head_dim, 2) / config.attention.head_dim
     waves = 2 * math.pi * config.rope.theta**exponents
     for low, high, context in (_LLAMA3_ROPE, _fit_llama3(found, waves, factor, original)):
         if np.allclose(_llama3_divisors(waves, factor, low, high, context), found, rtol=1e-4):

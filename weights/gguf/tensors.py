@@ -9,8 +9,14 @@ import numpy as np
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.architecture import frozen
+from swiftchat.weights.architectures.parts.layers import LayerConfig
 from swiftchat.weights.architectures.parts.mixers import GatedDelta
-from swiftchat.weights.architectures.tensors import canonical_shapes, canonical_tensors, tensor_name
+from swiftchat.weights.architectures.tensors import (
+    canonical_shapes,
+    canonical_tensors,
+    layer_shapes,
+    tensor_name,
+)
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.architectures import gguf_architecture
@@ -68,14 +74,11 @@ def tensor_sources(
     """
     unused = (*_OTHER_PARTS, *_unused_prefixes(file, config))
     _reject_foreign_types(file, unused)
-    by_size = {
-        each: _shapes(architecture, config.of_layer(i)) for i, each in enumerate(config.layer_sizes)
-    }
-    outside, sources = _shapes(architecture, config), dict[str, TensorSource]()
+    by_layer = {layer: _shapes(architecture, config, layer) for layer in (None, *config.layers)}
+    in_layers = [by_layer[layer] for layer in config.layers]
+    sources = dict[str, TensorSource]()
     for canonical, layer, expert in canonical_tensors(config):
-        shapes = outside
-        if config.layer_sizes and layer is not None:
-            shapes = by_size[config.layer_sizes[layer]]
+        shapes = by_layer[None] if layer is None else in_layers[layer]
         name = tensor_name(config, canonical, layer, expert)
         sources[name] = _source(file, architecture, config, shapes, canonical, layer, expert or 0)
     _reject_unknown_tensors(file, sources, unused)
@@ -119,7 +122,7 @@ def _source(
     return TensorRows(
         (tensor,),
         _shifted(row_order(architecture, config, canonical, shape[0]), chosen.first),
-        offset=1.0 if config.norm_unit_offset and canonical.endswith("_norm") else 0.0,
+        offset=1.0 if config.norm.unit_offset and canonical.endswith("_norm") else 0.0,
         transposed=canonical in architecture.target.transposed,
     )
 
@@ -135,7 +138,7 @@ def _unused_prefixes(file: GgufFile, config: ModelConfig) -> tuple[str, ...]:
         f"blk.{i}.attn_{kind}"
         for i in range(config.num_layers)
         for kind in ("k.", "v.", "k_norm.")
-        if config.kv_source(i) != i
+        if (own := config.layers[i].attention) is not None and own.kv_source is not None
     ]
     return tuple(later)
 
@@ -175,10 +178,12 @@ def _mixer_source(
     layer: int | None,
 ) -> TensorSource | None:
     """Return a tensor, usually of a mixer, that is stored in another form; None for any other."""
-    in_turns = architecture.value_heads_in_turns
+    if layer is None:
+        return None
+    in_turns, shapes = architecture.value_heads_in_turns, layer_shapes(config, config.layers[layer])
     name = architecture.tensor_name(config, canonical).format(i=layer)
     if canonical in _RESHAPED:
-        shape = canonical_shapes(config)[canonical]
+        shape = shapes[canonical]
         # Dimensions of size 1 and groups differ in the file.
         tensor = file.tensors.get(name)
         if tensor is None or math.prod(tensor.shape) != math.prod(shape):
@@ -186,7 +191,7 @@ def _mixer_source(
         order = value_rows(_gated_delta(config), canonical) if in_turns else None
         return ReshapedTensor((tensor,), shape, canonical == "mixer_decay", order)
     if canonical == "shared_router" and name in file.tensors:
-        shape = canonical_shapes(config)[canonical]
+        shape = shapes[canonical]
         # llama.cpp's quantizing program leaves out a dimension of size 1.
         if file.tensors[name].shape == shape[1:]:
             return ReshapedTensor((file.tensors[name],), shape, is_decay=False)
@@ -195,7 +200,7 @@ def _mixer_source(
     if canonical == "mixer_out" and in_turns:
         spans = value_columns(_gated_delta(config))
         if spans is not None:
-            shape = canonical_shapes(config)[canonical]
+            shape = shapes[canonical]
             return OrderedColumns((checked_tensor(file, name, shape),), spans)
     return None
 
@@ -216,7 +221,7 @@ def _queries_and_gates(file: GgufFile, config: ModelConfig, layer: int | None) -
 
 def _keys_and_values(file: GgufFile, config: ModelConfig, layer: int | None) -> KeyValueMatrix:
     """Return the matrices of keys and values, which files since 2025 have apart."""
-    heads, latent = config.num_heads, config.latent
+    heads, latent = config.attention.num_heads, config.attention.latent
     assert latent is not None
     keys = checked_tensor(file, f"blk.{layer}.{_KEYS}", (heads, latent.kv_rank, latent.nope_dim))
     values = checked_tensor(
@@ -255,14 +260,22 @@ def _reject_unknown_tensors(
             )
 
 
-def _shapes(architecture: GgufArchitecture, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the canonical tensors in GGUF, where matrices are [out, in]."""
-    shapes = canonical_shapes(config)
+def _shapes(
+    architecture: GgufArchitecture, config: ModelConfig, layer: LayerConfig | None
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the canonical tensors in GGUF, where matrices are [out, in].
+
+    Those of a layer, or outside the layers.
+    """
+    shapes = canonical_shapes(config) if layer is None else layer_shapes(config, layer)
     target = architecture.target
     changed = {
-        name: (*shapes[name][:-2], shapes[name][-1], shapes[name][-2]) for name in target.transposed
+        name: (*shapes[name][:-2], shapes[name][-1], shapes[name][-2])
+        for name in target.transposed
+        if name in shapes
     }
-    return shapes | changed | {name: shapes[name][1:] for name in target.row_vectors}
+    rows = {name: shapes[name][1:] for name in target.row_vectors if name in shapes}
+    return shapes | changed | rows
 
 
 def _candidates(
@@ -280,13 +293,15 @@ def _candidates(
     shape = shapes[canonical]
     usual = candidate(canonical, shape)
     if canonical in ("expert_gate", "expert_up", "expert_down"):
-        stacked = candidate(canonical, (config.num_experts, *shape), expert * shape[0])
+        assert config.moe is not None
+        num_experts = config.moe.num_experts
+        stacked = candidate(canonical, (num_experts, *shape), expert * shape[0])
         # Older files have a tensor for each expert.
         single = _Candidate(usual.name.replace("_exps", f".{expert}"), shape)
         if canonical == "expert_down":
             return [stacked, single]
         # In the merged tensor gate comes before up.
-        both = (config.num_experts, 2 * shape[0], shape[1])
+        both = (num_experts, 2 * shape[0], shape[1])
         first = (2 * expert + (canonical == "expert_up")) * shape[0]
         return [stacked, single, candidate("expert_gate_up", both, first)]
     if canonical in ("stream_in", "stream_out"):
@@ -310,14 +325,21 @@ def row_order(
 ) -> Rows:
     """Return where a GGUF file has each of a tensor's `count` rows in Hugging Face's order."""
     if canonical in architecture.permuted:
-        heads = config.num_heads if canonical.startswith("q") else config.num_kv_heads
+        heads = (
+            config.attention.num_heads
+            if canonical.startswith("q")
+            else config.attention.num_kv_heads
+        )
         # Row 2j + h of a head in GGUF is row h·(head_dim / 2) + j in Hugging Face's order.
         return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
     if architecture.value_heads_in_turns and canonical.startswith("mixer_"):
         order = value_rows(_gated_delta(config), canonical)
         return range(count) if order is None else order
     if architecture.target.qkv_in_groups and canonical in ("qkv", "qkv_bias"):
-        groups, kv_rows = config.num_kv_heads, config.num_kv_heads * config.head_dim
+        groups, kv_rows = (
+            config.attention.num_kv_heads,
+            config.attention.num_kv_heads * config.attention.head_dim,
+        )
         ends = np.array([count - 2 * kv_rows, count - kv_rows])
         parts = [part.reshape(groups, -1) for part in np.split(np.arange(count), ends)]
         return np.concatenate(parts, axis=1).reshape(-1)

@@ -66,7 +66,7 @@ class MedusaFiles:
         return f"{self.prefix}{head}.{self.num_blocks}"
 
     def _shapes(self, config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-        width = config.embedding_size or config.hidden_size
+        width = config.embeddings.width or config.hidden_size
         for head in range(self.num_heads):
             for block in range(self.num_blocks):
                 yield f"{self.block(head, block)}.weight", (width, width)

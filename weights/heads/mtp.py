@@ -80,7 +80,7 @@ class MtpFiles:
         Raises `UsageError` for a model without such a layer, `BadModelFile` as `Checkpoint.check`.
         """
         is_beside = isinstance(config.mixer, GatedDelta)
-        if config.norm != "rms" or (config.norm_unit_offset and not is_beside):
+        if config.norm.kind != "rms" or (config.norm.unit_offset and not is_beside):
             raise UsageError(
                 f"{config.architecture} has no multi-token prediction layer of a known form",
                 "leave out --draft mtp",
@@ -132,17 +132,12 @@ class MtpFiles:
 
 def _one_layer(config: ModelConfig) -> ModelConfig:
     """Return the config of a model of this layer: with attention, and experts if there are some."""
-    none = frozenset[int]()
-    return replace(
-        config,
-        num_layers=1,
-        full_layers=none,
-        unrotated_layers=none,
-        dense_layers=none,
-        mixer=None,
-        mixer_layers=none,
-        tied_embeddings=False,
-    )
+    layer = next((layer for layer in config.layers if layer.moe is not None), config.layers[-1])
+    rotated = [each for each in config.attentions if each.rope is not None]
+    windowed = [each for each in rotated if each.scores.window is not None]
+    attention = (windowed or rotated or [config.attention])[0]
+    own = replace(layer, attention=attention, mixer=None, is_shortcut=False, file_layer=0)
+    return replace(config, layers=(own,), head=replace(config.head, tied=False))
 
 
 def _renamed(
@@ -160,7 +155,7 @@ def _renamed(
         if name.startswith(form.prefix) or not name.startswith(first):
             found[name] = info
     head = tensor_name(one, "lm_head")
-    if config.tied_embeddings and head not in found:
+    if config.head.tied and head not in found:
         found[head] = tensors[tensor_name(config, "embed")]
     for canonical, own in form.own.items():
         if form.prefix + own in tensors:

@@ -166,7 +166,7 @@ class Checkpoint:
         self.use_standard_names(config)
         expected = self.shard.shapes() if self.shard else expected_tensors(config)
         allowed = dict(expected)
-        if config.tied_embeddings:
+        if config.head.tied:
             allowed[tensor_name(config, "lm_head")] = expected[tensor_name(config, "embed")]
         for name, shape in allowed.items():
             info = self.tensors.get(name)
@@ -232,13 +232,15 @@ class Checkpoint:
 
 def _others_read(config: ModelConfig) -> set[str]:
     """Return the names of tensors that are read in another way, or that repeat another tensor."""
-    tied = {tensor_name(config, "lm_head")} if config.tied_embeddings else set()
+    tied = {tensor_name(config, "lm_head")} if config.head.tied else set()
     # Transformers saves matrices of experts that return their input.
-    count = config.num_experts
-    unused = range(count, count + config.identity_experts)
+    count, identity = (
+        (config.moe.num_experts, config.moe.identity_experts) if config.moe else (0, 0)
+    )
+    unused = range(count, count + identity)
     first = [name for name in expected_tensors(config) if unused and ".experts.0." in name]
-    identity = {name.replace(".experts.0.", f".experts.{i}.") for name in first for i in unused}
-    return tied | identity | constant_tensors(config).keys()
+    repeated = {name.replace(".experts.0.", f".experts.{i}.") for name in first for i in unused}
+    return tied | repeated | constant_tensors(config).keys()
 
 
 def _is_zero_bias(name: str, tensor: StoredTensor) -> bool:

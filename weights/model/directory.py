@@ -77,11 +77,9 @@ class Model:
         eos_ids = [i for i in _generation_eos_ids(generation) if i < config.vocab_size]
         if eos_ids:
             config = dataclasses.replace(config, eos_ids=tuple(eos_ids))
-        has_own_head = config.tied_embeddings and has_separate_head(
-            path, config, quantization_config
-        )
+        has_own_head = config.head.tied and has_separate_head(path, config, quantization_config)
         if has_own_head:
-            config = dataclasses.replace(config, tied_embeddings=False)
+            config = dataclasses.replace(config, head=dataclasses.replace(config.head, tied=False))
         tokenizer = _read_optional(path / "tokenizer_config.json")
         return cls(
             path,

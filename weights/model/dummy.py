@@ -216,7 +216,7 @@ def dummy_schemes(config: ModelConfig, scheme: str | None) -> dict[str, Scheme]:
     if scheme in (None, "mxfp4"):
         return {}
     matrix_type, shapes = _MATRIX_TYPES[W8A8.get(scheme, scheme)], expected_tensors(config)
-    head = "embed" if config.tied_embeddings else "lm_head"
+    head = "embed" if config.head.tied else "lm_head"
     matrices = QUANTIZABLE - ARCHITECTURES[config.architecture].transposed
     schemes: dict[str, Scheme] = {}
     for place in canonical_tensors(config):

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.attention import Attention
+from swiftchat.weights.architectures.parts.layers import LayerConfig
+from swiftchat.weights.architectures.parts.mlp import Activation, Mlp, Moe
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import (
     EXPERT_NORMS,
@@ -50,21 +53,28 @@ class TensorSlice:
 
 @dataclass(frozen=True)
 class Division:
-    """What `rank` of `size` has of the layers of one size. Spans are (first, end)."""
+    """What `rank` of `size` has of a layer, or outside the layers. Spans are (first, end)."""
 
     config: ModelConfig
     size: int
     rank: int
+    layer: LayerConfig | None = None
+
+    @property
+    def attention(self) -> Attention:
+        """The attention of the layer."""
+        own = None if self.layer is None else self.layer.attention
+        return self.config.attention if own is None else own
 
     @property
     def heads(self) -> Span:
         """The query heads."""
-        return self._span_of(self.config.num_heads)
+        return self._span_of(self.attention.num_heads)
 
     @property
     def kv_heads(self) -> Span:
         """The key/value heads that `heads` use; one, shared with other ranks, if there are few."""
-        kv_heads = self.config.num_kv_heads
+        kv_heads = self.attention.num_kv_heads
         if kv_heads >= self.size:
             return self._span_of(kv_heads)
         head = self.rank * kv_heads // self.size
@@ -93,10 +103,10 @@ class Division:
         if canonical in _RANK_0_ONLY:
             return whole if self.rank == 0 else None
         if canonical.startswith("mixer_"):
-            assert self.config.mixer is not None
-            own = mixer_spans(self.config.mixer, canonical, self.size, self.rank)
+            assert self.layer is not None and self.layer.mixer is not None
+            own = mixer_spans(self.layer.mixer, canonical, self.size, self.rank)
             return whole if own is None else TensorSlice(mixer_axis(canonical, len(shape)), own)
-        if canonical in ("q_norm", "k_norm") and self.config.qk_norm != "width":
+        if canonical in ("q_norm", "k_norm") and self._norms_over != "width":
             # Separate weights of the heads: in one tensor, or in a tensor of each head.
             return TensorSlice(0, tuple(self._spans(canonical))) if len(shape) == 2 else whole
         spans = tuple(self._spans(canonical))
@@ -107,58 +117,75 @@ class Division:
         return TensorSlice(len(shape) - (1 if by_last else 2), spans)
 
     def _spans(self, canonical: str) -> Sequence[Span]:
-        config = self.config
-        queries, keys = (_times(heads, config.head_dim) for heads in (self.heads, self.kv_heads))
+        config, attention = self.config, self.attention
+        heads = (self.heads, self.kv_heads)
+        queries, keys = (_times(span, attention.head_dim) for span in heads)
         match canonical.removesuffix("_bias"):
             case "embed" | "lm_head":
                 return [self.vocab]
-            case "q_norm" | "k_norm" if config.qk_norm == "heads":
+            case "q_norm" | "k_norm" if self._norms_over == "heads":
                 return [self.heads if canonical == "q_norm" else self.kv_heads]
             case "q" if gate_in_queries(config):
                 return [_times(queries, 2)]
-            case "attn_gate" if config.gate_by_head:
+            case "attn_gate" if attention.gate is not None and attention.gate.by_head:
                 return [self.heads]
             case "q" | "q_b" | "q_norm" | "attn_gate":
                 return [queries]
             case "o":
-                return [_times(self.heads, config.value_dim)]
-            case "kv_b" if config.latent is not None:
-                return [_times(self.heads, config.latent.nope_dim + config.latent.value_dim)]
+                return [_times(self.heads, attention.values.dim)]
+            case "kv_b" if attention.latent is not None:
+                latent = attention.latent
+                return [_times(self.heads, latent.nope_dim + latent.value_dim)]
             case "k" | "k_norm":
                 return [keys]
             case "v":
-                return [_times(self.kv_heads, config.value_dim)]
+                return [_times(self.kv_heads, attention.values.dim)]
             case "qkv":
                 return self._merged_qkv(queries, keys)
             case "sinks":
                 return [self.heads]
             case "gate" | "up" | "down":
-                return [self._span_of(config.intermediate_size)]
+                return [self._span_of(self._mlp.intermediate_size)]
             case "gate_up":
-                return self._merged_gate_up(config.intermediate_size)
+                return self._merged_gate_up(self._mlp.intermediate_size, self._mlp.activation)
             case "expert_gate" | "expert_up" | "expert_down" | "experts_down":
-                return [self._span_of(config.expert_size)]
+                return [self._span_of(self._moe.expert_size)]
             case "experts_gate_up":
-                return self._merged_gate_up(config.expert_size)
+                return self._merged_gate_up(self._moe.expert_size, self._moe.activation)
             case "shared_gate_up":
-                return self._merged_gate_up(config.shared_expert_size)
+                return self._merged_gate_up(self._moe.shared_size, self._moe.activation)
             case "shared_gate" | "shared_up" | "shared_down":
-                return [self._span_of(config.shared_expert_size)]
+                return [self._span_of(self._moe.shared_size)]
         raise UsageError(
             f"tensor parallelism is not supported for {config.architecture}: "
             f"no rule for the tensor {canonical}"
         )
 
-    def _merged_gate_up(self, width: int) -> Sequence[Span]:
+    @property
+    def _norms_over(self) -> str | None:
+        norms = self.attention.head_norms
+        return None if norms is None else norms.over
+
+    @property
+    def _mlp(self) -> Mlp:
+        assert self.layer is not None and self.layer.mlp is not None
+        return self.layer.mlp
+
+    @property
+    def _moe(self) -> Moe:
+        assert self.layer is not None and self.layer.moe is not None
+        return self.layer.moe
+
+    def _merged_gate_up(self, width: int, activation: Activation) -> Sequence[Span]:
         first, end = self._span_of(width)
-        if self.config.interleaved_gate:
+        if activation.interleaved:
             return [(2 * first, 2 * end)]
         return [(first, end), (width + first, width + end)]
 
     def _merged_qkv(self, queries: Span, keys: Span) -> Sequence[Span]:
         """Return the rows of queries, keys and values in the merged tensor, in file order."""
-        config, size = self.config, self.config.head_dim
-        if not ARCHITECTURES[config.architecture].qkv_in_groups:
+        config, size = self.attention, self.attention.head_dim
+        if not ARCHITECTURES[self.config.architecture].qkv_in_groups:
             k_start = config.num_heads * size
             v_start = k_start + config.num_kv_heads * size
             return [queries, _shifted(keys, k_start), _shifted(keys, v_start)]

@@ -26,8 +26,9 @@ def stage_layers(config: ModelConfig, num_stages: int) -> list[tuple[int, int]]:
             f"--pp {num_stages} is more than this model's {config.num_layers} layers",
             f"use --pp {config.num_layers} or less",
         )
-    across = config.kv_sources or config.per_layer_embeddings is not None
-    across = across or config.shortcut_experts
+    across = any(each.kv_source is not None for each in config.attentions)
+    across = across or config.embeddings.per_layer is not None
+    across = across or any(layer.is_shortcut for layer in config.layers)
     if (config.mixer is not None or across) and num_stages > 1:
         raise UsageError(
             f"pipeline parallelism is not supported for {config.architecture}", "leave out --pp"
@@ -74,6 +75,6 @@ def _layer_costs(config: ModelConfig) -> list[int]:
     for name, layer, _ in canonical_tensors(config):
         outside = 0 if name in before else -1
         costs[outside if layer is None else layer] += math.prod(shape_of(name, layer))
-    if config.tied_embeddings:  # the last stage needs the embedding as its head
+    if config.head.tied:  # the last stage needs the embedding as its head
         costs[-1] += math.prod(shape_of("embed", None))
     return costs

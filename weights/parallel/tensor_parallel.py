@@ -15,11 +15,12 @@ from functools import cached_property
 
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.config import ModelConfig
-from swiftchat.weights.architectures.parts.layers import LayerSizes
+from swiftchat.weights.architectures.parts.layers import LayerConfig
 from swiftchat.weights.architectures.tensors import (
     canonical_shapes,
     canonical_tensors,
     index_count,
+    layer_shapes,
     layer_tensors,
     shape_by_place,
     tensor_name,
@@ -88,72 +89,65 @@ class Shard:
         """
         if self.is_whole:
             return self.config
-        first, end = self.layers
-
-        def local_layers(layers: frozenset[int]) -> frozenset[int]:
-            return frozenset(layer - first for layer in layers if first <= layer < end)
-
-        sizes = [self.of_layer(i)._local_sizes for i in range(first, end)]
-        mixer, has_heads = self.config.mixer, _attends(self.config)
+        layers = self.config.layers[slice(*self.layers)]
         return dataclasses.replace(
-            self.config,
-            num_layers=end - first,
-            full_layers=local_layers(self.config.full_layers),
-            unrotated_layers=local_layers(self.config.unrotated_layers),
-            mixer_layers=local_layers(self.config.mixer_layers),
-            output_norm_layers=local_layers(self.config.output_norm_layers),
-            mlp_layers=local_layers(self.config.mlp_layers),
-            dense_layers=local_layers(self.config.dense_layers),
-            keys_as_values=local_layers(self.config.keys_as_values),
-            file_layers=self.config.file_layers[first:end],
-            layer_sizes=tuple(sizes) if self.config.layer_sizes else (),
-            num_heads=length(self.heads) if has_heads else self.config.num_heads,
-            num_kv_heads=length(self.kv_heads),
-            mixer=None if mixer is None else local_mixer(mixer, self.size),
-            intermediate_size=self.config.intermediate_size // self.size,
-            expert_size=self.config.expert_size // self.size,
-            shared_expert_size=self.config.shared_expert_size // self.size,
-            # Every rank adds its part of the input to the sum.
-            identity_scale=self.config.identity_scale / self.size,
+            self.config, layers=tuple(self._local_layer(layer) for layer in layers)
         )
 
-    @property
-    def _local_sizes(self) -> LayerSizes:
-        return LayerSizes(
-            self.config.head_dim,
-            length(self.kv_heads),
-            self.config.intermediate_size // self.size,
-            length(self.heads),
-        )
+    def _local_layer(self, layer: LayerConfig) -> LayerConfig:
+        """Return a layer with the sizes of this rank."""
+        attention, mlp, moe = layer.attention, layer.mlp, layer.moe
+        own, size = self.of_layer(layer), self.size
+        if attention is not None:
+            heads, kv_heads = length(own.heads), length(own.kv_heads)
+            attention = dataclasses.replace(attention, num_heads=heads, num_kv_heads=kv_heads)
+        if mlp is not None:
+            mlp = dataclasses.replace(mlp, intermediate_size=mlp.intermediate_size // size)
+        if moe is not None:
+            moe = dataclasses.replace(
+                moe,
+                expert_size=moe.expert_size // size,
+                shared_size=moe.shared_size // size,
+                # Every rank adds its part of the input to the sum.
+                identity_scale=moe.identity_scale / size,
+            )
+        mixer = None if layer.mixer is None else local_mixer(layer.mixer, size)
+        return dataclasses.replace(layer, attention=attention, mixer=mixer, mlp=mlp, moe=moe)
 
-    def of_layer(self, layer: int | None) -> "Shard":
-        """Return the shard with the sizes of a layer; itself if all layers have the same."""
-        if layer is None or not self.config.layer_sizes:
-            return self
-        return self._by_size[self.config.layer_sizes[layer]]
-
-    @cached_property
-    def _by_size(self) -> Mapping[LayerSizes, "Shard"]:
-        return {
-            sizes: dataclasses.replace(self, config=self.config.of_layer(layer))
-            for layer, sizes in enumerate(self.config.layer_sizes)
-        }
+    def of_layer(self, layer: LayerConfig) -> Division:
+        """Return what this rank has of the tensors of a layer."""
+        return dataclasses.replace(self.division, layer=layer)
 
     def slice_of(self, canonical: str, layer: int | None) -> TensorSlice | None:
         """Return the slice of a tensor; None: this rank does not have it."""
-        return self.of_layer(layer).slices[canonical]
+        return self.slices(layer)[canonical]
+
+    def slices(self, layer: int | None) -> Mapping[str, TensorSlice | None]:
+        """Return the slice of every tensor of a layer, or outside the layers, by canonical name."""
+        return self._outside if layer is None else self._in_layers[layer]
 
     @cached_property
-    def slices(self) -> Mapping[str, TensorSlice | None]:
-        """The slice of every tensor by canonical name; None: this rank does not have it.
-
-        Where layers have different sizes, those of `of_layer`.
-        """
+    def _outside(self) -> Mapping[str, TensorSlice | None]:
+        """The slice of every tensor outside the layers; None: this rank does not have it."""
         shapes, absent = canonical_shapes(self.config), self._tensors_of_other_stages()
+        names = (*tensors_before_layers(self.config), *tensors_after_layers(self.config))
         return {
             name: None if name in absent else self.division.slice_of(name, shapes[name])
-            for name in _canonical_names(self.config)
+            for name in names
         }
+
+    @cached_property
+    def _in_layers(self) -> Sequence[Mapping[str, TensorSlice | None]]:
+        """The slice of every tensor of each layer; None: this rank does not have it."""
+        layers = self.config.layers
+        slices: dict[LayerConfig, Mapping[str, TensorSlice | None]] = {}
+        for i, layer in enumerate(layers):
+            if layer in slices:
+                continue
+            shapes, division = layer_shapes(self.config, layer), self.of_layer(layer)
+            names = layer_tensors(self.config, i)
+            slices[layer] = {name: division.slice_of(name, shapes[name]) for name in names}
+        return [slices[layer] for layer in layers]
 
     def indices(self, canonical: str) -> Sequence[int | None]:
         """Return the experts or heads of this rank for a tensor stored separately for each.
@@ -168,11 +162,13 @@ class Shard:
 
     def own_tensors(self) -> Iterator[tuple[TensorKey, TensorSlice]]:
         """Yield the key, as in `canonical_tensors`, and the slice of every tensor of this rank."""
-        own = {name: set(self.indices(name)) for name in self.slices}
+        own: dict[str, set[int | None]] = {}
         first, end = self.layers
         for canonical, layer, index in canonical_tensors(self.config):
             tensor_slice = self.slice_of(canonical, layer)
             in_stage = layer is None or first <= layer < end
+            if canonical not in own:
+                own[canonical] = set(self.indices(canonical))
             if tensor_slice is not None and index in own[canonical] and in_stage:
                 yield (canonical, layer, index), tensor_slice
 
@@ -198,7 +194,7 @@ class Shard:
         """Return the canonical names of tensors outside the layers that other stages have."""
         before = set(tensors_before_layers(self.config))
         after = set(tensors_after_layers(self.config))
-        if self.config.tied_embeddings:
+        if self.config.head.tied:
             after.add("embed")  # serves as the head
         own = before if self.stage == 0 else set()
         if self.stage == self.num_stages - 1:
@@ -226,61 +222,53 @@ def shard_of(
 
 def tp_choices(config: ModelConfig) -> tuple[int, ...]:
     """Return the numbers of ranks that this model can be divided into, in ascending order."""
-    count = config.num_heads
-    if config.mixer is not None and not _attends(config):
+    count = config.attention.num_heads
+    if config.mixer is not None and not config.has_attention:
         count = min(divisible_units(config.mixer).values(), default=1)
     return tuple(n for n in range(1, count + 1) if count % n == 0 and _problem(config, n) is None)
 
 
 def _problem(config: ModelConfig, size: int) -> str | None:
     """Return why the model cannot be divided into `size` ranks; None if it can."""
-    heads, kv_heads = config.num_heads, config.num_kv_heads
-    vocab_size, names = config.vocab_size, _canonical_names(config)
+    vocab_size = config.vocab_size
     if size < 1:
         return f"--tp {size} is less than 1"
     if size == 1:
         return None
     if config.mixer is not None and (problem := mixer_problem(config.mixer, size)) is not None:
         return problem
-    if any(config.gate_sparsity):
+    if any(layer.mlp is not None and layer.mlp.sparsity for layer in config.layers):
         return (
             f"tensor parallelism is not supported for {config.architecture}: "
             "which gates are 0 depends on those of all ranks"
         )
-    if config.layer_sizes:
-        firsts = {sizes: i for i, sizes in enumerate(config.layer_sizes)}.values()
-        problems = [_problem(config.of_layer(i), size) for i in sorted(firsts)]
-        return next((each for each in problems if each is not None), None)
-    attends = _attends(config)
-    if attends and heads % size:
-        return f"num_attention_heads {heads} is not divisible by --tp {size}"
-    if attends and kv_heads % size and size % kv_heads:
-        return (
-            f"num_key_value_heads {kv_heads} is not divisible by --tp {size}, "
-            f"nor --tp {size} by {kv_heads}"
-        )
-    for field, used in (
-        ("intermediate_size", "down" in names),
-        ("expert_size", True),
-        ("shared_expert_size", True),
-    ):
-        if used and getattr(config, field) % size:
-            return f"{field} {getattr(config, field)} is not divisible by --tp {size}"
+    problems = (_layer_problem(layer, size) for layer in dict.fromkeys(config.layers))
+    if (problem := next(filter(None, problems), None)) is not None:
+        return problem
     if (size - 1) * -(-vocab_size // size) >= vocab_size:
         return f"vocab_size {vocab_size} leaves nothing for the last rank of --tp {size}"
     try:
-        _ = Shard(config, size).slices
+        shard = Shard(config, size)
+        _ = shard._outside, shard._in_layers
     except UsageError as error:
         return error.message
     return None
 
 
-def _attends(config: ModelConfig) -> bool:
-    return any(config.has_attention(layer) for layer in range(config.num_layers))
-
-
-def _canonical_names(config: ModelConfig) -> list[str]:
-    in_layers = {
-        name: None for layer in range(config.num_layers) for name in layer_tensors(config, layer)
-    }
-    return [*tensors_before_layers(config), *in_layers, *tensors_after_layers(config)]
+def _layer_problem(layer: LayerConfig, size: int) -> str | None:
+    if layer.attention is not None:
+        heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
+        if heads % size:
+            return f"num_attention_heads {heads} is not divisible by --tp {size}"
+        if kv_heads % size and size % kv_heads:
+            return (
+                f"num_key_value_heads {kv_heads} is not divisible by --tp {size}, "
+                f"nor --tp {size} by {kv_heads}"
+            )
+    sizes = {} if layer.mlp is None else {"intermediate_size": layer.mlp.intermediate_size}
+    if layer.moe is not None:
+        sizes |= {"expert_size": layer.moe.expert_size, "shared_expert_size": layer.moe.shared_size}
+    for name, width in sizes.items():
+        if width % size:
+            return f"{name} {width} is not divisible by --tp {size}"
+    return None

@@ -40,14 +40,15 @@ def apply_smoothquant(
     for canonical, layer, part in canonical_tensors(config):
         if layer is not None and part is None:
             layers.setdefault(layer, {})[canonical] = tensor_name(config, canonical, layer)
-    is_before = config.norm_order in ("pre", "sandwich") and not config.output_norm_layers
-    applies = is_before and not config.parallel_residual
+    applies = all(
+        layer.norm_order in ("pre", "sandwich") and not layer.is_parallel for layer in config.layers
+    )
     for names in layers.values() if applies else ():
         for norm, canonical_readers in _READERS.items():
             readers = [names[name] for name in canonical_readers if name in names]
             if norm in names and readers and set(readers) <= set(quantized):
                 readers_of |= dict.fromkeys(readers, readers)
-                norms[names[norm]] = readers, float(config.norm_unit_offset)
+                norms[names[norm]] = readers, float(config.norm.unit_offset)
                 if f"{norm}_bias" in names:
                     norms[names[f"{norm}_bias"]] = readers, 0.0
     cached: dict[str, Floats] = {}

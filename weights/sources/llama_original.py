@@ -109,13 +109,14 @@ def _tensor(
     if canonical in _BY_COLUMNS or embed_by_columns:
         return ShardedTensor(arrays, by_columns=True)
     if canonical in ("q", "k"):
+        head_dim = config.attention.head_dim
         for array in arrays:
-            if len(array) % config.head_dim:
+            if len(array) % head_dim:
                 raise BadModelFile(
-                    f"{shards[0].path}: tensor {name}: expected whole heads of {config.head_dim} "
+                    f"{shards[0].path}: tensor {name}: expected whole heads of {head_dim} "
                     f"rows, found {len(array)}"
                 )
-        arrays = [rotary_halves(array, len(array) // config.head_dim) for array in arrays]
+        arrays = [rotary_halves(array, len(array) // head_dim) for array in arrays]
     return ShardedTensor(arrays)
 
 

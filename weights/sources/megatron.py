@@ -42,7 +42,7 @@ def plan(source: Path, dtype: str | None) -> Plan:
     dtype = dtype or _DTYPES[embed[0].dtype.name]
     config_json = make_config_json(source, args, sum(map(len, embed)), dtype)
     config = parse_config(config_json, f"{source}: args")
-    if version < 2 and config.num_heads != config.num_kv_heads:
+    if version < 2 and config.attention.num_heads != config.attention.num_kv_heads:
         raise BadModelFile(f"{source}: checkpoint_version {version:g} has no groups of heads")
     merge = _Merge(config, version, checkpoint)
     files = {"config.json": encode_json(config_json)}
@@ -88,7 +88,7 @@ class _Merge:
         shards = self._checkpoint.shards("inner", layer, kind)
         if name not in ("gate", "up"):
             raise BadModelFile(f"Megatron-LM's layout has no {name}")
-        if not self._config.gated:
+        if not self._config.activation.gated:
             return shards
         half = len(shards[0]) // 2
         return [shard[:half] if name == "gate" else shard[half:] for shard in shards]
@@ -96,23 +96,23 @@ class _Merge:
     def _heads(self, shard: Array, name: str, layer: int | None) -> Array:
         """Return a view of the queries, keys or values in a query-key-value shard."""
         config = self._config
-        heads_per_group = config.num_heads // config.num_kv_heads + 2
-        groups, rest = divmod(len(shard), heads_per_group * config.head_dim)
+        heads_per_group = config.attention.num_heads // config.attention.num_kv_heads + 2
+        groups, rest = divmod(len(shard), heads_per_group * config.attention.head_dim)
         if rest:
             raise BadModelFile(
                 f"{self._checkpoint.directory}: query_key_value of layer {layer}: expected whole "
-                f"groups of {heads_per_group * config.head_dim} rows in each shard, "
+                f"groups of {heads_per_group * config.attention.head_dim} rows in each shard, "
                 f"found {len(shard)}"
             )
         columns = shard.shape[1:]
         found: Array
         if self._version == 0:
-            found = shard.reshape(3, groups, config.head_dim, *columns)["qkv".index(name)]
+            found = shard.reshape(3, groups, config.attention.head_dim, *columns)["qkv".index(name)]
         elif self._version == 1:
-            by_element = shard.reshape(groups, config.head_dim, 3, *columns)
+            by_element = shard.reshape(groups, config.attention.head_dim, 3, *columns)
             found = by_element[:, :, "qkv".index(name)]
         else:
-            by_group = shard.reshape(groups, heads_per_group, config.head_dim, *columns)
+            by_group = shard.reshape(groups, heads_per_group, config.attention.head_dim, *columns)
             found = by_group[:, _QKV[name]]
         return found.reshape(-1) if shard.ndim == 1 else found
 

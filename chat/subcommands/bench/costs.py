@@ -20,11 +20,11 @@ class Costs:
     def prefill_flop(self, num_tokens: int) -> float:
         """Return multiplications plus additions of a prompt; logits for its last token only."""
         shape = self.shape
-        num_weights = self._num_weights() + shape.experts_per_token * self._num_weights(expert=True)
+        chosen = 0 if shape.moe is None else shape.moe.experts_per_token
+        num_weights = self._num_weights() + chosen * self._num_weights(expert=True)
         # Attention: q·k and score·v, for each query and each key in its context.
-        layers = [shape.of_layer(layer) for layer in range(shape.num_layers)]
-        elements = sum(each.head_dim + each.value_dim for each in layers)
-        flop_per_pair = 2 * shape.num_heads * elements
+        elements = sum(each.head_dim + each.values.dim for each in shape.attentions)
+        flop_per_pair = 2 * shape.attention.num_heads * elements
         num_pairs = sum(map(self._attended, range(1, num_tokens + 1)))
         logits = 2 * shape.vocab_size * shape.hidden_size
         return num_tokens * 2 * num_weights + flop_per_pair * num_pairs + logits
@@ -40,7 +40,8 @@ class Costs:
         contexts = [self._attended(prompt + i) for i in range(1, answer)]
         kv_bytes = info.cache_bytes / info.cache_tokens * statistics.mean(contexts)
         # The lower bound: all rows choose the same experts.
-        num_unused = shape.num_experts - shape.experts_per_token
+        moe = shape.moe
+        num_unused = 0 if moe is None else moe.num_experts - moe.experts_per_token
         unused_weights = num_unused * self._num_weights(expert=True)
         # `info` counts weights and cache of one rank; each rank has a shard of every expert.
         read_bytes = info.weights_bytes - info.table_bytes - unused_weights * item_bytes / info.tp
@@ -61,5 +62,5 @@ class Costs:
         )
 
     def _attended(self, context_len: int) -> int:
-        window = self.shape.sliding_window
-        return context_len if window is None else min(context_len, window)
+        windows = [each.scores.window for each in self.shape.attentions if each.scores.window]
+        return min([context_len, *windows[:1]])

@@ -97,7 +97,7 @@ class FusedOps(CudaOps):
         if delta is not None and (adds(delta) or computed(delta).dtype != weight.dtype):
             self.add_(x, delta)
             delta = None
-        if delta is not None or self._config.norm != "rms" or bias is not None:
+        if delta is not None or self._config.norm.kind != "rms" or bias is not None:
             self._settle(x)
             delta = None if delta is None else computed(delta)
             return super().norm_(computed(x), delta, weight, bias)
@@ -106,7 +106,7 @@ class FusedOps(CudaOps):
     def _normed(self, x: Tensor, weight: Tensor) -> Normed:
         if isinstance(x, Stream):
             computed(x)  # what is pending of it precedes the norm
-        norm, compute = Norm(weight, self._config.norm_eps, self.norm_offset), super().norm_
+        norm, compute = Norm(weight, self._config.norm.eps, self.norm_offset), super().norm_
         normed = Normed(
             *(self.gpu, x, norm, self._scratch),
             lambda rows: compute(rows.float(), None, weight, None),
@@ -281,8 +281,8 @@ class FusedOps(CudaOps):
             cos_sin is None
             or kv_scales is not None
             or config.head_dim > MAX_ROPE_HEAD_DIM
-            or config.kv_source(layer) != layer
-            or layer in config.keys_as_values
+            or config.kv_source is not None
+            or config.values.are_keys
             or self.attention.query_factors(layer) is not None
         ):
             return None

@@ -50,7 +50,7 @@ class StatePlan:
 def mixer_kernels_cover(config: ModelConfig) -> bool:
     """Return whether the kernels compute decode steps of a model's mixers, if it has any."""
     mixer = config.mixer
-    if (config.mixer_activation or config.activation) not in KINDS:
+    if any(layer.mixer_activation not in KINDS for layer in config.layers):
         return mixer is None
     match mixer:
         case None:
@@ -88,7 +88,7 @@ class MixerKernels:
 
     def __init__(self, gpu: Gpu, config: ModelConfig) -> None:
         self._gpu, self._config = gpu, config
-        self._activation = config.mixer_activation or config.activation
+        self._activation = config.layers[0].mixer_activation
         self._kind: MixerKind | None = None
         if config.mixer is not None:
             self._kind = _kind(gpu, config.mixer, self._activation)
@@ -143,7 +143,8 @@ class MixerKernels:
 
         `ranks` divide the heads or channels of the mixer.
         """
-        kind, mixer, states = self._kind, self._config.mixer, plan.layers[layer]
+        kind, mixer = self._kind, self._config.layers[layer].mixer
+        states = plan.layers[layer]
         assert kind is not None and mixer is not None
         out = projected.new_empty(len(projected), weights.project_out.shape[1])
         if plan.scans is not None:

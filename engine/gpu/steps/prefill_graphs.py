@@ -120,9 +120,9 @@ class PrefillGraphs:
     def _max_context(self, size: int, max_blocks: int) -> int:
         """Return the most tokens of a context after which a padded chunk is computed."""
         most = max_blocks * self._cache.block_size
-        if self._decoder.config.latent is None:
+        if self._decoder.config.attention.latent is None:
             return most
-        heads = -self._decoder.ranks.min_across_ranks(-self._decoder.config.num_heads)
+        heads = -self._decoder.ranks.min_across_ranks(-self._decoder.config.attention.num_heads)
         return min(most, _MAX_LATENT_SCORES // (size * heads))
 
     def _size_for(self, batch: Batch) -> int | None:

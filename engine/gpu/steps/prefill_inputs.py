@@ -83,7 +83,7 @@ class PrefillInputs:
         query_starts, max_blocks = inputs["query_starts"][:2], -(-max_context // cache.block_size)
         table = inputs["block_table"][:max_blocks].view(1, -1)
         decode, prefill, states = None, None, None
-        if self._config.latent is None:
+        if self._config.attention.latent is None:
             prefill = PrefillRows(table, inputs["context_len"][:1], query_starts, size)
         else:  # the kernels attend to latents one query at a time
             context_lens = torch.where(slot_mapping >= 0, positions + 1, 0)

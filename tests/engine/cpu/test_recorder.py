@@ -21,7 +21,7 @@ from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.cpu.references import References
 from swiftchat.engine.linear.w8a8 import W8A8Weight
 from swiftchat.engine.model.decoder import Decoder
-from swiftchat.weights.architectures.parts.layers import LayerSizes
+from swiftchat.weights.architectures.parts.attention import Scores
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.scheme import ActivationQuantization
 from tests.support import tiny
@@ -83,10 +83,15 @@ def test_angles_and_windows_of_layers(tmp_path: Path) -> None:
 
 
 def test_the_scale_of_scores_is_that_of_the_layer(tmp_path: Path) -> None:
-    """Without a scale of the model's own it follows from the size of a layer's heads."""
+    """Layers may have scales of their own."""
     tiny.make("llama", tmp_path)
-    sizes = tuple(LayerSizes(head_dim, 1, 64, 2) for head_dim in (16, 64, 16))
-    config = replace(Model.open(tmp_path).config, layer_sizes=sizes)
+    config = Model.open(tmp_path).config
+    scales = [Scores(head_dim**-0.5) for head_dim in (16, 64, 16)]
+    layers = [
+        replace(layer, attention=replace(config.attention, scores=scores))
+        for layer, scores in zip(config.layers, scales, strict=True)
+    ]
+    config = replace(config, layers=tuple(layers))
     ops = AttentionOps(config, References(), 64)
     scales = [ops.attention(layer, LayerCache(), None).scale for layer in range(3)]
     assert scales == [0.25, 0.125, 0.25]

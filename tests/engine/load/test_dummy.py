@@ -112,7 +112,7 @@ def test_estimated_dummy_weight_bytes_equal_loaded_bytes(name: str, scheme: str)
         )
         assert gpu_weight_bytes(shard, dummy_schemes(config, scheme), 2) == resident_bytes(weights)
         assert weights.lm_head.is_quantized != (scheme not in ("int8", "int4"))
-        assert (weights.lm_head is weights.embed) == config.tied_embeddings
+        assert (weights.lm_head is weights.embed) == config.head.tied
 
 
 def test_quantized_shards_of_ranks_form_one_matrix() -> None:
@@ -222,7 +222,7 @@ def test_dummy_logits_have_ordinary_magnitude(name: str, dtype: torch.dtype) -> 
 def test_dummy_logits_do_not_grow_with_depth() -> None:
     config = small("smollm2-135m", hidden_size=192, num_attention_heads=3, vocab_size=500)
     for layers in (1, 40):
-        deep = replace(config, num_layers=layers)
+        deep = replace(config, layers=config.layers[:1] * layers)
         assert 0.3 < logits(deep, dummy_weights(deep, torch.float32, CPU)).std() < 10
 
 

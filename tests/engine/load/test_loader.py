@@ -105,7 +105,7 @@ def assert_streams_as_mapped(
         assert other.is_contiguous() or (".expert." in name and other.t().is_contiguous()), name
         ours_bits, bits = (t.contiguous().view(torch.uint8) for t in (other, tensor))
         assert torch.equal(ours_bits, bits), name
-    assert (streamed.lm_head is streamed.embed) == model.config.tied_embeddings
+    assert (streamed.lm_head is streamed.embed) == model.config.head.tied
     sizes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
     whole = Shard(model.config) if shard is None else shard
     expected = sum(sizes.values()) if checkpoint.shard else whole.weights_bytes(sizes)

@@ -81,7 +81,7 @@ def test_an_output_matrix_in_the_files_wins_over_tied_embeddings(
     )
     assert reference.outcome(tmp_path, expected) == "equal"
     model = Model.open(tmp_path)
-    assert model.config.tied_embeddings != differs
+    assert model.config.head.tied != differs
     assert len(model.notes) == differs
 
 

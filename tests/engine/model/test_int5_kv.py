@@ -1,6 +1,5 @@
 """The rotation and the layout of the int5 KV cache, against fp64, and what it cannot hold."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from swiftchat.engine.model.int5_kv import (
 from swiftchat.errors import UsageError
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny
+from tests.support.changed_configs import changed
 
 
 def rotation(head_dim: int) -> torch.Tensor:
@@ -113,7 +113,7 @@ def test_unpacking_more_tokens_than_one_chunk() -> None:
 
 def test_heads_that_are_no_multiple_of_8_are_refused(tmp_path: Path) -> None:
     tiny.make("llama", tmp_path)
-    config = replace(Model.open(tmp_path).config, head_dim=12)
+    config = changed(Model.open(tmp_path).config, attention={"head_dim": 12})
     with pytest.raises(UsageError, match=r"int5 does not apply.* 12 elements") as caught:
         kv_bytes_per_token(config, 2, "int5")
     assert caught.value.hint == "use --kv-dtype int8"

@@ -6,7 +6,6 @@ three layers' errors add up: to a half of the bounds where it is most. With int5
 up to a 32nd of the largest element of their rotated row, keys by a 64th.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,8 +28,10 @@ from swiftchat.engine.model.quantized_kv import (
 from swiftchat.engine.reference import ops as torch_ops
 from swiftchat.engine.reference.ops import TorchPlan, store
 from swiftchat.errors import UsageError
+from swiftchat.weights.architectures.parts.attention import Values
 from swiftchat.weights.model.directory import Model
 from tests.support import tiny
+from tests.support.changed_configs import changed
 
 BYTE_SCHEMES = tuple(LARGEST)
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -133,7 +134,7 @@ def test_store_writes_only_its_slots(folder: Path, scheme: str) -> None:
     scales.fill_(float("nan"))
     layer = cache.layers[1]
     assert isinstance(layer, QuantizedKV)
-    new = torch.randn(3, 2 * config.num_kv_heads, config.head_dim)
+    new = torch.randn(3, 2 * config.attention.num_kv_heads, config.attention.head_dim)
     layer.store(torch.tensor([17, 2, 9]), new)
     assert scales[0].isnan().all() and all((tensor[0] == -1).all() for tensor in packed)
     flat = scales[1].view(20, -1)
@@ -165,7 +166,7 @@ def test_logits_equal_those_of_rounded_keys_and_values(
     assert error(found, tiny.Bench(variant).last_logits(ids)) <= bound
     assert error(again, found) <= 1e-5
     # A small error may lead to other experts.
-    if Model.open(variant).config.num_experts == 0:
+    if Model.open(variant).config.moe is None:
         assert 0 < error(found, plain) <= LOGITS[scheme]
 
 
@@ -226,8 +227,8 @@ def test_reported_cache_bytes_equal_allocated_bytes(folder: Path, scheme: str) -
     assert (info.kv_dtype, info.dtype) == (scheme, "float32")
     assert info.cache_bytes == sum(t.nbytes for t in engine.cache.tensors)
     element_bits = 11 if scheme == "int5" else 16  # of a key's and a value's element
-    head_bytes = element_bits * config.head_dim // 8 + 2 * 4
-    per_token = config.num_layers * config.num_kv_heads * head_bytes
+    head_bytes = element_bits * config.attention.head_dim // 8 + 2 * 4
+    per_token = config.num_layers * config.attention.num_kv_heads * head_bytes
     assert info.cache_bytes == info.cache_tokens * per_token
     assert kv_bytes_per_token(config, 4, scheme) == per_token
     assert f"cache for {info.cache_tokens} tokens in {scheme} " in memory_line(info)
@@ -243,7 +244,7 @@ def test_kernels_cover_quantized_kv_for_supported_head_sizes(folder: Path) -> No
         (96, torch.float16, False),
         (64, torch.float32, False),
     ):
-        config = replace(shape, head_dim=head_dim)
+        config = changed(shape, attention={"head_dim": head_dim, "values": Values(head_dim)})
         assert [kernels_cover(config, dtype, scheme) for scheme in BYTE_SCHEMES] == [kernels] * 2
         assert kernels_cover(config, dtype, "int5") == (kernels and head_dim in (64, 128))
         assert kernels_cover(config, dtype)

@@ -192,8 +192,8 @@ def test_flat_and_short_multimodal_configs_are_read() -> None:
             "text_config": {**text, "intermediate_size": 10_240, "sliding_window": 1024},
         }
     )
-    assert (short.vocab_size, short.num_heads, short.head_dim) == (262_208, 8, 256)
-    assert short.eos_ids == (1, 106) and short.tied_embeddings
+    assert (short.attention.num_heads, short.attention.head_dim) == (8, 256)
+    assert short.vocab_size == 262_208 and short.eos_ids == (1, 106) and short.head.tied
 
 
 @pytest.mark.parametrize("model_type", REFUSED)

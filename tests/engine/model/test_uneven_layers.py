@@ -64,7 +64,7 @@ def test_batch_with_history_equals_transformers(model_type: str, tmp_path: Path)
 
 def test_sharing_layers_have_the_cache_of_their_source(gemma4) -> None:
     config = config_of(gemma4[0])
-    assert config.kv_sources == (0, 1, 2, 3, 3, 2)
+    assert [each.kv_source for each in config.attentions] == [None, None, None, None, 3, 2]
     cache = KVCache(config, 5, 4, torch.float32, torch.device("cpu"))
     shapes = [tuple(layer.shape[2:]) for layer in cache.layers]
     assert shapes == 2 * [(4, 8), (4, 8), (2, 16)]

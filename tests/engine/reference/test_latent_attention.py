@@ -115,7 +115,7 @@ def test_expanded_queries_keys_and_values_have_one_width(folder: Path, monkeypat
     monkeypatch.setattr(latent_attention, "fused_attention", attend)
     bench = tiny.Bench(folder)
     bench.last_logits(tiny.random_ids(LENGTH))
-    latent = bench.decoder.config.latent
+    latent = bench.decoder.config.attention.latent
     assert latent.head_dim != latent.value_dim
     assert {*shapes} == {(max(latent.head_dim, latent.value_dim),) * 3}
 
@@ -174,7 +174,7 @@ def test_bfloat16_stays_near_fp32(model) -> None:
 
 def test_the_cache_has_a_latent_and_a_rotated_key_per_token(folder: Path) -> None:
     config = Model.open(folder).config
-    assert config.latent is not None and config.latent.cached_dim == 20 + 8
+    assert config.attention.latent is not None and config.attention.latent.cached_dim == 20 + 8
     bench = tiny.Bench(folder)
     assert bench.cache.tensors[0].shape[2:] == (tiny.BLOCK_SIZE, 1, 28)
     assert kv_bytes_per_token(config, 2) == config.num_layers * 28 * 2

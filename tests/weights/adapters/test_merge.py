@@ -40,7 +40,7 @@ def test_merged_models_equal_peft(case: str, tmp_path: Path) -> None:
         expected = model(torch.tensor([ids])).logits[0]
     (ours,) = adapters.logits(tiny.engine(tmp_path / "merged"), [(ids, None)])
     assert (ours - expected).abs().max() <= 1e-4 * expected.abs().max()
-    assert Model.open(tmp_path / "merged").config.tied_embeddings == (case in STAY_TIED)
+    assert Model.open(tmp_path / "merged").config.head.tied == (case in STAY_TIED)
 
 
 def test_a_bias_without_a_place_is_refused(tmp_path: Path) -> None:

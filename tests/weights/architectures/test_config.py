@@ -14,6 +14,10 @@ from swiftchat.engine.load.canonicalize import head_order
 from swiftchat.engine.model.rope import inverse_frequencies
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.attention import Attention, Scores, Values
+from swiftchat.weights.architectures.parts.embeddings import Embeddings, Head
+from swiftchat.weights.architectures.parts.layers import LayerConfig, Norm
+from swiftchat.weights.architectures.parts.mlp import Activation, Mlp
 from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
@@ -44,29 +48,33 @@ LLAMA3_ROPE = {
 
 def test_reads_every_field() -> None:
     config = ModelConfig.from_hf({**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE})
+    layer = LayerConfig(
+        attention=Attention(
+            num_heads=6,
+            num_kv_heads=2,
+            head_dim=8,
+            values=Values(8),
+            scores=Scores(8**-0.5),
+            rope=RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 8192),
+        ),
+        mixer=None,
+        mlp=Mlp(80, Activation("silu")),
+        moe=None,
+    )
     assert config == ModelConfig(
         family="llama",
         architecture="LlamaForCausalLM",
-        vocab_size=97,
-        hidden_size=48,
-        intermediate_size=80,
-        num_layers=3,
-        num_heads=6,
-        num_kv_heads=2,
-        head_dim=8,
+        dtype="bfloat16",
         max_context_tokens=256,
-        norm_eps=1e-5,
-        activation="silu",
-        rope=RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 8192),
-        attention_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        tied_embeddings=False,
-        sliding_window=None,
         bos_id=1,
         eos_ids=(2, 3),
-        dtype="bfloat16",
+        hidden_size=48,
+        norm=Norm("rms", 1e-5),
+        embeddings=Embeddings(97),
+        layers=(layer,) * 3,
+        head=Head(tied=False),
     )
+    assert [layer.file_layer for layer in config.layers] == [0, 1, 2]
 
 
 def test_old_and_new_rope_keys_agree() -> None:
@@ -190,10 +198,11 @@ def test_older_keys_are_equivalent() -> None:
         rope_theta=1e6,
         rope_local_base_freq=5e3,
         rope_scaling={"rope_type": "linear", "factor": 8.0},
+        num_hidden_layers=6,  # the last one has no window
     )
     config = ModelConfig.from_hf(gemma)
     assert config.rope == RopeConfig(1e6, "linear", 8.0)
-    assert config.local_rope == RopeConfig(5e3)
+    assert [rope for rope, _ in config.ropes] == [RopeConfig(5e3), config.rope]
     neox = absent_keys("GPTNeoXForCausalLM", rotary_pct=0.5, rotary_emb_base=5e4)
     assert ModelConfig.from_hf(neox).rope == RopeConfig(5e4, rotary_dim=4)
     falcon = absent_keys(
@@ -203,7 +212,11 @@ def test_older_keys_are_equivalent() -> None:
         ModelConfig.from_hf(falcon)
     renamed = ("num_attention_heads", "num_hidden_layers", "num_key_value_heads")
     config = ModelConfig.from_hf({k: v for k, v in falcon.items() if k not in renamed})
-    assert (config.num_heads, config.num_layers, config.num_kv_heads) == (12, 2, 3)
+    assert (config.attention.num_heads, config.num_layers, config.attention.num_kv_heads) == (
+        12,
+        2,
+        3,
+    )
     su = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     phi = absent_keys("Phi3ForCausalLM", rope_scaling=su, original_max_position_embeddings=64)
     rope = ModelConfig.from_hf(phi).rope
@@ -362,14 +375,14 @@ def test_any_json_gives_a_config_of_any_architecture_or_bad_model_file(
         made = ModelConfig.from_hf(json.loads(json.dumps(config)))
     except BadModelFile:
         return
-    assert made.num_heads % made.num_kv_heads == 0
+    assert made.attention.num_heads % made.attention.num_kv_heads == 0
     assert len(expected_tensors(made)) > made.num_layers
-    for each in (made.rope, made.local_rope):
-        if each is not None:
-            assert inverse_frequencies(each, made.head_dim, 9).shape == (made.head_dim // 2,)
-    if made.rope is not None:
-        order = head_order(made)
-        assert order is None or sorted(order.tolist()) == list(range(made.head_dim))
+    for attention in made.attentions:
+        head_dim = attention.head_dim
+        if attention.rope is not None:
+            assert inverse_frequencies(attention.rope, head_dim, 9).shape == (head_dim // 2,)
+        order = head_order(attention.rope, head_dim)
+        assert order is None or sorted(order.tolist()) == list(range(head_dim))
 
 
 def test_expected_tensors_equal_those_of_transformers() -> None:

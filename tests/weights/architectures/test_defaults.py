@@ -46,6 +46,7 @@ OTHER_DEFAULTS = {
     *("Qwen3VLMoeTextForCausalLM", "HyperCLOVAXForCausalLM", "AfmoeForCausalLM"),
     *("Kolibri1ForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"),
 }
+OTHER_KV_HEADS = OTHER_DEFAULTS | {"FalconForCausalLM"}
 _REPACKED = ("ChatGLM", "InternLM2")
 THEIRS = [n for n in ARCHITECTURES if not n.startswith(_REPACKED) and n not in OWN_CODE]
 
@@ -71,19 +72,30 @@ def test_defaults_equal_those_of_transformers(architecture: str) -> None:
     theirs.allow_global_per_layer_attribute_access = True  # else Gemma 4 raises an error
     ours = ModelConfig.from_hf({**sizes, "architectures": [architecture]})
     # The class of MiMo, not its configuration, has more of them in layers with a window.
-    listed = () if architecture == "MiMoV2FlashForCausalLM" else ours.layer_sizes
-    for i, size in enumerate(listed):
+    sizes_differ = len({(each.head_dim, each.num_kv_heads) for each in ours.attentions}) > 1
+    is_listed = sizes_differ and architecture != "MiMoV2FlashForCausalLM"
+    for i, own in enumerate(ours.layers if is_listed else ()):
         layer = theirs.per_layer_config[i]
-        assert (size.head_dim, size.num_kv_heads) == (layer.head_dim, layer.num_key_value_heads)
+        assert own.attention is not None
+        sizes = own.attention.head_dim, own.attention.num_kv_heads
+        assert sizes == (layer.head_dim, layer.num_key_value_heads)
     rope = getattr(theirs, "rope_parameters", None) or {}
     nested = rope.get("full_attention", rope)
-    assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", None) or ours.num_heads
-    if ours.latent is None and ours.attention_layers:
-        assert ours.head_dim == (getattr(theirs, "head_dim", None) or 64)
-    elif ours.latent is not None:
-        parts = (ours.latent.nope_dim, ours.latent.rope_dim, ours.latent.value_dim)
+    attention = ours.attention
+    kv_heads = getattr(theirs, "num_key_value_heads", None) or attention.num_heads
+    # Falcon's are in another key; latent attention has as many as query heads.
+    if attention.latent is None and ours.has_attention and architecture not in OTHER_KV_HEADS:
+        assert attention.num_kv_heads == kv_heads
+    if attention.latent is None and ours.attention_layers:
+        assert attention.head_dim == (getattr(theirs, "head_dim", None) or 64)
+    elif attention.latent is not None:
+        parts = (
+            attention.latent.nope_dim,
+            attention.latent.rope_dim,
+            attention.latent.value_dim,
+        )
         assert parts == (theirs.qk_nope_head_dim, theirs.qk_rope_head_dim, theirs.v_head_dim)
-        assert ours.head_dim == parts[0] + parts[1]
+        assert attention.head_dim == parts[0] + parts[1]
     # These have no field of this name for the longest context, nor have models without attention.
     unnamed = ("BloomForCausalLM", "MptForCausalLM")
     named = architecture not in unnamed
@@ -96,35 +108,42 @@ def test_defaults_equal_those_of_transformers(architecture: str) -> None:
         and value is not None
     ]
     # It is that of a stream divided by the scale of the residual branches.
-    assert [ours.norm_eps * ours.residual_scale**2] == pytest.approx(eps or [1e-5])
-    if ours.rope is not None:
-        assert ours.rope.theta == nested.get("rope_theta", 10_000.0)
-        whole = ours.rope.rotary_dim or ours.head_dim
-        if ours.rope.num_pairs is not None:
-            widest = ours.layer_sizes[-1].head_dim if ours.layer_sizes else ours.head_dim
-            whole = ours.rope.num_pairs * 2 * ours.head_dim // widest
-        assert ours.latent is not None or whole == getattr(
-            theirs, "rotary_dim", int(ours.head_dim * nested.get("partial_rotary_factor", 1.0))
+    assert [ours.norm.eps * ours.residual_scale**2] == pytest.approx(eps or [1e-5])
+    rotated = [each for each in ours.attentions if each.rope is not None]
+    full = [each for each in rotated if each.scores.window is None] or rotated
+    if full and full[0].rope is not None:
+        own_rope, head_dim = full[0].rope, attention.head_dim
+        assert own_rope.theta == nested.get("rope_theta", 10_000.0)
+        whole = own_rope.rotary_dim or head_dim
+        if own_rope.num_pairs is not None:
+            whole = own_rope.num_pairs * 2 * head_dim // full[0].head_dim
+        assert attention.latent is not None or whole == getattr(
+            theirs,
+            "rotary_dim",
+            int(attention.head_dim * nested.get("partial_rotary_factor", 1.0)),
         )
-    if ours.local_rope is not None:
-        assert ours.local_rope.theta == rope["sliding_attention"]["rope_theta"]
+    if len(ours.ropes) > 1:
+        local = next(each.rope for each in rotated if each.scores.window is not None)
+        assert local is not None and local.theta == rope["sliding_attention"]["rope_theta"]
     kinds = getattr(theirs, "layer_types", None)
     windowed = bool(getattr(theirs, "sliding_window", None))
     if kinds and "sliding_attention" not in kinds:
         windowed = False
     if windowed and kinds:
-        full = {i for i, kind in enumerate(kinds) if kind == "full_attention"}
-        assert ours.full_layers == full
+        for layer, kind in zip(ours.layers, kinds, strict=True):
+            if layer.attention is not None:
+                assert (layer.attention.scores.window is None) == (kind == "full_attention")
     # Qwen2-MoE in transformers has 0 for no window, with layer types all the same.
     if windowed or not kinds:
         window = getattr(theirs, "sliding_window", None) or getattr(theirs, "window_size", None)
-        assert ours.sliding_window == (window or None)
+        own_windows = {each.scores.window for each in ours.attentions} - {None}
+        assert own_windows == ({window} if window else set())
     ends = theirs.eos_token_id
     assert (ours.bos_id, ours.eos_ids) == (
         theirs.bos_token_id,
         tuple(ends if isinstance(ends, list) else [ends] if ends is not None else []),
     )
-    assert ours.tied_embeddings == theirs.tie_word_embeddings
+    assert ours.head.tied == theirs.tie_word_embeddings
 
 
 @pytest.mark.parametrize(

@@ -102,19 +102,23 @@ def test_the_type_decides_where_several_share_a_class(kind: str) -> None:
     fewest = SIZES | {"architectures": [name], "model_type": kind}
     for config in (saved, fewest):
         ours = ModelConfig.from_hf(config)
-        assert ours.norm_eps == theirs.rms_norm_eps
+        assert ours.norm.eps == theirs.rms_norm_eps
         assert ours.max_context_tokens == theirs.max_position_embeddings
-        assert ours.rope is not None and ours.rope.theta == theirs.rope_parameters["rope_theta"]
-        assert ours.num_kv_heads == theirs.num_key_value_heads
-        assert ours.attention_bias == bool(getattr(theirs, "attention_bias", False))
-        if ours.num_experts:
-            assert ours.num_experts == theirs.n_routed_experts
-            assert ours.experts_per_token == theirs.num_experts_per_tok
-            assert (ours.qk_norm is not None) == bool(getattr(theirs, "use_qk_norm", False))
+        assert ours.rope is not None
+        assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+        assert ours.attention.num_kv_heads == theirs.num_key_value_heads
+        assert ours.attention.bias == bool(getattr(theirs, "attention_bias", False))
+        if ours.moe is not None:
+            assert ours.moe.num_experts == theirs.n_routed_experts
+            assert ours.moe.experts_per_token == theirs.num_experts_per_tok
+            assert (ours.attention.head_norms is not None) == bool(
+                getattr(theirs, "use_qk_norm", False)
+            )
     assert CLASS_OF_TYPE[kind] in (name, "ExaoneForCausalLM")
 
 
 def test_the_keys_of_a_type_are_read() -> None:
     config = {**LLAMA, "model_type": "internlm3", "qkv_bias": True, "bias": True}
     found = ModelConfig.from_hf(config)
-    assert found.attention_bias and found.mlp_bias and found.norm_eps == 1e-5
+    assert found.attention.bias and found.mlp is not None and found.mlp.bias
+    assert found.norm.eps == 1e-5

@@ -76,7 +76,7 @@ def test_llama3_rope_scaling_is_recovered(tmp_path: Path, scaling: dict[str, Any
     path = tmp_path / "tiny.gguf"
     tiny_gguf.write(path, model, tensors={"rope_freqs.weight": rope_divisors(scaling)})
     convert(path, tmp_path / "out")
-    rope = Model.open(tmp_path / "out").config.rope
+    rope = Model.open(tmp_path / "out").config.attention.rope
     assert rope.scaling == "llama3"
     assert rope.factor == scaling["factor"]
     assert rope.low_freq_factor == pytest.approx(scaling["low_freq_factor"], rel=1e-3)

@@ -54,7 +54,7 @@ def test_config_tensors_and_logits_survive_conversion(name: str, tmp_path: Path)
     for key, tensor in found.items():
         wanted = tensors[key]
         is_norm = key.endswith("norm.weight") and not key.endswith("linear_attn.norm.weight")
-        if ours.norm_unit_offset and is_norm:
+        if ours.norm.unit_offset and is_norm:
             wanted = (wanted + 1) - 1
         if key.endswith("A_log"):  # its negative exponential is in the file
             torch.testing.assert_close(tensor, wanted, rtol=1e-5, atol=1e-6)
@@ -298,4 +298,4 @@ def test_explicit_longrope_magnitude_is_kept(tmp_path: Path) -> None:
         "phi3-longrope", path, tmp_path / "theirs", metadata={"rope.scaling.attn_factor": 1.5}
     )
     convert(path, tmp_path / "ours")
-    assert Model.open(tmp_path / "ours").config.rope.magnitude == 1.5
+    assert Model.open(tmp_path / "ours").config.attention.rope.magnitude == 1.5

@@ -69,7 +69,7 @@ def test_mistral3_with_a_growth_of_0_is_a_stretched_llama(tmp_path: Path) -> Non
     assert ours["architectures"] == ["LlamaForCausalLM"]
     assert "llama_4_scaling_beta" not in ours["rope_scaling"]
     theirs = Model.open(tmp_path / "theirs").config
-    assert Model.open(tmp_path / "ours").config.rope == theirs.rope
+    assert Model.open(tmp_path / "ours").config.attention.rope == theirs.rope
     expected = gguf_models.logits(gguf_models.loaded(tmp_path / "ours"))[-1]
     found = tiny.Bench(tmp_path / "ours").last_logits(tiny.random_ids(12))
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()

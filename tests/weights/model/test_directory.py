@@ -37,7 +37,7 @@ def test_sizes_equal_transformers(folder: Path) -> None:
     per_token = sum(
         layer.keys[0, :, 0].numel() + layer.values[0, :, 0].numel() for layer in cache.layers
     )
-    rows = per_token // model.config.head_dim
+    rows = per_token // model.config.attention.head_dim
     assert cache_bytes_per_token(model) == 2 * per_token
     assert cache_bytes_per_token(model, "int8") == per_token + 4 * rows
     assert kv_bytes_per_token(model.config, 4) == 4 * per_token

@@ -64,13 +64,14 @@ def dummy(name: str) -> ModelConfig:
 @pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
 def test_ranks_together_have_every_element(mixer: StateMixer, size: int) -> None:
     """Once each, except key heads and groups of several ranks, and what all ranks need."""
-    config = dataclasses.replace(dummy("qwen3.5-4b"), mixer=mixer, hidden_size=HIDDEN)
+    config = dataclasses.replace(dummy("qwen3.5-4b"), hidden_size=HIDDEN)
+    layer = dataclasses.replace(config.layers[0], mixer=mixer)
     local = local_mixer(mixer, size)
     shapes, own_shapes = mixer.shapes(HIDDEN), local.shapes(HIDDEN)
     for name in mixer.tensors:
         counts, owners = np.zeros(shapes[name], np.int64), 0
         for rank in range(size):
-            part = Division(config, size, rank).slice_of(name, shapes[name])
+            part = Division(config, size, rank, layer).slice_of(name, shapes[name])
             if part is None:
                 continue
             owners += 1
@@ -89,12 +90,13 @@ def test_ranks_together_have_every_element(mixer: StateMixer, size: int) -> None
 def test_rows_of_value_heads_stay_beside_their_key_head() -> None:
     """Each row of the file has its key head's number: a rank has value heads of its key heads."""
     mixer = dataclasses.replace(_DELTA, num_key_heads=2)
-    config = dataclasses.replace(dummy("qwen3.5-4b"), mixer=mixer, hidden_size=HIDDEN)
+    config = dataclasses.replace(dummy("qwen3.5-4b"), hidden_size=HIDDEN)
+    layer = dataclasses.replace(config.layers[0], mixer=mixer)
     for name in ("mixer_qkvz", "mixer_ba"):
         shape = mixer.shapes(HIDDEN)[name]
         owners = np.repeat([0, 1], shape[0] // 2)
         for rank in range(4):
-            part = Division(config, 4, rank).slice_of(name, shape)
+            part = Division(config, 4, rank, layer).slice_of(name, shape)
             assert part is not None
             rows = np.concatenate([np.arange(*span) for span in part.spans])
             assert Counter(owners[rows]) == {rank // 2: len(rows)}
@@ -119,7 +121,9 @@ def test_indivisible_mixers_are_refused(
     config = dummy(name)
     assert config.mixer is not None
     mixer = dataclasses.replace(config.mixer, **changes)  # type: ignore[type-var]
-    config = dataclasses.replace(config, mixer=mixer)
+    config = config.with_layers(
+        lambda layer: layer if layer.mixer is None else dataclasses.replace(layer, mixer=mixer)
+    )
     with pytest.raises(UsageError, match=complaint) as caught:
         shard_of(config, tp, 0)
     known = ", ".join(map(str, tp_choices(config)))
@@ -146,4 +150,4 @@ def test_a_model_without_attention_is_divided_by_its_channels() -> None:
     assert tp_choices(config)[:4] == (1, 2, 4, 8)
     local = shard_of(config, 4, 3).local_config
     assert local.mixer == dataclasses.replace(config.mixer, width=2048)  # type: ignore[type-var]
-    assert local.num_heads == config.num_heads
+    assert not local.has_attention

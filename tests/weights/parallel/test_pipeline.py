@@ -1,8 +1,8 @@
 """Layers and tensors of pipeline stages."""
 
-import dataclasses
 import itertools
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,7 +73,7 @@ def test_stages_together_have_every_tensor(name: str, size: int, tmp_path: Path)
         stages = [shard_of(config, size, rank, stage, 3) for stage in range(3)]
         held = Counter(name for shard in stages for name in shard.shapes())
         assert held.keys() == whole.shapes().keys()
-        twice = {tensor_name(config, "embed")} if config.tied_embeddings else set()
+        twice = {tensor_name(config, "embed")} if config.head.tied else set()
         assert {name for name, count in held.items() if count > 1} == twice
         assert all(
             whole.shapes()[name] == s for shard in stages for name, s in shard.shapes().items()
@@ -82,14 +82,11 @@ def test_stages_together_have_every_tensor(name: str, size: int, tmp_path: Path)
         assert max(shard.weights_bytes(nbytes) for shard in stages) < whole.weights_bytes(nbytes)
 
 
-def test_layer_fields_of_a_stage_are_renumbered() -> None:
-    config = dataclasses.replace(
-        ModelConfig.from_hf(DUMMY_CONFIGS["llama-3.1-8b"]),
-        sliding_window=9,
-        full_layers=frozenset({3, 15, 16, 31}),
-        unrotated_layers=frozenset({17}),
-    )
+def test_a_stage_has_its_layers() -> None:
+    config = ModelConfig.from_hf(DUMMY_CONFIGS["llama-3.1-8b"])
+    layers = [replace(layer, mixer_out_scale=float(i)) for i, layer in enumerate(config.layers)]
+    config = replace(config, layers=tuple(layers))
     first, last = (shard_of(config, 1, 0, stage, 2).local_config for stage in range(2))
-    assert (first.num_layers, last.num_layers) == (16, 16)
-    assert (first.full_layers, last.full_layers) == ({3, 15}, {0, 15})
-    assert (first.unrotated_layers, last.unrotated_layers) == (frozenset(), {1})
+    assert [layer.mixer_out_scale for layer in first.layers] == list(range(16))
+    assert [layer.mixer_out_scale for layer in last.layers] == list(range(16, 32))
+    assert [layer.file_layer for layer in last.layers] == list(range(16, 32))

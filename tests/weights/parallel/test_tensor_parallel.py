@@ -1,6 +1,5 @@
 """Tensor-parallel shards, indivisible models, and directories converted for ranks."""
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from swiftchat.weights.architectures.tensors import (
     canonical_shapes,
     canonical_tensors,
     expected_tensors,
+    shape_by_place,
     tensor_name,
 )
 from swiftchat.weights.convert.convert import convert, estimate_conversion
@@ -39,7 +39,7 @@ ONE_OF_EACH_LAYOUT = (
 
 
 def published(name: str, **changes: Any) -> ModelConfig:
-    return dataclasses.replace(ModelConfig.from_hf(DUMMY_CONFIGS[name]), **changes)
+    return ModelConfig.from_hf({**DUMMY_CONFIGS[name], **changes})
 
 
 def test_tp_choices_of_published_models() -> None:
@@ -47,7 +47,9 @@ def test_tp_choices_of_published_models() -> None:
     assert tp_choices(published("llama-3.1-8b")) == (1, 2, 4, 8, 16, 32)
     assert tp_choices(published("llama-3.1-70b")) == (1, 2, 4, 8, 16, 32, 64)
     # Qwen2.5-0.5B: groups of seven heads.
-    odd = published("llama-3.2-1b", num_heads=14, num_kv_heads=2, intermediate_size=4864)
+    odd = published(
+        "llama-3.2-1b", num_attention_heads=14, num_key_value_heads=2, intermediate_size=4864
+    )
     assert tp_choices(odd) == (1, 2)
 
 
@@ -55,13 +57,21 @@ def test_tp_choices_of_published_models() -> None:
     ("changes", "tp", "complaint"),
     [
         (
-            {"num_heads": 9, "num_kv_heads": 3},
+            {"num_attention_heads": 9, "num_key_value_heads": 3},
             2,
             "num_attention_heads 9 is not divisible by --tp 2",
         ),
-        ({"num_heads": 12, "num_kv_heads": 3}, 2, "num_key_value_heads 3 is not divisible by --tp"),
+        (
+            {"num_attention_heads": 12, "num_key_value_heads": 3},
+            2,
+            "num_key_value_heads 3 is not divisible by --tp",
+        ),
         ({"intermediate_size": 8190}, 4, "intermediate_size 8190 is not divisible by --tp 4"),
-        ({"vocab_size": 9}, 8, "vocab_size 9 leaves nothing for the last rank of --tp 8"),
+        (
+            {"vocab_size": 9, "bos_token_id": 1, "eos_token_id": 2},
+            8,
+            "vocab_size 9 leaves nothing for the last rank of --tp 8",
+        ),
         ({}, 0, "--tp 0 is less than 1"),
         ({}, -2, "--tp -2 is less than 1"),
     ],
@@ -103,27 +113,29 @@ def test_ranks_together_have_every_element(name: str, tmp_path: Path) -> None:
     assert len(tp_choices(config)) > 1
     for tp in tp_choices(config):
         shards = [shard_of(config, tp, rank) for rank in range(tp)]
-        copies = max(1, tp // config.num_kv_heads)
-        for canonical, shape in canonical_shapes(config).items():
-            if canonical not in shards[0].slices:
-                continue
-            counts, num_cuts = np.zeros(shape, np.int64), 0
-            for shard in shards:
-                tensor_slice = shard.slices[canonical]
-                for view in cut(counts, tensor_slice) if tensor_slice else []:
-                    assert view.size
-                    view += 1
-                    num_cuts += 1
-            assert counts.min() >= 1, canonical
-            assert set(np.unique(counts)) <= {1, copies, tp}, canonical
-            by_rank = [shard.slices[canonical] for shard in shards]
-            if canonical in ("o_bias", "down_bias"):
-                assert [tensor_slice is not None for tensor_slice in by_rank] == [True] + [
-                    False
-                ] * (tp - 1)
-        local = shards[-1].local_config
-        assert local.num_heads * tp == config.num_heads
-        assert local.num_kv_heads == max(1, config.num_kv_heads // tp)
+        copies = max(1, tp // config.attention.num_kv_heads)
+        for layer in (None, *range(config.num_layers)):
+            check_slices(config, shards, layer, copies)
+        local = shards[-1].local_config.attention
+        assert local.num_heads * tp == config.attention.num_heads
+        assert local.num_kv_heads == max(1, config.attention.num_kv_heads // tp)
+
+
+def check_slices(config: ModelConfig, shards: list[Shard], layer: int | None, copies: int) -> None:
+    shape_of, tp = shape_by_place(config), len(shards)
+    for canonical in shards[0].slices(layer):
+        by_rank = [shard.slice_of(canonical, layer) for shard in shards]
+        counts = np.zeros(shape_of(canonical, layer), np.int64)
+        for tensor_slice in by_rank:
+            for view in cut(counts, tensor_slice) if tensor_slice else []:
+                assert view.size
+                view += 1
+        assert counts.min() >= 1, canonical
+        assert set(np.unique(counts)) <= {1, copies, tp}, canonical
+        if canonical in ("o_bias", "down_bias"):
+            assert [tensor_slice is not None for tensor_slice in by_rank] == [True] + [False] * (
+                tp - 1
+            )
 
 
 def test_single_rank_has_the_whole_model() -> None:
@@ -166,7 +178,7 @@ def test_concatenated_slices_equal_the_original(name: str, tmp_path: Path) -> No
 
 def slices_by_name(shard: Shard) -> Iterator[tuple[str, TensorSlice]]:
     for canonical, layer, expert in canonical_tensors(shard.config):
-        tensor_slice = shard.slices[canonical]
+        tensor_slice = shard.slice_of(canonical, layer)
         if tensor_slice is not None:
             yield tensor_name(shard.config, canonical, layer, expert), tensor_slice
 

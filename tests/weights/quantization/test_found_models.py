@@ -75,7 +75,7 @@ def test_a_copy_of_the_embeddings_counts_as_tied(tmp_path: Path) -> None:
     replace_tensors(tmp_path / "in", lm_head__weight=embed.clone())
     change(tmp_path / "in", tie_word_embeddings=True)
     model = Model.open(tmp_path / "in")
-    assert model.config.tied_embeddings and not model.has_separate_head
+    assert model.config.head.tied and not model.has_separate_head
 
 
 def multimodal(folder: Path, inner: dict[str, Any], outer: dict[str, Any]) -> None:

@@ -101,10 +101,10 @@ def test_smoothquant_keeps_the_outputs(tmp_path: Path, family: str) -> None:
     scaled = {
         name: np.concatenate(list(changed(name))).reshape(plain[name].shape) for name in plain
     }
-    offset = float(config.norm_unit_offset)
+    offset = float(config.norm.unit_offset)
     layer = "model.layers.1"
     mlp_norm = "pre_feedforward_layernorm" if family == "gemma2" else "post_attention_layernorm"
-    inner = ["gate_proj", "up_proj"] if config.gated else ["c_fc"]
+    inner = ["gate_proj", "up_proj"] if config.activation.gated else ["c_fc"]
     groups = [("input_layernorm", [f"self_attn.{n}_proj" for n in "qkv"])]
     groups += [(mlp_norm, [f"mlp.{name}" for name in inner])]
     for norm, readers in groups:
@@ -121,7 +121,7 @@ def test_smoothquant_keeps_the_outputs(tmp_path: Path, family: str) -> None:
         weights = np.max([np.abs(plain[name]).max(0) for name in names], 0)
         scales = np.where(abs_maxima(names[0]) > 0, np.sqrt(abs_maxima(names[0]) / weights), 1)
         np.testing.assert_allclose(before / after, scales, rtol=1e-4)
-    for name in ("self_attn.o_proj", "mlp.down_proj" if config.gated else "mlp.c_proj"):
+    for name in ("self_attn.o_proj", "mlp.down_proj" if config.activation.gated else "mlp.c_proj"):
         assert np.array_equal(scaled[f"{layer}.{name}.weight"], plain[f"{layer}.{name}.weight"])
 
 

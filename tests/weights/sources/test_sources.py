@@ -106,7 +106,7 @@ def test_tied_embeddings_are_written_once(tmp_path: Path, write: Callable[..., N
     convert(tmp_path / "in", tmp_path / "out")
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert set(found) == {name for name, _ in model.named_parameters()}
-    assert Model.open(tmp_path / "out").config.tied_embeddings
+    assert Model.open(tmp_path / "out").config.head.tied
 
 
 def test_split_gguf_behind_symlinks_of_the_hub_cache(tmp_path: Path) -> None:

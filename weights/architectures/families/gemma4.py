@@ -9,6 +9,7 @@ from typing import Any
 
 from swiftchat.weights.architectures.families.gemma import every_nth_full
 from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.embeddings import PerLayerEmbeddings
 from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     MAX_EXPERTS,
@@ -27,7 +28,7 @@ from swiftchat.weights.architectures.parts.fields import (
     num_layers,
     optional_integer,
 )
-from swiftchat.weights.architectures.parts.layers import LayerSizes, PerLayerEmbeddings
+from swiftchat.weights.architectures.parts.layers import LayerSizes
 from swiftchat.weights.architectures.parts.rope import rope_of_kind
 from swiftchat.weights.architectures.parts.router import RouterConfig
 

@@ -1,29 +1,74 @@
-"""Sizes and tables that each layer of a model has for itself."""
+"""A layer, its norms, and the streams between layers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from swiftchat.weights.architectures.parts.attention import Attention
+from swiftchat.weights.architectures.parts.mixers import StateMixer
+from swiftchat.weights.architectures.parts.mlp import Mlp, Moe
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The norms of a model."""
+
+    kind: str
+    """"rms" or "layer"."""
+    eps: float
+    has_weights: bool = True
+    has_bias: bool = False
+    unit_offset: bool = False
+    """The weights are stored minus one."""
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One layer: attention, mixer or both on one input, then MLP, experts or both.
+
+    With `mlp` and `moe` each has norms of its own, and their outputs are added; the router reads
+    the stream through a norm of its own and has a factor for each expert. A layer may have a
+    single branch.
+    """
+
+    attention: Attention | None
+    mixer: StateMixer | None
+    mlp: Mlp | None
+    moe: Moe | None
+    norm_order: str = "pre"
+    """The place of the norms: "pre" (input of a branch), "output" (output of a branch), "sandwich"
+    (both), "post" (stream after the addition), "stream" (stream before the branch)."""
+    stream_scales: tuple[float, float] = (1.0, 1.0)
+    """The factors of a "stream" norm in the stream, before each of the two branches."""
+    is_parallel: bool = False
+    """Both branches read the same stream."""
+    shared_norm: bool = False
+    """They read it through one norm."""
+    inner_norms: bool = False
+    """Norms come before the last matrix of each branch."""
+    mixer_activation: str = "silu"
+    mixer_out_scale: float = 1.0
+    """The factor of the mixer's output."""
+    has_scale: bool = False
+    """The stream is multiplied by a number at the end."""
+    is_shortcut: bool = False
+    """The experts read the MLP's input; their output is added after the next layer's MLP."""
+    file_layer: int = field(default=0, compare=False)
+    """The layer's number in the file, in which equal layers differ."""
+
+    @property
+    def has_single_branch(self) -> bool:
+        """Whether it has only attention or a mixer, or only an MLP or experts."""
+        mixes = self.attention is not None or self.mixer is not None
+        return not (mixes and (self.mlp is not None or self.moe is not None))
 
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """The sizes of one layer, by the names of the fields of `ModelConfig`."""
+    """The sizes of one layer, where layers differ."""
 
     head_dim: int
     num_kv_heads: int
     intermediate_size: int
     num_heads: int
-
-
-@dataclass(frozen=True)
-class PerLayerEmbeddings:
-    """A token has an embedding of `width` elements for each layer.
-
-    Ids from `vocab_size` on have that of id 0. The layer's part is added to a projection of the
-    model's embedding of the token, and a branch at the end of the layer multiplies it with a
-    function of the stream (Gemma 3n, Gemma 4).
-    """
-
-    width: int
-    vocab_size: int
 
 
 @dataclass(frozen=True)

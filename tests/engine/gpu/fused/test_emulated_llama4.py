@@ -31,8 +31,10 @@ def test_fused_steps_equal_transformers(bench: KernelBench) -> None:
     """The shared expert is one of the chosen ones; only layers that do not rotate need `rotary`."""
     bench.check_fused_steps()
     layers, steps = bench.config.num_layers, bench.launched.count("embed")
-    num_dense = len(bench.config.dense_layers)
-    num_rotary = layers if bench.config.qk_norm else len(bench.config.unrotated_layers)
+    num_dense = sum(layer.moe is None for layer in bench.config.layers)
+    attentions = list(bench.config.attentions)
+    has_norms = any(each.head_norms is not None for each in attentions)
+    num_rotary = layers if has_norms else sum(each.rope is None for each in attentions)
     assert bench.launched.count("router") == steps * (layers - num_dense)
     assert bench.launched.count("rotary") == steps * num_rotary
     # q/k/v, output, gate/up and down; experts have neither of the last two. Then the LM head.

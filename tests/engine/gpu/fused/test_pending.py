@@ -40,7 +40,7 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def test_a_norm_that_is_still_wanted_precedes_the_change_of_its_stream(
     bench: KernelBench, ops: FusedOps, x: Tensor
 ) -> None:
-    layer, eps = bench.weights.layers[0], bench.config.norm_eps
+    layer, eps = bench.weights.layers[0], bench.config.norm.eps
     assert layer.attn_norm is not None
     expected = rms(computed(x).clone(), layer.attn_norm, eps)
     normed = ops.norm_(x, None, layer.attn_norm, None)
@@ -69,7 +69,7 @@ def test_a_matmul_keeps_the_norm_that_it_reads(
     layer = bench.weights.layers[0]
     assert layer.attn_norm is not None
     (matrix,) = layer.qkv.tensors
-    expected = rms(computed(x).clone(), layer.attn_norm, bench.config.norm_eps) @ matrix.t()
+    expected = rms(computed(x).clone(), layer.attn_norm, bench.config.norm.eps) @ matrix.t()
     product = ops.linear(ops.norm_(x, None, layer.attn_norm, None), layer.qkv, None)
     ops.replace_(x, torch.ones(2, bench.config.hidden_size), 3.0)
     assert bench.launched == ["norm"] and (computed(x) == 3).all()

@@ -40,7 +40,6 @@ def random_weights(generator: torch.Generator) -> MixerWeights:
         b_norm=None,
         c_norm=None,
         project_gate=normal(width, size),
-        gate_bias=None,
     )
 
 
