@@ -175,9 +175,9 @@ class Kernel:
         """
         values = self._signature.bind(arguments, self._gpu.device)
         x, y, z = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1)[:3]
-        if max(y, z) > _MAX_GRID_YZ:
+        if y > _MAX_GRID_YZ or z > _MAX_GRID_YZ:
             raise ValueError(f"{self._spec.name}: a grid of {grid} is larger than {_MAX_GRID_YZ}")
-        if 0 in (x, y, z):
+        if not (x and y and z):
             return
         driver = cuda_driver()
         if shared_bytes > self._shared_limit:

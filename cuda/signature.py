@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -157,7 +156,7 @@ class Signature:
                 dtype = values.setdefault(declared.dtype, tensor.dtype)
             if tensor.dtype is not dtype or len(shape) != num_dims:
                 self._refuse_type(pointer, tensor, dtype, values)
-            for size, found in zip(sizes, shape, strict=False):
+            for size, found in zip(sizes, shape):  # noqa: B905, an argument more takes longer
                 if values.setdefault(size, found) != found:
                     self._refuse_type(pointer, tensor, dtype, values)
             if tensor.device != device:
@@ -203,16 +202,16 @@ class Signature:
 
     def _check_strides(self, pointer: _Pointer, tensor: Tensor) -> None:
         """Raise `ValueError` unless only the dimensions that may be apart are, by whole vectors."""
-        num_apart = len(pointer.strides)
-        inner, strides = tensor.shape[num_apart:], tensor.stride()
-        expected = [prod(inner[i + 1 :]) for i in range(len(inner))]
-        pairs = zip(inner, strides[num_apart:], expected, strict=True)
-        if num_apart == 0 or any(size > 1 and stride != e for size, stride, e in pairs):
-            self._refuse(pointer.name, "contiguous", f"with strides {strides}")
-        apart = (stride * tensor.itemsize % _ALIGNMENT_BYTES for stride in strides[:num_apart])
-        if pointer.declared.aligned and any(apart):
-            wanted = f"in rows that are aligned to {_ALIGNMENT_BYTES} bytes"
-            self._refuse(pointer.name, wanted, f"with strides {strides}")
+        num_apart, shape, strides = len(pointer.strides), tensor.shape, tensor.stride()
+        expected = 1
+        for i in range(len(shape) - 1, num_apart - 1, -1):
+            if strides[i] != expected and shape[i] > 1:
+                self._refuse(pointer.name, "contiguous", f"with strides {strides}")
+            expected *= shape[i]
+        for stride in strides[:num_apart] if pointer.declared.aligned else ():
+            if stride * tensor.itemsize % _ALIGNMENT_BYTES:
+                wanted = f"in rows that are aligned to {_ALIGNMENT_BYTES} bytes"
+                self._refuse(pointer.name, wanted, f"with strides {strides}")
 
     def _refuse(self, name: str, wanted: str, found: str) -> NoReturn:
         raise ValueError(f"{self.kernel}: {name} must be {wanted}, not {found}")

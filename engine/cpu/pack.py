@@ -116,9 +116,14 @@ class Packer:
         def pack(first_tile: int, num_tiles: int) -> None:
             row, to_col, error = first_tile * TILE_ROWS, 0, 0
             for start, stop in source.spans:
+                rows_and_columns = row, start, stop - start
+                tiles = first + first_tile, num_tiles, to_col
                 error |= self._library.pack_tiles(
-                    *(byref(source.struct), row, start, stop - start, byref(packed.struct)),
-                    *(first + first_tile, num_tiles, to_col, source.multiplier),
+                    byref(source.struct),
+                    *rows_and_columns,
+                    byref(packed.struct),
+                    *tiles,
+                    source.multiplier,
                 )
                 to_col += stop - start
             if error & PackError.NOT_FINITE:
