@@ -7,7 +7,7 @@ import torch
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import OnProgress
-from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.gpu.steps.graph_runner import GRAPH_SIZES, GraphRunner
@@ -94,8 +94,8 @@ def _graph_runner(
     if not computes_experts(decoder, ops):
         return None
     max_rows = min(max_num_seqs, GRAPH_SIZES[-1])
-    vocab_size = decoder.config.vocab_size
-    batch = DecodeBatch(ops.gpu, max_rows, max_blocks, cache.block_size, vocab_size)
+    sizes = max_blocks, cache.block_size, decoder.config.vocab_size
+    batch = DecodeBatch(ops.gpu, max_rows, *sizes, cache.states.layers)
     return GraphRunner(decoder, ops, cache, batch, hidden_layers=hidden_layers)
 
 
@@ -113,8 +113,8 @@ def _verifier(
     """
     if decoder.stages.size > 1 or not computes_experts(decoder, ops):
         return None
-    vocab_size = decoder.config.vocab_size
-    batch = DecodeBatch(ops.gpu, VERIFIED_ROWS[-1], max_blocks, cache.block_size, vocab_size)
+    sizes = max_blocks, cache.block_size, decoder.config.vocab_size
+    batch = DecodeBatch(ops.gpu, VERIFIED_ROWS[-1], *sizes, cache.states.layers)
     runner = GraphRunner(
         *(decoder, ops, cache, batch, VERIFIED_ROWS),
         shares_blocks=True,

@@ -11,9 +11,7 @@ from swiftchat.cuda.ops.linear.layout import linear_fits
 from swiftchat.cuda.ops.linear.linear import Norm, linear, linear_act_and_mul, linear_residual
 from swiftchat.cuda.ops.linear.row_changes import RowChanges
 from swiftchat.engine.comm.communicator import SingleRank
-from swiftchat.engine.gpu.attention import DecodeRows
-from swiftchat.engine.gpu.decode_batch import DecodeBatch
-from swiftchat.engine.gpu.mixers.mix import StatePlan
+from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.linear.merged import split_bias
 from swiftchat.engine.linear.weight import LinearWeight
@@ -69,7 +67,7 @@ def mixer_fits(ops: CudaOps, n: int, weights: MixerWeights) -> bool:
 
 
 def mix(
-    ops: CudaOps, states: StatePlan, layer: int, x: Tensor, weights: MixerWeights, norm: Norm
+    ops: CudaOps, batch: DeviceBatch, layer: int, x: Tensor, weights: MixerWeights, norm: Norm
 ) -> Tensor:
     """Return the mixed norm of the stream x fp32 [n, hidden_size], before its projection.
 
@@ -78,12 +76,12 @@ def mix(
     project = weights.project_in
     projected = torch.empty(len(x), project.shape[0], dtype=project.dtype, device=x.device)
     write_linear(ops, x, project, Tuned(weights.project_in_bias), projected, norm)
-    return ops.mixers.mix(states, layer, projected, weights, SingleRank())
+    return ops.mixers.mix(batch, layer, projected, weights, SingleRank())
 
 
 def attend_to_latents(
     ops: CudaOps,
-    batch: DecodeBatch,
+    batch: DeviceBatch,
     i: int,
     x: Tensor,
     layer: LayerWeights,
@@ -95,9 +93,9 @@ def attend_to_latents(
     assert latent is not None
     projected = latent.kv_b.new_empty(n, layer.qkv.shape[0])
     write_linear(ops, x, layer.qkv, Tuned(layer.qkv_bias), projected, norm)
-    rows = DecodeRows(batch.block_tables[:n], batch.context_lens[:n])
-    positions, slot_mapping = batch.positions[:n], batch.slot_mapping[:n]
-    return ops.decode_latents(i, projected, kv, latent, positions, slot_mapping, rows)
+    assert batch.decode is not None
+    places = batch.positions, batch.slot_mapping
+    return ops.decode_latents(i, projected, kv, latent, *places, batch.decode)
 
 
 def add_experts(

@@ -23,8 +23,7 @@ from swiftchat.cuda.ops.linear.linear import (
 )
 from swiftchat.cuda.peer_memory import PeerBuffer
 from swiftchat.engine.comm.gpu_communicator import GpuCommunicator, PeerBuffers
-from swiftchat.engine.gpu.attention import DecodeRows, kernel_kv
-from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.attention import kernel_kv
 from swiftchat.engine.gpu.fused.branches import (
     BranchSums,
     Tuned,
@@ -42,7 +41,7 @@ from swiftchat.engine.gpu.fused.coverage import (
     has_plain_heads,
 )
 from swiftchat.engine.gpu.fused.deltas import FusedDeltas
-from swiftchat.engine.gpu.mixers.mix import StatePlan
+from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.linear.adapted import Site
 from swiftchat.engine.linear.merged import split_bias
@@ -68,21 +67,20 @@ class FusedDecoder:
         decoder: Decoder,
         ops: CudaOps,
         cache: KVCache,
-        batch: DecodeBatch,
+        max_rows: int,
         *,
         shares_blocks: bool = False,
     ) -> None:
         self._shares_blocks = shares_blocks
-        self._deltas: FusedDeltas | None = None  # of the present launch, as the states
-        self._states: StatePlan | None = None
-        self._decoder, self._ops, self._cache, self._batch = decoder, ops, cache, batch
+        self._deltas: FusedDeltas | None = None  # of the present launch
+        self._decoder, self._ops, self._cache = decoder, ops, cache
         ranks, config = decoder.ranks, decoder.config
         self._peer_buffers: PeerBuffers | None = (
             ranks.peer_buffers if isinstance(ranks, GpuCommunicator) else None
         )
         self._layers = ops.attention.layers
         self._own: Sequence[Tensor] = ()  # of the tokens, for each layer
-        max_rows, device = min(batch.max_rows, MAX_GEMV_ROWS), ops.gpu.device
+        max_rows, device = min(max_rows, MAX_GEMV_ROWS), ops.gpu.device
 
         def empty(size: int, dtype: torch.dtype = decoder.weights.dtype) -> Tensor:
             return torch.empty(max_rows, size, dtype=dtype, device=device)
@@ -135,28 +133,26 @@ class FusedDecoder:
 
     def launch(
         self,
+        batch: DeviceBatch,
         x: Tensor,
         logits: Tensor,
         deltas: FusedDeltas | None = None,
         hidden: HiddenStates | None = None,
-        states: StatePlan | None = None,
     ) -> None:
-        """Launch the kernels of this stage for the first rows of the decode batch.
+        """Launch the kernels of this stage for a batch of decode rows.
 
         `x` fp32 [n, hidden_size] is the residual stream: read unless this is the first stage, and
         modified in place. The last stage writes `logits` fp32 [n, vocab_size]. `deltas` are the
-        adapters of the rows; `hidden` receives hidden states, on one rank and stage. `states` are
-        those of a model with mixers.
+        adapters of the rows; `hidden` receives hidden states, on one rank and stage.
         """
-        self._deltas, self._states = deltas, states
+        self._batch, self._deltas = batch, deltas
         if deltas is not None:
             deltas.begin(len(x))
         weights, stages = self._decoder.weights, self._decoder.stages
         if stages.is_first:
             self._embed(x)
         if weights.per_layer is not None:
-            tokens = self._batch.tokens[: len(x)]
-            self._own = self._ops.per_layer.embeddings(tokens, x, weights.per_layer)
+            self._own = self._ops.per_layer.embeddings(batch.ids, x, weights.per_layer)
         for i, (layer, kv) in enumerate(zip(weights.layers, self._cache.layers, strict=True)):
             if hidden is not None:
                 self._decoder.keep(hidden, i, x)
@@ -180,7 +176,7 @@ class FusedDecoder:
         (table,) = decoder.weights.embed.kernel_matrices
         embed(
             gpu,
-            self._batch.tokens[:n],
+            self._batch.ids,
             table,
             x if self._peer_buffers is None else self._embedding[:n],
             scale=decoder.embedding_scale,
@@ -201,9 +197,8 @@ class FusedDecoder:
     def _layer(self, x: Tensor, i: int, layer: LayerWeights, kv: LayerKV) -> None:
         buffers = self._peer_buffers
         if layer.mixer is not None:
-            assert self._states is not None
             norm, tuned = self._norm(layer.attn_norm), Tuned(layer.mixer.project_out_bias)
-            mixed = mix(self._ops, self._states, i, x, layer.mixer, norm)
+            mixed = mix(self._ops, self._batch, i, x, layer.mixer, norm)
             out_norm = layer.attn_out_norm
             self._add_branch(x, mixed, layer.mixer.project_out, tuned, out_norm, None)
         else:
@@ -253,9 +248,9 @@ class FusedDecoder:
             return attend_to_latents(ops, batch, i, x, layer, norm, kv)
         output = _first(self._attention_output, n, config.num_heads, config.head_dim)
         queries, gates, rotary = self._queries_of(x, i, layer, kv)
+        assert batch.decode is not None
         ops.attention.decode(
-            *(i, queries, kv, DecodeRows(batch.block_tables[:n], batch.context_lens[:n])),
-            layer.sinks,
+            *(i, queries, kv, batch.decode, layer.sinks),
             output,
             # Rows that share blocks attend to keys and values of all of them.
             new_tokens=n if self._shares_blocks else 1,
@@ -274,7 +269,7 @@ class FusedDecoder:
         n, ops, gpu, config = len(x), self._ops, self._ops.gpu, self._layers[i]
         norm, cos_sin = self._norm(layer.attn_norm), ops.attention.cos_sin(i)
         tuned = self._tuned(x, ("qkv", i), layer.qkv, layer.qkv_bias, norm)
-        positions, slot_mapping = self._batch.positions[:n], self._batch.slot_mapping[:n]
+        positions, slot_mapping = self._batch.positions, self._batch.slot_mapping
         cache, kv_scales = kernel_kv(kv)
         # A quantized cache needs the maximum of the whole head.
         if has_plain_heads(ops, i, layer) and cos_sin is not None and kv_scales is None:

@@ -355,7 +355,7 @@ def test_capture_changes_neither_cache_nor_decode_batch(tmp_path: Path, cubins: 
     (cache,) = engine.cache.tensors
     cache = cache.view(torch.int32)  # unwritten elements may be NaN
     runner, before = engine.graph_decode.runner, cache.clone()
-    state = [runner.batch.tokens, runner.batch.slot_mapping, runner.batch.context_lens]
+    state = [runner.batch.ids, runner.batch.slot_mapping, runner.batch.context_lens]
     state_before = [tensor.clone() for tensor in state]
     assert runner.batch.context_lens.any()
     with torch.inference_mode():  # as in the engine

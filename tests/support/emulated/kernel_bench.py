@@ -1,7 +1,6 @@
 """A model whose prompts and fused decode steps run on emulated kernels, beside its reference."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,9 +8,9 @@ from torch import Tensor
 
 from swiftchat.cuda.ops.mixers.steps import StepSlots
 from swiftchat.engine.gpu.fused.decoder import FusedDecoder
+from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch, Rows
 from swiftchat.engine.gpu.linear.factory import KernelWeights
 from swiftchat.engine.gpu.linear.plain import LinearKernels
-from swiftchat.engine.gpu.mixers.mix import StatePlan
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
@@ -97,29 +96,32 @@ class KernelBench:
         """
         self.forward(0, 18)
         table = torch.tensor(self.sequence(0).block_table, dtype=torch.int32)
-        batch = SimpleNamespace(max_rows=4, block_tables=torch.zeros(4, 8, dtype=torch.int32))
-        batch.block_tables[:, : len(table)] = table
-        fused = FusedDecoder(self.decoder, self.ops, self.cache, batch)  # type: ignore[arg-type]
+        fused = FusedDecoder(self.decoder, self.ops, self.cache, 4)
         behind = [0, 9] if self.config.mixer is None else [0]
         logits = torch.empty(len(behind), self.config.vocab_size)
         self.launched.clear()
         for position in range(18, NUM_TOKENS):
             places = position - torch.tensor(behind, dtype=torch.int32)
             ids = [self.ids[at] for at in places.tolist()]
-            batch.tokens = torch.tensor(ids, dtype=torch.int32)
-            batch.positions, batch.context_lens = places, places + 1
             slots = table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-            batch.slot_mapping = slots.int()
+            batch = DeviceBatch(
+                torch.tensor(ids, dtype=torch.int32),
+                places,
+                slots.int(),
+                Rows(table.repeat(len(behind), 1), places + 1),
+                states=self.cache.states.layers,
+                steps=self._steps(places),
+            )
             assert fused.supports(len(behind))
             x = torch.empty(len(behind), self.config.hidden_size)
-            fused.launch(x, logits, states=self._states(places))
+            fused.launch(batch, x, logits)
             self._state_slots.reverse()
             for row, place in zip(logits, places.tolist(), strict=True):
                 self.check(row, place)
 
-    def _states(self, positions: Tensor) -> StatePlan | None:
+    def _steps(self, positions: Tensor) -> StepSlots | None:
         """Return the slots before and after a step of one row, for a model with states."""
         if self.config.mixer is None:
             return None
         slots = torch.tensor(self._state_slots, dtype=torch.int32).view(2, 1)
-        return StatePlan(self.cache.states.layers, StepSlots(slots, positions))
+        return StepSlots(slots, positions)

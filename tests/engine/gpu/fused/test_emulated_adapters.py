@@ -14,8 +14,8 @@ from torch import Tensor
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu import capture
 from swiftchat.engine.gpu.fused.deltas import FusedDeltas
-from swiftchat.engine.gpu.steps import graph_runner
 from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.errors import ContextOverflow, SwiftchatError
 from tests.support import adapters, tiny
@@ -150,7 +150,7 @@ def test_without_memory_for_a_new_graph_answers_go_on(
         running.add(1, PROMPTS[1], PARAMS, tuning=high)
         assert isinstance(running.graph_decode, AsyncDecode)
         if failing == "capture":
-            monkeypatch.setattr(graph_runner, "capture", fails)
+            monkeypatch.setattr(capture, "record", fails)
         else:
             monkeypatch.setattr(running.graph_decode.runner, "_launch_sampling", fails)
 

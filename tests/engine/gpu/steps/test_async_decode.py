@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.gpu.steps.graph_runner import Part
 from swiftchat.engine.schedule.blocks import BlockAllocator
@@ -83,9 +83,9 @@ class FakeRunner:
             block = int(batch.block_tables[row, position // BLOCK_SIZE])
             assert slot == block * BLOCK_SIZE + position % BLOCK_SIZE
             mask = batch.masks[row] if batch.has_mask[row] else None
-            token = choose(int(batch.tokens[row]), mask)
+            token = choose(int(batch.ids[row]), mask)
             ring[row] = token
-            batch.tokens[row], batch.positions[row] = token, position + 1
+            batch.ids[row], batch.positions[row] = token, position + 1
             batch.context_lens[row] = position + 2
             block = int(batch.block_tables[row, (position + 1) // BLOCK_SIZE])
             batch.slot_mapping[row] = block * BLOCK_SIZE + (position + 1) % BLOCK_SIZE

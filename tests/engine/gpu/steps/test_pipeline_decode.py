@@ -14,7 +14,7 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.comm.pipeline import GlooPipeline, SingleStage
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.linear.factory import KernelWeights
 from swiftchat.engine.gpu.linear.plain import LinearKernels
 from swiftchat.engine.gpu.ops import CudaOps
@@ -89,7 +89,7 @@ class FakeRunner:
         for row, sequence in enumerate(sequences):
             token = sequence.tokens[-1]
             batch.counts[row, token] += 1
-            batch.tokens[row] = token
+            batch.ids[row] = token
             position = int(batch.positions[row]) + 1
             batch.positions[row], batch.context_lens[row] = position, position + 1
             block = int(batch.block_tables[row, position // size])
@@ -105,7 +105,7 @@ class FakeRunner:
         ]
         spans = [Span(i, 1, lens[i], blocks[i]) for i in range(n)]
         return Batch(
-            batch.tokens[:n].tolist(),
+            batch.ids[:n].tolist(),
             batch.positions[:n].tolist(),
             batch.slot_mapping[:n].tolist(),
             list(range(n)),

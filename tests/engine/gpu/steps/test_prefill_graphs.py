@@ -1,6 +1,7 @@
 """Prefill chunks replayed from graphs against the same chunks computed without."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu.capture import Captured
 from swiftchat.engine.gpu.steps.prefill_graphs import GRAPH_TOKENS
 from swiftchat.engine.schedule.batch import Batch
 from tests.support import tiny
@@ -56,12 +58,12 @@ def recorded(engine: Engine) -> list[int]:
     assert graphs is not None and graphs._graphs
 
     class Recorded:
-        def __init__(self, size: int, graph: torch.cuda.CUDAGraph) -> None:
+        def __init__(self, size: int, graph: Captured[Any]) -> None:
             self._size, self._graph = size, graph
 
-        def replay(self) -> None:
+        def replay(self) -> Any:
             replayed.append(self._size)
-            self._graph.replay()
+            return self._graph.replay()
 
     graphs._graphs = {size: Recorded(size, graph) for size, graph in graphs._graphs.items()}  # type: ignore[misc]
     return replayed
@@ -161,7 +163,7 @@ def test_no_memory_for_a_graph(tmp_path: Path, cubins: Path) -> None:
     assert graphs is not None
     capture = graphs._capture
 
-    def capture_small(size: int) -> torch.cuda.CUDAGraph:
+    def capture_small(size: int) -> Captured[Any]:
         if size > GRAPH_TOKENS[1]:
             raise torch.OutOfMemoryError("no memory")
         return capture(size)
