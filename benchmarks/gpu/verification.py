@@ -39,7 +39,7 @@ def verification(engine: Engine) -> Verification:
 def measure(engine: Engine, verifier: Verification, context: int) -> None:
     params = SamplingParams(temperature=0)
     load_rows(engine, 1, context, params)
-    graph = engine.graph_decode.runner.graph(1)
+    graph = engine.graphs.decode.runner.graph(1)
     plain_us = median_us(graph.replay)
     print(f"context {context}: decode step {plain_us:.0f} us")
     sequence = Sequence(0, [5] * (context + 1), params)

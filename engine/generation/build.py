@@ -27,7 +27,6 @@ from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_ch
 from swiftchat.engine.generation.speculation import draft_model, draft_proposer, speculation_of
 from swiftchat.engine.gpu.linear.plain import LinearKernels
 from swiftchat.engine.gpu.ops import CudaOps
-from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.kv_store.identity import ModelFiles
 from swiftchat.engine.kv_store.open_store import DeviceCache, open_store
@@ -115,7 +114,7 @@ def build_engine(
     return Engine(
         EngineParts(
             config=config,
-            info=replace(info, replays_steps=graphs.decode is not None),
+            info=replace(info, replays_steps=graphs.replays_steps),
             device=setup.device,
             gpu=setup.gpu,
             decoder=decoder,
@@ -124,9 +123,7 @@ def build_engine(
             speculation=speculation_of(
                 decoder, graphs, plan.ctx_size_tokens, proposer, scheduler.states.num_verified
             ),
-            graph_decode=graphs.decode,
-            prefill_graphs=graphs.prefill,
-            verification=graphs.verification,
+            graphs=graphs,
             checkpoint=setup.checkpoint,
             store=store,
             tunings=_tunings(setup, decoder, cache, plan, graphs),
@@ -260,9 +257,8 @@ def _native_decoder(
 def _tunings(
     setup: EngineSetup, decoder: Decoder, cache: KVCache, plan: CachePlan, graphs: Graphs
 ) -> Tunings:
-    decode = graphs.decode
-    has_runner = isinstance(decode, AsyncDecode) and decoder.config.mixer is None
-    runner = decode.runner if isinstance(decode, AsyncDecode) and has_runner else None
+    has_runner = graphs.decode is not None and decoder.config.mixer is None
+    runner = graphs.decode.runner if graphs.decode is not None and has_runner else None
     record: Record | None = None
     if isinstance(decoder, NativeDecoder) and isinstance(setup.kernels, NativeKernels):
         pool = setup.kernels.pool

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner, Part
 from swiftchat.engine.model.hidden_states import HiddenStates
-from swiftchat.engine.schedule.scheduler import Scheduler, Sequence, Step
+from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
+from swiftchat.engine.steps.runner import SampledStep, StepInputs, StepLogits
 from swiftchat.errors import OutOfMemory
 
 
@@ -29,14 +30,14 @@ class _InFlight:
 def is_decode_step(step: Step, max_rows: int) -> bool:
     """Return whether a scheduled step only decodes one token for each of at most `max_rows` rows.
 
-    False if it also reports logprobs of the prompt, or computes an embedding.
+    False if it also reports logprobs of the prompt.
     """
     rows = step.rows
     return (
         not (step.copies or step.stored)
         and 0 < len(rows) <= max_rows
         and all(row.num_tokens == 1 and row.reaches_end and not row.proposed for row in rows)
-        and not any(row.scored_positions or row.sequence.params.pooling for row in rows)
+        and not any(row.scored_positions for row in rows)
     )
 
 
@@ -70,12 +71,20 @@ class AsyncDecode:
     row's extra token. Other rows are not affected.
     """
 
-    def __init__(self, runner: GraphRunner, scheduler: Scheduler, ctx_size_tokens: int) -> None:
+    def __init__(
+        self,
+        runner: GraphRunner,
+        scheduler: Scheduler,
+        ctx_size_tokens: int,
+        *,
+        has_logits: bool = True,
+    ) -> None:
+        """Also return logits that the host samples from, with `has_logits`: on one rank."""
         self.runner = runner
+        self._has_logits = has_logits
         self._scheduler = scheduler
         self._ctx_size_tokens = ctx_size_tokens
         self._in_flight: _InFlight | None = None
-        self.collected_hidden: HiddenStates | None = None  # of the sequences of the last `collect`
 
     @property
     def is_in_flight(self) -> bool:
@@ -83,9 +92,19 @@ class AsyncDecode:
         step = self._in_flight
         return step is not None and any(map(self._is_current, step.sequences))
 
-    def launch(self, step: Step, seeds: Seq[int]) -> bool:
-        """Launch a scheduled step; return False if it cannot be replayed or blocks are missing."""
+    def compute(self, inputs: StepInputs) -> SampledStep | StepLogits | None:
+        """Launch a step, and the next one if it can be predicted; wait for the tokens.
+
+        Of a step that the host samples, return the logits.
+        """
         self.drop()
+        if not inputs.needs_logits and self._launch(inputs.step, inputs.seeds):
+            return self.collect(continues=not inputs.proposes_next())
+        logits = self._forward(inputs) if self._has_logits else None
+        return None if logits is None else StepLogits(logits, inputs.hidden)
+
+    def _launch(self, step: Step, seeds: Seq[int]) -> bool:
+        """Launch a scheduled step; return False if it cannot be replayed or blocks are missing."""
         if not can_replay(step, self.runner.batch.max_rows):
             return False
         sequences = [row.sequence for row in step.rows]
@@ -97,15 +116,15 @@ class AsyncDecode:
         self._start(sequences)
         return True
 
-    def forward(self, step: Step, hidden: HiddenStates | None = None) -> Tensor | None:
+    def _forward(self, inputs: StepInputs) -> Tensor | None:
         """Return the logits of a decode step that the host samples, fp32 [rows, vocab_size].
 
-        None if it cannot be replayed. They are valid until the next step. `hidden` receives hidden
-        states.
+        None if it cannot be replayed.
         """
-        self.drop()
-        sequences = [row.sequence for row in step.rows]
-        if not is_decode_step(step, self.runner.batch.max_rows) or _use_adapters(sequences):
+        sequences, hidden = [row.sequence for row in inputs.step.rows], inputs.hidden
+        if not is_decode_step(inputs.step, self.runner.batch.max_rows):
+            return None
+        if any(sequence.tuning is not None for sequence in sequences):
             return None
         try:
             logits = self.runner.forward(sequences)
@@ -116,12 +135,12 @@ class AsyncDecode:
         except (OutOfMemory, torch.OutOfMemoryError):
             return None  # the step needs less memory without a graph
 
-    def collect(self, *, continues: bool = True) -> list[tuple[Sequence, int]]:
+    def collect(self, *, continues: bool = True) -> SampledStep:
         """Launch the next step if it can be predicted, then return the tokens of the previous one.
 
         Without `continues` no step is launched, because the next one will have proposed tokens.
-        Negative tokens are for `sampling_error`. Sequences that ended meanwhile are omitted,
-        and those that got tokens without this step (`FastForward`).
+        Sequences that ended meanwhile are omitted, and those that got tokens without this step
+        (`FastForward`).
         """
         step = self._in_flight
         assert step is not None
@@ -137,11 +156,12 @@ class AsyncDecode:
         ring = self.runner.batch.ring
         assert step.number is not None
         tokens = ring[step.number % len(ring), : len(sequences)].tolist()
-        rows = [row for row, sequence in enumerate(sequences) if self._is_current(sequence)]
-        self.collected_hidden = step.hidden
-        if step.hidden is not None and len(rows) < len(sequences):
-            self.collected_hidden = step.hidden.selected(rows)
-        return [(sequences[row], tokens[row]) for row in rows]
+        current = [row for row, sequence in enumerate(sequences) if self._is_current(sequence)]
+        hidden = step.hidden
+        if hidden is not None and len(current) < len(sequences):
+            hidden = hidden.selected(current)
+        rows = [Row(sequences[row], 1) for row in current]
+        return SampledStep(rows, [[tokens[row]] for row in current], hidden)
 
     def drop(self) -> None:
         """Wait for the step in flight and discard its tokens."""

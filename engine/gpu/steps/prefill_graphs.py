@@ -13,6 +13,7 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
+from swiftchat.engine.steps.runner import StepInputs, StepLogits
 from swiftchat.errors import KernelCompileError, OutOfMemory
 from swiftchat.weights.architectures.config import ModelConfig
 
@@ -112,12 +113,19 @@ class PrefillGraphs:
         else:
             self._to_capture = []
 
-    def forward(self, batch: Batch, hidden: HiddenStates | None = None) -> Tensor | None:
-        """As `Decoder.forward`; from a graph, logits are valid until the next call."""
-        num_tokens, num_logits = len(batch.ids), len(batch.logits_indices)
-        size = self._size_for(batch)
+    def compute(self, inputs: StepInputs) -> StepLogits | None:
+        """Compute a short chunk of one sequence, padded; None for other steps.
+
+        From a graph, the logits are valid until the next call.
+        """
+        size = self._size_for(inputs.batch)
         if size is None:
-            return self._decoder.forward(batch, self._cache, hidden)
+            return None
+        return StepLogits(self.forward(inputs.batch, size, inputs.hidden), inputs.hidden)
+
+    def forward(self, batch: Batch, size: int, hidden: HiddenStates | None = None) -> Tensor | None:
+        """As `Decoder.forward`, with a batch padded to `size` tokens."""
+        num_tokens, num_logits = len(batch.ids), len(batch.logits_indices)
         self._load(batch, size)
         graph = self._graphs.get(size)
         layers = () if hidden is None else hidden.layers

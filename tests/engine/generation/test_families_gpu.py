@@ -19,7 +19,6 @@ from torch import Tensor
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
-from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
 from tests.support import gemma3n, gemma4, kimi, llama4, tiny
 from tests.support.gpu_engines import decode_logits, gpu_engine, step_logits
@@ -122,7 +121,7 @@ def test_fp32_ids_equal_the_cpu(folder: Path, cubins: Path, path: str) -> None:
     engine = gpu_engine(folder, cubins, dtype="float32", chunk_tokens=16, **settings)
     assert (engine.gpu is None) == (path == "torch")
     if path == "no graphs":
-        engine.graph_decode = None
+        engine.use_graphs(replace(engine.graphs, decode=None))
     together, _ = tiny.run(engine, prompts(5), PLAIN)
     assert together == on_cpu
     assert run_alone(engine, PLAIN) == list(on_cpu.values())
@@ -145,7 +144,7 @@ def test_captured_prompts_give_the_same_ids(folder: Path, cubins: Path) -> None:
     before, _ = tiny.run(engine, prompts(5), GREEDY)
     while engine.can_prepare:
         engine.prepare()
-    assert engine.prefill_graphs is not None and engine.prefill_graphs.is_captured(20)
+    assert engine.graphs.prefill is not None and engine.graphs.prefill.is_captured(20)
     assert run_alone(engine, GREEDY) == list(before.values())
 
 
@@ -170,7 +169,7 @@ def test_verified_tokens_in_16_bits(folder: Path, cubins: Path, dtype: str) -> N
     prompt, params = {1: tiny.random_ids(20, seed=5)}, replace(PLAIN, max_tokens=40)
     plain, _ = tiny.run(gpu_engine(folder, cubins, dtype=dtype), prompt, params)
     engine = use_oracle(gpu_engine(folder, cubins, dtype=dtype), plain, eager=True)
-    assert engine.verification is not None
+    assert engine.graphs.verification is not None
     ids, ends = tiny.run(engine, prompt, replace(params, speculate="auto"))
     engine.scheduler.check_integrity()
     assert ids[1][:10] == plain[1][:10]
@@ -207,8 +206,8 @@ def test_captured_steps_are_close_to_fp32(
     engine = gpu_engine(folder, cubins, dtype=dtype)
     # In 16 bits the rows of Gemma 4's embeddings of odd width are not aligned.
     others = ("gemma3n",) if dtype == "float32" else ("gemma3n", "gemma4-all")
-    decode, is_fused = engine.graph_decode, not folder.name.startswith(others)
-    assert isinstance(decode, AsyncDecode)
+    decode, is_fused = engine.graphs.decode, not folder.name.startswith(others)
+    assert decode is not None
     assert decode.runner.uses_fused_kernels(num_rows) == is_fused
     rows, found = step_logits(engine, num_rows)
     assert error(found, exact_logits(folder, cubins, *rows)) <= tolerance(folder, dtype)
@@ -254,8 +253,8 @@ def test_steps_of_quantized_models_are_captured(
     layer = engine.decoder.weights.layers[0]
     matrix = layer.down if name.startswith("gemma") else layer.o  # Scout's MLPs are experts
     assert isinstance(matrix, GpuQuantizedWeight) == (scheme is not None)
-    decode = engine.graph_decode
-    assert isinstance(decode, AsyncDecode) and decode.runner.uses_fused_kernels(1)
+    decode = engine.graphs.decode
+    assert decode is not None and decode.runner.uses_fused_kernels(1)
     ids = tiny.random_ids(90, seed=5)
     prompt = decode_logits(engine, ids)
     steps = decode_logits(gpu_engine(tmp_path, cubins, chunk_tokens=1, **config), ids)

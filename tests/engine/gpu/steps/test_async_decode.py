@@ -13,7 +13,8 @@ from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.gpu.steps.graph_runner import Part
 from swiftchat.engine.schedule.blocks import BlockAllocator
-from swiftchat.engine.schedule.scheduler import Row, Scheduler, Sequence, Step
+from swiftchat.engine.schedule.scheduler import Scheduler, Sequence, Step
+from swiftchat.engine.steps.runner import StepInputs
 
 BLOCK_SIZE, VOCAB_SIZE, CTX_SIZE = 4, 97, 60
 
@@ -110,15 +111,21 @@ class Loop:
         self.fast_forwards = fast_forwards
         self.scheduler = Scheduler(BlockAllocator(num_blocks, BLOCK_SIZE), 512, 8)
         self.runner = FakeRunner()
-        self.decode = AsyncDecode(self.runner, self.scheduler, CTX_SIZE)  # type: ignore[arg-type]
+        self.decode = AsyncDecode(
+            self.runner,  # type: ignore[arg-type]
+            self.scheduler,
+            CTX_SIZE,
+            has_logits=False,
+        )
 
     def run_once(self) -> None:
         if self.decode.is_in_flight:
-            self._collect()
+            self._append(self.decode.collect())
             return
         step: Step = self.scheduler.schedule()
-        if self.decode.launch(step, [1] * len(step.rows)):
-            self._collect()
+        sampled = self.decode.compute(StepInputs(step, [1] * len(step.rows), BLOCK_SIZE))
+        if sampled is not None:
+            self._append(sampled)
             return
         for row in step.rows:
             reaches_end = row.reaches_end
@@ -128,10 +135,10 @@ class Loop:
                 mask = constraint.mask if constraint else None
                 self._append_token(row.sequence, choose(row.sequence.tokens[-1], mask))
 
-    def _collect(self) -> None:
-        for sequence, token in self.decode.collect():
-            self.scheduler.advance(Row(sequence, 1))
-            self._append_token(sequence, token)
+    def _append(self, step: Any) -> None:
+        for row, (token,) in zip(step.rows, step.tokens, strict=True):
+            self.scheduler.advance(row)
+            self._append_token(row.sequence, token)
 
     def _append_token(self, sequence: Sequence, token: int) -> None:
         if token in sequence.params.stop_ids:

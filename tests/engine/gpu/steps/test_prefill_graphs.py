@@ -54,7 +54,7 @@ def prepared_engine(folder: Path, cubins: Path, **config: object) -> Engine:
 def recorded(engine: Engine) -> list[int]:
     """Return a list that receives the size of every replayed chunk."""
     replayed: list[int] = []
-    graphs = engine.prefill_graphs
+    graphs = engine.graphs.prefill
     assert graphs is not None and graphs._graphs
 
     class Recorded:
@@ -98,17 +98,17 @@ def test_ids_equal_those_without_graphs(folder: Path, cubins: Path) -> None:
 def test_logits_of_padded_chunks(folder: Path, cubins: Path) -> None:
     """Close to those without padding; bitwise equal to those of a padded chunk without a graph."""
     engine = prepared_engine(folder, cubins)
-    graphs, forward = engine.prefill_graphs, engine.decoder.forward
+    graphs, forward = engine.graphs.prefill, engine.decoder.forward
     assert graphs is not None
     replay, captured = graphs.forward, dict(graphs._graphs)
     rows: list[tuple[Tensor, ...]] = []
 
-    def three_ways(batch: Batch, hidden: None = None) -> Tensor | None:
-        found = replay(batch, hidden)
+    def three_ways(batch: Batch, size: int, hidden: None = None) -> Tensor | None:
+        found = replay(batch, size, hidden)
         assert found is not None
         replayed = found.clone()
         graphs._graphs = {}
-        without_graph, without_padding = replay(batch), forward(batch, engine.cache)
+        without_graph, without_padding = replay(batch, size), forward(batch, engine.cache)
         graphs._graphs = captured
         assert without_graph is not None and without_padding is not None
         rows.append((replayed, without_graph, without_padding))
@@ -159,7 +159,7 @@ def test_no_memory_for_a_graph(tmp_path: Path, cubins: Path) -> None:
     tiny.make("llama", tmp_path)
     settings = {"device": "cuda", "dtype": "float32", "block_size": tiny.BLOCK_SIZE}
     engine = build_engine(tmp_path, EngineConfig(**settings), cubins=cubins)
-    graphs = engine.prefill_graphs
+    graphs = engine.graphs.prefill
     assert graphs is not None
     capture = graphs._capture
 

@@ -99,7 +99,7 @@ def test_verified_ids_are_those_of_plain_decoding(
         i: tiny.run(gpu_engine(folder, cubins), {i: p}, params)[0][i] for i, p in prompts.items()
     }
     engine = use_oracle(gpu_engine(folder, cubins), plain, most=15)
-    assert engine.verification is not None
+    assert engine.graphs.verification is not None
     verified = replace(params, speculate="auto")
     for key, prompt in prompts.items():
         ids, ends = tiny.run(engine, {key: prompt}, verified)
