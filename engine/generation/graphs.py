@@ -13,7 +13,7 @@ from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.gpu.steps.graph_runner import GRAPH_SIZES, GraphRunner
 from swiftchat.engine.gpu.steps.pipeline_decode import PipelineDecode
-from swiftchat.engine.gpu.steps.prefill_graphs import PrefillGraphs, computes_experts
+from swiftchat.engine.gpu.steps.prefill_graphs import PrefillGraphs
 from swiftchat.engine.gpu.steps.verification import VERIFIED_ROWS, Verification
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
@@ -64,13 +64,15 @@ def build_graphs(
     The cache must not be in use yet. Graphs keep the hidden states of `hidden_layers`.
     """
     max_blocks = -(-plan.ctx_size_tokens // cache.block_size)
-    max_num_seqs = scheduler.max_num_seqs
-    runner = _graph_runner(decoder, ops, cache, max_num_seqs, max_blocks, hidden_layers)
-    verifier = _verifier(decoder, ops, cache, max_blocks, hidden_layers)
+    runner: GraphRunner | None = None
+    verifier: GraphRunner | None = None
     prefill: PrefillGraphs | None = None
-    if PrefillGraphs.supports(decoder, ops):
-        chunk_tokens = scheduler.chunk_tokens
-        prefill = PrefillGraphs(decoder, ops, cache, chunk_tokens, max_blocks, hidden_layers)
+    if _computes_experts(decoder, ops):
+        max_num_seqs, chunk_tokens = scheduler.max_num_seqs, scheduler.chunk_tokens
+        runner = _graph_runner(decoder, ops, cache, max_num_seqs, max_blocks, hidden_layers)
+        verifier = _verifier(decoder, ops, cache, max_blocks, hidden_layers)
+        if decoder.config.mixer is None or ops.mixers.scans:
+            prefill = PrefillGraphs(decoder, ops, cache, chunk_tokens, max_blocks, hidden_layers)
 
     def launch() -> None:
         if runner is None:
@@ -88,7 +90,7 @@ def build_graphs(
         ops.gpu, launch, lambda done, total: on_progress("compiling kernels", done, total)
     )
     if runner is None:
-        return Graphs(prefill=prefill)
+        return Graphs()
     runner.graph(1)
     if verifier is not None and decoder.ranks.size > 1:
         # Later, one rank alone might have no memory for them, and compute another step.
@@ -103,6 +105,13 @@ def build_graphs(
     return Graphs(decode=decode, prefill=prefill, verification=verification)
 
 
+def _computes_experts(decoder: Decoder, ops: CudaOps) -> bool:
+    """Return whether all ranks and stages compute the experts of their layers in kernels."""
+    own = ops.computes_experts(decoder.weights.layers)
+    everywhere = decoder.ranks.min_across_ranks(int(own))
+    return min(decoder.stages.gather_from_stages(everywhere)) > 0
+
+
 def _graph_runner(
     decoder: Decoder,
     ops: CudaOps,
@@ -110,10 +119,8 @@ def _graph_runner(
     max_num_seqs: int,
     max_blocks: int,
     hidden_layers: Collection[int],
-) -> GraphRunner | None:
-    """Return the runner of decode steps, None if they cannot be captured on some rank."""
-    if not computes_experts(decoder, ops):
-        return None
+) -> GraphRunner:
+    """Return the runner of decode steps."""
     max_rows = min(max_num_seqs, GRAPH_SIZES[-1])
     sizes = max_blocks, cache.block_size, decoder.config.vocab_size
     batch = DecodeBatch(ops.gpu, max_rows, *sizes, cache.states.layers)
@@ -127,12 +134,12 @@ def _verifier(
     max_blocks: int,
     hidden_layers: Collection[int],
 ) -> GraphRunner | None:
-    """Return the runner of verification steps, None if there are several stages or no graphs.
+    """Return the runner of verification steps, None if there are several stages.
 
     Several ranks have one if all of them use the fused kernels and their peer buffers, which those
     of a model with states do not.
     """
-    if decoder.stages.size > 1 or not computes_experts(decoder, ops):
+    if decoder.stages.size > 1:
         return None
     sizes = max_blocks, cache.block_size, decoder.config.vocab_size
     batch = DecodeBatch(ops.gpu, VERIFIED_ROWS[-1], *sizes, cache.states.layers)

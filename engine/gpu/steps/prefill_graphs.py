@@ -35,13 +35,6 @@ def graph_sizes(config: ModelConfig) -> tuple[int, ...]:
     return GRAPH_TOKENS + _MORE_TOKENS if has_many else GRAPH_TOKENS
 
 
-def computes_experts(decoder: Decoder, ops: CudaOps) -> bool:
-    """Return whether all ranks and stages compute the experts of their layers in kernels."""
-    own = ops.computes_experts(decoder.weights.layers)
-    everywhere = decoder.ranks.min_across_ranks(int(own))
-    return min(decoder.stages.gather_from_stages(everywhere)) > 0
-
-
 class PrefillGraphs:
     """Captures and replays the forward pass of one sequence's chunk, from its ids to the logits.
 
@@ -80,13 +73,6 @@ class PrefillGraphs:
         self._inputs = FixedBatch(ops.gpu.device, *sizes, cache.states.layers)
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stubs
         self._pool = torch.cuda.graph_pool_handle()  # graphs never run at the same time
-
-    @classmethod
-    def supports(cls, decoder: Decoder, ops: CudaOps) -> bool:
-        """Return whether the kernels compute a decoder's chunks without the host, on all ranks."""
-        if decoder.config.mixer is not None and not ops.mixers.scans:
-            return False
-        return computes_experts(decoder, ops)
 
     @property
     def can_capture(self) -> bool:
