@@ -171,9 +171,9 @@ class Tunings:
         """Compute a step whose sequences use adapters or soft prompts; None for others."""
         if all(row.sequence.tuning is None for row in inputs.step.rows):
             return None
-        return StepLogits(self._forward(inputs.batch))
+        return StepLogits(self.forward(inputs.batch))
 
-    def _forward(self, batch: Batch) -> Tensor | None:
+    def forward(self, batch: Batch) -> Tensor | None:
         """As `Decoder.forward`, with the adapters and soft prompts of the batch's sequences."""
         numbers = token_sets(batch)
         sets = self.selection.sets

@@ -17,8 +17,9 @@ from swiftchat.engine.schedule.scheduler import Row, Step
 class StepInputs:
     """A scheduled step, whose blocks are ready, and the seed of each row.
 
-    `hidden` receives hidden states, if a proposer reads them. With `needs_logits` the device must
-    not sample. `proposes_next` tells whether the step after this one will have proposed tokens.
+    `hidden` may receive the hidden states that a proposer reads; None: it reads none. With
+    `needs_logits` the device must not sample. `proposes_next` tells whether the step after this one
+    will have proposed tokens.
     """
 
     step: Step
@@ -50,7 +51,7 @@ class SampledStep:
 class StepLogits:
     """The logits of a step's batch, from which the host samples, as `Decoder.forward` returns them.
 
-    They are valid until the next step. `hidden` are those of `StepInputs`, if they were received.
+    They are valid until the next step. `hidden` are the hidden states that `StepInputs` asks for.
     """
 
     logits: Tensor | None = None

@@ -4,7 +4,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner, Part
 from swiftchat.engine.model.hidden_states import HiddenStates
@@ -100,8 +99,7 @@ class AsyncDecode:
         self.drop()
         if not inputs.needs_logits and self._launch(inputs.step, inputs.seeds):
             return self.collect(continues=not inputs.proposes_next())
-        logits = self._forward(inputs) if self._has_logits else None
-        return None if logits is None else StepLogits(logits, inputs.hidden)
+        return self._forward(inputs) if self._has_logits else None
 
     def _launch(self, step: Step, seeds: Seq[int]) -> bool:
         """Launch a scheduled step; return False if it cannot be replayed or blocks are missing."""
@@ -116,22 +114,19 @@ class AsyncDecode:
         self._start(sequences)
         return True
 
-    def _forward(self, inputs: StepInputs) -> Tensor | None:
-        """Return the logits of a decode step that the host samples, fp32 [rows, vocab_size].
-
-        None if it cannot be replayed.
-        """
-        sequences, hidden = [row.sequence for row in inputs.step.rows], inputs.hidden
+    def _forward(self, inputs: StepInputs) -> StepLogits | None:
+        """Return the logits of a decode step that the host samples; None if it is not captured."""
+        sequences = [row.sequence for row in inputs.step.rows]
         if not is_decode_step(inputs.step, self.runner.batch.max_rows):
             return None
         if any(sequence.tuning is not None for sequence in sequences):
             return None
         try:
             logits = self.runner.forward(sequences)
-            found = self.runner.copy_hidden(len(sequences)) if hidden is not None else None
-            if hidden is not None and found is not None:
-                hidden.found.update(found.found)
-            return logits
+            is_wanted = inputs.hidden is not None
+            return StepLogits(
+                logits, self.runner.copy_hidden(len(sequences)) if is_wanted else None
+            )
         except (OutOfMemory, torch.OutOfMemoryError):
             return None  # the step needs less memory without a graph
 

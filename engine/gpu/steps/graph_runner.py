@@ -104,9 +104,9 @@ class GraphRunner:
         For one rank and stage. The device must be idle. The logits are valid until the next step.
         """
         num_rows = len(sequences)
-        graph = self.graph(num_rows, "forward")
+        self.graph(num_rows, "forward")  # without memory for it, nothing is loaded
         self.batch.load(sequences, [0] * num_rows)
-        self._last_hidden = graph.replay()
+        self.replay(num_rows, "forward")
         return self._logits[:num_rows]
 
     def copy_hidden(self, num_rows: int) -> HiddenStates | None:
