@@ -18,7 +18,7 @@ from timing import median_us
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
 from swiftchat.engine.gpu.steps.verification import Verification
 from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
@@ -30,7 +30,8 @@ def verification(engine: Engine) -> Verification:
     """Return verification steps with a graph for each of SIZES."""
     ops, vocab_size = engine.decoder.ops, engine.vocab_size
     blocks = -(-engine.ctx_size_tokens // engine.config.block_size)
-    batch = DecodeBatch(ops.gpu, SIZES[-1], blocks, engine.config.block_size, vocab_size)
+    states = engine.cache.states.layers
+    batch = DecodeBatch(ops.gpu, SIZES[-1], blocks, engine.config.block_size, vocab_size, states)
     runner = GraphRunner(engine.decoder, ops, engine.cache, batch, SIZES, shares_blocks=True)
     return Verification(runner)
 
@@ -38,7 +39,7 @@ def verification(engine: Engine) -> Verification:
 def measure(engine: Engine, verifier: Verification, context: int) -> None:
     params = SamplingParams(temperature=0)
     load_rows(engine, 1, context, params)
-    graph = engine.graph_decode.runner.graph(1)
+    graph = engine.graphs.decode.runner.graph(1)
     plain_us = median_us(graph.replay)
     print(f"context {context}: decode step {plain_us:.0f} us")
     sequence = TokenSequence(0, [5] * (context + 1), params)

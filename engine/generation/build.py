@@ -21,7 +21,6 @@ from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_chunks
 from swiftchat.engine.generation.speculation import draft_model, draft_proposer, speculation_of
 from swiftchat.engine.gpu.ops import CudaOps
-from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.kv_store.identity import ModelFiles
 from swiftchat.engine.kv_store.open_store import DeviceCache, open_store
@@ -107,7 +106,7 @@ def build_engine(
     return Engine(
         EngineParts(
             config=config,
-            info=replace(info, replays_steps=graphs.decode is not None),
+            info=replace(info, replays_steps=graphs.replays_steps),
             device=setup.device,
             back_end=setup.back_end,
             decoder=decoder,
@@ -121,9 +120,7 @@ def build_engine(
                 scheduler.states.num_verified,
                 is_on_gpu=setup.back_end.gpu is not None,
             ),
-            graph_decode=graphs.decode,
-            prefill_graphs=graphs.prefill,
-            verification=graphs.verification,
+            graphs=graphs,
             checkpoint=setup.checkpoint,
             store=store,
             tunings=_tunings(setup, decoder, cache, graphs),
@@ -235,9 +232,8 @@ def _build_decoder(
 
 
 def _tunings(setup: EngineSetup, decoder: Decoder, cache: KVCache, graphs: Graphs) -> Tunings:
-    decode = graphs.decode
-    has_runner = isinstance(decode, AsyncDecode) and decoder.config.mixer is None
-    runner = decode.runner if isinstance(decode, AsyncDecode) and has_runner else None
+    has_runner = graphs.decode is not None and decoder.config.mixer is None
+    runner = graphs.decode.runner if graphs.decode is not None and has_runner else None
     return Tunings(decoder, cache, setup.shard, setup.checkpoint, setup.device, runner)
 
 

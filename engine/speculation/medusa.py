@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swiftchat.engine.gpu.capture import capture
+from swiftchat.engine.gpu.capture import Captured, captured
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.hidden_states import LAST_NORM
 from swiftchat.engine.schedule.sequence import TokenSequence
@@ -45,13 +45,13 @@ class MedusaHeads:
         self._last: dict[int, ObservedRow] = {}
         weight = heads[0].lm_head
         self._device = weight.tensors[0].device
-        # What the graphs read, and the ids that they write, by the number of heads.
+        # What the graphs read; they return the ids of the first heads, by the number of heads.
         self._x = torch.zeros(1, weight.shape[1], dtype=weight.dtype, device=self._device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[int, Captured[Tensor]] = {}
         if self._device.type == "cuda":
-            self._ids(len(heads))  # compiles the kernels
-            for number in range(1, len(heads) + 1):
-                self._graphs[number] = capture(partial(self._ids, number))
+            for number in range(len(heads), 0, -1):  # all of them load the kernels
+                is_loaded = number < len(heads)
+                self._graphs[number] = captured(partial(self._ids, number), is_loaded=is_loaded)
 
     @property
     def step_s(self) -> float | None:
@@ -71,11 +71,8 @@ class MedusaHeads:
             return []
         with self._stopwatch.measured(len(heads)):
             self._x.copy_(states[index : index + 1])
-            if self._device.type == "cuda":
-                graph, ids = self._graphs[len(heads)]
-                graph.replay()
-            else:
-                ids = self._ids(len(heads))
+            graph = self._graphs.get(len(heads))
+            ids = self._ids(len(heads)) if graph is None else graph.replay()
             return ids.tolist()
 
     def _ids(self, num_heads: int) -> Tensor:

@@ -26,7 +26,8 @@ from swiftchat.engine.gpu.fused.pending import (
     computed,
     readings,
 )
-from swiftchat.engine.gpu.ops import CudaOps, CudaPlan
+from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch
+from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
@@ -85,7 +86,7 @@ class FusedOps(CudaOps):
         if rows.data_ptr() != residual.data_ptr():
             residual.copy_(rows)
 
-    def embed(self, plan: CudaPlan, table: LinearWeight) -> Tensor:
+    def embed(self, plan: DeviceBatch, table: LinearWeight) -> Tensor:
         (matrix,) = table.kernel_matrices
         embedding = Embedding(self.gpu, plan.ids, matrix, self.first_id)
         n, width = len(plan.ids), table.shape[1]
@@ -208,11 +209,10 @@ class FusedOps(CudaOps):
         )
 
     def mix(
-        self, plan: CudaPlan, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
+        self, plan: DeviceBatch, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
     ) -> Tensor:
-        assert plan.states is not None
         projected = computed(self.linear(x, mixer.project_in, mixer.project_in_bias))
-        out = self.mixers.mix(plan.states, layer, projected, mixer, ranks)
+        out = self.mixers.mix(plan, layer, projected, mixer, ranks)
         return self.linear(out, mixer.project_out, mixer.project_out_bias)
 
     def split_gate(self, qkv: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -221,7 +221,7 @@ class FusedOps(CudaOps):
 
     def attend(
         self,
-        plan: CudaPlan,
+        plan: DeviceBatch,
         layer: int,
         qkv: Tensor,
         kv: LayerKV,
@@ -245,7 +245,7 @@ class FusedOps(CudaOps):
 
     def _queries(
         self,
-        plan: CudaPlan,
+        plan: DeviceBatch,
         layer: int,
         qkv: Tensor,
         kv: LayerKV,
@@ -270,7 +270,7 @@ class FusedOps(CudaOps):
             return self.attention.rotate(layer, heads, *what), None
         return heads.view(len(heads), -1, config.head_dim)[:, : config.num_heads], rotary
 
-    def _rope(self, plan: CudaPlan, layer: int, kv: LayerKV) -> RopeCache | None:
+    def _rope(self, plan: DeviceBatch, layer: int, kv: LayerKV) -> RopeCache | None:
         """Return what a matmul needs to rotate the heads of a layer; None: it cannot.
 
         It computes a part of a head at a time, so it neither scales queries nor quantizes.
@@ -292,7 +292,7 @@ class FusedOps(CudaOps):
         return super().gate(computed(x), computed(scores), softplus=softplus)
 
     def per_layer_embeddings(
-        self, plan: CudaPlan, x: Tensor, table: PerLayerTable
+        self, plan: DeviceBatch, x: Tensor, table: PerLayerTable
     ) -> Sequence[Tensor]:
         return super().per_layer_embeddings(plan, computed(x), table)
 

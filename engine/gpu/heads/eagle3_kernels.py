@@ -21,7 +21,8 @@ from swiftchat.cuda.ops.linear.linear import (
 )
 from swiftchat.cuda.ops.sampling.sampling import argmax, argmax_workspace
 from swiftchat.cuda.packed_matrix import Matrix
-from swiftchat.engine.gpu.heads.captured_chain import CHAIN_ROWS, HeadRows
+from swiftchat.engine.gpu.heads.captured_chain import CHAIN_ROWS
+from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch
 from swiftchat.engine.speculation.eagle3 import Eagle3Layer
 from swiftchat.engine.speculation.head_blocks import BLOCK_TOKENS, HeadBlocks, PagedKeysValues
 
@@ -73,10 +74,10 @@ class Eagle3Kernels:
     def features(self, joined: Tensor) -> Tensor:
         return self._layer.fc.matmul_fp32(joined)
 
-    def forward_(self, x: Tensor, rows: HeadRows) -> None:
+    def forward_(self, x: Tensor, batch: DeviceBatch) -> None:
         gpu, layer, config, n = self._gpu, self._layer, self._layer.config, len(x)
-        both = self._normed(x, rows)
-        attended = self._attend(both, rows)
+        both = self._normed(x, batch)
+        attended = self._attend(both, batch)
         if config.norm_before_residual:
             x.copy_(both[:, config.hidden_size :])
         (o,), (gate_up,), (down,) = (
@@ -97,17 +98,17 @@ class Eagle3Kernels:
         argmax(gpu, self._logits, self._max_logit, self._best, self._argmax_workspace)
         return self._best
 
-    def _normed(self, x: Tensor, rows: HeadRows) -> Tensor:
+    def _normed(self, x: Tensor, batch: DeviceBatch) -> Tensor:
         """Return the normed embeddings of the rows' tokens beside the normed x."""
         gpu, eps, n = self._gpu, self._layer.config.norm_eps, len(x)
         embedded = self._embedded[:n]
-        embed(gpu, rows.tokens, self._embeddings, embedded)
+        embed(gpu, batch.ids, self._embeddings, embedded)
         parts = x.new_empty(2, n, x.shape[1], dtype=self.dtype)
         norm(gpu, embedded, self._input_norm, eps, parts[0])
         norm(gpu, x, self._hidden_norm, eps, parts[1])
         return parts.transpose(0, 1).reshape(n, -1)
 
-    def _attend(self, both: Tensor, rows: HeadRows) -> Tensor:
+    def _attend(self, both: Tensor, batch: DeviceBatch) -> Tensor:
         """Return the attention's output before its projection; store keys and values."""
         gpu, config, n = self._gpu, self._layer.config, len(both)
         heads = self._layer.qkv.matmul(both).view(n, -1, config.head_dim)
@@ -117,12 +118,14 @@ class Eagle3Kernels:
             heads,
             cache,
             cos_sin=self._layer.cos_sin,
-            positions=rows.positions,
-            slot_mapping=rows.slot_mapping,
+            positions=batch.positions,
+            slot_mapping=batch.slot_mapping,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
         )
         out = both.new_empty(n, config.num_heads, config.head_dim)
+        rows = batch.decode
+        assert rows is not None
         decode_attention(
             gpu,
             heads[:, : config.num_heads],

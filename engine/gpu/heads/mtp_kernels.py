@@ -7,9 +7,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.sampling.sampling import argmax, argmax_workspace
-from swiftchat.engine.gpu.attention import DecodeRows
-from swiftchat.engine.gpu.heads.captured_chain import HeadRows
-from swiftchat.engine.gpu.ops import CudaPlan
+from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.engine.speculation.head_blocks import BLOCK_TOKENS, HeadBlocks, PagedHeadCache
@@ -65,14 +63,8 @@ class MtpKernels:
     def features(self, joined: Tensor) -> Tensor:
         return self._layer.features(joined)
 
-    def forward_(self, x: Tensor, rows: HeadRows) -> None:
-        plan = CudaPlan(
-            rows.tokens,
-            rows.positions,
-            rows.slot_mapping,
-            DecodeRows(rows.block_tables, rows.context_lens),
-        )
-        x.copy_(self._layer.after(plan, x, self._blocks.cache))
+    def forward_(self, x: Tensor, batch: DeviceBatch) -> None:
+        x.copy_(self._layer.after(batch, x, self._blocks.cache))
 
     def best_id(self, x: Tensor) -> Tensor:
         logits = self._layer.logits(x)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner, Part
 from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.schedule.scheduler import Scheduler
-from swiftchat.engine.schedule.sequence import Step, TokenSequence
+from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
+from swiftchat.engine.steps.runner import SampledStep, StepInputs, StepLogits
 from swiftchat.errors import OutOfMemory
 
 
@@ -30,14 +30,14 @@ class _InFlight:
 def is_decode_step(step: Step, max_rows: int) -> bool:
     """Return whether a scheduled step only decodes one token for each of at most `max_rows` rows.
 
-    False if it also reports logprobs of the prompt, or computes an embedding.
+    False if it also reports logprobs of the prompt.
     """
     rows = step.rows
     return (
         not (step.copies or step.stored)
         and 0 < len(rows) <= max_rows
         and all(row.num_tokens == 1 and row.reaches_end and not row.proposed for row in rows)
-        and not any(row.scored_positions or row.sequence.params.pooling for row in rows)
+        and not any(row.scored_positions for row in rows)
     )
 
 
@@ -71,12 +71,20 @@ class AsyncDecode:
     row's extra token. Other rows are not affected.
     """
 
-    def __init__(self, runner: GraphRunner, scheduler: Scheduler, ctx_size_tokens: int) -> None:
+    def __init__(
+        self,
+        runner: GraphRunner,
+        scheduler: Scheduler,
+        ctx_size_tokens: int,
+        *,
+        has_logits: bool = True,
+    ) -> None:
+        """Also return logits that the host samples from, with `has_logits`: on one rank."""
         self.runner = runner
+        self._has_logits = has_logits
         self._scheduler = scheduler
         self._ctx_size_tokens = ctx_size_tokens
         self._in_flight: _InFlight | None = None
-        self.collected_hidden: HiddenStates | None = None  # of the sequences of the last `collect`
 
     @property
     def is_in_flight(self) -> bool:
@@ -84,9 +92,18 @@ class AsyncDecode:
         step = self._in_flight
         return step is not None and any(map(self._is_current, step.sequences))
 
-    def launch(self, step: Step, seeds: Sequence[int]) -> bool:
-        """Launch a scheduled step; return False if it cannot be replayed or blocks are missing."""
+    def compute(self, inputs: StepInputs) -> SampledStep | StepLogits | None:
+        """Launch a step, and the next one if it can be predicted; wait for the tokens.
+
+        Of a step that the host samples, return the logits.
+        """
         self.drop()
+        if not inputs.needs_logits and self._launch(inputs.step, inputs.seeds):
+            return self.collect(continues=not inputs.proposes_next())
+        return self._forward(inputs) if self._has_logits else None
+
+    def _launch(self, step: Step, seeds: Sequence[int]) -> bool:
+        """Launch a scheduled step; return False if it cannot be replayed or blocks are missing."""
         if not can_replay(step, self.runner.batch.max_rows):
             return False
         sequences = [row.sequence for row in step.rows]
@@ -98,31 +115,28 @@ class AsyncDecode:
         self._start(sequences)
         return True
 
-    def forward(self, step: Step, hidden: HiddenStates | None = None) -> Tensor | None:
-        """Return the logits of a decode step that the host samples, fp32 [rows, vocab_size].
-
-        None if it cannot be replayed. They are valid until the next step. `hidden` receives hidden
-        states.
-        """
-        self.drop()
-        sequences = [row.sequence for row in step.rows]
-        if not is_decode_step(step, self.runner.batch.max_rows) or _use_adapters(sequences):
+    def _forward(self, inputs: StepInputs) -> StepLogits | None:
+        """Return the logits of a decode step that the host samples; None if it is not captured."""
+        sequences = [row.sequence for row in inputs.step.rows]
+        if not is_decode_step(inputs.step, self.runner.batch.max_rows):
+            return None
+        if any(sequence.tuning is not None for sequence in sequences):
             return None
         try:
             logits = self.runner.forward(sequences)
-            found = self.runner.copy_hidden(len(sequences)) if hidden is not None else None
-            if hidden is not None and found is not None:
-                hidden.found.update(found.found)
-            return logits
+            is_wanted = inputs.hidden is not None
+            return StepLogits(
+                logits, self.runner.copy_hidden(len(sequences)) if is_wanted else None
+            )
         except (OutOfMemory, torch.OutOfMemoryError):
             return None  # the step needs less memory without a graph
 
-    def collect(self, *, continues: bool = True) -> list[tuple[TokenSequence, int]]:
+    def collect(self, *, continues: bool = True) -> SampledStep:
         """Launch the next step if it can be predicted, then return the tokens of the previous one.
 
         Without `continues` no step is launched, because the next one will have proposed tokens.
-        Negative tokens are for `sampling_error`. Sequences that ended meanwhile are omitted,
-        and those that got tokens without this step (`FastForward`).
+        Sequences that ended meanwhile are omitted, and those that got tokens without this step
+        (`FastForward`).
         """
         step = self._in_flight
         assert step is not None
@@ -138,11 +152,12 @@ class AsyncDecode:
         ring = self.runner.batch.ring
         assert step.number is not None
         tokens = ring[step.number % len(ring), : len(sequences)].tolist()
-        rows = [row for row, sequence in enumerate(sequences) if self._is_current(sequence)]
-        self.collected_hidden = step.hidden
-        if step.hidden is not None and len(rows) < len(sequences):
-            self.collected_hidden = step.hidden.selected(rows)
-        return [(sequences[row], tokens[row]) for row in rows]
+        current = [row for row, sequence in enumerate(sequences) if self._is_current(sequence)]
+        hidden = step.hidden
+        if hidden is not None and len(current) < len(sequences):
+            hidden = hidden.selected(current)
+        rows = [Row(sequences[row], 1) for row in current]
+        return SampledStep(rows, [[tokens[row]] for row in current], hidden)
 
     def drop(self) -> None:
         """Wait for the step in flight and discard its tokens."""
