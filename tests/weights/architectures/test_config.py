@@ -82,7 +82,7 @@ def test_old_and_new_rope_keys_agree() -> None:
     new = ModelConfig.from_hf({**LLAMA, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 5e5}})
     assert old.rope == new.rope
     linear = {"type": "linear", "factor": 2.0}
-    assert ModelConfig.from_hf({**LLAMA, "rope_scaling": linear}).rope.factor == 2.0
+    assert ModelConfig.from_hf({**LLAMA, "rope_scaling": linear}).rope.scaling.factor == 2.0
 
 
 def absent_keys(architecture: str, **changes: Any) -> dict[str, Any]:
