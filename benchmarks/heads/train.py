@@ -177,10 +177,10 @@ def train_eagle3(
     head.lm_head.weight.data.copy_(lm_head[ids.to(lm_head.device)])
     for matrix in (head.midlayer.self_attn.o_proj, head.midlayer.mlp.down_proj):
         nn.init.zeros_(matrix.weight)
-    if model.norm == "rms" and weights.final_norm is not None:
-        head.norm.weight.data.copy_(weights.final_norm.float() + float(model.norm_unit_offset))
+    if model.norm.kind == "rms" and weights.final_norm is not None:
+        head.norm.weight.data.copy_(weights.final_norm.float() + float(model.norm.unit_offset))
     head.to(args.device)
-    targets = probabilities(lm_head[ids.to(lm_head.device)].to(args.device), model.logit_scale)
+    targets = probabilities(lm_head[ids.to(lm_head.device)].to(args.device), model.head.scale)
     every_id = torch.arange(model.vocab_size, device=engine.device)
     table = weights.embed.rows(every_id).float().to(args.device)
 
@@ -204,7 +204,7 @@ def train_medusa(
     ids = frequent_ids(recorded, min(args.draft_vocab, model.vocab_size), model.vocab_size)
     heads = Medusa(args.heads, lm_head.shape[1]).to(args.device)
     head = lm_head[ids.to(lm_head.device)].to(args.device)
-    targets = probabilities(head, model.logit_scale)
+    targets = probabilities(head, model.head.scale)
     train(heads, recorded, lambda batch: heads.losses(batch, targets, head), minutes, args)
     tensors = {}
     for h, block in enumerate(heads.blocks):
