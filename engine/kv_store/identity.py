@@ -65,8 +65,8 @@ class CacheIdentity:
         """Describe an engine's cache."""
         rope = config.rope
         # The angles of longrope depend on whether the context is longer than the original one.
-        is_long = rope is not None and ctx_size_tokens > rope.original_context_tokens
-        is_longrope = rope is not None and rope.scaling == "longrope"
+        is_long = rope is not None and ctx_size_tokens > rope.scaling.original_context_tokens
+        is_longrope = rope is not None and rope.scaling.kind == "longrope"
         dtype = str(cache.tensors[0].dtype).removeprefix("torch.")
         shapes: list[TensorSpec] = []
         for index, tensor in enumerate(cache.tensors):

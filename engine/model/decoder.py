@@ -1,6 +1,7 @@
 """The transformer decoder: one forward pass for every architecture, driven by `ModelConfig`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,12 +11,10 @@ from swiftchat.engine.comm.communicator import Communicator, SingleRank
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
 from swiftchat.engine.model import altup
 from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
-from swiftchat.engine.model.kv_cache import KVCache, LayerKV
-from swiftchat.engine.model.mlp import mlp, scaled
-from swiftchat.engine.model.moe import ExpertNorms
-from swiftchat.engine.model.norms import norm_widths_
+from swiftchat.engine.model.kv_cache import KVCache
+from swiftchat.engine.model.layer import Layer, norm_stream_
 from swiftchat.engine.model.ops import Ops
-from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
+from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.architectures.config import ModelConfig
 
@@ -110,103 +109,31 @@ class Decoder:
         if weights.per_layer is not None:
             own = self.ops.per_layer_embeddings(plan, x, weights.per_layer)
         streams = None if weights.streams is None else altup.expand(x, weights.streams)
-        for i, (layer, kv) in enumerate(zip(weights.layers, cache.layers, strict=True)):
+        for i, (layer, kv) in enumerate(zip(self._layers(), cache.layers, strict=True)):
             if streams is not None:
-                streams = self._stream_layer(plan, i, layer, kv, streams, own[i])
+                streams = layer.update_streams(plan, kv, streams, own[i])
                 continue
-            config = self.config.layers[i]
-            if config.has_single_branch:
-                delta = self._only_branch(plan, i, layer, kv, x, delta, hidden)
+            delta = layer.first_branch(plan, x, delta, kv, partial(self.keep, hidden, i, x))
+            if layer.config.has_single_branch or layer.config.is_parallel:
                 continue
-            delta = self._first_branch(plan, i, layer, kv, x, delta, hidden)
-            if config.is_parallel:
-                continue
-            delta = self._add_branch(x, delta, layer.attn_out_norm)
-            delta, shortcut = self._second_branch(plan, i, layer, x, delta, shortcut)
-            delta = self._add_branch(x, delta, layer.mlp_out_norm)
-            if layer.per_layer is not None:
-                self.ops.add_(x, self.ops.per_layer_branch(x, own[i], layer.per_layer))
-            if layer.scale is not None:
-                self.ops.scale_(x, layer.scale)
+            delta, shortcut = layer.second_branch(x, delta, shortcut)
+            layer.finish(x, own[i] if own else None)
         if streams is not None and weights.streams is not None:
             x.copy_(altup.collapse(streams, weights.streams))
-        norms = weights.final_norm, weights.final_norm_bias
-        normed = self._norm(x, delta, *norms, self._stream_scale(-1, 1))
+        normed = self._last_norm(x, delta)
         self.keep(hidden, len(weights.layers), x)
         return normed
 
-    def _first_branch(
-        self,
-        plan: Any,
-        i: int,
-        layer: LayerWeights,
-        kv: LayerKV,
-        x: Tensor,
-        delta: Tensor | None,
-        hidden: HiddenStates | None,
-    ) -> Tensor:
-        """Return the output of a layer's attention or mixer; of both branches if they are parallel.
+    def _layers(self) -> Iterator[Layer]:
+        ranks, dtype = self.ranks, self.weights.dtype
+        for number, weights in enumerate(self.weights.layers):
+            yield Layer(self.config, number, weights, self.ops, ranks, dtype)
 
-        On all ranks.
-        """
-        config = self.config.layers[i]
-        norms = layer.attn_norm, layer.attn_norm_bias
-        normed = self._norm(x, delta, *norms, self._stream_scale(i, 0))
-        self.keep(hidden, i, x)
-        if not config.is_parallel:
-            return self.ranks.all_reduce(self._attention(plan, i, layer, normed, kv))
-        mlp_input = normed
-        if not config.shared_norm:
-            norms = layer.mlp_norm, layer.mlp_norm_bias
-            mlp_input = self._norm(x, None, *norms, self._stream_scale(i, 1))
-        out = self._attention(plan, i, layer, normed, kv)
-        return self.ranks.all_reduce(self.ops.add(out, self._mlp(i, layer, mlp_input)))
-
-    def _second_branch(
-        self,
-        plan: Any,
-        i: int,
-        layer: LayerWeights,
-        x: Tensor,
-        delta: Tensor | None,
-        shortcut: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the output of a layer's MLP and experts, and that of experts for a later layer."""
-        ops, norms = self.ops, (layer.mlp_norm, layer.mlp_norm_bias)
-        normed = self._norm(x, delta, *norms, self._stream_scale(i, 1))
-        if layer.expert_norms is not None:
-            return self._mlp_and_experts(i, layer, layer.expert_norms, x, normed), None
-        out = self._mlp(i, layer, normed)
-        if self.config.layers[i].is_shortcut and layer.experts is not None:
-            shortcut = ops.moe(i, normed, layer.experts)
-        elif shortcut is not None:
-            out, shortcut = ops.add(shortcut, out), None
-        return self.ranks.all_reduce(out), shortcut
-
-    def _stream_layer(
-        self, plan: Any, i: int, layer: LayerWeights, kv: LayerKV, streams: Tensor, own: Tensor
-    ) -> Tensor:
-        """Return the residual streams after a layer; one of them goes through its branches."""
-        config, ops = self.config, self.ops
-        assert config.streams and layer.streams and layer.residual and layer.per_layer
-        active, eps = config.streams.active, config.norm.eps
-        predicted = altup.predict(streams, active, layer.streams, eps)
-        x = predicted[active].clone()
-        normed = self._norm(x, None, layer.attn_norm, None)
-        out = self.ranks.all_reduce(self._attention(plan, i, layer, normed, kv))
-        self._add_branch(x, out, layer.attn_out_norm)
-        narrow = ops.linear(normed, layer.residual.left, None)
-        ops.add_norm_(x, ops.linear(narrow, layer.residual.right, None), layer.residual.norm)
-        ops.add_(x, normed)
-        ops.scale_(x, 2**-0.5)
-        out = self._mlp(i, layer, self._norm(x, None, layer.mlp_norm, None))
-        self._add_branch(x, self.ranks.all_reduce(out), layer.mlp_out_norm)
-        streams = altup.correct(predicted, x, active, layer.streams, eps)
-        x = streams[active]
-        if layer.streams.scale is not None:
-            x = x * layer.streams.scale
-        streams[1:] += ops.per_layer_branch(x, own, layer.per_layer)
-        return streams
+    def _last_norm(self, x: Tensor, delta: Tensor | None) -> Tensor:
+        weights, last = self.weights, self.config.layers[-1]
+        norm = weights.final_norm, weights.final_norm_bias
+        scale = last.stream_scales[1] if last.norm_order in ("post", "stream") else None
+        return norm_stream_(self.ops, x, delta, norm, weights.dtype, scale)
 
     def keep(self, hidden: HiddenStates | None, layer: int, x: Tensor) -> None:
         """Store hidden states of a layer, if they are wanted."""
@@ -226,121 +153,13 @@ class Decoder:
         if weights.positions is not None:
             ops.add_positions_(plan, x, weights.positions)
         if weights.embed_norm is not None:
-            normed = self._norm(x, None, weights.embed_norm, weights.embed_norm_bias)
-            x = ops.cast(normed, torch.float32)
+            norm = weights.embed_norm, weights.embed_norm_bias
+            x = ops.cast(norm_stream_(ops, x, None, norm, weights.dtype), torch.float32)
         return x
 
     def look_up(self, plan: Any) -> Tensor:
         """Return the batch's rows of this rank's embeddings, fp32, before the all-reduce."""
         return self.ops.embed(plan, self.weights.embed)
-
-    def _norm(
-        self,
-        x: Tensor,
-        delta: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        stream_scale: float | None = None,
-    ) -> Tensor:
-        """Add `delta` to the stream x in place; return the input of the next branch.
-
-        With `stream_scale` it becomes the stream too, multiplied by that.
-        """
-        if weight is None:
-            if delta is not None:
-                self.ops.add_(x, delta)
-            return self.ops.cast(x, self.weights.dtype)
-        normed = self.ops.norm_(x, delta, weight, bias)
-        if stream_scale is not None:
-            self.ops.replace_(x, normed, stream_scale)
-        return normed
-
-    def _stream_scale(self, i: int, branch: int) -> float | None:
-        """Return the factor of the norm before a branch in the stream; None: it is not in it."""
-        layer = self.config.layers[i]
-        return layer.stream_scales[branch] if layer.norm_order in ("post", "stream") else None
-
-    def _only_branch(
-        self,
-        plan: Any,
-        i: int,
-        layer: LayerWeights,
-        kv: LayerKV,
-        x: Tensor,
-        delta: Tensor | None,
-        hidden: HiddenStates | None,
-    ) -> Tensor:
-        """Return the output of a layer with one branch, on all ranks."""
-        if self.config.layers[i].mlp is None and self.config.layers[i].moe is None:
-            return self._first_branch(plan, i, layer, kv, x, delta, hidden)
-        norms = layer.mlp_norm, layer.mlp_norm_bias
-        normed = self._norm(x, delta, *norms, self._stream_scale(i, 1))
-        self.keep(hidden, i, x)
-        return self.ranks.all_reduce(self._mlp(i, layer, normed))
-
-    def _attention(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:
-        """Return this rank's part of the attention's or mixer's output, before the all-reduce."""
-        if layer.mixer is None:
-            return self._attend(plan, i, layer, x, kv)
-        mixed = self.ops.mix(plan, i, x, layer.mixer, self.ranks)
-        config = self.config.layers[i]
-        mixed = scaled(mixed, config.mixer_out_scale, self.ops)
-        if config.attention is None:
-            return mixed
-        return self.ops.add(self._attend(plan, i, layer, x, kv), mixed)
-
-    def _attend(self, plan: Any, i: int, layer: LayerWeights, x: Tensor, kv: LayerKV) -> Tensor:
-        ops, config = self.ops, self.config.layers[i].attention
-        assert config is not None
-        qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
-        gates: Tensor | None = None
-        if layer.attn_gate is not None:
-            gates = ops.linear(x, layer.attn_gate, None)
-        elif config.gate is not None:
-            qkv, gates = ops.split_gate(qkv, config.num_heads * config.head_dim)
-        if config.clip is not None:
-            ops.clamp_(qkv, config.clip)
-        norms = layer.head_norms
-        by_width = config.head_norms is not None and config.head_norms.over == "width"
-        if norms is not None and by_width and self.ranks.size > 1:
-            norm_widths_(qkv, *norms, self.config.norm, self.ranks)
-            norms = None
-        out = ops.attend(plan, i, qkv, kv, norms, layer.sinks, layer.latent)
-        if gates is not None:
-            out = ops.gate(out, gates, softplus=config.gate is not None and config.gate.softplus)
-        if layer.attn_inner_norm is not None:
-            out = ops.norm_inside(out, layer.attn_inner_norm, self.config.norm.eps)
-        out = ops.linear(out, layer.o, layer.o_bias)
-        return scaled(out, config.out_scale, ops)
-
-    def _mlp(self, i: int, layer: LayerWeights, x: Tensor) -> Tensor:
-        """Return this rank's part of the MLP's output, before the all-reduce."""
-        return mlp(i, layer, x, self.config, self.ops)
-
-    def _mlp_and_experts(
-        self, i: int, layer: LayerWeights, norms: ExpertNorms, x: Tensor, normed: Tensor
-    ) -> Tensor:
-        """Return the sum of the norms of the MLP's and the experts' outputs, on all ranks."""
-        ops, reduce = self.ops, self.ranks.all_reduce
-        assert layer.experts is not None
-        dense = ops.cast(reduce(self._mlp(i, layer, normed)), torch.float32)
-        router_input = ops.norm_(x, None, norms.router, None)
-        inputs = ops.norm_(x, None, norms.experts, None)
-        sparse = reduce(ops.moe(i, inputs, layer.experts, router_input))
-        return ops.add(
-            ops.norm_(dense, None, norms.dense_out, None),
-            ops.norm_(sparse, None, norms.experts_out, None),
-        )
-
-    def _add_branch(self, x: Tensor, out: Tensor, weight: Tensor | None) -> Tensor | None:
-        """Return a branch's output, on all ranks, for the next norm to add to the stream x.
-
-        With an output norm, add its norm to x now and return None.
-        """
-        if weight is None:
-            return out
-        self.ops.add_norm_(x, out, weight)
-        return None
 
     def logits(self, plan: Any, normed: Tensor, hidden: HiddenStates | None = None) -> Tensor:
         """Return the result of `forward`, given the last norm; only for the last stage."""

@@ -34,33 +34,35 @@ def inverse_frequencies(
 def _scale(
     rope: RopeConfig, frequencies: torch.Tensor, rotated: int, num_positions: int
 ) -> torch.Tensor:
-    if rope.scaling == "linear":
-        return frequencies / rope.factor
-    if rope.scaling == "llama3":
-        turns = rope.original_context_tokens * frequencies / (2 * math.pi)
+    scaling = rope.scaling
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    if scaling.kind == "llama3":
+        turns = scaling.original_context_tokens * frequencies / (2 * math.pi)
         # Both factors are the same for Llama 4 Scout: then no frequency is between.
-        span = max(rope.high_freq_factor - rope.low_freq_factor, 1e-12)
-        keep = ((turns - rope.low_freq_factor) / span).clamp(0.0, 1.0)
-        return frequencies * (keep + (1.0 - keep) / rope.factor)
-    if rope.scaling == "yarn":
-        first, last = (_pair_index(rope, n, rotated) for n in (rope.fast_turns, rope.slow_turns))
-        if rope.whole_pairs:
+        span = max(scaling.high_freq_factor - scaling.low_freq_factor, 1e-12)
+        keep = ((turns - scaling.low_freq_factor) / span).clamp(0.0, 1.0)
+        return frequencies * (keep + (1.0 - keep) / scaling.factor)
+    if scaling.kind == "yarn":
+        bounds = scaling.fast_turns, scaling.slow_turns
+        first, last = (_pair_index(rope, turns, rotated) for turns in bounds)
+        if scaling.whole_pairs:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, rotated - 1)
         width = last - first if last != first else 0.001
         pairs = torch.arange(rotated // 2, dtype=torch.float64)
         slow = ((pairs - first) / width).clamp(0.0, 1.0)
-        return frequencies * (slow / rope.factor + 1.0 - slow)
-    if rope.scaling == "longrope":
-        is_long = num_positions > rope.original_context_tokens
-        divisors = rope.long_divisors if is_long else rope.short_divisors
+        return frequencies * (slow / scaling.factor + 1.0 - slow)
+    if scaling.kind == "longrope":
+        is_long = num_positions > scaling.original_context_tokens
+        divisors = scaling.long_divisors if is_long else scaling.short_divisors
         return frequencies / torch.tensor(divisors, dtype=torch.float64)
     return frequencies
 
 
 def _pair_index(rope: RopeConfig, turns: float, rotated: int) -> float:
     """Return the fractional index of the pair with `turns` turns in the original context."""
-    wave_tokens = rope.original_context_tokens / (turns * 2 * math.pi)
+    wave_tokens = rope.scaling.original_context_tokens / (turns * 2 * math.pi)
     return rotated * math.log(wave_tokens) / (2 * math.log(rope.theta))
 
 

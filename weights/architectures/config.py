@@ -156,11 +156,12 @@ class ModelConfig:
         stretches, as pages of models describe, keep the shorter one.
         """
         rope = self.rope
-        if rope is None or rope.scaling not in ("linear", "yarn"):
+        scaling = None if rope is None else rope.scaling
+        if scaling is None or scaling.kind not in ("linear", "yarn"):
             return self.max_context_tokens
-        is_yarn = rope.scaling == "yarn"
-        original = rope.original_context_tokens if is_yarn else self.max_context_tokens
-        return min(MAX_CONTEXT, max(self.max_context_tokens, int(original * rope.factor)))
+        is_yarn = scaling.kind == "yarn"
+        original = scaling.original_context_tokens if is_yarn else self.max_context_tokens
+        return min(MAX_CONTEXT, max(self.max_context_tokens, int(original * scaling.factor)))
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Self:

@@ -36,7 +36,7 @@ def tensor_name(
     """
     architecture = ARCHITECTURES[config.architecture]
     names, separate = architecture.tensors, architecture.separate_norm_tensors
-    if has_separate_norms(config) and canonical in separate:
+    if canonical in separate and has_separate_norms(config):
         names = separate
     file_layer = 0 if layer is None else config.layers[layer].file_layer
     number, sublayer = divmod(file_layer, architecture.sublayers)

@@ -20,7 +20,7 @@ from swiftchat.engine.cpu.recorded_activations import Activations, CannotRecordE
 from swiftchat.engine.cpu.recording import Recording
 from swiftchat.engine.cpu.references import References
 from swiftchat.engine.linear.w8a8 import W8A8Weight
-from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.layer import Layer
 from swiftchat.weights.architectures.parts.attention import Scores
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.quantization.scheme import ActivationQuantization
@@ -116,11 +116,11 @@ def test_operations_of_torch_cannot_be_recorded(
     for operation in (lambda: x + x, lambda: x.mul_(2), lambda: torch.ones(3) * x, lambda: x.shape):
         with pytest.raises(CannotRecordError, match="computes torch's"):
             operation()
-    mlp = Decoder._mlp
-    monkeypatch.setattr(Decoder, "_mlp", lambda *args: mlp(*args) * 0.5)
+    mlp = Layer._mlp
+    monkeypatch.setattr(Layer, "_mlp", lambda *args: mlp(*args) * 0.5)
     with pytest.raises(CannotRecordError, match="torch's mul"):
         recorded_ops.recorded(bench)
-    monkeypatch.setattr(Decoder, "_mlp", lambda *args: torch.ones(1, 48))
+    monkeypatch.setattr(Layer, "_mlp", lambda *args: torch.ones(1, 48))
     with pytest.raises(CannotRecordError, match="none has returned"):
         recorded_ops.recorded(bench)
 

@@ -3,6 +3,7 @@
 import json
 import random
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,9 @@ _COMPARED = (
     ("vocab_size", "vocab_size"),
     ("hidden_size", "hidden_size"),
     ("num_layers", "num_hidden_layers"),
-    ("num_heads", "num_attention_heads"),
+    ("attention.num_heads", "num_attention_heads"),
     ("max_context_tokens", "max_position_embeddings"),
-    ("tied_embeddings", "tie_word_embeddings"),
+    ("head.tied", "tie_word_embeddings"),
 )
 
 
@@ -79,7 +80,7 @@ def _compare(data: bytes, folder: Path, loaded: Any) -> None:
     except Exception as error:
         raise NoReferenceError from error
     for name, other in _COMPARED:
-        ours = getattr(loaded, name)
+        ours = attrgetter(name)(loaded)
         if ours != found[name]:
             raise Difference(f"{other}: {ours!r} and {found[name]!r:.80}")
 

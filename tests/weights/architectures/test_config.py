@@ -18,7 +18,7 @@ from swiftchat.weights.architectures.parts.attention import Attention, Scores, V
 from swiftchat.weights.architectures.parts.embeddings import Embeddings, Head
 from swiftchat.weights.architectures.parts.layers import LayerConfig, Norm
 from swiftchat.weights.architectures.parts.mlp import Activation, Mlp
-from swiftchat.weights.architectures.parts.rope import RopeConfig
+from swiftchat.weights.architectures.parts.rope import RopeConfig, RopeScaling
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.architectures.unsupported_keys import NEUTRAL_VALUES
@@ -55,7 +55,7 @@ def test_reads_every_field() -> None:
             head_dim=8,
             values=Values(8),
             scores=Scores(8**-0.5),
-            rope=RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 8192),
+            rope=RopeConfig(5e5, RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)),
         ),
         mixer=None,
         mlp=Mlp(80, Activation("silu")),
@@ -82,7 +82,7 @@ def test_old_and_new_rope_keys_agree() -> None:
     new = ModelConfig.from_hf({**LLAMA, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 5e5}})
     assert old.rope == new.rope
     linear = {"type": "linear", "factor": 2.0}
-    assert ModelConfig.from_hf({**LLAMA, "rope_scaling": linear}).rope.factor == 2.0
+    assert ModelConfig.from_hf({**LLAMA, "rope_scaling": linear}).rope.scaling.factor == 2.0
 
 
 def absent_keys(architecture: str, **changes: Any) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def test_older_keys_are_equivalent() -> None:
         num_hidden_layers=6,  # the last one has no window
     )
     config = ModelConfig.from_hf(gemma)
-    assert config.rope == RopeConfig(1e6, "linear", 8.0)
+    assert config.rope == RopeConfig(1e6, RopeScaling("linear", 8.0))
     assert [rope for rope, _ in config.ropes] == [RopeConfig(5e3), config.rope]
     neox = absent_keys("GPTNeoXForCausalLM", rotary_pct=0.5, rotary_emb_base=5e4)
     assert ModelConfig.from_hf(neox).rope == RopeConfig(5e4, rotary_dim=4)
@@ -220,7 +220,7 @@ def test_older_keys_are_equivalent() -> None:
     su = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     phi = absent_keys("Phi3ForCausalLM", rope_scaling=su, original_max_position_embeddings=64)
     rope = ModelConfig.from_hf(phi).rope
-    assert rope is not None and rope.scaling == "longrope"
+    assert rope is not None and rope.scaling.kind == "longrope"
     assert rope.magnitude == pytest.approx(math.sqrt(1 + math.log(4) / math.log(64)))
 
 

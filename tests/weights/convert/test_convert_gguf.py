@@ -77,10 +77,10 @@ def test_llama3_rope_scaling_is_recovered(tmp_path: Path, scaling: dict[str, Any
     tiny_gguf.write(path, model, tensors={"rope_freqs.weight": rope_divisors(scaling)})
     convert(path, tmp_path / "out")
     rope = Model.open(tmp_path / "out").config.attention.rope
-    assert rope.scaling == "llama3"
-    assert rope.factor == scaling["factor"]
-    assert rope.low_freq_factor == pytest.approx(scaling["low_freq_factor"], rel=1e-3)
-    assert rope.high_freq_factor == pytest.approx(scaling["high_freq_factor"], rel=1e-3)
+    assert rope.scaling.kind == "llama3"
+    assert rope.scaling.factor == scaling["factor"]
+    assert rope.scaling.low_freq_factor == pytest.approx(scaling["low_freq_factor"], rel=1e-3)
+    assert rope.scaling.high_freq_factor == pytest.approx(scaling["high_freq_factor"], rel=1e-3)
     # Angles to 65,536 positions from parameters known to 1e-4 at worst.
     torch.testing.assert_close(
         logits(loaded(tmp_path / "out")), logits(model), rtol=1e-3, atol=1e-2

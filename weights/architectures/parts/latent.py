@@ -7,16 +7,18 @@ from dataclasses import dataclass
 class SparseIndex:
     """Which keys a query attends to: DeepSeek Sparse Attention (arXiv:2512.02556), section 2.1.
 
-    A token caches one more key of `dim` elements, of which as many are rotated as in the attention;
-    it also has `num_heads` such queries and as many weights. The score of a key is the weighted sum
-    of the positive parts of its products with the queries; the `top_k` best keys remain.
-    `interleaved`: rotated pairs are neighbors in the file.
+    A token caches one more key, of which as many elements are rotated as in the attention; it also
+    has `num_heads` such queries and as many weights. The score of a key is the weighted sum of the
+    positive parts of its products with the queries.
     """
 
     num_heads: int
     dim: int
+    """The elements of a key of the index."""
     top_k: int
+    """How many of the best keys remain."""
     interleaved: bool = False
+    """Rotated pairs are neighbors in the file."""
     norm_eps: float = 1e-6
 
 
@@ -24,25 +26,31 @@ class SparseIndex:
 class LatentAttention:
     """Multi-head latent attention: DeepSeek-V2 (arXiv:2405.04434), section 2.1.
 
-    A token's input is projected to a latent of `kv_rank` elements, which is normalized, and to
-    `rope_dim` elements, which are rotated: these two are cached. Each head has keys of `nope_dim`
-    and values of `value_dim` elements, linear functions of the latent; its whole key also has the
-    rotated elements, which all heads share. Queries are linear functions of the input or, with
-    `q_rank`, of a normalized projection to so many elements. `interleaved`: rotated pairs are
-    neighbors in the file. `norm_eps` is for the two norms inside; `q_scale` multiplies queries and
-    `kv_scale` latents. With `index` attention is sparse.
+    A token's input is projected to a latent, which is normalized, and to a key that is rotated and
+    that all heads share: these two are cached. The other elements of keys, and values, are linear
+    functions of the latent.
     """
 
     kv_rank: int
+    """The elements of the latent."""
     nope_dim: int
+    """The elements of a head's key that are functions of the latent."""
     rope_dim: int
+    """The elements of the rotated key."""
     value_dim: int
+    """The elements of a head's value."""
     q_rank: int | None = None
+    """Queries are functions of a normalized projection to so many elements; None: of the input."""
     interleaved: bool = False
+    """Rotated pairs are neighbors in the file."""
     norm_eps: float = 1e-6
+    """Of the two norms inside."""
     q_scale: float = 1.0
+    """The factor of queries."""
     kv_scale: float = 1.0
+    """The factor of latents."""
     index: SparseIndex | None = None
+    """Attention is sparse."""
 
     @property
     def head_dim(self) -> int:

@@ -37,45 +37,51 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True)
-class RopeConfig:
-    """How the angles of rotary position embeddings are computed.
+class RopeScaling:
+    """How the frequencies of rotary embeddings are changed for longer contexts."""
 
-    `scaling` is one of
+    kind: str = "none"
+    """One of
     - "none";
     - "linear": every frequency is divided by `factor`;
     - "llama3": low frequencies are divided by `factor`, high ones are kept, and those with wave
       lengths between `original_context_tokens / low_freq_factor` and `… / high_freq_factor` are
       interpolated;
     - "yarn": the same, interpolated between the dimension pairs that make `slow_turns` and
-      `fast_turns` rotations within the original context, rounded to whole pairs if `whole_pairs`;
-    - "longrope": every frequency is divided by its own element of `short_divisors`, or of
-      `long_divisors` for a context longer than the original one.
-
-    Cosines and sines are multiplied by `magnitude`.
-
-    The first `rotary_dim` elements of a head are rotated, None: all; with `num_pairs` only the
-    first pairs of these. A pair are neighbors if `interleaved`, otherwise elements j and
-    j + `rotary_dim` / 2; `reversed`: they are rotated the other way. With `two_dimensional`,
-    `rotary_dim` is half of the head, and the other half is rotated by a second position.
-    """
-
-    theta: float = 10_000.0
-    scaling: str = "none"
+      `fast_turns` rotations within the original context;
+    - "longrope": every frequency is divided by its own divisor."""
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context_tokens: int = 8192
-    rotary_dim: int | None = None
-    num_pairs: int | None = None
-    interleaved: bool = False
-    reversed: bool = False
-    two_dimensional: bool = False
-    magnitude: float = 1.0
     slow_turns: float = 1.0
     fast_turns: float = 32.0
     whole_pairs: bool = True
+    """The bounds of "yarn" are rounded to whole pairs."""
     short_divisors: tuple[float, ...] = ()
+    """Those of "longrope" up to the original context."""
     long_divisors: tuple[float, ...] = ()
+    """Those of "longrope" for a longer context."""
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """How the angles of rotary position embeddings are computed."""
+
+    theta: float = 10_000.0
+    scaling: RopeScaling = RopeScaling()
+    rotary_dim: int | None = None
+    """The elements of a head that are rotated, the first ones; None: all."""
+    num_pairs: int | None = None
+    """Only the first pairs of these are rotated."""
+    interleaved: bool = False
+    """A pair are neighbors, otherwise elements j and j + `rotary_dim` / 2."""
+    reversed: bool = False
+    """They are rotated the other way."""
+    two_dimensional: bool = False
+    """`rotary_dim` is half of the head, and the other half is rotated by a second position."""
+    magnitude: float = 1.0
+    """The factor of cosines and sines."""
 
     @classmethod
     def from_hf(cls, config: Fields, head_dim: int, *, interleaved: bool = False) -> Self:
@@ -102,9 +108,9 @@ class RopeConfig:
             return base
         if kind == "linear":
             factor = number(rope, "factor", above=0.0, below=1e6)
-            return replace(base, scaling="linear", factor=factor)
+            return replace(base, scaling=RopeScaling("linear", factor))
         if kind == "llama3":
-            return replace(base, **_llama3(config, rope))
+            return replace(base, scaling=_llama3(config, rope))
         if kind == "yarn":
             return replace(base, **_yarn(config, rope))
         if kind in ("longrope", "su"):
@@ -160,18 +166,13 @@ def rope_of_kind(config: Fields, default: Fields, kind: str, head_dim: int) -> R
     return RopeConfig.from_hf({**context, "rope_parameters": rope}, head_dim)
 
 
-def _llama3(config: Fields, rope: Fields) -> dict[str, Any]:
+def _llama3(config: Fields, rope: Fields) -> RopeScaling:
     low = number(rope, "low_freq_factor", above=0.0, below=1e6)
     high = number(rope, "high_freq_factor", above=0.0, below=1e6)
     if high < low:
         raise invalid("high_freq_factor", f"a number from low_freq_factor, {low:g}, on", high)
-    return {
-        "scaling": "llama3",
-        "factor": number(rope, "factor", above=0.0, below=1e6),
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_context_tokens": _original_context(config, rope),
-    }
+    factor = number(rope, "factor", above=0.0, below=1e6)
+    return RopeScaling("llama3", factor, low, high, _original_context(config, rope))
 
 
 def _yarn(config: Fields, rope: Fields) -> dict[str, Any]:
@@ -185,18 +186,17 @@ def _yarn(config: Fields, rope: Fields) -> dict[str, Any]:
         over, under = (scale, scale_all) if scale and scale_all else (1.0, 0.0)
         magnitude = yarn_magnitude(factor, over) / yarn_magnitude(factor, under)
     slow = optional_number(rope, "beta_slow", above=-1e-9, below=1e6) or 1.0
-    fast = optional_number(
-        {"beta_fast": rope.get("beta_fast") or 32.0}, "beta_fast", above=slow, below=1e6
+    beta_fast = {"beta_fast": rope.get("beta_fast") or 32.0}
+    fast = number(beta_fast, "beta_fast", above=slow, below=1e6)
+    scaling = RopeScaling(
+        "yarn",
+        factor,
+        original_context_tokens=original,
+        slow_turns=slow,
+        fast_turns=fast,
+        whole_pairs=flag({"truncate": True, **rope}, "truncate"),
     )
-    return {
-        "scaling": "yarn",
-        "factor": factor,
-        "original_context_tokens": original,
-        "magnitude": magnitude,
-        "slow_turns": slow,
-        "fast_turns": fast,
-        "whole_pairs": flag({"truncate": True, **rope}, "truncate"),
-    }
+    return {"scaling": scaling, "magnitude": magnitude}
 
 
 def _longrope(config: Fields, rope: Fields, rotary_dim: int) -> dict[str, Any]:
@@ -206,14 +206,14 @@ def _longrope(config: Fields, rope: Fields, rotary_dim: int) -> dict[str, Any]:
     if magnitude is None:
         longer = factor > 1.0 and original > 1
         magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if longer else 1.0
-    return {
-        "scaling": "longrope",
-        "factor": factor,
-        "original_context_tokens": original,
-        "magnitude": magnitude,
-        "short_divisors": number_list(rope, "short_factor", rotary_dim // 2),
-        "long_divisors": number_list(rope, "long_factor", rotary_dim // 2),
-    }
+    scaling = RopeScaling(
+        "longrope",
+        factor,
+        original_context_tokens=original,
+        short_divisors=number_list(rope, "short_factor", rotary_dim // 2),
+        long_divisors=number_list(rope, "long_factor", rotary_dim // 2),
+    )
+    return {"scaling": scaling, "magnitude": magnitude}
 
 
 def _rotary_dim(config: Fields, rope: Fields, head_dim: int) -> int | None:
