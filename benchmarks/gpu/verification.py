@@ -10,6 +10,7 @@ whole verification from the host: loading the rows, the step, and its tokens.
 import argparse
 import statistics
 import time
+from typing import Any
 
 import torch
 from decode import CUBINS, load_rows
@@ -18,10 +19,12 @@ from timing import median_us
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu.capture import Captured
 from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
 from swiftchat.engine.gpu.steps.verification import Verification
 from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
+from swiftchat.engine.steps.runner import StepInputs
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -54,7 +57,7 @@ def measure(engine: Engine, verifier: Verification, context: int) -> None:
         batch.load_rows([row], [7])
         graph = verifier.runner.graph(num_rows)
 
-        def replay(graph: torch.cuda.CUDAGraph = graph) -> None:
+        def replay(graph: Captured[Any] = graph) -> None:
             graph.replay()
             if has_states:  # the slots of an even step; takes about 2 us
                 batch.step.zero_()
@@ -64,7 +67,7 @@ def measure(engine: Engine, verifier: Verification, context: int) -> None:
         whole = []
         for _ in range(30 if 1 < num_rows <= 8 else 0):
             started = time.perf_counter()
-            verifier.sample(Step([row], []), [7])
+            verifier.compute(StepInputs(Step([row], []), [7], engine.config.block_size))
             whole.append(1e6 * (time.perf_counter() - started))
         host = f"{statistics.median(whole):8.0f} us" if whole else ""
         print(f"  {num_rows} rows {step_us:8.0f} us  {step_us / plain_us:5.2f} x {host}")
