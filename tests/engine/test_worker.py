@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.engine.api import local, protocol
+from swiftchat.engine.api import local, wire
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.kv_folder import user_kv_folder
 from swiftchat.engine.api.params import EngineConfig
@@ -176,8 +176,8 @@ def test_openmp_threads_spin_briefly(folder: Path) -> None:
     worker_socket.close()
     with own_socket, Connection(os.dup(own_socket.fileno())) as connection:
         load = {"type": "load", "path": str(folder), "config": CONFIG.to_wire(), "serve": None}
-        protocol.send(connection, load)
-        while protocol.receive(connection)["type"] != "ready":
+        wire.send(connection, load)
+        while wire.receive(connection)["type"] != "ready":
             pass
     _, output = worker.communicate(timeout=60)
     assert "GOMP_SPINCOUNT = '10000'" in output

@@ -85,6 +85,8 @@ Differences from other programs:
   supported context.
 - **Falcon's ALiBi** (falcon-rw) is computed in fp32 from the distance. Transformers rounds the
   bias of each key to bf16.
+- **DBRX** has its `rope_theta` in `attn_config`, as the published model (500,000). Transformers 5
+  reads `rope_parameters` alone and takes 10,000 without them.
 - **GPT-OSS** is published with experts in MXFP4. On one GPU they stay packed with 16-bit
   activations. Elsewhere, and from GGUF files, they are dequantized when they are read, so they take
   the memory of 16-bit weights.
