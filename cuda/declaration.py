@@ -137,7 +137,10 @@ def _parameters(kernel: str, text: str) -> Iterator[Parameter]:
             conditions.append(Condition(match[1], match[2]))
         else:
             for part in filter(None, map(str.strip, line.split(","))):
-                c_type, name = re.fullmatch(r"(.*?)\s*(\w+)", part).groups()  # type: ignore[union-attr]
+                parameter = re.fullmatch(r"(.*?)\s*(\w+)", part)
+                if not parameter:
+                    raise ValueError(f"{kernel}: the parameter {part!r} is not understood")
+                c_type, name = parameter.groups()
                 kind = "pointer" if "*" in c_type else _SCALARS[c_type.split()[-1]]
                 yield Parameter(name, kind, c_type, tuple(conditions))
 

@@ -38,13 +38,13 @@ def op_union(op: Structure) -> Any:
 
 
 @cache
-def source_fields(kind: type) -> Sequence[str]:
+def source_fields(kind: Any) -> Sequence[str]:
     """Return the fields of a kind of operation with the buffers that it reads."""
-    return [name for name, c_type in kind.c_types.items() if c_type == "Source"]  # type: ignore[attr-defined]
+    return [name for name, c_type in kind.c_types.items() if c_type == "Source"]
 
 
 @cache
-def target_field(kind: type) -> str:
+def target_field(kind: Any) -> str:
     """Return the field of a kind of operation with the buffer that it writes."""
-    (field,) = (name for name, c_type in kind.c_types.items() if c_type == "Target")  # type: ignore[attr-defined]
+    (field,) = (name for name, c_type in kind.c_types.items() if c_type == "Target")
     return str(field)

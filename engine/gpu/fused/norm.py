@@ -17,7 +17,7 @@ from swiftchat.engine.gpu.fused.pending import Pending, Reading, add, adds, read
 class Scratch:
     """fp32 tensors [max_rows, hidden_size] for the outputs of branches before their norms.
 
-    They are zero while nobody has them: `add_norm` clears what it has read.
+    They are zero while no step uses them: `add_norm` clears what it has read.
     """
 
     def __init__(self, gpu: Gpu, max_rows: int, hidden_size: int) -> None:

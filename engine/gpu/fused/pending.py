@@ -40,8 +40,8 @@ class Pending(Tensor):
         return False
 
     def add_to(self, total: Tensor) -> None:
-        """Add it to fp32 [n, hidden_size] in place, if it `adds`."""
-        raise NotImplementedError
+        """Add it to fp32 [n, hidden_size] in place, by kernels if it `adds`."""
+        total += self.value
 
     @property
     def readings(self) -> "Sequence[Reading]":

@@ -29,8 +29,3 @@ class RouterConfig:
     """The weight multiplies the input of an expert, not its output."""
     softcap: float = 0.0
     """Scores x become c·tanh(x/c) first; 0: they do not."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is a softmax, with normalization or without."""
-        return self == RouterConfig(normalized=self.normalized)
