@@ -1,7 +1,7 @@
 """A decoder whose forward pass is one call of the native kernels."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -26,7 +26,8 @@ class NativeDecoder(Decoder):
     """A decoder on one rank and stage, recorded as a program for these weights and this cache.
 
     The cache must be `heads_first`. Raises `CannotRecordError` for a model that the kernels cannot
-    compute. `deltas` are the changes of adapters in its `AdaptedWeight`s.
+    compute. `deltas` are the changes of adapters in its `AdaptedWeight`s. The program keeps the
+    hidden states of `hidden_layers`, as `HiddenStates` names them.
     """
 
     def __init__(
@@ -36,17 +37,19 @@ class NativeDecoder(Decoder):
         cache: KVCache,
         ctx_size_tokens: int,
         pool: Pool,
+        hidden_layers: Collection[int] = (),
     ) -> None:
         recorder = Recorder(config, weights, ctx_size_tokens)
         super().__init__(config, weights, recorder)
         self._ctx_size_tokens = ctx_size_tokens
         self._cache, self._recorder, self._pool = cache, recorder, pool
-        recording = recorder.record(cache)
+        self._hidden_layers = hidden_layers
+        recording = recorder.record(cache, hidden_layers)
         self.deltas: Mapping[Site, NativeDeltas] = recording.deltas
-        self._program = self._program_of(recording)
-        # Recorded when they are needed.
-        self._hidden_program: Program | None = None
-        self._observed: _Observed | None = None
+        self._program = self._program_of(recording)  # which renumbers the buffers
+        self._kept = recording.hidden
+        # Recorded when it is needed.
+        self._pooled: tuple[Program, Mapping[int, int]] | None = None
         two_dimensional = config.rope is not None and config.rope.two_dimensional
         self._inputs = _Inputs(cache.block_size, two_dimensional)
 
@@ -57,7 +60,16 @@ class NativeDecoder(Decoder):
 
     def with_weights(self, weights: DecoderWeights) -> "NativeDecoder":
         """Return a decoder with the same cache and threads, recorded for other weights."""
-        return NativeDecoder(self.config, weights, self._cache, self._ctx_size_tokens, self._pool)
+        decoder = NativeDecoder(
+            self.config,
+            weights,
+            self._cache,
+            self._ctx_size_tokens,
+            self._pool,
+            self._hidden_layers,
+        )
+        decoder.head = self.head
+        return decoder
 
     def reserve(self, num_tokens: int, num_logits: int) -> None:
         """Allocate memory for batches of this size; a larger batch allocates more."""
@@ -72,25 +84,36 @@ class NativeDecoder(Decoder):
     ) -> Tensor | None:
         """As `Decoder.forward`; `cache` is the one that the decoder was made with."""
         assert cache is self._cache
-        if hidden is None:
-            return self._program.run(self._inputs.of(batch))
-        layers = frozenset(hidden.layers)
-        if self._observed is None or self._observed.buffers.keys() != layers:
-            recording = self._recorder.record(cache, layers)
-            program = self._program_of(recording)  # which renumbers the buffers
-            self._observed = _Observed(program, recording.hidden)
-        program = self._observed.program
-        logits = program.run(self._inputs.of(batch))
-        for layer, buffer in self._observed.buffers.items():
-            hidden.found[layer] = program.buffer(buffer).clone()
+        logits = self._program.run(self._inputs.of(batch))
+        self._keep(batch, self._program, self._kept, hidden)
         return logits
 
-    def forward_hidden(self, batch: Batch, cache: KVCache) -> Tensor | None:
+    def _keep(
+        self,
+        batch: Batch,
+        program: Program,
+        buffers: Mapping[int, int],
+        hidden: HiddenStates | None = None,
+    ) -> None:
+        """Copy the hidden states of a batch that the program has computed to who reads them."""
+        kept = self.kept(hidden)
+        if kept is not None:
+            kept.found.update({i: program.buffer(buffers[i]).clone() for i in kept.layers})
+            self.store_for_head(batch, kept)
+
+    def forward_hidden(
+        self, batch: Batch, cache: KVCache, hidden: HiddenStates | None = None
+    ) -> Tensor | None:
         """As `Decoder.forward_hidden`; `cache` is the one that the decoder was made with."""
         assert cache is self._cache
-        if self._hidden_program is None:
-            self._hidden_program = self._program_of(self._recorder.record_hidden(cache))
-        return self._hidden_program.run(self._inputs.of(batch))
+        if self._pooled is None:
+            layers = () if self.head is None else self.head.hidden_layers
+            recording = self._recorder.record_hidden(cache, layers)
+            self._pooled = self._program_of(recording), recording.hidden
+        program, kept = self._pooled
+        pooled = program.run(self._inputs.of(batch))
+        self._keep(batch, program, kept, hidden)
+        return pooled
 
     def _program_of(self, recording: Recording) -> Program:
         fuse(recording)
@@ -104,15 +127,9 @@ class NativeDecoder(Decoder):
         """As `forward`, with the set of adapters of each token, -1 for none, and embeddings."""
         inputs = self._inputs.of(batch)
         tokens = None if sets is None else torch.tensor(sets, dtype=torch.int32)
-        return self._program.run(replace(inputs, sets=tokens, embeddings=embeddings))
-
-
-@dataclass(frozen=True)
-class _Observed:
-    """A program that also keeps hidden states: their buffers by layer."""
-
-    program: Program
-    buffers: Mapping[int, int]
+        logits = self._program.run(replace(inputs, sets=tokens, embeddings=embeddings))
+        self._keep(batch, self._program, self._kept)
+        return logits
 
 
 class _Inputs:

@@ -1,9 +1,12 @@
-"""Hidden states that a forward pass leaves for a proposer of tokens."""
+"""Hidden states that a forward pass leaves for a prediction head."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from torch import Tensor
+
+from swiftchat.engine.schedule.batch import Batch
 
 # Stands for what the LM head reads.
 LAST_NORM = -1
@@ -33,3 +36,17 @@ class HiddenStates:
         """Return the states of some rows of a decode step."""
         found = {layer: states[list(rows)] for layer, states in self.found.items()}
         return HiddenStates(self.layers, found)
+
+
+class HeadLayer(Protocol):
+    """The layer of a prediction head, which a decoder computes behind its own."""
+
+    @property
+    def hidden_layers(self) -> Collection[int]:
+        """The hidden states of the decoder that it reads, as in `HiddenStates`."""
+
+    def store(self, batch: Batch | Any, hidden: HiddenStates) -> None:
+        """Add the tokens of a computed batch to the cache of the layer.
+
+        It is packed, or on the device already, as captured steps have it.
+        """
