@@ -1,7 +1,7 @@
 """A decoder whose forward pass is one call of the native kernels."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -46,17 +46,17 @@ class NativeDecoder(Decoder):
         self._hidden_layers = hidden_layers
         recording = recorder.record(cache, hidden_layers)
         self.deltas: Mapping[Site, NativeDeltas] = recording.deltas
-        self._program = self._program_of(recording)  # which renumbers the buffers
-        self._kept = recording.hidden
-        # Recorded when it is needed.
-        self._pooled: tuple[Program, Mapping[int, int]] | None = None
+        self._main = self._observed_of(recording)
+        # Recorded when they are needed.
+        self._other: _Observed | None = None
+        self._pooled: _Observed | None = None
         two_dimensional = config.rope is not None and config.rope.two_dimensional
         self._inputs = _Inputs(cache.block_size, two_dimensional)
 
     @property
     def workspace_bytes(self) -> int:
         """The memory of activations and temporary results."""
-        return self._program.memory_bytes
+        return self._main.program.memory_bytes
 
     def with_weights(self, weights: DecoderWeights) -> "NativeDecoder":
         """Return a decoder with the same cache and threads, recorded for other weights."""
@@ -73,32 +73,33 @@ class NativeDecoder(Decoder):
 
     def reserve(self, num_tokens: int, num_logits: int) -> None:
         """Allocate memory for batches of this size; a larger batch allocates more."""
-        self._program.reserve(num_tokens, num_logits)
+        self._main.program.reserve(num_tokens, num_logits)
 
     def grow(self) -> None:
         """Allocate memory for the present `deltas`."""
-        self._program.grow()
+        self._main.program.grow()
 
     def forward(
         self, batch: Batch, cache: KVCache, hidden: HiddenStates | None = None
     ) -> Tensor | None:
         """As `Decoder.forward`; `cache` is the one that the decoder was made with."""
         assert cache is self._cache
-        logits = self._program.run(self._inputs.of(batch))
-        self._keep(batch, self._program, self._kept, hidden)
+        observed = self._main
+        if hidden is not None and not observed.keeps(hidden):
+            if self._other is None or not self._other.keeps(hidden):
+                self._other = self._observed_of(self._recorder.record(cache, hidden.layers))
+            observed = self._other
+        logits = observed.program.run(self._inputs.of(batch))
+        self._keep(batch, observed, hidden)
         return logits
 
     def _keep(
-        self,
-        batch: Batch,
-        program: Program,
-        buffers: Mapping[int, int],
-        hidden: HiddenStates | None = None,
+        self, batch: Batch, observed: "_Observed", hidden: HiddenStates | None = None
     ) -> None:
-        """Copy the hidden states of a batch that the program has computed to who reads them."""
+        """Copy the hidden states of a batch that has been computed to who reads them."""
         kept = self.kept(hidden)
         if kept is not None:
-            kept.found.update({i: program.buffer(buffers[i]).clone() for i in kept.layers})
+            observed.copy(kept)
             self.store_for_head(batch, kept)
 
     def forward_hidden(
@@ -108,18 +109,17 @@ class NativeDecoder(Decoder):
         assert cache is self._cache
         if self._pooled is None:
             layers = () if self.head is None else self.head.hidden_layers
-            recording = self._recorder.record_hidden(cache, layers)
-            self._pooled = self._program_of(recording), recording.hidden
-        program, kept = self._pooled
-        pooled = program.run(self._inputs.of(batch))
-        self._keep(batch, program, kept, hidden)
+            self._pooled = self._observed_of(self._recorder.record_hidden(cache, layers))
+        pooled = self._pooled.program.run(self._inputs.of(batch))
+        self._keep(batch, self._pooled, hidden)
         return pooled
 
-    def _program_of(self, recording: Recording) -> Program:
-        fuse(recording)
-        return Program(
+    def _observed_of(self, recording: Recording) -> "_Observed":
+        fuse(recording)  # which renumbers the buffers
+        program = Program(
             self._pool, recording.ops, recording.buffers, recording.references, recording.output
         )
+        return _Observed(program, recording.hidden)
 
     def forward_tuned(
         self, batch: Batch, sets: Sequence[int] | None, embeddings: EmbeddingRows | None
@@ -127,9 +127,26 @@ class NativeDecoder(Decoder):
         """As `forward`, with the set of adapters of each token, -1 for none, and embeddings."""
         inputs = self._inputs.of(batch)
         tokens = None if sets is None else torch.tensor(sets, dtype=torch.int32)
-        logits = self._program.run(replace(inputs, sets=tokens, embeddings=embeddings))
-        self._keep(batch, self._program, self._kept)
+        inputs = replace(inputs, sets=tokens, embeddings=embeddings)
+        logits = self._main.program.run(inputs)
+        self._keep(batch, self._main)
         return logits
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """A program that also keeps hidden states: their buffers by layer."""
+
+    program: Program
+    buffers: Mapping[int, int]
+
+    def keeps(self, hidden: HiddenStates) -> bool:
+        return self.buffers.keys() >= set(hidden.layers)
+
+    def copy(self, hidden: HiddenStates) -> None:
+        """Copy the hidden states of the batch that has been run; those of no logits are left."""
+        for layer in self.buffers.keys() & set(hidden.layers):
+            hidden.found[layer] = self.program.buffer(self.buffers[layer]).clone()
 
 
 class _Inputs:
