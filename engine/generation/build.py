@@ -98,8 +98,7 @@ def build_engine(
         proposer = draft_proposer(draft, decoder.config.vocab_size)
     graphs = Graphs()
     if isinstance(decoder.ops, CudaOps):
-        layers = () if proposer is None else proposer.hidden_layers
-        graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress, layers)
+        graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress)
     store = BlockStore(allocator)
     if ranks.size * stages.size == 1 and not plan.num_states:
         device = DeviceCache(cache, allocator, setup.back_end.gpu)

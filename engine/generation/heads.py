@@ -18,7 +18,7 @@ from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
-from swiftchat.engine.model.head_cache import HeadCache
+from swiftchat.engine.model.head_cache import Features, HeadCache
 from swiftchat.engine.model.hidden_states import LAST_NORM
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.prediction_head import Eagle3Input, HeadInput, MtpInput, PredictionHead
@@ -79,8 +79,10 @@ class Heads:
     @property
     def bytes_per_token(self) -> int:
         """The bytes of a token in the KV cache."""
-        config = self._layer_config
-        return 0 if config is None else HeadCache.bytes_per_token(config, self.setup.dtype.itemsize)
+        config, item_bytes = self._layer_config, self.setup.dtype.itemsize
+        if config is None:
+            return self.setup.shard.config.head_width * item_bytes
+        return HeadCache.bytes_per_token(config, item_bytes)
 
     @property
     def hidden_layers(self) -> Collection[int]:
@@ -107,15 +109,13 @@ class Heads:
     def load(
         self, decoder: Decoder, cache: KVCache, scheduler: Scheduler, ctx_size_tokens: int
     ) -> Proposer:
-        """Read the weights, and let a layer be computed behind those of the decoder.
+        """Read the weights, and let the steps of the decoder store what the heads read.
 
-        Its keys and values are in the blocks of `cache`. Raises `BadModelFile` if an element is not
-        finite.
+        That is in the blocks of `cache`. Raises `BadModelFile` if an element is not finite.
         """
         match self.files:
             case MedusaFiles():
-                heads = _medusa(self.files, self._reader(self.files.file))
-                return MedusaHeads(heads, self._step_s(len(heads), is_captured=True))
+                return self._medusa(self.files, decoder, cache, scheduler.allocator.num_blocks)
             case Eagle3Files():
                 inputs, weights, token_ids = _eagle3(
                     self.files, self._reader(self.files.file), decoder.weights.embed
@@ -149,6 +149,17 @@ class Heads:
             chain = HeadChain(head, ops, ctx_size_tokens).chain
         step_s = self._step_s(is_captured=is_captured)
         return HeadProposer(name, chain, scheduler.reserve, step_s)
+
+    def _medusa(
+        self, files: MedusaFiles, decoder: Decoder, cache: KVCache, num_blocks: int
+    ) -> MedusaHeads:
+        heads = _medusa(files, self._reader(files.file))
+        width, size = decoder.hidden_width, cache.block_size
+        features = Features(num_blocks, size, width, self.setup.dtype, self.setup.device)
+        step_s = self._step_s(len(heads), is_captured=True)
+        decoder.head = medusa = MedusaHeads(heads, features, size, step_s)
+        cache.share_blocks(features)
+        return medusa
 
     @property
     def _quantizes(self) -> bool:

@@ -72,8 +72,9 @@ class Decoder:
         """As `forward`, for a batch that is on the device; a head reads the packed one if given."""
         kept = self.kept(hidden)
         normed = self._forward_stages(plan, cache, kept)
+        logits = None if normed is None else self.logits(plan, normed, kept)
         self.store_for_head(plan if batch is None else batch, kept)
-        return None if normed is None else self.logits(plan, normed, kept)
+        return logits
 
     def forward_hidden(
         self, batch: Batch, cache: KVCache, hidden: HiddenStates | None = None

@@ -62,8 +62,9 @@ class PredictionHead:
             previous = torch.tensor(batch.previous_slots(size), device=self.token_ids.device)
         else:
             plan, previous = batch, batch.previous_slots(size)
-        self.cache.write(plan.slot_mapping, self.inputs.features(hidden.found))
-        x = self.inputs.stream(self.decoder, plan, self.cache.read(previous))
+        features = self.cache.features
+        features.write(plan.slot_mapping, self.inputs.features(hidden.found))
+        x = self.inputs.stream(self.decoder, plan, features.read(previous))
         (layer,), (kv,) = self.decoder.layers(), self.cache.kv.layers
         layer.store(plan, x, kv)
 
@@ -88,7 +89,7 @@ class PredictionHead:
         size, found = self.cache.kv.block_size, list[int]()
         places = range(position - 1, position + num_tokens)
         slots = [table[i // size] * size + i % size for i in places]
-        x = self.cache.read(torch.tensor(slots[:1], device=self.token_ids.device))
+        x = self.cache.features.read(torch.tensor(slots[:1], device=self.token_ids.device))
         for at, slot in enumerate(slots[1:], position):
             span = Span(0, 1, at + 1, list(table))
             plan = self.decoder.ops.plan(

@@ -68,6 +68,11 @@ class Batch:
     sampled_logits: list[int] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
 
+    @property
+    def logits_slots(self) -> list[int]:
+        """The slots of the tokens whose logits are computed."""
+        return [self.slot_mapping[i] for i in self.logits_indices]
+
     def previous_slots(self, block_size: int) -> list[int]:
         """Return the slot of the token before each one; -1 for the first of a sequence."""
         slots: list[int] = []

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from swiftchat.engine.schedule.sequence import TokenSequence
-from swiftchat.engine.speculation.proposer import ObservedRow, Stopwatch
+from swiftchat.engine.speculation.proposer import Stopwatch
 
 Chain = Callable[[int, int, Sequence[int], int], list[int]]
 """`PredictionHead.chain`."""
@@ -16,8 +16,6 @@ class HeadProposer:
     knows whatever the model has computed, and nothing is kept of a sequence here. `reserve` extends
     a sequence's blocks, as `Scheduler.reserve`.
     """
-
-    hidden_layers = ()
 
     def __init__(
         self,
@@ -34,9 +32,6 @@ class HeadProposer:
     @property
     def step_s(self) -> float | None:
         return self._stopwatch.step_s
-
-    def observe(self, row: ObservedRow) -> None:
-        """Do nothing: the model's steps store what the head reads."""
 
     def propose(self, sequence: TokenSequence, num_tokens: int) -> list[int]:
         """Return `num_tokens` tokens; none for the first token of all, or without free blocks."""

@@ -60,6 +60,12 @@ class DeviceBatch:
     def num_decode(self) -> int:
         return 0 if self.decode is None else len(self.decode.context_lens)
 
+    @property
+    def logits_slots(self) -> Tensor:
+        """The slots of the tokens whose logits are computed."""
+        indices = self.logits_indices
+        return self.slot_mapping if indices is None else self.slot_mapping[indices]
+
     def previous_slots(self, block_size: int) -> Tensor:
         """Return the slot of the token before each one, int64 [n]; -1 for first ones and padding.
 

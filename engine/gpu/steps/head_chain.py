@@ -79,7 +79,7 @@ class HeadChain:
 
     @torch.inference_mode()
     def _launch(self, num_tokens: int) -> None:
-        x = self._head.cache.read(self._row.previous_slots(self._block_size))
+        x = self._head.cache.features.read(self._row.previous_slots(self._block_size))
         for _ in range(num_tokens):
             self._ops.begin()
             x, logits = self._head.forward(self._row, x)

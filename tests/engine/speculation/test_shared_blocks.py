@@ -20,15 +20,20 @@ Proposals = dict[tuple[int, ...], list[int]]
 MakeEngine = Callable[..., Engine]
 
 
-@pytest.fixture(scope="module", params=["eagle3", "eagle3 native", "glm4_moe", "deepseek_v3"])
+CHAINS = ["eagle3", "eagle3 native", "glm4_moe", "deepseek_v3"]
+
+
+@pytest.fixture(scope="module", params=[*CHAINS, "medusa", "medusa native"])
 def make(
     request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> MakeEngine:
-    """Engines with an EAGLE-3 head or a model's own layer; unwritten slots must not be read."""
+    """Engines with heads of all kinds; unwritten slots must not be read."""
     name, _, backend = request.param.partition(" ")
     folder = tmp_path_factory.mktemp(name)
     if name == "eagle3":
         model, draft = llama, str(heads.write_eagle3(folder, heads.eagle3_tensors()))
+    elif name == "medusa":
+        model, draft = llama, str(heads.write_medusa(folder, heads.medusa_tensors()))
     else:
         mtp_models.make(name, folder, num_hidden_layers=3)
         model, draft = folder, "mtp"
@@ -121,6 +126,7 @@ def test_preempted_answers(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) ->
     assert ids == tiny.run(make(), prompts, replace(heads.OFF, max_tokens=10))[0]
 
 
+@pytest.mark.parametrize("make", CHAINS, indirect=True)
 def test_nothing_is_proposed_without_free_blocks(make: MakeEngine) -> None:
     """Nor for the first token of all, which no hidden state precedes."""
     engine = make()
