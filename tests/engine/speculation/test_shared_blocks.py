@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.schedule import scheduler
 from swiftchat.engine.schedule.sequence import TokenSequence
-from tests.support import heads, mtp_models, tiny
+from tests.support import adapters, heads, mtp_models, tiny
 
 PROMPT = tiny.random_ids(30, seed=4)
 DRAFT = replace(heads.DRAFT, max_tokens=10, speculate_tokens=2)
@@ -124,6 +125,24 @@ def test_preempted_answers(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) ->
     assert preempted
     assert_those_of_a_fresh_engine(make, found, prompts, DRAFT)
     assert ids == tiny.run(make(), prompts, replace(heads.OFF, max_tokens=10))[0]
+
+
+@pytest.mark.parametrize("make", ["eagle3", "eagle3 native"], indirect=True)
+def test_steps_with_adapters_of_other_answers(
+    make: MakeEngine, llama: Path, tmp_path: Path
+) -> None:
+    """They compute the prompts of plain answers, too."""
+    base = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    adapters.make_adapter(tmp_path, base, target_modules=adapters.targets("llama"))
+    engine, params = make(chunk_tokens=8), replace(DRAFT, speculate_tokens=1)
+    found = heads.propose_always(engine)
+    engine.add(1, PROMPT[:9], heads.OFF, tuning=adapters.tuning_of(tmp_path))
+    engine.add(2, list(PROMPT), params)
+    while engine.has_work:
+        engine.step()
+    drafted = {tuple(tokens): after for tokens, after in found if after}
+    assert all(tokens[: len(PROMPT)] == tuple(PROMPT) for tokens in drafted)
+    assert_those_of_a_fresh_engine(make, drafted, {2: PROMPT}, params)
 
 
 @pytest.mark.parametrize("make", CHAINS, indirect=True)
