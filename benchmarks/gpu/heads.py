@@ -4,8 +4,8 @@
 
 Wall time of proposing K tokens, which ends when the host has them, and of a whole engine step:
 proposing, the verification and its tokens. With mean accepted lengths of a trained head this gives
-the expected tokens a second. The first line is a captured decode step without the head, and one that
-stores its tokens for it.
+the expected tokens a second. The first line is a captured decode step without the head, and one
+that stores its tokens for it.
 """
 
 import argparse
