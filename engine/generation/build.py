@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,17 +72,19 @@ def build_engine(
     if config.draft is not None and not has_heads:
         draft = build_engine(*draft_model(config), on_progress, cubins)
     setup = set_up(path, config, cubins, ranks, stages)
-    heads = Heads.open(setup) if has_heads else None
+    heads, head_bytes = Heads.open(setup) if has_heads else None, 0
     if heads is not None:
         setup = replace(setup, available_bytes=setup.available_bytes - heads.num_bytes)
+        head_bytes = heads.bytes_per_token
     model = ModelFiles.of(path, config, setup.device.type)
     weights_bytes = _estimated_bytes(setup)
     setup = with_large_chunks(setup, weights_bytes, ranks)
-    plan = _plan_cache(setup, weights_bytes, ranks, stages)
+    plan = _plan_cache(setup, weights_bytes, ranks, stages, head_bytes)
     weights = _load_weights(setup, on_progress)
     if setup.is_quantized:  # the loader may have dequantized some matrices
-        plan = _plan_cache(setup, resident_bytes(weights), ranks, stages)
-    setup, decoder, cache = _build_decoder(setup, weights, plan, ranks, stages)
+        plan = _plan_cache(setup, resident_bytes(weights), ranks, stages, head_bytes)
+    read_layers = () if heads is None else heads.hidden_layers
+    setup, decoder, cache = _build_decoder(setup, weights, plan, ranks, stages, read_layers)
     allocator = BlockAllocator(plan.num_blocks, config.block_size)
     scheduler = Scheduler(allocator, setup.chunk_tokens, config.max_num_seqs)
     if plan.num_states:
@@ -90,13 +93,12 @@ def build_engine(
         scheduler.limit = setup.back_end.chunk_limit(setup.chunk_tokens)
     proposer: Proposer | None = None
     if heads is not None:
-        proposer = heads.load(weights, plan.ctx_size_tokens)
+        proposer = heads.load(decoder, cache, scheduler, plan.ctx_size_tokens)
     elif draft is not None:
         proposer = draft_proposer(draft, decoder.config.vocab_size)
     graphs = Graphs()
     if isinstance(decoder.ops, CudaOps):
-        layers = () if proposer is None else proposer.hidden_layers
-        graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress, layers)
+        graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress)
     store = BlockStore(allocator)
     if ranks.size * stages.size == 1 and not plan.num_states:
         device = DeviceCache(cache, allocator, setup.back_end.gpu)
@@ -153,7 +155,11 @@ def _estimated_bytes(setup: EngineSetup) -> int | None:
 
 
 def _plan_cache(
-    setup: EngineSetup, weights_bytes: int | None, ranks: Communicator, stages: Pipeline
+    setup: EngineSetup,
+    weights_bytes: int | None,
+    ranks: Communicator,
+    stages: Pipeline,
+    head_bytes_per_token: int,
 ) -> CachePlan:
     """Plan the KV cache: the largest that fits on every rank.
 
@@ -167,6 +173,7 @@ def _plan_cache(
         setup.available_bytes,
         weights_bytes,
         has_spares=setup.back_end.has_spare_states,
+        head_bytes_per_token=head_bytes_per_token,
     )
     return CachePlan(
         _min_across_ranks(plan.num_blocks, ranks, stages),
@@ -207,8 +214,9 @@ def _build_decoder(
     plan: CachePlan,
     ranks: Communicator,
     stages: Pipeline,
+    hidden_layers: Collection[int],
 ) -> tuple[EngineSetup, Decoder, KVCache]:
-    """Build the decoder of the back end, and its cache.
+    """Build the decoder of the back end, and its cache; heads read hidden states of some layers.
 
     Torch's operators compute a model that the native kernels cannot record; the setup that is
     returned says so.
@@ -222,6 +230,7 @@ def _build_decoder(
         plan.ctx_size_tokens,
         max_tokens=setup.chunk_tokens + setup.config.max_num_seqs,
         max_num_seqs=setup.config.max_num_seqs,
+        hidden_layers=hidden_layers,
     )
     try:
         return setup, *setup.back_end.decoder(parts)

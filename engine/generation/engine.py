@@ -36,7 +36,6 @@ from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 from swiftchat.engine.schedule.sliding import drop_middle
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.engine.schedule.twins import find_twins, fork
-from swiftchat.engine.speculation.proposer import observed_decode_rows, observed_rows
 from swiftchat.engine.steps.plain import PlainRunner
 from swiftchat.engine.steps.runner import SampledStep, StepInputs, StepLogits, first_result
 from swiftchat.errors import SwiftchatError, UsageError
@@ -212,9 +211,6 @@ class Engine:
             if isinstance(result, SampledStep):
                 return self._append_rows(result)
             logits = result.logits
-            if result.hidden is not None:
-                rows = observed_rows(generating.rows, inputs.batch, result.hidden)
-                self.speculation.observe(rows)
         embeddings = self._pooler.compute(pooled)
         return self._sample(step, inputs.batch, logits, embeddings, started)
 
@@ -223,7 +219,6 @@ class Engine:
             step,
             self._seeds(step.rows),
             self.config.block_size,
-            self.speculation.hidden_states(step.rows),
             needs_logits,
             self._proposes_next,
         )
@@ -324,10 +319,7 @@ class Engine:
 
     def _append_rows(self, step: SampledStep) -> list[Outcome]:
         """Add the tokens of a step that the device sampled to their sequences."""
-        rows, hidden = step.rows, step.hidden
-        if hidden is not None:
-            self.speculation.observe(observed_decode_rows(rows, hidden))
-        outcomes = list[Outcome]()
+        rows, outcomes = step.rows, list[Outcome]()
         self._num_computed += sum(1 + len(row.proposed) for row in rows)
         self._gpu_counters.num_replayed += 1
         self.speculation.computed(rows)

@@ -1,6 +1,5 @@
 """The CUDA graphs of an engine: compile its kernels and capture its decode step."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -59,11 +58,10 @@ def build_graphs(
     scheduler: Scheduler,
     plan: CachePlan,
     on_progress: OnProgress,
-    hidden_layers: Collection[int] = (),
 ) -> Graphs:
     """Compile the kernels of a single conversation on all cores and capture its decode step.
 
-    The cache must not be in use yet. Graphs keep the hidden states of `hidden_layers`.
+    The cache must not be in use yet.
     """
     max_blocks = -(-plan.ctx_size_tokens // cache.block_size)
     runner: GraphRunner | None = None
@@ -71,10 +69,10 @@ def build_graphs(
     prefill: PrefillGraphs | None = None
     if _computes_experts(decoder, ops):
         max_num_seqs, chunk_tokens = scheduler.max_num_seqs, scheduler.chunk_tokens
-        runner = _graph_runner(decoder, ops, cache, max_num_seqs, max_blocks, hidden_layers)
-        verifier = _verifier(decoder, ops, cache, max_blocks, hidden_layers)
+        runner = _graph_runner(decoder, ops, cache, max_num_seqs, max_blocks)
+        verifier = _verifier(decoder, ops, cache, max_blocks)
         if decoder.config.mixer is None or ops.mixers.scans:
-            prefill = PrefillGraphs(decoder, ops, cache, chunk_tokens, max_blocks, hidden_layers)
+            prefill = PrefillGraphs(decoder, ops, cache, chunk_tokens, max_blocks)
 
     def launch() -> None:
         if runner is None:
@@ -120,13 +118,12 @@ def _graph_runner(
     cache: KVCache,
     max_num_seqs: int,
     max_blocks: int,
-    hidden_layers: Collection[int],
 ) -> GraphRunner:
     """Return the runner of decode steps."""
     max_rows = min(max_num_seqs, DECODE_ROWS[-1])
     sizes = max_blocks, cache.block_size, decoder.config.vocab_size
     batch = DecodeBatch(ops.gpu, max_rows, *sizes, cache.states.layers)
-    return GraphRunner(decoder, ops, cache, batch, hidden_layers=hidden_layers)
+    return GraphRunner(decoder, ops, cache, batch)
 
 
 def _verifier(
@@ -134,7 +131,6 @@ def _verifier(
     ops: CudaOps,
     cache: KVCache,
     max_blocks: int,
-    hidden_layers: Collection[int],
 ) -> GraphRunner | None:
     """Return the runner of verification steps, None if there are several stages.
 
@@ -150,7 +146,6 @@ def _verifier(
     runner = GraphRunner(
         *(decoder, ops, cache, batch, VERIFIED_ROWS),
         shares_blocks=True,
-        hidden_layers=hidden_layers,
     )
     return runner if runner.exchanges_directly else None
 

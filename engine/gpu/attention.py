@@ -185,6 +185,7 @@ class AttentionKernels:
             workspace=self._workspace,
             window=self._window(layer),
             chunk=self._chunk(layer),
+            first_key=self.layers[layer].scores.first_key,
             softcap=self._softcap,
             alibi_slopes=self._alibi_slopes,
             sinks=sinks,
@@ -204,7 +205,7 @@ class AttentionKernels:
         out: Tensor,
     ) -> None:
         """Write the attention of all tokens of the rows to `out` [n, num_heads, head_dim]."""
-        assert rows.query_starts is not None
+        assert rows.query_starts is not None and not self.layers[layer].scores.first_key
         cache, kv_scales = kernel_kv(kv)
         prefill_attention(
             self._gpu,

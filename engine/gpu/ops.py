@@ -112,6 +112,31 @@ class CudaOps(Elementwise):
             self.attention.prefill(layer, q[split:], kv, plan.prefill, sinks, out[split:])
         return out.view(len(qkv), -1)
 
+    def store(
+        self,
+        plan: DeviceBatch,
+        layer: int,
+        qkv: Tensor,
+        kv: LayerKV,
+        norms: tuple[Tensor, Tensor] | None,
+        latent: LatentWeights | None,
+    ) -> None:
+        if latent is None:
+            self.attention.rotate(layer, qkv, kv, norms, plan.positions, plan.slot_mapping)
+            return
+        assert self._latent is not None and isinstance(kv, Tensor)
+        if plan.latents is not None:
+            self._latent.store_by_torch(plan.latents, layer, qkv, kv, latent)
+            return
+        self._latent.store(
+            qkv,
+            kv,
+            latent,
+            cos_sin=self.attention.cos_sin(layer),
+            positions=plan.positions,
+            slot_mapping=plan.slot_mapping,
+        )
+
     def _attend_to_latents(
         self, plan: DeviceBatch, layer: int, projected: Tensor, kv: LayerKV, weights: LatentWeights
     ) -> Tensor:

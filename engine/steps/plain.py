@@ -12,5 +12,4 @@ class PlainRunner:
         self._decoder, self._cache = decoder, cache
 
     def compute(self, inputs: StepInputs) -> StepLogits:
-        logits = self._decoder.forward(inputs.batch, self._cache, inputs.hidden)
-        return StepLogits(logits, inputs.hidden)
+        return StepLogits(self._decoder.forward(inputs.batch, self._cache))

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.sequence import Row, Step
 
@@ -16,15 +15,13 @@ from swiftchat.engine.schedule.sequence import Row, Step
 class StepInputs:
     """A scheduled step, whose blocks are ready, and the seed of each row.
 
-    `hidden` may receive the hidden states that a proposer reads; None: it reads none. With
-    `needs_logits` the device must not sample. `proposes_next` tells whether the step after this one
-    will have proposed tokens.
+    With `needs_logits` the device must not sample. `proposes_next` tells whether the step after
+    this one will have proposed tokens.
     """
 
     step: Step
     seeds: Sequence[int]
     block_size: int
-    hidden: HiddenStates | None = None
     needs_logits: bool = False
     proposes_next: Callable[[], bool] = lambda: False
 
@@ -35,7 +32,7 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class SampledStep:
-    """The next tokens of each row, sampled on the device, and the step's hidden states, if kept.
+    """The next tokens of each row, sampled on the device.
 
     Of a row with proposed tokens they are the accepted ones and the one after them. A negative
     token is for `sampling_error`.
@@ -43,18 +40,16 @@ class SampledStep:
 
     rows: Sequence[Row]
     tokens: Sequence[list[int]]
-    hidden: HiddenStates | None = None
 
 
 @dataclass(frozen=True)
 class StepLogits:
     """The logits of a step's batch, from which the host samples, as `Decoder.forward` returns them.
 
-    They are valid until the next step. `hidden` are the hidden states that `StepInputs` asks for.
+    They are valid until the next step.
     """
 
     logits: Tensor | None = None
-    hidden: HiddenStates | None = None
 
 
 class StepRunner(Protocol):

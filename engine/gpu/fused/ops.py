@@ -44,8 +44,8 @@ class FusedOps(CudaOps):
     So `Decoder` computes a plain layer with five kernels. What no kernel computes together is
     computed as by `ops`. `residual` fp32 [max_rows, hidden_size] is the memory of the stream.
 
-    Rows may be tokens of one sequence only with `shares_blocks`. `deltas` are the adapters of the
-    rows.
+    Rows may be tokens of one sequence only with `shares_blocks`. With `reads_earlier` a step may
+    read what another one of the same graph has written. `deltas` are the adapters of the rows.
     """
 
     def __init__(
@@ -54,10 +54,12 @@ class FusedOps(CudaOps):
         residual: Tensor,
         *,
         shares_blocks: bool = False,
+        reads_earlier: bool = False,
         deltas: FusedDeltas | None = None,
     ) -> None:
         vars(self).update(vars(ops))  # the same kernels, tables and workspaces
         self._residual, self._shares_blocks, self._deltas = residual, shares_blocks, deltas
+        self._reads_earlier = reads_earlier
         self._kernels = MatmulKernels(ops.gpu, ops.linear_workspace, deltas)
         max_rows = min(len(residual), MAX_GEMV_ROWS)
         self._scratch = Scratch(ops.gpu, max_rows, residual.shape[1])
@@ -233,11 +235,12 @@ class FusedOps(CudaOps):
             return super().attend(plan, layer, computed(qkv), kv, norms, sinks, latent)
         assert plan.decode is not None
         queries, rotary = self._queries(plan, layer, qkv, kv, norms)
+        # Rows that share blocks attend to keys and values of all of them.
+        new_tokens = len(queries) if self._shares_blocks else 1
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         self.attention.decode(
             *(layer, queries, kv, plan.decode, sinks, out),
-            # Rows that share blocks attend to keys and values of all of them.
-            new_tokens=len(out) if self._shares_blocks else 1,
+            new_tokens=0 if self._reads_earlier else new_tokens,
             even_lengths=self._shares_blocks,
             rotary=rotary,
         )
@@ -255,7 +258,9 @@ class FusedOps(CudaOps):
 
         Else keys and values are stored in the cache.
         """
-        rope = self._rope(plan, layer, kv) if norms is None else None
+        # What is written to the cache together with other work reads positions ahead.
+        waits = self._reads_earlier
+        rope = self._rope(plan, layer, kv) if norms is None and not waits else None
         if rope is not None and isinstance(qkv, Matmul) and qkv.rotates(rope):
             return qkv.rotate(rope), None
         config, num_gate_heads = self.attention.layers[layer], 0
@@ -265,7 +270,8 @@ class FusedOps(CudaOps):
             heads = computed(qkv)
         what = kv, norms, plan.positions, plan.slot_mapping, num_gate_heads
         # Other rows may need the new keys and values of a row, if they share its blocks.
-        rotary = None if self._shares_blocks else self.attention.decode_rotary(layer, *what)
+        is_apart = not (self._shares_blocks or waits)
+        rotary = self.attention.decode_rotary(layer, *what) if is_apart else None
         if rotary is None:
             return self.attention.rotate(layer, heads, *what), None
         return heads.view(len(heads), -1, config.head_dim)[:, : config.num_heads], rotary

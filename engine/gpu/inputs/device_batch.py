@@ -60,6 +60,28 @@ class DeviceBatch:
     def num_decode(self) -> int:
         return 0 if self.decode is None else len(self.decode.context_lens)
 
+    @property
+    def logits_slots(self) -> Tensor:
+        """The slots of the tokens whose logits are computed."""
+        indices = self.logits_indices
+        return self.slot_mapping if indices is None else self.slot_mapping[indices]
+
+    def previous_slots(self, block_size: int) -> Tensor:
+        """Return the slot of the token before each one, int64 [n]; -1 for first ones and padding.
+
+        Launches kernels, so a captured step must call it itself.
+        """
+        before, split, parts = self.positions.long() - 1, self.num_decode, list[Tensor]()
+        if self.decode is not None:
+            parts.append(_slots_of(self.decode.block_tables, before[:split], block_size))
+        if self.prefill is not None and self.prefill.query_starts is not None:
+            # Padding behind the last row is at position 0.
+            ends, n = self.prefill.query_starts[1:], len(before) - split
+            row = torch.arange(n, device=before.device, dtype=ends.dtype)
+            row = torch.searchsorted(ends, row, right=True).clamp_(max=len(ends) - 1)
+            parts.append(_slots_of(self.prefill.block_tables[row], before[split:], block_size))
+        return torch.cat(parts)
+
     @classmethod
     def pack(
         cls,
@@ -112,6 +134,16 @@ class DeviceBatch:
             plan_states(scanned, device) if scanned and not has_scans else (),
             latents,
         )
+
+
+def _slots_of(tables: Tensor, positions: Tensor, block_size: int) -> Tensor:
+    """Return the slots int64 [n] of positions in the blocks of tables [n, max_blocks].
+
+    -1 for positions below 0.
+    """
+    known = positions.clamp(min=0)
+    blocks = tables.gather(1, (known // block_size).unsqueeze(1)).squeeze(1).long()
+    return (blocks * block_size + known % block_size).masked_fill_(positions < 0, -1)
 
 
 def _uploaded(device: torch.device, *parts: Sequence[int]) -> list[Tensor]:

@@ -87,20 +87,17 @@ class FixedBatch:
         first: int,
         ids: Sequence[int],
         table: Sequence[int],
-        index: int,
-        position: int | None = None,
+        position: int,
     ) -> None:
         """Assign rows from `first` on to tokens of one sequence, on the host.
 
-        They are those from `index` on of the tokens in the blocks of the table. The first one is at
-        `position`, by default its index.
+        They are those from `position` on of the tokens in the blocks of the table.
         """
         host, size = self.host, self.block_size
-        position = index if position is None else position
         # Elements one by one, because assigning lists takes longer.
         for offset, token in enumerate(ids):
-            row, at = first + offset, index + offset
-            host["ids"][row], host["positions"][row] = token, position + offset
+            row, at = first + offset, position + offset
+            host["ids"][row], host["positions"][row] = token, at
             host["context_lens"][row] = at + 1
             host["slot_mapping"][row] = table[at // size] * size + at % size
         self.host_block_tables[first : first + len(ids), : len(table)] = table

@@ -1,12 +1,11 @@
 """Async decode: each step is launched before the tokens of the previous one are read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner, Part
-from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 from swiftchat.engine.steps.runner import SampledStep, StepInputs, StepLogits
@@ -17,14 +16,12 @@ from swiftchat.errors import OutOfMemory
 class _InFlight:
     """A step that was launched but not collected: its sequences and the end of its launched part.
 
-    `number` is that of the step, None while only its forward pass is launched. `hidden` are its
-    hidden states, if prediction heads read them.
+    `number` is that of the step, None while only its forward pass is launched.
     """
 
     sequences: list[TokenSequence]
     number: int | None
     done: torch.cuda.Event
-    hidden: HiddenStates | None
 
 
 def is_decode_step(step: Step, max_rows: int) -> bool:
@@ -123,11 +120,7 @@ class AsyncDecode:
         if any(sequence.tuning is not None for sequence in sequences):
             return None
         try:
-            logits = self.runner.forward(sequences)
-            is_wanted = inputs.hidden is not None
-            return StepLogits(
-                logits, self.runner.copy_hidden(len(sequences)) if is_wanted else None
-            )
+            return StepLogits(self.runner.forward(sequences))
         except (OutOfMemory, torch.OutOfMemoryError):
             return None  # the step needs less memory without a graph
 
@@ -142,7 +135,7 @@ class AsyncDecode:
         assert step is not None
         if step.number is None:
             self.runner.batch.load_masks(step.sequences)
-            step = replace(self._replay(step.sequences, "sampling"), hidden=step.hidden)
+            step = self._replay(step.sequences, "sampling")
         self._in_flight = None
         sequences = step.sequences
         if continues and self._can_continue(sequences) and self._prepare(sequences, num_ahead=2):
@@ -153,11 +146,8 @@ class AsyncDecode:
         assert step.number is not None
         tokens = ring[step.number % len(ring), : len(sequences)].tolist()
         current = [row for row, sequence in enumerate(sequences) if self._is_current(sequence)]
-        hidden = step.hidden
-        if hidden is not None and len(current) < len(sequences):
-            hidden = hidden.selected(current)
         rows = [Row(sequences[row], 1) for row in current]
-        return SampledStep(rows, [[tokens[row]] for row in current], hidden)
+        return SampledStep(rows, [[tokens[row]] for row in current])
 
     def drop(self) -> None:
         """Wait for the step in flight and discard its tokens."""
@@ -188,10 +178,9 @@ class AsyncDecode:
     def _replay(self, sequences: list[TokenSequence], part: Part) -> _InFlight:
         number = None if part == "forward" else self.runner.batch.num_steps
         self.runner.replay(len(sequences), part, adapted=_use_adapters(sequences))
-        hidden = None if part == "sampling" else self.runner.copy_hidden(len(sequences))
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stubs
         done.record()
-        return _InFlight(sequences, number, done, hidden)
+        return _InFlight(sequences, number, done)
 
     def _is_current(self, sequence: TokenSequence) -> bool:
         """Return whether the step in flight computes the newest token of a running sequence."""

@@ -1,6 +1,6 @@
 """Decode steps as CUDA graphs: captured once for a number of rows, replayed for each token."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -24,7 +24,6 @@ from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.linear.adapted import AdapterSet
 from swiftchat.engine.model.decoder import Decoder
-from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.sequence import TokenSequence
 
@@ -40,8 +39,6 @@ class GraphRunner:
     stage read the residual stream from `residual`, fp32 [max_rows, hidden_size]; all but the last
     write it there. The last stage writes the tokens to `sampled`, int32 [max_rows], and
     `append_tokens` prepares the next step. With one stage the graph does that itself.
-
-    Graphs keep the hidden states of `hidden_layers`, as `HiddenStates`; `copy_hidden` returns them.
 
     There are graphs for the numbers of rows in `sizes`; other steps are padded. Rows may be tokens
     of one sequence, and have its blocks and states in common, only with `shares_blocks`.
@@ -59,14 +56,11 @@ class GraphRunner:
         sizes: Sequence[int] = DECODE_ROWS,
         *,
         shares_blocks: bool = False,
-        hidden_layers: Collection[int] = (),
     ) -> None:
-        self._hidden_layers = hidden_layers
-        self._last_hidden: HiddenStates | None = None
         self._decoder, self._ops, self._cache, self.batch = decoder, ops, cache, batch
         self.sizes = sizes
         self._shares_blocks = shares_blocks
-        self._graphs: dict[tuple[Part, int, bool], Captured[HiddenStates | None]] = {}
+        self._graphs: dict[tuple[Part, int, bool], Captured[None]] = {}
         self._deltas: FusedDeltas | None = None
         self._computable: set[int] = set()  # sets of adapters
         config, gpu, max_rows = decoder.config, ops.gpu, batch.max_rows
@@ -99,9 +93,7 @@ class GraphRunner:
 
     def replay(self, num_rows: int, part: Part = "step", *, adapted: bool = False) -> None:
         """Start a decode step of the first rows, or a part, without waiting for the device."""
-        hidden = self.graph(num_rows, part, adapted=adapted).replay()
-        if part != "sampling":
-            self._last_hidden = hidden
+        self.graph(num_rows, part, adapted=adapted).replay()
         self.batch.num_steps += part != "forward"
 
     def forward(self, sequences: Sequence[TokenSequence]) -> Tensor:
@@ -114,14 +106,6 @@ class GraphRunner:
         self.batch.load(sequences, [0] * num_rows)
         self.replay(num_rows, "forward")
         return self._logits[:num_rows]
-
-    def copy_hidden(self, num_rows: int) -> HiddenStates | None:
-        """Return the hidden states of the last step's first rows, if its graph keeps them.
-
-        Launches copies of them, so that the next step may overwrite them.
-        """
-        hidden = self._last_hidden
-        return None if hidden is None else hidden.copied(num_rows, num_rows)
 
     def append_tokens(self, sequences: Sequence[TokenSequence]) -> None:
         """Make each sequence's newest token the input of its row.
@@ -175,9 +159,7 @@ class GraphRunner:
         size = next(size for size in self.sizes if size >= len(sequences))
         return sets <= self._computable and min(size, self.batch.max_rows) <= MAX_GEMV_ROWS
 
-    def graph(
-        self, num_rows: int, part: Part = "step", *, adapted: bool = False
-    ) -> Captured[HiddenStates | None]:
+    def graph(self, num_rows: int, part: Part = "step", *, adapted: bool = False) -> Captured[None]:
         """Return the graph for a number of rows; capture it on first use."""
         key = self._key(num_rows, part, adapted)
         if key not in self._graphs:
@@ -188,9 +170,9 @@ class GraphRunner:
         size = next(size for size in self.sizes if size >= num_rows)
         return part, size, adapted and part != "sampling"
 
-    def _capture(self, part: Part, size: int, adapted: bool) -> Captured[HiddenStates | None]:
+    def _capture(self, part: Part, size: int, adapted: bool) -> Captured[None]:
         n, gpu = min(size, self.batch.max_rows), self._ops.gpu
-        launches: dict[Part, Callable[[], HiddenStates | None]] = {
+        launches: dict[Part, Callable[[], None]] = {
             "step": partial(self.launch_kernels, n, adapted=adapted),
             "forward": partial(self._launch_forward, n, adapted=adapted),
             "sampling": partial(self._launch_sampling, n),
@@ -198,20 +180,17 @@ class GraphRunner:
         compile_kernels(gpu, partial(self._advance, n))  # for `append_tokens`
         return captured(launches[part], gpu=gpu, unused=self.batch.unused())
 
-    def launch_kernels(self, n: int, *, adapted: bool = False) -> HiddenStates | None:
-        """Launch the kernels of a step of n rows one by one; return its hidden states."""
-        hidden = self._launch_forward(n, adapted=adapted)
+    def launch_kernels(self, n: int, *, adapted: bool = False) -> None:
+        """Launch the kernels of a step of n rows one by one."""
+        self._launch_forward(n, adapted=adapted)
         if self._decoder.stages.is_last:
             self._launch_sampling(n)
-        return hidden
 
-    def _launch_forward(self, n: int, *, adapted: bool) -> HiddenStates | None:
+    def _launch_forward(self, n: int, *, adapted: bool) -> None:
         """Launch the kernels from the embeddings to the logits."""
-        hidden = HiddenStates(self._hidden_layers) if self._hidden_layers else None
         batch = self.batch.decode_rows(slice(0, n), shares_states=self._shares_blocks)
         decoder = self._adapted if adapted else self._plain
-        decoder.launch(batch, self._cache, self._logits[:n], hidden)
-        return hidden
+        decoder.launch(batch, self._cache, self._logits[:n])
 
     def _launch_sampling(self, n: int) -> None:
         """Launch the kernels from the logits to the next step's inputs, on the last stage."""

@@ -1,6 +1,5 @@
 """Short prefill chunks as CUDA graphs: captured while the engine is idle, replayed for prompts."""
 
-from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -11,7 +10,6 @@ from swiftchat.engine.gpu.graph_sizes import prefill_sizes
 from swiftchat.engine.gpu.inputs.fixed_batch import FixedBatch
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
-from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.steps.runner import StepInputs, StepLogits
@@ -21,8 +19,6 @@ from swiftchat.errors import KernelCompileError, OutOfMemory
 # graphs need it: with 16 heads, 512 queries and 6,144 tokens. Torch's operators read the latents
 # once for all queries, but need the host.
 _MAX_LATENT_SCORES = 3 * 2**24
-# The logits of a chunk and its hidden states.
-_Found = tuple[Tensor | None, HiddenStates | None]
 
 
 class PrefillGraphs:
@@ -42,13 +38,8 @@ class PrefillGraphs:
         cache: KVCache,
         max_tokens: int,
         max_blocks: int,
-        hidden_layers: Collection[int] = (),
     ) -> None:
-        """Prepare for chunks of at most `max_tokens` and contexts of at most `max_blocks`.
-
-        Graphs keep the hidden states of `hidden_layers`, as `HiddenStates`.
-        """
-        self._hidden_layers = hidden_layers
+        """Prepare for chunks of at most `max_tokens` and contexts of at most `max_blocks`."""
         self._decoder, self._ops, self._cache = decoder, ops, cache
         lengths = (size for size in prefill_sizes(decoder.config) if size <= max_tokens)
         contexts = {size: self._max_context(size, max_blocks) for size in lengths}
@@ -57,7 +48,7 @@ class PrefillGraphs:
         self._max_contexts = {size: most for size, most in contexts.items() if most > size // 2}
         # Stages exchange the residual stream outside graphs.
         self._to_capture = list(self._max_contexts) if decoder.stages.size == 1 else []
-        self._graphs: dict[int, Captured[_Found]] = {}
+        self._graphs: dict[int, Captured[Tensor | None]] = {}
         most = max(self._max_contexts, default=0)
         sizes = most, 1, max_blocks, cache.block_size
         self._inputs = FixedBatch(ops.gpu.device, *sizes, cache.states.layers)
@@ -78,7 +69,7 @@ class PrefillGraphs:
         Without memory for it on some rank, this size and larger ones get none.
         """
         size = self._to_capture.pop(0)
-        graph: Captured[_Found] | None
+        graph: Captured[Tensor | None] | None
         try:
             graph = self._capture(size)
         except (OutOfMemory, KernelCompileError, torch.OutOfMemoryError):
@@ -97,18 +88,14 @@ class PrefillGraphs:
         size = self._size_for(inputs.batch)
         if size is None:
             return None
-        return StepLogits(self.forward(inputs.batch, size, inputs.hidden), inputs.hidden)
+        return StepLogits(self.forward(inputs.batch, size))
 
-    def forward(self, batch: Batch, size: int, hidden: HiddenStates | None = None) -> Tensor | None:
+    def forward(self, batch: Batch, size: int) -> Tensor | None:
         """As `Decoder.forward`, with a batch padded to `size` tokens."""
-        num_tokens, num_logits = len(batch.ids), len(batch.logits_indices)
         self._load(batch, size)
         graph = self._graphs.get(size)
-        layers = () if hidden is None else hidden.layers
-        logits, padded = self._launch(size, layers) if graph is None else graph.replay()
-        if hidden is not None and padded is not None:
-            hidden.found.update(padded.copied(num_tokens, num_logits).found)
-        return None if logits is None else logits[:num_logits]
+        logits = self._launch(size) if graph is None else graph.replay()
+        return None if logits is None else logits[: len(batch.logits_indices)]
 
     def _max_context(self, size: int, max_blocks: int) -> int:
         """Return the most tokens of a context after which a padded chunk is computed."""
@@ -140,17 +127,15 @@ class PrefillGraphs:
         self._inputs.copy(1)
         self._copied.record()
 
-    def _launch(self, size: int, hidden_layers: Collection[int]) -> _Found:
-        """Launch the kernels of a chunk that is loaded."""
-        hidden = HiddenStates(hidden_layers) if hidden_layers else None
+    def _launch(self, size: int) -> Tensor | None:
+        """Launch the kernels of a chunk that is loaded; return its logits."""
         one_by_one = (
             self._decoder.config.attention.latent is not None
         )  # as the kernels attend to latents
         chunk = self._inputs.chunk(size, self._max_contexts[size], one_by_one=one_by_one)
-        return self._decoder.forward_plan(chunk, self._cache, hidden), hidden
+        return self._decoder.forward_plan(chunk, self._cache)
 
-    def _capture(self, size: int) -> Captured[_Found]:
+    def _capture(self, size: int) -> Captured[Tensor | None]:
         """Capture a chunk after one of padding only."""
         self._load(None, size)
-        launch = partial(self._launch, size, self._hidden_layers)
-        return captured(launch, gpu=self._ops.gpu, pool=self._pool)
+        return captured(partial(self._launch, size), gpu=self._ops.gpu, pool=self._pool)

@@ -46,14 +46,13 @@ class Verification:
         batch.load_rows(rows, inputs.seeds)
         number = batch.num_steps
         self.runner.replay(num_rows)
-        hidden = self.runner.copy_hidden(num_rows)
         torch.cuda.current_stream().synchronize()
         sampled = iter(batch.ring[number % len(batch.ring), :num_rows].tolist())
         tokens = [
             verified([next(sampled) for _ in range(1 + len(row.proposed))], row.proposed)
             for row in rows
         ]
-        return SampledStep(rows, tokens, hidden)
+        return SampledStep(rows, tokens)
 
 
 def _has_unverified(sequence: TokenSequence) -> bool:

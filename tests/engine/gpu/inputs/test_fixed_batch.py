@@ -89,19 +89,39 @@ def test_padding_has_no_slots_and_no_context() -> None:
 
 
 def test_tokens_of_a_sequence_are_rows_that_share_its_blocks() -> None:
-    """Rows keep their addresses; positions of a head are not the places in its cache."""
+    """Rows keep their addresses."""
     inputs = fixed(8, 8)
     found = inputs.decode_rows(slice(0, 4), shares_states=True)
     inputs.clear()
-    inputs.put_tokens(0, [30, 31, 32], TABLE, 3, 9)
+    inputs.put_tokens(0, [30, 31, 32], TABLE, 3)
     inputs.copy(3)
     assert found.ids.tolist() == [30, 31, 32, 0]
-    assert found.positions.tolist() == [9, 10, 11, 0]
+    assert found.positions.tolist() == [3, 4, 5, 0]
+    assert found.previous_slots(BLOCK_SIZE).tolist() == [30, 31, 8, -1]
     assert found.slot_mapping.tolist() == [31, 8, 9, -1]
     assert found.decode is not None and found.decode.context_lens.tolist() == [4, 5, 6, 0]
     assert found.decode.block_tables[:3, :3].tolist() == [TABLE] * 3
     assert found.steps is not None and found.steps.chained
     assert found.steps.slots.tolist() == [[-1] * 8] * 2
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize(("first", "length"), [(0, 6), (3, 5), (4, 3)])
+def test_slots_before_the_tokens_of_a_chunk(first: int, length: int, one_by_one: bool) -> None:
+    batch, inputs = Batch.pack([row(first, length)], BLOCK_SIZE), fixed(8, 1)
+    inputs.put_chunk(batch, 8)
+    inputs.copy(1)
+    found = inputs.chunk(8, 12, one_by_one=one_by_one).previous_slots(BLOCK_SIZE).tolist()
+    assert found == batch.previous_slots(BLOCK_SIZE) + [-1] * (8 - length)
+    places = range(first - 1, first + length - 1)
+    slots = [TABLE[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE if p >= 0 else -1 for p in places]
+    assert batch.previous_slots(BLOCK_SIZE) == slots
+
+
+def test_slots_before_the_tokens_of_several_rows() -> None:
+    rows = [row(6, 1), row(4, 1), row(2, 3), row(0, 5), row(3, 2)]
+    expected = Batch.pack(rows, BLOCK_SIZE).previous_slots(BLOCK_SIZE)
+    assert packed(*rows).previous_slots(BLOCK_SIZE).tolist() == expected
 
 
 def test_decode_rows_come_before_longer_ones() -> None:

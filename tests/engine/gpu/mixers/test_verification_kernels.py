@@ -14,8 +14,6 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.gpu.heads.captured_chain import CapturedChain
-from swiftchat.engine.speculation.chain import ChainHead
 from tests.engine.speculation.test_mtp import BesideReference
 from tests.support import heads, mtp_models, reference, tiny
 from tests.support.emulated.engine import emulated_engine, use_emulated_gpu
@@ -243,8 +241,7 @@ def test_the_models_own_prediction_layer(
     made = tmp_path, mtp_models.make_beside(model_type, tmp_path)
     expected = run(make_any(tmp_path), PROMPTS, OFF)
     engine = make_any(tmp_path, draft="mtp")
-    proposer = engine.speculation._draft
-    assert isinstance(proposer, ChainHead) and isinstance(proposer._layer, CapturedChain)
+    assert heads.is_captured(engine)
     proposals = heads.propose_always(engine)
     ids, ends = tiny.run(engine, PROMPTS, replace(OFF, speculate="draft", speculate_tokens=3))
     assert ids == expected

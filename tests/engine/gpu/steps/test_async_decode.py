@@ -68,9 +68,6 @@ class FakeRunner:
     def graph(self, num_rows: int, part: Part, *, adapted: bool) -> None:
         assert num_rows <= self.batch.max_rows and not adapted
 
-    def copy_hidden(self, num_rows: int) -> None:
-        """There are no prediction heads."""
-
     def replay(self, num_rows: int, part: Part, *, adapted: bool) -> None:
         batch = self.batch
         assert part != "sampling" or self.has_logits
