@@ -20,7 +20,10 @@ from tests.support.emulated.engine import emulated_engine, use_emulated_gpu
 MakeEngine = Callable[..., Engine]
 
 
-@pytest.fixture(scope="module", params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+ON_GPU = pytest.param("gpu", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(scope="module", params=["emulated", ON_GPU])
 def make(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MakeEngine]:
@@ -124,7 +127,7 @@ def test_heads_that_no_kernel_computes_are_refused(
         make(llama, draft=str(tmp_path))
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("make", [ON_GPU], indirect=True)
 def test_int8_heads_of_a_model_in_bf16(make: MakeEngine, llama: Path, eagle3: Path) -> None:
     engine = make(llama, draft=str(eagle3), dtype="bfloat16")
     head = engine.decoder.head
@@ -135,7 +138,7 @@ def test_int8_heads_of_a_model_in_bf16(make: MakeEngine, llama: Path, eagle3: Pa
     assert found and all(token % 2 for token in found)  # the ids of the head
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("make", [ON_GPU], indirect=True)
 def test_latent_layers_in_bf16(make: MakeEngine, tmp_path: Path) -> None:
     """Kernels store their latents, torch computes the chain."""
     mtp_models.make("deepseek_v3", tmp_path, num_hidden_layers=4)

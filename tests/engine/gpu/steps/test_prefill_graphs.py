@@ -103,8 +103,8 @@ def test_logits_of_padded_chunks(folder: Path, cubins: Path) -> None:
     replay, captured = graphs.forward, dict(graphs._graphs)
     rows: list[tuple[Tensor, ...]] = []
 
-    def three_ways(batch: Batch, size: int, hidden: None = None) -> Tensor | None:
-        found = replay(batch, size, hidden)
+    def three_ways(batch: Batch, size: int) -> Tensor | None:
+        found = replay(batch, size)
         assert found is not None
         replayed = found.clone()
         graphs._graphs = {}
