@@ -11,7 +11,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hypothesis
 import pytest
 
 from tests.support import bytecode, model_store
@@ -29,6 +28,7 @@ _LONGEST = (
     "tests/test_quantized_quality.py",
     "tests/test_smollm2.py",
 )
+_COMPILER_CACHE = Path(__file__).parents[1] / ".test-compiler"
 _left_out = pytest.StashKey[list[str]]()
 
 # Divide the cores among the processes of `-n` and their children. Set before importing torch, which
@@ -46,6 +46,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 bytecode.keep()
 install()
+
+import hypothesis  # noqa: E402  (its modules are kept too)
 
 # Examples may take long on a busy machine.
 hypothesis.settings.register_profile("any speed", deadline=None)
@@ -215,11 +217,11 @@ def gpu() -> "Gpu":
 
 @pytest.fixture(autouse=True, scope="session")
 def _shared_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Make tiny models, and compile the C compiler's own libraries, once for all processes."""
+    """Make tiny models once for all processes, and the C compiler's own libraries for all runs."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(folder / "compiler-cache"))
+    os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(_COMPILER_CACHE))
     model_store.session_folder = folder / "tiny-models"
 
 
@@ -244,10 +246,18 @@ def _runtime_folders() -> Iterator[Iterator[Path]]:
 
 @pytest.fixture(autouse=True)
 def _user_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _runtime_folders: Iterator[Path]
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    _runtime_folders: Iterator[Path],
 ) -> None:
-    """Redirect the user's folders to `tmp_path`."""
+    """Redirect the user's folders to `tmp_path`, or to the runtime folder if a test has none.
+
+    Thousands of tests write nothing, for which a folder of their own would be made and removed.
+    """
+    folder = runtime = next(_runtime_folders)
+    if "tmp_path" in request.fixturenames:
+        folder = request.getfixturevalue("tmp_path")
     for name in ("DATA", "CONFIG", "CACHE", "STATE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / "xdg" / name.lower()))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub-home"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(next(_runtime_folders)))
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(folder / "xdg" / name.lower()))
+    monkeypatch.setenv("HF_HOME", str(folder / "hub-home"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))

@@ -6,7 +6,7 @@ Each case runs in a process of its own, which has a terminal.
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,57 +18,17 @@ from rich.cells import cell_len
 from swiftchat.chat import cli
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import open_store
-from swiftchat.chat.model import chat_model
 from swiftchat.chat.options.config import config_path
 from swiftchat.chat.options.roles import roles_folder
-from swiftchat.chat.subcommands import doctor, engines, serve
-from swiftchat.chat.subcommands.bench import measure
-from swiftchat.engine.api import embed, score
-from swiftchat.engine.api.attach import RunningEngine
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
-from swiftchat.engine.api.protocol import EngineStatus, Logprob
-from swiftchat.weights import download
 from swiftchat.weights.formats.safetensors import header_bytes
 from swiftchat.weights.store import default_store
 from tests.support import fake_engine
 from tests.support.program import patched
+from tests.support.replaced_engines import replace_engines
 from tests.support.zero_model import make_zero_model
 
 _ROOT = Path(__file__).parents[3]
-MEASURED = {
-    "model": "tiny",
-    "device": "cpu",
-    "tp": 1,
-    "pp": 1,
-    "dtype": "float32",
-    "threads": 2,
-    "weights_bytes": 1000,
-    "start_s": 1.0,
-    "load_s": 0.5,
-    "compile_cold_s": None,
-    "compile_warm_s": None,
-    "bandwidth_ceiling_bytes_per_s": None,
-    "prefill": {"tokens": 9, "prefill_tps": 90.0, "tflop_per_s": None, "ttft_s": 0.1},
-    "decode": [
-        {
-            "context": 0,
-            "batch": 1,
-            "step_ms": 10.0,
-            "decode_tps": 100.0,
-            "bytes_per_s": None,
-            "fraction_of_bandwidth_ceiling": None,
-        }
-    ],
-}
-CHECKED = {
-    "can_chat": True,
-    "usable_gpus": [],
-    "checks": [{"name": "cpu", "state": "ok", "text": "2 cores", "hint": ""}],
-}
-ENGINE = RunningEngine(
-    Path("/run/user/1000/swiftchat/0123456789abcdef.sock"),
-    EngineStatus("a-model-with-a-long-name-instruct", 123456, 10**9, 75.0, 1, "cpu"),
-)
 
 
 @dataclass(frozen=True)
@@ -135,47 +95,6 @@ def test_every_subcommand_has_a_case() -> None:
     assert set(subcommands(cli.swiftchat)) == set(CASES)
 
 
-@dataclass
-class Connection:
-    """A connection to the engine that `stop` ends."""
-
-    def stop(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Plan:
-    """A download of one byte."""
-
-    repo, license, size_bytes, missing_bytes = "owner/model", "mit", 2, 1
-
-    def run(self, progress: Callable[[str, int, int], None]) -> Path:
-        progress("downloading", 1, 2)
-        return Path("/downloaded")
-
-
-def replace_engines(is_filled: bool) -> None:
-    """Replace what needs an engine, the hub or another process, in the forked process."""
-    engine = fake_engine.FakeEngine(["An answer."])
-    engine.ended.set()
-    start = engine.start
-    chat_model.ChatModel.__init__.__defaults__ = (start, None)  # type: ignore[attr-defined]
-    changes: dict[tuple[object, str], object] = {
-        (serve, "_started"): lambda path, config, _: chat_model.ChatModel(path, config, start),
-        (engines, "running_engines"): lambda folder: [ENGINE] if is_filled else [],
-        (engines, "connect"): lambda socket, folder: Connection(),
-        (doctor, "run_checks"): lambda: CHECKED,
-        (measure, "measure"): lambda *_: MEASURED,
-        (score, "score"): lambda *_, **__: score.Score([Logprob(-1.0, [])]),
-        (embed, "embed"): lambda *_: [[0.5, 0.25]],
-        (download, "plan_download"): lambda *_, **__: Plan(),
-    }
-    for (module, name), value in changes.items():
-        setattr(module, name, value)
-
-
 def fill() -> str:
     """Write one entry of each kind; return the id of the conversation."""
     conversation = Conversation(title="企鹅 and penguins in winter, and what they eat")
@@ -226,7 +145,7 @@ def test_output_on_a_terminal(name: str, is_filled: bool, columns: int, tmp_path
 
 def run(arguments: list[str], columns: int, is_filled: bool) -> tuple[int, str]:
     """Run the program in a terminal of this width; return its exit code and its output."""
-    code = f"from {__name__} import replace_engines\nreplace_engines({is_filled})"
+    code = f"from {replace_engines.__module__} import replace_engines\nreplace_engines({is_filled})"
     command, *rest = patched(code, *arguments)
     environ = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}  # of xdist
     environ |= {"TERM": "xterm-256color", "PYTHONPATH": str(_ROOT)}
