@@ -8,8 +8,8 @@ from swiftchat.cuda.quantized_kv import PACKED_HEAD_DIMS
 from swiftchat.cuda.signature import DTYPE_NAMES
 from swiftchat.engine.gpu.latent_attention import latent_kernels_cover
 from swiftchat.engine.gpu.mixers.mix import mixer_kernels_cover
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.attention import Attention
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 def kernels_cover(config: ModelConfig, dtype: torch.dtype, kv_dtype: str = "auto") -> bool:

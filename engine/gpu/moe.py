@@ -22,8 +22,8 @@ from swiftchat.cuda.packed_layout import TILE_COLUMNS
 from swiftchat.engine.gpu.expert_matrices import expert_matrices, with_shared
 from swiftchat.engine.gpu.linear.plain import GpuPlainWeight, LinearKernels
 from swiftchat.engine.model.moe import Experts
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.mlp import Moe
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 

@@ -13,7 +13,7 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.engine.speculation.chain import SteppedLayer
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 _BLOCK_TOKENS = 64
 _FIRST_BLOCKS = 4

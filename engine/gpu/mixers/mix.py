@@ -15,7 +15,6 @@ from swiftchat.engine.gpu.mixers.short_conv import ShortConvKernels
 from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.reference.activations import ACTIVATIONS
 from swiftchat.engine.reference.mixers.mix import scan_groups
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.mamba import Mamba
 from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
@@ -24,12 +23,13 @@ from swiftchat.weights.architectures.parts.mixers import (
     ShortConv,
     StateMixer,
 )
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 def mixer_kernels_cover(config: ModelConfig) -> bool:
     """Return whether the kernels compute decode steps of a model's mixers, if it has any."""
     mixer = config.mixer
-    if any(layer.mixer_activation not in KINDS for layer in config.layers):
+    if config.mixer_activation not in KINDS:
         return mixer is None
     match mixer:
         case None:
@@ -67,7 +67,7 @@ class MixerKernels:
 
     def __init__(self, gpu: Gpu, config: ModelConfig) -> None:
         self._gpu, self._config = gpu, config
-        self._activation = config.layers[0].mixer_activation
+        self._activation = config.mixer_activation
         self._kind: MixerKind | None = None
         if config.mixer is not None:
             self._kind = _kind(gpu, config.mixer, self._activation)
