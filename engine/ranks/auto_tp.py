@@ -111,7 +111,12 @@ def _smallest_tp(
                     packed_bytes = gpu_weight_bytes(shard, schemes, dtype.itemsize, mxfp4)
                 workspace = workspace_bytes(shard.local_config, chunk_tokens, dtype)
                 plan_shard_cache(
-                    *(with_context, shard, dtype, workspace, min(free_bytes), packed_bytes),
+                    with_context,
+                    shard,
+                    dtype,
+                    workspace,
+                    min(free_bytes),
+                    packed_bytes,
                     has_spares=config.kernels,
                 )
         except OutOfMemory as error:
