@@ -92,10 +92,7 @@ def _qwen3_moe(keys: Keys) -> ModelConfig:
 
 
 def _qwen3_vl_moe(keys: Keys) -> ModelConfig:
-    attention = keys.attention(head_norms=HeadNorms("head"))
-    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
-    moe = keys.moe(RouterConfig(normalized=True))
-    return keys.model(sparse(layers, moe, sparse_dense_layers(keys)))
+    return _qwen3_moe(keys.changed(norm_topk_prob=True))
 
 
 def _gated_delta(keys: Keys, *, by_key_head: bool) -> GatedDelta:
