@@ -24,7 +24,7 @@ from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.engine.reference.ops import TorchOps, TorchPlan
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.sequence import Row, TokenSequence
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.model.directory import Model
 
 # The matrices of a layer whose inputs are measured; VALUES are the value rows of qkv.

@@ -24,7 +24,7 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.schedule.sequence import TokenSequence
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.model.dummy import dummy_config
 
 DRAFT_VOCAB = 32_000

@@ -30,7 +30,7 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.tokenizer import Tokenizer
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.formats.safetensors import create_safetensors
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.store import default_store

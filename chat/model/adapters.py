@@ -13,7 +13,7 @@ from swiftchat.weights.files.paths import user_path
 if TYPE_CHECKING:
     from swiftchat.weights.adapters.adapter import Adapter
     from swiftchat.weights.adapters.soft_prompt import SoftPrompt
-    from swiftchat.weights.architectures.config import ModelConfig
+    from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 @dataclass(frozen=True)

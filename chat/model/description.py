@@ -7,7 +7,7 @@ from swiftchat.chat.terminal.sanitize import sanitize
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Tokenizer
-    from swiftchat.weights.architectures.config import ModelConfig
+    from swiftchat.weights.architectures.parts.model import ModelConfig
     from swiftchat.weights.model.directory import Model
 
 

@@ -10,20 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from swiftchat.engine.adapters.adapted_decoder import (
-    AdaptedDecoder,
-    embedded,
-    embedding_changes,
-    token_sets,
-)
 from swiftchat.engine.adapters.adapter_set import SetBuilder
+from swiftchat.engine.adapters.tuned_forward import tuned_forward
 from swiftchat.engine.adapters.virtual_tokens import store_virtual, virtual_tokens
 from swiftchat.engine.api.tuning import Tuning
-from swiftchat.engine.cpu.low_rank import EmbeddingRows
-from swiftchat.engine.cpu.native_decoder import NativeDecoder
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
-from swiftchat.engine.linear.adapted import AdapterSet, Selection, segments
-from swiftchat.engine.model.adapted_weights import adapted_weights
+from swiftchat.engine.linear.adapted import AdapterSet, Selection
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
@@ -67,9 +59,8 @@ class OpenTuning:
 class Tunings:
     """Loads what requests name, and computes the batches whose sequences use it.
 
-    The decoder with adapters is made when the first adapter is loaded; batches without any run on
-    `decoder` as before. Loaded sets stay in memory until others need their place. `runner` captures
-    the decode steps of a GPU, None: it captures none with adapters.
+    Batches without any run on `decoder` as before. Loaded sets stay in memory until others need
+    their place. `runner` captures the decode steps of a GPU, None: it captures none with adapters.
     """
 
     def __init__(
@@ -85,7 +76,7 @@ class Tunings:
         self._runner, self._device = runner, device
         self._builder = SetBuilder(shard, checkpoint, decoder.weights.dtype, device)
         self.selection = Selection([None] * MAX_SETS)
-        self._adapted: Decoder | None = None
+        self._tuned = tuned_forward(decoder, cache, self.selection)
         # Least recently used first. A file that has changed is another tuning.
         self._loaded: OrderedDict[tuple[Tuning, _States], SequenceTuning] = OrderedDict()
         self._files: dict[Tuning, tuple[Path, ...]] = {}
@@ -171,24 +162,7 @@ class Tunings:
 
     def forward(self, batch: Batch) -> Tensor | None:
         """As `Decoder.forward`, with the adapters and soft prompts of the batch's sequences."""
-        numbers = token_sets(batch)
-        sets = self.selection.sets
-        changes = embedding_changes(batch, sets, self._base.embedding_scale)
-        if isinstance(self._base, NativeDecoder):
-            rows = EmbeddingRows(len(batch.ids)) if changes else None
-            for change in changes:
-                assert rows is not None
-                rows.set(change.rows.start, embedded(self._base.weights.embed, batch.ids, change))
-            has_sets = any(number >= 0 for number in numbers)
-            decoder = self._adapted if has_sets else self._base
-            assert isinstance(decoder, NativeDecoder)
-            return decoder.forward_tuned(batch, numbers if has_sets else None, rows)
-        adapted = self._adapted_decoder()
-        assert isinstance(adapted, AdaptedDecoder)
-        adapted.embeddings = changes
-        self.selection.tokens = segments(numbers)
-        self.selection.logits = segments([numbers[i] for i in batch.logits_indices])
-        return adapted.forward(batch, self._cache)
+        return self._tuned.forward(batch)
 
     def prepare_blocks(self, step: Step) -> None:
         """Make the copies of a step, and write given keys and values, in the step's order."""
@@ -231,24 +205,11 @@ class Tunings:
         return number
 
     def _put(self, number: int, adapters: AdapterSet | None) -> None:
-        decoder = self._adapted_decoder()
         self.selection.sets[number] = None  # until all of it is there
         if self._runner is not None:
             self._runner.put_adapters(number, adapters, MAX_SETS)
-        if isinstance(decoder, NativeDecoder):
-            for site, deltas in decoder.deltas.items():
-                deltas.set(number, None if adapters is None else adapters.deltas.get(site))
-            decoder.grow()
+        self._tuned.put(number, adapters)
         self.selection.sets[number] = adapters
-
-    def _adapted_decoder(self) -> Decoder:
-        if self._adapted is None:
-            if isinstance(self._base, NativeDecoder):
-                weights = adapted_weights(self._base.weights, self.selection)
-                self._adapted = self._base.with_weights(weights)
-            else:
-                self._adapted = AdaptedDecoder(self._base, self.selection)
-        return self._adapted
 
 
 def _identity(adapters: Sequence[tuple[Adapter, float]], prompt: SoftPrompt | None) -> Digest:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from swiftchat.cuda.packed_layout import packed_bytes, packing_fits
 from swiftchat.engine.api.tile_layout import BLOCK_TYPES, block_layout, scheme_bytes
 from swiftchat.errors import UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import shape_by_place, tensor_name
 from swiftchat.weights.parallel.division import TensorSlice
 from swiftchat.weights.parallel.tensor_parallel import Shard

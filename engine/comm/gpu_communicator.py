@@ -14,7 +14,7 @@ from swiftchat.cuda.peer_memory import MAX_WORLD_SIZE, PeerBuffer, PeerMemory
 from swiftchat.engine.comm.communicator import GlooCommunicator, RankPlacement
 from swiftchat.engine.linear.torch_private import all_gather_into, nccl_group
 from swiftchat.errors import DeviceError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from swiftchat.engine.cpu.references import References
 from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.rope import cos_sin_table, query_factor_table
 from swiftchat.engine.reference.attention import alibi_slopes
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.attention import Attention
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 _KV_FORMATS: Mapping[object, KVFormat] = {
     torch.float32: KVFormat.F32,

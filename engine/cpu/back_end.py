@@ -17,7 +17,7 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import native_workspace_bytes
 from swiftchat.engine.schedule.chunk import ChunkLimit, cpu_chunk_limit
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 @dataclass(frozen=True)

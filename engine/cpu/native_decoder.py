@@ -19,7 +19,7 @@ from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 class NativeDecoder(Decoder):

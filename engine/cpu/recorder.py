@@ -32,7 +32,7 @@ from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 from swiftchat.engine.model.state_cache import LayerStates
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 _ACTIVATIONS = MappingProxyType(
     {

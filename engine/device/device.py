@@ -13,7 +13,7 @@ from swiftchat.engine.device.gpu_driver import why_unusable
 from swiftchat.engine.gpu.coverage import kernels_cover
 from swiftchat.engine.linear.weight import dtype_name
 from swiftchat.errors import DeviceError, OutOfMemory, UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 def find_device(name: str, rank: int = 0) -> torch.device:

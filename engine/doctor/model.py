@@ -11,7 +11,7 @@ from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.weights import DecoderWeights
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import (
     layer_tensors,
     tensor_name,

@@ -6,7 +6,7 @@ from itertools import chain
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.errors import ContextOverflow, UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 def check_request(

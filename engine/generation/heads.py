@@ -30,7 +30,7 @@ from swiftchat.engine.speculation.medusa import MedusaHead, MedusaHeads
 from swiftchat.engine.speculation.proposer import Proposer
 from swiftchat.engine.speculation.step_costs import gpu_step_s
 from swiftchat.errors import UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.heads.eagle3 import EMBEDDINGS, LAYER, Eagle3Files
 from swiftchat.weights.heads.medusa import MedusaFiles
 from swiftchat.weights.heads.mtp import MTP, MtpFiles

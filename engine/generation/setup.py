@@ -22,7 +22,7 @@ from swiftchat.engine.model.memory import (
     plain_weight_bytes,
 )
 from swiftchat.engine.reference.back_end import TorchBackEnd
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import dummy_config, parse_dummy_name

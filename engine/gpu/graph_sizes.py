@@ -1,6 +1,6 @@
 """The sizes of the batches that are captured in CUDA graphs."""
 
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 # Rows of a decode step with a graph of their own; others are padded to the next one.
 DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)

@@ -6,7 +6,6 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.attention.latent_attention import (
     latent_attention,
-    latent_attention_fits,
     latent_rotary,
 )
 from swiftchat.engine.model.kv_cache import KVCache
@@ -14,22 +13,8 @@ from swiftchat.engine.model.latent_attention import LatentWeights
 from swiftchat.engine.reference.latent_attention import rms_norm
 from swiftchat.engine.reference.ops import TorchOps, TorchPlan
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.weights.architectures.parts.attention import Attention
 from swiftchat.weights.architectures.parts.latent import LatentAttention
 from swiftchat.weights.parallel.tensor_parallel import Shard
-
-
-def latent_kernels_cover(attention: Attention, dtype: torch.dtype) -> bool:
-    """Return whether the kernels compute latent attention, or it has no latent."""
-    latent = attention.latent
-    if latent is None:
-        return True
-    return (
-        latent.index is None
-        and latent_attention_fits(dtype, latent.kv_rank, latent.rope_dim)
-        and latent.nope_dim % 8 == 0
-        and attention.scores.softcap is None
-    )
 
 
 class LatentKernels:

@@ -22,8 +22,8 @@ from swiftchat.cuda.packed_layout import TILE_COLUMNS
 from swiftchat.engine.gpu.expert_matrices import expert_matrices, with_shared
 from swiftchat.engine.gpu.linear.plain import GpuPlainWeight, LinearKernels
 from swiftchat.engine.model.moe import Experts
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.mlp import Moe
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
@@ -99,7 +99,11 @@ class ExpertKernels:
         routing = routing_of(self._config.router)
         gpu = self._kernels.gpu
         route(
-            *(gpu, logits, ids, weights, routing),
+            gpu,
+            logits,
+            ids,
+            weights,
+            routing,
             bias=own.bias,
             correction=own.correction,
             scales=own.scales,
@@ -141,7 +145,13 @@ class ExpertKernels:
         weights = torch.empty(n, chosen, device=x.device)
         normed = own.router_rows.new_empty(x.shape)
         router(
-            *(self._kernels.gpu, x, norm, own.router_rows, normed, ids, weights),
+            self._kernels.gpu,
+            x,
+            norm,
+            own.router_rows,
+            normed,
+            ids,
+            weights,
             routing_of(self._config.router),
             self._workspace,
             bias=own.bias,
@@ -168,7 +178,12 @@ class ExpertKernels:
         inner = x.new_empty(*ids.shape, config.expert_size)
         of_input, of_output = self._places(weights)
         expert_gate_up(
-            *(gpu, x, own.all_inputs, ids, inner, config.activation.kind),
+            gpu,
+            x,
+            own.all_inputs,
+            ids,
+            inner,
+            config.activation.kind,
             input_weights=of_input,
             **self._gates,
         )
@@ -185,7 +200,12 @@ class ExpertKernels:
         inner = x.new_empty(ids.numel(), config.expert_size)
         of_input, of_output = self._places(weights)
         grouped_gate_up(
-            *(gpu, x, own.inputs, rows, inner, config.activation.kind),
+            gpu,
+            x,
+            own.inputs,
+            rows,
+            inner,
+            config.activation.kind,
             input_weights=of_input,
             **self._gates,
         )

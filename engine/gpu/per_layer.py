@@ -10,7 +10,7 @@ from swiftchat.cuda.ops.layers.embedding import embed
 from swiftchat.cuda.ops.layers.norm import add_norm, norm
 from swiftchat.engine.gpu.linear.plain import GpuPlainWeight, LinearKernels
 from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 _ALIGNED = 8  # elements
 

@@ -10,7 +10,7 @@ from typing import Self
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.kv_store.run_file import RunLayout
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.formats.safetensors import TensorSpec
 from swiftchat.weights.heads.mtp import MTP
 from swiftchat.weights.heads.open import are_heads

@@ -15,7 +15,7 @@ from swiftchat.engine.kv_store.staging import CopiedStaging, CpuStaging, Staging
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.errors import FileSystemError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 @dataclass(frozen=True)

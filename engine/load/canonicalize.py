@@ -17,9 +17,9 @@ from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.moe import Experts
 from swiftchat.engine.model.weights import DecoderWeights, LayerWeights
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.attention import NO_ATTENTION, Attention
 from swiftchat.weights.architectures.parts.mixers import StateMixer
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import gate_in_queries

@@ -16,7 +16,7 @@ from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.assemble import NamedSlices, assemble
 from swiftchat.engine.load.canonicalize import canonicalize
 from swiftchat.engine.model.weights import DecoderWeights
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.model.dummy import dummy_schemes

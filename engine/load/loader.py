@@ -24,7 +24,7 @@ from swiftchat.engine.load.streaming import (
     stream_in,
 )
 from swiftchat.engine.model.weights import DecoderWeights
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.formats.tensor_info import TensorInfo
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.division import Span, TensorSlice

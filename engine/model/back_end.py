@@ -14,7 +14,7 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.chunk import ChunkLimit
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 

@@ -16,7 +16,7 @@ from swiftchat.engine.model.layer import Layer, norm_stream_
 from swiftchat.engine.model.ops import Ops
 from swiftchat.engine.model.weights import DecoderWeights
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 class Decoder:

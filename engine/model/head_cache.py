@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 class Features:

@@ -9,7 +9,7 @@ from torch import Tensor
 from swiftchat.engine.model.int5_kv import packed_sizes
 from swiftchat.engine.model.quantized_kv import SCHEMES, QuantizedKV
 from swiftchat.engine.model.state_cache import StateCache
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 LayerKV = Tensor | QuantizedKV
 T = TypeVar("T")

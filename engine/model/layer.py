@@ -15,8 +15,8 @@ from swiftchat.engine.model.mlp import mlp, scaled
 from swiftchat.engine.model.moe import ExpertNorms
 from swiftchat.engine.model.ops import Ops
 from swiftchat.engine.model.weights import LayerWeights
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.layers import LayerConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 # Weight and bias of a norm, if it has them.
 NormWeights = tuple[Tensor | None, Tensor | None]

@@ -10,9 +10,9 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.model.state_cache import bytes_per_sequence
 from swiftchat.engine.schedule.states import MAX_VERIFIED
 from swiftchat.errors import OutOfMemory, UsageError
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.attention import NO_ATTENTION
 from swiftchat.weights.architectures.parts.layers import LayerConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
 
 _MIN_CONTEXT_TOKENS = 256

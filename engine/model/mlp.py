@@ -6,7 +6,7 @@ from torch import Tensor
 
 from swiftchat.engine.model.ops import Ops
 from swiftchat.engine.model.weights import LayerWeights
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 def mlp(i: int, layer: LayerWeights, x: Tensor, config: ModelConfig, ops: Ops) -> Tensor:

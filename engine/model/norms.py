@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.engine.comm.communicator import Communicator
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.attention import Attention
 from swiftchat.weights.architectures.parts.layers import Norm
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 class RmsNorms:

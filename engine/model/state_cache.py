@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swiftchat.engine.schedule.batch import Span
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 LayerStates = tuple[Tensor, ...]
 

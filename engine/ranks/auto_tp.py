@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, mxfp4_names, packed_schemes
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.errors import DeviceError, OutOfMemory, UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import dummy_config, dummy_schemes, parse_dummy_name
 from swiftchat.weights.parallel.tensor_parallel import shard_of, tp_choices
@@ -111,7 +111,12 @@ def _smallest_tp(
                     packed_bytes = gpu_weight_bytes(shard, schemes, dtype.itemsize, mxfp4)
                 workspace = workspace_bytes(shard.local_config, chunk_tokens, dtype)
                 plan_shard_cache(
-                    *(with_context, shard, dtype, workspace, min(free_bytes), packed_bytes),
+                    with_context,
+                    shard,
+                    dtype,
+                    workspace,
+                    min(free_bytes),
+                    packed_bytes,
                     has_spares=config.kernels,
                 )
         except OutOfMemory as error:

@@ -10,7 +10,7 @@ from torch import Tensor
 from swiftchat.engine.linear.half_gemm import gemm_dtype
 from swiftchat.engine.model.kv_cache import KVCache, LayerKV
 from swiftchat.engine.schedule.batch import Span
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 _MAX_SCORES = 2**25  # fp32 scores in memory at a time, where torch's attention cannot be used
 

@@ -11,7 +11,7 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.engine.schedule.chunk import ChunkLimit, gpu_chunk_limit
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 @dataclass(frozen=True)

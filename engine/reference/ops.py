@@ -35,8 +35,8 @@ from swiftchat.engine.reference.mixers.mix import mix
 from swiftchat.engine.reference.moe import moe
 from swiftchat.engine.reference.per_layer import per_layer_embeddings
 from swiftchat.engine.schedule.batch import Batch
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.attention import Attention
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.parallel.tensor_parallel import Shard
 

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 from safetensors.numpy import save_file
 
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 
 HIDDEN, INNER, VOCAB, LAYERS = 16, 24, 40, 2
 CONFIG_JSON: dict[str, Any] = {
@@ -23,7 +23,7 @@ CONFIG_JSON: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
-CONFIG = ModelConfig.from_hf(CONFIG_JSON)
+CONFIG = read_model_config(CONFIG_JSON)
 RANK = 3
 # Shapes [out, in] of the changed matrices of each layer.
 MATRICES = {"self_attn.q_proj": (HIDDEN, HIDDEN), "mlp.down_proj": (HIDDEN, INNER)}

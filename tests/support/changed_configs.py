@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.layers import LayerConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 Fields = Mapping[str, Any]
 

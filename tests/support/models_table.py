@@ -15,8 +15,8 @@ import transformers
 
 from swiftchat.engine.cpu.recorder import CannotRecordError
 from swiftchat.engine.gpu.coverage import kernels_cover
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.multimodal import MULTIMODAL
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.gguf.architectures import GGUF_ARCHITECTURES
 from swiftchat.weights.model.directory import Model

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.formats.safetensors import create_safetensors
 from tests.support import fake_engine
@@ -15,7 +15,7 @@ from tests.support import fake_engine
 def make_zero_model(folder: Path, **changes: Any) -> Path:
     """Create a model in bf16, its first tensor in fp32; `changes` replace fields of its config."""
     fake_engine.make_folder(folder, **changes)
-    config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
+    config = read_model_config(json.loads((folder / "config.json").read_text()))
     tensors = [(name, "BF16", shape) for name, shape in expected_tensors(config).items()]
     tensors[0] = (tensors[0][0], "F32", tensors[0][2])
     with create_safetensors(folder / "model.safetensors", tensors, {}) as writer:

@@ -18,7 +18,7 @@ class PieceKind(IntEnum):
 class PieceIds:
     """Looks up pieces; an unknown piece becomes its bytes, or the unknown token.
 
-    Adjacent unknown pieces become one unknown token, unless `fuse` is off.
+    Adjacent unknown pieces become one unknown token.
     """
 
     def __init__(
@@ -26,13 +26,10 @@ class PieceIds:
         ids: Mapping[str, int],
         unknown_id: int | None,
         byte_ids: Sequence[int] | None,
-        *,
-        fuse: bool = True,
     ) -> None:
         self._ids = ids
         self._unknown_id = unknown_id
         self._byte_ids = byte_ids
-        self._fuse = fuse
 
     def look_up(self, pieces: Iterable[str]) -> list[int]:
         """Return the ids of `pieces` in order."""
@@ -47,7 +44,7 @@ class PieceIds:
                 ids.append(piece_id)
             elif self._byte_ids is not None:
                 ids += map(self._byte_ids.__getitem__, piece.encode())
-            elif self._unknown_id is not None and not (was_unknown and self._fuse):
+            elif self._unknown_id is not None and not was_unknown:
                 ids.append(self._unknown_id)
             was_unknown = is_unknown
         return ids

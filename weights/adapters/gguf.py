@@ -10,7 +10,7 @@ from swiftchat.weights.adapters.adapter import Adapter, LowRank, Read
 from swiftchat.weights.adapters.files import OTHER_BASE
 from swiftchat.weights.adapters.modules import model_tensors
 from swiftchat.weights.adapters.peft import is_number
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES, dequantize

@@ -10,7 +10,8 @@ import numpy as np
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.adapters.adapter import Adapter, LowRank
 from swiftchat.weights.adapters.open import open_adapter
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.files.reading import encode_json
@@ -27,7 +28,7 @@ def merge_adapters(plan: Plan, adapters: Sequence[tuple[Path, float]]) -> Plan:
     Raises as `open_adapter` does.
     """
     config_json = json.loads(plan.files["config.json"])
-    config = ModelConfig.from_hf(config_json)
+    config = read_model_config(config_json)
     opened = [(open_adapter(path, config), scale) for path, scale in adapters]
     shapes, files = dict(plan.shapes), dict(plan.files)
     embed, head = tensor_name(config, "embed"), tensor_name(config, "lm_head")
@@ -39,7 +40,7 @@ def merge_adapters(plan: Plan, adapters: Sequence[tuple[Path, float]]) -> Plan:
         changed.add(head)
         config_json["tie_word_embeddings"] = False
         files["config.json"] = encode_json(config_json)
-        untied = ModelConfig.from_hf(config_json)
+        untied = read_model_config(config_json)
         shapes = {name: shapes.get(name, shapes[embed]) for name in expected_tensors(untied)}
 
     def chunks(name: str) -> Iterator[Floats]:

@@ -14,7 +14,7 @@ from swiftchat.weights.adapters.adapter import Adapter, LowRank
 from swiftchat.weights.adapters.files import CONFIG_FILE, OTHER_BASE, AdapterFiles
 from swiftchat.weights.adapters.modules import model_tensors, unknown_module
 from swiftchat.weights.adapters.peft import is_number
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.formats.arrays import Floats
 

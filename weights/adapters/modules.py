@@ -7,7 +7,7 @@ from typing import Any
 import regex
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import (
     canonical_tensors,

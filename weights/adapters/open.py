@@ -7,7 +7,7 @@ from swiftchat.weights.adapters.files import find_adapter, read_config
 from swiftchat.weights.adapters.gguf import gguf_adapter
 from swiftchat.weights.adapters.mlx import is_mlx, mlx_adapter
 from swiftchat.weights.adapters.peft import peft_adapter
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 def open_adapter(path: Path, config: ModelConfig) -> Adapter:

@@ -19,7 +19,7 @@ from swiftchat.weights.adapters.modules import (
     pattern_value,
     unknown_module,
 )
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.model.tensor_prefix import ModulePrefix

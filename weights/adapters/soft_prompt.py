@@ -20,7 +20,7 @@ from swiftchat.weights.adapters.files import (
     read_config,
 )
 from swiftchat.weights.adapters.peft import SOFT_PROMPT_TYPES, reject_unsupported
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.formats.arrays import Floats
 
 _TENSOR = "prompt_embeddings"

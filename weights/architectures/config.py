@@ -1,197 +1,53 @@
-"""The configuration of a model, read from `config.json` and checked."""
+"""The reader of `config.json`."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.assemble import parts_of
 from swiftchat.weights.architectures.multimodal import language_model
-from swiftchat.weights.architectures.parts.attention import NO_ATTENTION, Attention
-from swiftchat.weights.architectures.parts.embeddings import Embeddings, Head
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_CONTEXT,
-    MAX_EXPERTS,
-    invalid,
-    without_keys,
+from swiftchat.weights.architectures.parts.fields import Fields, invalid, without_keys
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.model import ModelConfig
+from swiftchat.weights.architectures.registry import (
+    ARCHITECTURES,
+    CLASS_OF_TYPE,
+    architecture_of,
 )
-from swiftchat.weights.architectures.parts.layers import LayerConfig, Norm, Streams
-from swiftchat.weights.architectures.parts.mixers import StateMixer
-from swiftchat.weights.architectures.parts.mlp import Activation, Mlp, Moe
-from swiftchat.weights.architectures.parts.prefix_lm import PrefixLM
-from swiftchat.weights.architectures.parts.rope import QueryGrowth, RopeConfig
-from swiftchat.weights.architectures.readers import class_name, readers, windows
-from swiftchat.weights.architectures.registry import architecture_of
 from swiftchat.weights.architectures.unsupported_keys import ignored_keys
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """A decoder: its parts in the order in which it computes them, and what it is called.
+def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
+    """Return the model that a parsed `config.json` describes.
 
-    A part that a model lacks is None. `layers` has the parts of each layer; `attention`, `mlp`,
-    `moe` and `mixer` are those of the first layer that has one, for what is the same in all.
+    Raises `BadModelFile` with the name of the first invalid or unsupported field.
     """
+    if not isinstance(config, Mapping):
+        raise BadModelFile("config.json is not a JSON object")
+    config = language_model(config)
+    name = class_name(config)
+    architecture = architecture_of(name, config)
+    config = architecture.standard_fields(config)
+    ignored = ignored_keys(config, architecture.supported_keys, architecture.rejected_keys)
+    fields = without_keys(config, ignored)
+    return architecture.build(Keys(fields, architecture.name, name, ignored))
 
-    family: str
-    """The short name of the architecture."""
-    architecture: str
-    """The Hugging Face class name."""
-    dtype: str
-    """The dtype of the saved weights."""
-    max_context_tokens: int
-    bos_id: int | None
-    eos_ids: tuple[int, ...]
-    hidden_size: int
-    norm: Norm
-    embeddings: Embeddings
-    layers: tuple[LayerConfig, ...]
-    head: Head
-    residual_scale: float = 1.0
-    """The factor of branches: the stream is computed divided by it, `norm.eps` by its square."""
-    prefix_lm: PrefixLM | None = None
-    """Prompts have a bidirectional prefix."""
-    streams: Streams | None = None
-    """There are several residual streams."""
-    ignored_keys: tuple[str, ...] = ()
-    """Keys of `config.json` that this architecture ignores, as in transformers, though they change
-    the computation of others."""
 
-    @property
-    def num_layers(self) -> int:
-        return len(self.layers)
+def class_name(config: Fields) -> str:
+    """Return the class of transformers that computes the model.
 
-    @property
-    def vocab_size(self) -> int:
-        return self.embeddings.vocab_size
-
-    @property
-    def head_width(self) -> int:
-        """The elements of a hidden state that the head reads."""
-        return self.embeddings.width or self.hidden_size
-
-    @property
-    def attention(self) -> Attention:
-        """The first layer's attention; without attention one with a single tiny head."""
-        attends = (layer.attention for layer in self.layers)
-        return next((each for each in attends if each is not None), NO_ATTENTION)
-
-    @property
-    def has_attention(self) -> bool:
-        return any(layer.attention is not None for layer in self.layers)
-
-    @property
-    def mixer(self) -> StateMixer | None:
-        mixers = (layer.mixer for layer in self.layers)
-        return next((mixer for mixer in mixers if mixer is not None), None)
-
-    @property
-    def mlp(self) -> Mlp | None:
-        mlps = (layer.mlp for layer in self.layers)
-        return next((mlp for mlp in mlps if mlp is not None), None)
-
-    @property
-    def moe(self) -> Moe | None:
-        moes = (layer.moe for layer in self.layers)
-        return next((moe for moe in moes if moe is not None), None)
-
-    @property
-    def activation(self) -> Activation:
-        """The activation of the first MLP or experts; of a model with mixers alone, theirs."""
-        part = self.mlp or self.moe
-        return Activation(self.layers[0].mixer_activation) if part is None else part.activation
-
-    @property
-    def attention_layers(self) -> list[int]:
-        """The layers with keys and values of their own."""
-        return [
-            i
-            for i, layer in enumerate(self.layers)
-            if layer.attention is not None and layer.attention.kv_source is None
-        ]
-
-    @property
-    def mixer_layers(self) -> list[int]:
-        return [i for i, layer in enumerate(self.layers) if layer.mixer is not None]
-
-    @property
-    def attentions(self) -> Iterator[Attention]:
-        """The attention of each layer that has one."""
-        return (layer.attention for layer in self.layers if layer.attention is not None)
-
-    @property
-    def has_even_layers(self) -> bool:
-        """Whether all attention has the same heads, and keys and values of its own."""
-        heads = {(each.num_heads, each.num_kv_heads, each.head_dim) for each in self.attentions}
-        return len(heads) <= 1 and all(each.kv_source is None for each in self.attentions)
-
-    @property
-    def rope(self) -> RopeConfig | None:
-        """The rotary embedding of the layers that attend to all tokens, or else of the others."""
-        rotated = [each for each in self.attentions if each.rope is not None]
-        full = [each for each in rotated if each.scores.window is None]
-        return next((each.rope for each in full or rotated), None)
-
-    @property
-    def growth(self) -> QueryGrowth | None:
-        """How queries grow in the layers where they do."""
-        growths = (each.scores.growth for each in self.attentions)
-        return next((growth for growth in growths if growth is not None), None)
-
-    @property
-    def ropes(self) -> list[tuple[RopeConfig, int]]:
-        """The rotary embeddings of all layers, each with the elements of a head."""
-        found = [(each.rope, each.rope_width) for each in self.attentions if each.rope is not None]
-        return list(dict.fromkeys(found))
-
-    def with_layers(self, change: Callable[[LayerConfig], LayerConfig]) -> Self:
-        """Return the model with changed layers."""
-        return replace(self, layers=tuple(change(layer) for layer in self.layers))
-
-    @property
-    def longest_context_tokens(self) -> int:
-        """The longest context that a user may ask for: rotary embeddings may be stretched to it.
-
-        `max_context_tokens` is what the model was published for. Files whose embeddings a user
-        stretches, as pages of models describe, keep the shorter one.
-        """
-        rope = self.rope
-        scaling = None if rope is None else rope.scaling
-        if scaling is None or scaling.kind not in ("linear", "yarn"):
-            return self.max_context_tokens
-        is_yarn = scaling.kind == "yarn"
-        original = scaling.original_context_tokens if is_yarn else self.max_context_tokens
-        return min(MAX_CONTEXT, max(self.max_context_tokens, int(original * scaling.factor)))
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Self:
-        """Read a parsed `config.json`.
-
-        Raises `BadModelFile` with the name of the first invalid or unsupported field.
-        """
-        if not isinstance(config, Mapping):
-            raise BadModelFile("config.json is not a JSON object")
-        config = language_model(config)
-        name = class_name(config)
-        architecture = architecture_of(name, config)
-        config = architecture.standard_fields(config)
-        supported = architecture.supported_keys | (
-            {"sliding_window"} if architecture.windowed else set()
-        )
-        ignored = ignored_keys(config, supported, architecture.rejected_keys)
-        config = without_keys(config, ignored)
-        values = dict(architecture.overrides(config))
-        layer_types = values.pop("layer_types", None)
-        for field_name, read in readers(config, architecture).items():
-            if field_name not in values:
-                values[field_name] = read()
-        values.setdefault("output_bias", values["attention_bias"])
-        if architecture.windowed:
-            switched = "use_sliding_window" in architecture.defaults
-            window, full_layers = windows(config, layer_types, switched=switched)
-            values |= {"sliding_window": window, "full_layers": full_layers}
-        num_experts = values.get("num_experts", 0)
-        if num_experts * values["num_layers"] > MAX_EXPERTS:
-            raise invalid("num_experts", f"at most {MAX_EXPERTS} in all layers", num_experts)
-        names = {"family": architecture.name, "architecture": name, "ignored_keys": ignored}
-        return cls(**parts_of({**names, **values}))
+    It is the first known one in `architectures`. If there is none, for example because another
+    class was trained, `model_type` decides, as in transformers.
+    """
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise invalid("architectures", "a list of names", names)
+    for name in names:
+        if name in ARCHITECTURES:
+            generation = ARCHITECTURES[name].generation
+            return str(name) if generation is None else generation(config)
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind in CLASS_OF_TYPE:
+        return CLASS_OF_TYPE[kind]
+    if not names:
+        raise invalid("architectures", "a list with the name of a class", None)
+    return str(names[0])

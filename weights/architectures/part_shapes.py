@@ -1,10 +1,10 @@
 """The shapes of the tensors of a model's parts, in their files."""
 
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.embeddings import PerLayerEmbeddings
 from swiftchat.weights.architectures.parts.latent import LatentAttention, SparseIndex
 from swiftchat.weights.architectures.parts.layers import Streams
 from swiftchat.weights.architectures.parts.mlp import Mlp, Moe
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 def mlp_shapes(mlp: Mlp, hidden: int) -> dict[str, tuple[int, ...]]:

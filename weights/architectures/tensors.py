@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.part_shapes import (
     expert_shapes,
     latent_shapes,
@@ -13,6 +12,7 @@ from swiftchat.weights.architectures.part_shapes import (
 from swiftchat.weights.architectures.parts.attention import Attention
 from swiftchat.weights.architectures.parts.layers import LayerConfig
 from swiftchat.weights.architectures.parts.mlp import Activation
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
 # The norms with one element for each of `hidden_size`.

@@ -11,7 +11,7 @@ from pathlib import Path
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
 from swiftchat.errors.regular_file import open_regular
 from swiftchat.weights.adapters.merge import merge_adapters
-from swiftchat.weights.architectures.readers import DTYPES
+from swiftchat.weights.architectures.parts.fields import DTYPES
 from swiftchat.weights.convert.layout import Layout, rank_layout, sharded_layout
 from swiftchat.weights.convert.manifest import MANIFEST, encode_manifest, verify_files
 from swiftchat.weights.files.disk import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swiftchat.errors import UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
 from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.formats.arrays import Array
@@ -68,7 +68,7 @@ def rank_layout(plan: Plan, size: int) -> Layout:
     """Return one file per rank; `UsageError` if the model cannot be sharded over `size` ranks."""
     if plan.quantization is not None:
         raise UsageError("--quantize does not work with --tp yet", "leave out --tp")
-    config = ModelConfig.from_hf(json.loads(plan.files["config.json"]))
+    config = read_model_config(json.loads(plan.files["config.json"]))
     places = {tensor_name(config, *names): names[:2] for names in canonical_tensors(config)}
     files, metadata = {}, {}
     slices: dict[str, list[tuple[str, TensorSlice | None]]] = {name: [] for name in plan.shapes}

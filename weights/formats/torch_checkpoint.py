@@ -89,10 +89,10 @@ def read_content(path: Path) -> Any:
     return load(io.BytesIO(pickled), str(path), _is_known, reader.call, reader.storage)
 
 
-def tensors_of(path: Path, content: Any, prefix: str = "") -> dict[str, TensorInfo]:
+def tensors_of(path: Path, content: Any) -> dict[str, TensorInfo]:
     """Return all tensors in `content`; a name is the keys that lead to the tensor, with dots."""
     found: dict[str, TensorInfo] = {}
-    for name, info in _walk(path, content, prefix, 0, set()):
+    for name, info in _walk(path, content, "", 0, set()):
         if name in found:
             raise BadModelFile(f"{path}: tensor {name} is stored twice")
         found[name] = dataclasses.replace(info, name=name)

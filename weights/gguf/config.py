@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.architectures.parts.fields import invalid
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.gguf.architectures import gguf_architecture
 from swiftchat.weights.gguf.end_tokens import end_token_ids, special_id
@@ -152,7 +153,7 @@ def model_card(file: GgufFile) -> str | None:
 
 def _checked(file: GgufFile, config: Mapping[str, Any]) -> ModelConfig:
     try:
-        made = ModelConfig.from_hf(config)
+        made = read_model_config(config)
         # What the class ignores was part of the model that became this file.
         for name in made.ignored_keys:
             if name != "sliding_window":

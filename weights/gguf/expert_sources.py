@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.formats.gguf_header import GgufTensor
 from swiftchat.weights.gguf.gguf_architecture import GgufArchitecture

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.architecture import Architecture, frozen
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import has_separate_norms
 from swiftchat.weights.gguf.metadata import Metadata

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.formats.gguf import GgufFile, open_gguf
 from swiftchat.weights.gguf import config as gguf_config
@@ -33,7 +33,7 @@ def model_files(
     `generation_defaults` fill absent fields of `generation_config.json`. Raises `BadModelFile` if
     the metadata describe no tokenizer that fits the model.
     """
-    config = ModelConfig.from_hf(config_json)
+    config = read_model_config(config_json)
     vocabulary = tokenizer_files(file.metadata)
     num_tokens = len(file.metadata["tokenizer.ggml.tokens"])
     if num_tokens > config.vocab_size:
@@ -72,7 +72,7 @@ def write_model_files(
     """
     file = open_gguf(path)
     config_json = gguf_config.model_config_json(file, default_dtype(file))
-    config = ModelConfig.from_hf(config_json)
+    config = read_model_config(config_json)
     sources = tensor_sources(file, gguf_architecture(file)[0], config)
     files = model_files(file, config_json, generation_defaults)
     if block_matrices(config, sources):

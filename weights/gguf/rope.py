@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.formats.ggml_dequantize import dequantize
 from swiftchat.weights.formats.gguf import GgufFile

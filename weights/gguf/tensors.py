@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.architecture import frozen
 from swiftchat.weights.architectures.parts.layers import LayerConfig
 from swiftchat.weights.architectures.parts.mixers import GatedDelta
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import (
     canonical_shapes,
     canonical_tensors,

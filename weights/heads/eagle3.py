@@ -12,25 +12,24 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.attention import Attention, Scores, Values
 from swiftchat.weights.architectures.parts.embeddings import Embeddings, Head
 from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
+    MAX_HEADS,
     MAX_VOCAB,
     MAX_WIDTH,
     Fields,
     flag,
-    hidden_size,
     integer,
     invalid,
     mapping,
-    num_heads,
     number,
     optional_integer,
 )
 from swiftchat.weights.architectures.parts.layers import LayerConfig, Norm
 from swiftchat.weights.architectures.parts.mlp import Activation, Mlp
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.model.tensor_file import TensorFile
@@ -59,7 +58,8 @@ class Eagle3Config:
     @classmethod
     def from_json(cls, settings: dict[str, Any], model: ModelConfig) -> Self:
         """Read the config.json of a head for this model; raises `BadModelFile`."""
-        heads, width = num_heads(settings), hidden_size(settings)
+        heads = integer(settings, "num_attention_heads", 1, MAX_HEADS)
+        width = integer(settings, "hidden_size", 1, MAX_WIDTH)
         head_dim = optional_integer(settings, "head_dim", 2, MAX_HEAD_DIM) or width // heads
         kv_heads = optional_integer(settings, "num_key_value_heads", 1, heads) or heads
         if heads % kv_heads:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.fields import integer
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.model.tensor_file import TensorFile
 

@@ -10,8 +10,8 @@ from typing import Any, Self
 import numpy as np
 
 from swiftchat.errors import BadModelFile, UsageError
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.mixers import GatedDelta
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import tensor_name
 from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.formats.tensor_info import TensorInfo

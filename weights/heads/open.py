@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.heads.eagle3 import Eagle3Files
 from swiftchat.weights.heads.medusa import MedusaFiles

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, DamagedModelFile, FileSystemError
 from swiftchat.errors.regular_file import open_regular
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import (
     constant_tensors,
     expected_tensors,

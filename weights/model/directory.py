@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from swiftchat.errors import BadModelFile, ModelNotFound
 from swiftchat.errors.regular_file import open_regular
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.architectures.multimodal import MULTIMODAL, multimodal_class
-from swiftchat.weights.architectures.readers import token_ids
+from swiftchat.weights.architectures.parts.fields import token_ids
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.files.reading import read_json
@@ -72,7 +73,7 @@ class Model:
         if not (path / "config.json").is_file():
             raise BadModelFile(f"{path} is not a model directory: config.json is missing")
         config_json, quantization_config = split_settings(path, read_json(path / "config.json"))
-        config = ModelConfig.from_hf(config_json)
+        config = read_model_config(config_json)
         generation = _read_optional(path / "generation_config.json")
         eos_ids = [i for i in _generation_eos_ids(generation) if i < config.vocab_size]
         if eos_ids:

@@ -5,7 +5,8 @@ from types import MappingProxyType
 from typing import Any
 
 from swiftchat.errors import ModelNotFound
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.files.paths import user_path
@@ -238,11 +239,11 @@ def dummy_config(name: str) -> ModelConfig:
     name, _ = parse_dummy_name(name)
     fields = DUMMY_CONFIGS.get(name)
     if fields is not None:
-        return ModelConfig.from_hf(fields)
+        return read_model_config(fields)
     path = user_path(name)
     if not path.is_file():
         raise ModelNotFound(
             f"no dummy config {name!r}, and no such config.json",
             f"known configs: {', '.join(DUMMY_CONFIGS)}",
         )
-    return ModelConfig.from_hf(read_json(path))
+    return read_model_config(read_json(path))

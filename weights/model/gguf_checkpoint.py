@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.formats.arrays import Array, Bytes, Floats
 from swiftchat.weights.formats.gguf import GgufFile, open_gguf

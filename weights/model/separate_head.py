@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from swiftchat.errors import BadModelFile
 from swiftchat.errors.regular_file import open_regular
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import tensor_name
 from swiftchat.weights.formats.weight_files import (
     SAFETENSORS_FILE,

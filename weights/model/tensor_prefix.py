@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.formats.tensor_info import TensorInfo

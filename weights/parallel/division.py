@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swiftchat.errors import UsageError
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.attention import Attention
 from swiftchat.weights.architectures.parts.layers import LayerConfig
 from swiftchat.weights.architectures.parts.mlp import Activation, Mlp, Moe
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import (
     EXPERT_NORMS,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from swiftchat.errors import UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import (
     canonical_tensors,
     shape_by_place,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from swiftchat.errors import UsageError
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.layers import LayerConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import (
     canonical_shapes,
     canonical_tensors,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from swiftchat.errors import BadModelFile, UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
 from swiftchat.weights.formats.arrays import Array, Floats

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_tensors, tensor_name
 from swiftchat.weights.formats.arrays import Floats
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.formats.arrays import Floats
 from swiftchat.weights.formats.gguf import open_gguf
@@ -18,7 +18,7 @@ def plan(source: Path, dtype: str | None) -> Plan:
     file = open_gguf(source)
     dtype = dtype or default_dtype(file)
     config_json = model_config_json(file, dtype)
-    config = ModelConfig.from_hf(config_json)
+    config = read_model_config(config_json)
     sources = tensors.tensor_sources(file, architectures.gguf_architecture(file)[0], config)
 
     def chunks(name: str) -> Iterator[Floats]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.files.reading import encode_json, read_json, read_side_file
 from swiftchat.weights.formats.torch_checkpoint import read_torch_checkpoint
 from swiftchat.weights.model.checkpoint import Checkpoint

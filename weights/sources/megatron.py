@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.formats.arrays import Array

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile, UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import constant_tensors, tensor_name
 from swiftchat.weights.files.reading import encode_json
 from swiftchat.weights.formats.arrays import Floats
@@ -84,7 +85,7 @@ class Plan:
 
     def with_constants(self) -> "Plan":
         """Return the plan with the tensors of constants that transformers does not set itself."""
-        config, chunks = ModelConfig.from_hf(json.loads(self.files["config.json"])), self.chunks
+        config, chunks = read_model_config(json.loads(self.files["config.json"])), self.chunks
         constants = constant_tensors(config)
         if not constants:
             return self
@@ -122,7 +123,7 @@ class Plan:
     def quantize(self, quantization: QuantizationSpec) -> "Plan":
         """Return the plan with quantized matrices; raises the errors of `select_matrices`."""
         config_json = json.loads(self.files["config.json"])
-        config = ModelConfig.from_hf(config_json)
+        config = read_model_config(config_json)
         names = quantization.select_matrices(config, self.shapes)
         ignored = [
             name.removesuffix(".weight")
@@ -151,6 +152,6 @@ class Plan:
 def parse_config(config_json: Mapping[str, Any], place: str) -> ModelConfig:
     """Parse a `config.json` made from `place`, which the error of an invalid one names."""
     try:
-        return ModelConfig.from_hf(config_json)
+        return read_model_config(config_json)
     except BadModelFile as error:
         raise BadModelFile(f"{place}: invalid model config: {error.message}", error.hint) from error

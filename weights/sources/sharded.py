@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import canonical_tensors, expected_tensors, tensor_name
 from swiftchat.weights.formats.arrays import Array, Floats
 from swiftchat.weights.model.checkpoint import Checkpoint

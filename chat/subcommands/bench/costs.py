@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from swiftchat.engine.api.protocol import EngineInfo
-    from swiftchat.weights.architectures.config import ModelConfig
+    from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 @dataclass(frozen=True)

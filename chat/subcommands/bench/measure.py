@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from swiftchat.engine.api.client import EngineClient
     from swiftchat.engine.api.params import EngineConfig
     from swiftchat.engine.api.protocol import Finished
-    from swiftchat.weights.architectures.config import ModelConfig
+    from swiftchat.weights.architectures.parts.model import ModelConfig
 
 _FIRST_ID = 3  # smaller ids are control tokens in most vocabularies
 

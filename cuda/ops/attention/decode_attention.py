@@ -179,8 +179,13 @@ def decode_attention(
         rotary.check(q, num_kv_heads, new_tokens)
         if kv_scales is not None:
             raise ValueError("decode_attention does not rotate queries for a quantized cache")
+    limit = min(filter(None, (window, chunk)), default=0)
     plan = _Plan.of(
-        *(gpu, q, cache, block_tables.shape[1], min(filter(None, (window, chunk)), default=0)),
+        gpu,
+        q,
+        cache,
+        block_tables.shape[1],
+        limit,
         scheme_of(kv_scales),
         even=even_lengths,
         rotary=rotary is not None,

@@ -117,7 +117,9 @@ class FusedDeltas:
         if n > 1 and isinstance(matrix, PackedMatrix):
             return None  # measured: a tile of packed weights ends before its changes
         if not linear_fits(
-            *(self._gpu, n, matrix),
+            self._gpu,
+            n,
+            matrix,
             splittable=splittable,
             pair_span=pair_span,
             has_changes=True,

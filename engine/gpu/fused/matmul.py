@@ -1,7 +1,8 @@
 """Pending matmuls: what follows them is the epilogue of their kernel."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,12 +131,7 @@ class Matmul(Pending):
             outs = list(torch.split(out, sizes, 1))
         biases = split_bias(inputs.bias, parts)
         for part, part_out, bias in zip(parts, outs, biases, strict=True):
-            linear(
-                *(self._gpu, inputs.x, part, part_out, self._kernels.workspace),
-                bias=bias,
-                norm=inputs.norm,
-                changes=inputs.changes,
-            )
+            self._launch(linear, inputs, part, part_out, bias=bias, norm=inputs.norm)
         if needs_copy:
             torch.cat(outs, 1, out=out)
 
@@ -145,11 +141,7 @@ class Matmul(Pending):
 
     def add_to(self, total: Tensor) -> None:
         inputs, (matrix,) = self._inputs(computed(self._x), None, splittable=True), self.matrices
-        linear_residual(
-            *(self._gpu, inputs.x, matrix, total, self._kernels.workspace),
-            bias=inputs.bias,
-            changes=inputs.changes,
-        )
+        self._launch(linear_residual, inputs, matrix, total, bias=inputs.bias)
 
     def send(self, buffer: PeerBuffer) -> None:
         """Write the results to the peer buffers of all ranks, if this `adds` or `fits`."""
@@ -158,12 +150,8 @@ class Matmul(Pending):
         else:
             inputs = self._inputs(computed(self._x), None, splittable=True)
         (matrix,) = self.matrices
-        linear_send(
-            *(self._gpu, inputs.x, matrix, buffer, self._kernels.workspace),
-            bias=inputs.bias,
-            norm=inputs.norm,
-            changes=inputs.changes,
-        )
+        options = {"bias": inputs.bias, "norm": inputs.norm}
+        self._launch(linear_send, inputs, matrix, buffer, **options)
 
     def act_and_mul(self, activation: str) -> Tensor | None:
         """Return activation(gate) * up of the results; None: the kernel does not compute it."""
@@ -173,13 +161,8 @@ class Matmul(Pending):
         inputs, (matrix,) = self._fused_inputs(pair_span=num_outputs), self.matrices
         shape = self.num_rows, num_outputs // 2
         out = torch.empty(shape, dtype=self.weight.dtype, device=self._gpu.device)
-        linear_act_and_mul(
-            *(self._gpu, inputs.x, matrix, out, self._kernels.workspace),
-            norm=inputs.norm,
-            activation=activation,
-            bias=inputs.bias,
-            changes=inputs.changes,
-        )
+        options = {"bias": inputs.bias, "norm": inputs.norm, "activation": activation}
+        self._launch(linear_act_and_mul, inputs, matrix, out, **options)
         return out
 
     def rotates(self, rope: RopeCache) -> bool:
@@ -195,16 +178,22 @@ class Matmul(Pending):
         shape = self.num_rows, rope.num_heads, head_dim
         queries = torch.empty(shape, dtype=self.weight.dtype, device=self._gpu.device)
         for part, bias in zip(parts, split_bias(inputs.bias, parts), strict=True):
-            linear_rope_cache(
-                *(self._gpu, inputs.x, part, queries, self._kernels.workspace),
-                norm=inputs.norm,
-                rope=rope,
-                bias=bias,
-                first_head=first,
-                changes=inputs.changes,
-            )
+            options = {"bias": bias, "norm": inputs.norm, "rope": rope, "first_head": first}
+            self._launch(linear_rope_cache, inputs, part, queries, **options)
             first += len(part) // head_dim
         return queries
+
+    def _launch(
+        self,
+        kernel: Callable[..., None],
+        inputs: _Inputs,
+        matrix: Matrix,
+        out: Tensor | PeerBuffer,
+        **options: Any,
+    ) -> None:
+        """Launch a kernel that multiplies the inputs with a part of the weight."""
+        workspace, changes = self._kernels.workspace, inputs.changes
+        kernel(self._gpu, inputs.x, matrix, out, workspace, changes=changes, **options)
 
     def _fused_inputs(self, *, pair_span: int = M_TILE) -> _Inputs:
         """Return the inputs of a kernel that computes the norm of x if that is pending."""
@@ -222,7 +211,7 @@ class Matmul(Pending):
         deltas, site = self._kernels.deltas, self._site
         if deltas is not None and site is not None:
             changes = deltas.changes(
-                *(site, len(x), self.matrices), splittable=splittable, pair_span=pair_span
+                site, len(x), self.matrices, splittable=splittable, pair_span=pair_span
             )
             if changes is not None:
                 return _Inputs(x, norm, self._bias, changes)

@@ -108,7 +108,11 @@ class AddNorm:
     def launch(self, rows: Tensor) -> None:
         norm, delta = self._norm, self._total[: len(rows)]
         add_norm(
-            *(self._gpu, rows, delta, norm.weight, norm.eps),
+            self._gpu,
+            rows,
+            delta,
+            norm.weight,
+            norm.eps,
             weight_offset=norm.weight_offset,
             zero_delta=True,
             scale=self._scale,

@@ -57,7 +57,12 @@ class FusedOps(CudaOps):
         reads_earlier: bool = False,
         deltas: FusedDeltas | None = None,
     ) -> None:
-        vars(self).update(vars(ops))  # the same kernels, tables and workspaces
+        # The same kernels, tables and workspaces.
+        self.gpu, self._config, self._latent = ops.gpu, ops._config, ops._latent
+        self.attention, self.experts, self.mixers = ops.attention, ops.experts, ops.mixers
+        self.per_layer, self.linear_workspace = ops.per_layer, ops.linear_workspace
+        self.heads_first, self.norm_offset = ops.heads_first, ops.norm_offset
+        self.first_id = ops.first_id
         self._residual, self._shares_blocks, self._deltas = residual, shares_blocks, deltas
         self._reads_earlier = reads_earlier
         self._kernels = MatmulKernels(ops.gpu, ops.linear_workspace, deltas)
@@ -111,7 +116,10 @@ class FusedOps(CudaOps):
             computed(x)  # what is pending of it precedes the norm
         norm, compute = Norm(weight, self._config.norm.eps, self.norm_offset), super().norm_
         normed = Normed(
-            *(self.gpu, x, norm, self._scratch),
+            self.gpu,
+            x,
+            norm,
+            self._scratch,
             lambda rows: compute(rows.float(), None, weight, None),
         )
         self._readings.append(weakref.ref(normed))
@@ -205,7 +213,12 @@ class FusedOps(CudaOps):
             return compute(layer, computed(x), experts, seen)
 
         return ExpertSum(
-            *(self._kernels, self.experts, layer, x, experts, router_input),
+            self._kernels,
+            self.experts,
+            layer,
+            x,
+            experts,
+            router_input,
             activation=self.gate_activation,
             compute=value,
         )
@@ -239,7 +252,12 @@ class FusedOps(CudaOps):
         new_tokens = len(queries) if self._shares_blocks else 1
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         self.attention.decode(
-            *(layer, queries, kv, plan.decode, sinks, out),
+            layer,
+            queries,
+            kv,
+            plan.decode,
+            sinks,
+            out,
             new_tokens=0 if self._reads_earlier else new_tokens,
             even_lengths=self._shares_blocks,
             rotary=rotary,

@@ -178,7 +178,12 @@ class FixedBatch:
         if self._states:
             scans = ScanRows(query_starts, self.state_slots, positions, num_tokens)
         return DeviceBatch(
-            *(ids, positions, slot_mapping, decode, prefill, self.logits_indices[:1]),
+            ids,
+            positions,
+            slot_mapping,
+            decode,
+            prefill,
+            self.logits_indices[:1],
             states=self._states,
             scans=scans,
         )

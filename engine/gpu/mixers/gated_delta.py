@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mixers.gated_delta import gated_delta_step, gated_delta_step_fits
+from swiftchat.cuda.ops.mixers.gated_delta import gated_delta_step
 from swiftchat.cuda.ops.mixers.scans import ScanRows, gated_delta_scan_fits
 from swiftchat.cuda.ops.mixers.steps import StepSlots, gated_norm
 from swiftchat.engine.comm.communicator import Communicator
@@ -20,11 +20,6 @@ class GatedDeltaKernels:
     def __init__(self, gpu: Gpu, mixer: GatedDelta, activation: str) -> None:
         self._gpu, self._mixer, self._activation = gpu, mixer, activation
         self.scans = gated_delta_scan_fits(mixer.key_dim, mixer.value_dim)
-
-    @staticmethod
-    def cover(mixer: GatedDelta) -> bool:
-        fits = gated_delta_step_fits(mixer.key_dim, mixer.value_dim, mixer.kernel)
-        return fits and mixer.beta_scale == 1.0
 
     def step(
         self,
@@ -62,7 +57,11 @@ class GatedDeltaKernels:
     ) -> None:
         mixer = self._mixer
         inner = scan_deltas(
-            *(self._gpu, projected, weights, states, rows),
+            self._gpu,
+            projected,
+            weights,
+            states,
+            rows,
             width=out.shape[1],
             num_key_heads=mixer.num_key_heads,
             activation=self._activation,

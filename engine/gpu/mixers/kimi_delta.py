@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.ops.mixers.gated_delta import gated_delta_step, gated_delta_step_fits
+from swiftchat.cuda.ops.mixers.gated_delta import gated_delta_step
 from swiftchat.cuda.ops.mixers.scans import ScanRows, gated_delta_scan_fits
 from swiftchat.cuda.ops.mixers.steps import StepSlots
 from swiftchat.engine.comm.communicator import Communicator
@@ -22,11 +22,6 @@ class KimiDeltaKernels:
     def __init__(self, gpu: Gpu, mixer: KimiDelta, activation: str) -> None:
         self._gpu, self._mixer, self._activation = gpu, mixer, activation
         self.scans = gated_delta_scan_fits(mixer.head_dim, mixer.head_dim)
-
-    @staticmethod
-    def cover(mixer: KimiDelta) -> bool:
-        fits = gated_delta_step_fits(mixer.head_dim, mixer.head_dim, mixer.kernel)
-        return fits and not mixer.is_plain and mixer.bound is None
 
     def step(
         self,
@@ -68,7 +63,11 @@ class KimiDeltaKernels:
         mixer, norm = self._mixer, present(weights.norm)
         steps, gates = self._steps_and_gates(projected, weights)
         inner = scan_deltas(
-            *(self._gpu, projected, weights, states, rows),
+            self._gpu,
+            projected,
+            weights,
+            states,
+            rows,
             width=out.shape[1],
             num_key_heads=mixer.num_heads,
             activation=self._activation,

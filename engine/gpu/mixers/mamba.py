@@ -11,11 +11,10 @@ from swiftchat.cuda.ops.mixers.scans import ScanRows, causal_conv
 from swiftchat.cuda.ops.mixers.selective import (
     SelectiveInputs,
     SelectiveWeights,
-    selective_fits,
     selective_scan,
     selective_step,
 )
-from swiftchat.cuda.ops.mixers.steps import MAX_TAPS, StepSlots, causal_conv_step
+from swiftchat.cuda.ops.mixers.steps import StepSlots, causal_conv_step
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.gpu.mixers.kind import present
 from swiftchat.engine.model.mixer_weights import MixerWeights
@@ -30,10 +29,6 @@ class MambaKernels:
     def __init__(self, gpu: Gpu, mixer: Mamba, activation: str) -> None:
         self._gpu, self._mixer, self._activation = gpu, mixer, activation
         self.scans = True
-
-    @staticmethod
-    def cover(mixer: Mamba) -> bool:
-        return mixer.kernel <= MAX_TAPS and selective_fits(mixer.state_size)
 
     def step(
         self,

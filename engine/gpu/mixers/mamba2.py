@@ -9,9 +9,7 @@ from swiftchat.cuda.ops.mixers.scans import ScanRows, causal_conv, mamba2_scan, 
 from swiftchat.cuda.ops.mixers.steps import (
     StepSlots,
     gated_norm,
-    gated_norm_fits,
     mamba2_step,
-    mamba2_step_fits,
 )
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.gpu.mixers.kind import present
@@ -29,16 +27,6 @@ class Mamba2Kernels:
         self.scans = mamba2_scan_fits(mixer.width, mixer.state_size)
         before, *scales = mixer.scales
         self._scales = tuple(before * scale for scale in scales)
-
-    @staticmethod
-    def cover(mixer: Mamba2) -> bool:
-        # A bias is not multiplied by the input's scale, but the kernel scales the sum.
-        has_scaled_bias = mixer.in_bias and mixer.scales[0] != 1.0
-        return (
-            mamba2_step_fits(mixer.state_size, mixer.kernel)
-            and not has_scaled_bias
-            and (mixer.norm_eps is None or gated_norm_fits(mixer.width // mixer.num_groups))
-        )
 
     def step(
         self,

@@ -1,9 +1,15 @@
 """Token mixers with a state on a GPU: decode steps, and the tokens of prompts in order."""
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.layers.act_and_mul import KINDS
+from swiftchat.cuda.ops.mixers.gated_delta import gated_delta_step_fits
+from swiftchat.cuda.ops.mixers.selective import selective_fits
+from swiftchat.cuda.ops.mixers.steps import MAX_TAPS, gated_norm_fits, mamba2_step_fits
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch
 from swiftchat.engine.gpu.mixers.gated_delta import GatedDeltaKernels
@@ -15,7 +21,6 @@ from swiftchat.engine.gpu.mixers.short_conv import ShortConvKernels
 from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.reference.activations import ACTIVATIONS
 from swiftchat.engine.reference.mixers.mix import scan_groups
-from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.architectures.parts.mamba import Mamba
 from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
@@ -24,42 +29,34 @@ from swiftchat.weights.architectures.parts.mixers import (
     ShortConv,
     StateMixer,
 )
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 def mixer_kernels_cover(config: ModelConfig) -> bool:
     """Return whether the kernels compute decode steps of a model's mixers, if it has any."""
     mixer = config.mixer
-    if any(layer.mixer_activation not in KINDS for layer in config.layers):
-        return mixer is None
-    match mixer:
-        case None:
-            return True
-        case ShortConv():
-            return ShortConvKernels.cover(mixer)
-        case GatedDelta():
-            return GatedDeltaKernels.cover(mixer)
-        case KimiDelta():
-            return KimiDeltaKernels.cover(mixer)
-        case Mamba2():
-            return Mamba2Kernels.cover(mixer)
-        case Mamba():
-            return MambaKernels.cover(mixer)
-    return False
+    return mixer is None or (config.mixer_activation in KINDS and kernels_of(mixer) is not None)
 
 
-def _kind(gpu: Gpu, mixer: StateMixer, activation: str) -> MixerKind:
+def kernels_of(mixer: StateMixer) -> Callable[[Gpu, Any, str], MixerKind] | None:
+    """Return the class of the kernels that compute a mixer; None: there are none."""
     match mixer:
-        case ShortConv():
-            return ShortConvKernels(gpu)
-        case GatedDelta():
-            return GatedDeltaKernels(gpu, mixer, activation)
-        case KimiDelta():
-            return KimiDeltaKernels(gpu, mixer, activation)
-        case Mamba2():
-            return Mamba2Kernels(gpu, mixer, activation)
-        case Mamba():
-            return MambaKernels(gpu, mixer, activation)
-    raise AssertionError("no kernel computes it")  # see `mixer_kernels_cover`
+        case ShortConv() if mixer.kernel <= MAX_TAPS:
+            return ShortConvKernels
+        case Mamba() if mixer.kernel <= MAX_TAPS and selective_fits(mixer.state_size):
+            return MambaKernels
+        case GatedDelta() if mixer.beta_scale == 1.0:
+            fits = gated_delta_step_fits(mixer.key_dim, mixer.value_dim, mixer.kernel)
+            return GatedDeltaKernels if fits else None
+        case KimiDelta() if not mixer.is_plain and mixer.bound is None:
+            fits = gated_delta_step_fits(mixer.head_dim, mixer.head_dim, mixer.kernel)
+            return KimiDeltaKernels if fits else None
+        # A bias is not multiplied by the input's scale, but the kernel scales the sum.
+        case Mamba2() if not mixer.in_bias or mixer.scales[0] == 1.0:
+            normed = mixer.norm_eps is None or gated_norm_fits(mixer.width // mixer.num_groups)
+            fits = normed and mamba2_step_fits(mixer.state_size, mixer.kernel)
+            return Mamba2Kernels if fits else None
+    return None
 
 
 class MixerKernels:
@@ -67,10 +64,11 @@ class MixerKernels:
 
     def __init__(self, gpu: Gpu, config: ModelConfig) -> None:
         self._gpu, self._config = gpu, config
-        self._activation = config.layers[0].mixer_activation
+        self._activation = config.mixer_activation
         self._kind: MixerKind | None = None
-        if config.mixer is not None:
-            self._kind = _kind(gpu, config.mixer, self._activation)
+        kernels = None if config.mixer is None else kernels_of(config.mixer)
+        if kernels is not None:
+            self._kind = kernels(gpu, config.mixer, self._activation)
 
     @property
     def scans(self) -> bool:

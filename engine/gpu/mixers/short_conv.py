@@ -4,7 +4,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.mixers.scans import ScanRows, causal_conv
-from swiftchat.cuda.ops.mixers.steps import MAX_TAPS, StepSlots, causal_conv_step
+from swiftchat.cuda.ops.mixers.steps import StepSlots, causal_conv_step
 from swiftchat.engine.comm.communicator import Communicator
 from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.model.state_cache import LayerStates
@@ -14,13 +14,9 @@ from swiftchat.weights.architectures.parts.mixers import ShortConv
 class ShortConvKernels:
     """See `MixerKind`."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, mixer: ShortConv, activation: str) -> None:
         self._gpu = gpu
         self.scans = True
-
-    @staticmethod
-    def cover(mixer: ShortConv) -> bool:
-        return mixer.kernel <= MAX_TAPS
 
     def step(
         self,

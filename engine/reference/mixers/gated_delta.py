@@ -42,7 +42,9 @@ def gated_delta(
     v = v.reshape(num_seqs, n, heads, -1).transpose(1, 2)
     g = -decay.exp() * F.softplus(step + step_bias)
     out, after = delta_rule(
-        *(q * mixer.key_dim**-0.5, k, v),
+        q * mixer.key_dim**-0.5,
+        k,
+        v,
         g.transpose(1, 2),
         (beta.sigmoid() * mixer.beta_scale).transpose(1, 2),
         states[1],

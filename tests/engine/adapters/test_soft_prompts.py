@@ -16,7 +16,7 @@ from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.generation.engine import Engine, Outcome
 from swiftchat.errors import BadModelFile, ContextOverflow, OutOfMemory, UsageError
 from swiftchat.weights.adapters.soft_prompt import SoftPrompt
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from tests.support import adapters, tiny
 
 NUM_TOKENS = 9

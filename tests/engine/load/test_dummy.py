@@ -18,7 +18,8 @@ from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.weights import DecoderWeights, resident_bytes
 from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.engine.schedule.batch import Batch, Span
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS, dummy_schemes
 from swiftchat.weights.parallel.tensor_parallel import shard_of
@@ -76,7 +77,7 @@ def small(name: str, **changes: object) -> ModelConfig:
         "eos_token_id": 1,
     }
     own = _SMALL.get(name, {})
-    return ModelConfig.from_hf({**DUMMY_CONFIGS[name], **shrunk, **own, **changes})
+    return read_model_config({**DUMMY_CONFIGS[name], **shrunk, **own, **changes})
 
 
 def tensors(weights: DecoderWeights) -> Iterator[torch.Tensor]:
@@ -174,7 +175,7 @@ def logits(config: ModelConfig, weights: DecoderWeights) -> torch.Tensor:
     ],
 )
 def test_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
-    shapes = expected_tensors(ModelConfig.from_hf(DUMMY_CONFIGS[name])).values()
+    shapes = expected_tensors(read_model_config(DUMMY_CONFIGS[name])).values()
     assert sum(torch.Size(shape).numel() for shape in shapes) == parameters
 
 
@@ -192,7 +193,7 @@ def test_shapes_have_the_published_number_of_parameters(name: str, parameters: i
     ],
 )
 def test_shapes_have_about_the_published_number_of_parameters(name: str, billions: float) -> None:
-    shapes = expected_tensors(ModelConfig.from_hf(DUMMY_CONFIGS[name])).values()
+    shapes = expected_tensors(read_model_config(DUMMY_CONFIGS[name])).values()
     assert round(sum(torch.Size(shape).numel() for shape in shapes) / 1e9, 1) == billions
 
 

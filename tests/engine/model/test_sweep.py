@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.architectures.multimodal import MULTIMODAL
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.convert.convert import convert
@@ -173,7 +173,7 @@ def test_flat_and_short_multimodal_configs_are_read() -> None:
         "num_attention_heads": 6,
         "intermediate_size": 80,
     }
-    flat = ModelConfig.from_hf(
+    flat = read_model_config(
         {
             **sizes,
             "architectures": ["Qwen2_5_VLForConditionalGeneration"],
@@ -185,7 +185,7 @@ def test_flat_and_short_multimodal_configs_are_read() -> None:
     )
     assert (flat.architecture, flat.hidden_size) == ("Qwen2ForCausalLM", 48)
     text = {"hidden_size": 2560, "num_hidden_layers": 34, "model_type": "gemma3_text"}
-    short = ModelConfig.from_hf(
+    short = read_model_config(
         {
             "architectures": ["Gemma3ForConditionalGeneration"],
             "eos_token_id": [1, 106],
@@ -200,4 +200,4 @@ def test_flat_and_short_multimodal_configs_are_read() -> None:
 def test_other_architectures_are_refused(model_type: str) -> None:
     class_name = reference.MODEL_TYPES[model_type]
     with pytest.raises(BadModelFile, match="unknown architecture"):
-        ModelConfig.from_hf({"architectures": [class_name], "model_type": model_type})
+        read_model_config({"architectures": [class_name], "model_type": model_type})

@@ -23,7 +23,8 @@ from swiftchat.engine.reference.per_layer import per_layer_embeddings
 from swiftchat.engine.schedule.batch import Span
 from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.errors import BadModelFile, UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.pipeline import stage_layers
 from swiftchat.weights.parallel.tensor_parallel import shard_of, tp_choices
@@ -156,7 +157,7 @@ def test_stages_and_adapters_are_refused(gemma4) -> None:
 def test_what_cannot_be_computed_is_refused(gemma4, changes: dict, message: str) -> None:
     config = json.loads((gemma4[0] / "config.json").read_text())
     with pytest.raises(BadModelFile, match=message):
-        ModelConfig.from_hf({**config, **changes})
+        read_model_config({**config, **changes})
 
 
 def test_numbers_of_layers_may_be_padded(gemma4) -> None:
@@ -165,21 +166,21 @@ def test_numbers_of_layers_may_be_padded(gemma4) -> None:
     by_layer = config["per_layer_config"]
     assert by_layer and all(name.isdecimal() for name in by_layer)
     padded = {name.zfill(3): value for name, value in by_layer.items()}
-    expected = ModelConfig.from_hf(config)
-    assert ModelConfig.from_hf({**config, "per_layer_config": padded}) == expected
+    expected = read_model_config(config)
+    assert read_model_config({**config, "per_layer_config": padded}) == expected
     for bad in ({**by_layer, "00": {}, "0": {}}, {"6": {}}, {"x": {}}, {"": {}}, {"-1": {}}):
         with pytest.raises(BadModelFile, match="per_layer_config must be"):
-            ModelConfig.from_hf({**config, "per_layer_config": bad})
+            read_model_config({**config, "per_layer_config": bad})
 
 
 def test_what_gemma_3n_cannot_compute_is_refused(tmp_path: Path) -> None:
     reference.copy_reference("gemma3n_text", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    made = ModelConfig.from_hf(config)
+    made = read_model_config(config)
     assert tp_choices(made) == (1,)
     with pytest.raises(UsageError, match="which gates are 0 depends on those of all ranks"):
         shard_of(made, 2, 0)
-    assert 2 in tp_choices(ModelConfig.from_hf({**config, "activation_sparsity_pattern": [0] * 6}))
+    assert 2 in tp_choices(read_model_config({**config, "activation_sparsity_pattern": [0] * 6}))
     for changes, message in [
         ({"activation_sparsity_pattern": 0.95}, "activation_sparsity_pattern must be a list of 6"),
         ({"intermediate_size": [80, 80]}, "intermediate_size must be a number or a list of 6"),
@@ -187,7 +188,7 @@ def test_what_gemma_3n_cannot_compute_is_refused(tmp_path: Path) -> None:
         ({"hidden_size_per_layer_input": 0}, "hidden_size_per_layer_input must be an integer"),
     ]:
         with pytest.raises(BadModelFile, match=message):
-            ModelConfig.from_hf({**config, **changes})
+            read_model_config({**config, **changes})
 
 
 def test_gates_above_mean_and_deviations_stay(gemma4) -> None:

@@ -21,7 +21,7 @@ from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.engine.speculation.speculation import Speculation
 from swiftchat.engine.speculation.step_costs import StepCosts
 from swiftchat.errors import BadModelFile, UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.architectures.parts.latent import LatentAttention
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
@@ -262,4 +262,4 @@ def test_expanding_pays_for_many_queries() -> None:
 def test_invalid_sizes_are_refused(folder: Path, changes, message: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     with pytest.raises(BadModelFile, match=message):
-        ModelConfig.from_hf({**config, **changes})
+        read_model_config({**config, **changes})

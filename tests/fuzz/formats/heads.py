@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors.torch import save
 
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.heads.eagle3 import Eagle3Files
 from swiftchat.weights.heads.open import are_heads, open_heads
 from tests.fuzz.formats.safetensors import SAFETENSORS
@@ -19,7 +19,7 @@ from tests.support.heads import EAGLE3_CONFIG, MEDUSA_CONFIG, eagle3_tensors, me
 from tests.support.tiny_models import VOCAB_SIZE
 
 _SIZES = {"hidden_size": 48, "vocab_size": VOCAB_SIZE, "num_hidden_layers": 3}
-_MODEL = ModelConfig.from_hf({**CONFIG_JSON, **_SIZES})
+_MODEL = read_model_config({**CONFIG_JSON, **_SIZES})
 _LAYERS = {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}
 _MORE: dict[str, Any] = {
     **EAGLE3_CONFIG,

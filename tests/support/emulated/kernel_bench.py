@@ -20,7 +20,7 @@ from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.sequence import Row, TokenSequence
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from tests.support import reference, tiny

@@ -7,7 +7,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.formats.ggml_dequantize import BLOCK_TYPES
 from swiftchat.weights.formats.safetensors import create_safetensors
@@ -52,7 +53,7 @@ def write(
     folder.mkdir()
     quantization = {"quantization_config": {"quant_method": "gguf"}}
     (folder / "config.json").write_text(json.dumps(_CONFIG | quantization))
-    config = ModelConfig.from_hf(_CONFIG)
+    config = read_model_config(_CONFIG)
     arrays = {}
     for i, (name, shape) in enumerate(expected_tensors(config).items()):
         if len(shape) == 1:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from swiftchat.engine.load.canonicalize import head_order
 from swiftchat.engine.model.rope import inverse_frequencies
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.architectures.parts.attention import Attention, Scores, Values
 from swiftchat.weights.architectures.parts.embeddings import Embeddings, Head
 from swiftchat.weights.architectures.parts.layers import LayerConfig, Norm
 from swiftchat.weights.architectures.parts.mlp import Activation, Mlp
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.rope import RopeConfig, RopeScaling
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
@@ -47,7 +48,7 @@ LLAMA3_ROPE = {
 
 
 def test_reads_every_field() -> None:
-    config = ModelConfig.from_hf({**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE})
+    config = read_model_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE})
     layer = LayerConfig(
         attention=Attention(
             num_heads=6,
@@ -78,11 +79,11 @@ def test_reads_every_field() -> None:
 
 
 def test_old_and_new_rope_keys_agree() -> None:
-    old = ModelConfig.from_hf({**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE})
-    new = ModelConfig.from_hf({**LLAMA, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 5e5}})
+    old = read_model_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE})
+    new = read_model_config({**LLAMA, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 5e5}})
     assert old.rope == new.rope
     linear = {"type": "linear", "factor": 2.0}
-    assert ModelConfig.from_hf({**LLAMA, "rope_scaling": linear}).rope.scaling.factor == 2.0
+    assert read_model_config({**LLAMA, "rope_scaling": linear}).rope.scaling.factor == 2.0
 
 
 def absent_keys(architecture: str, **changes: Any) -> dict[str, Any]:
@@ -142,10 +143,10 @@ def test_unsupported_field_raises_an_error_with_its_name(
         "activation_function": "hidden_act",
     }
     spelled = {"padded_vocab_size": 97, "num_layers": 3, "ffn_hidden_size": 80, "kv_channels": 8}
-    known = ModelConfig.from_hf(absent_keys(architecture, **spelled))
+    known = read_model_config(absent_keys(architecture, **spelled))
     assert known.architecture == architecture
     with pytest.raises(BadModelFile, match=usual.get(field, field)):
-        ModelConfig.from_hf(absent_keys(architecture, **spelled, **{field: value}))
+        read_model_config(absent_keys(architecture, **spelled, **{field: value}))
 
 
 CHATGLM_6B = {
@@ -181,14 +182,14 @@ CHATGLM_6B = {
 def test_unsupported_chatglm_6b_field_raises_an_error_with_its_name(
     field: str, value: object
 ) -> None:
-    assert ModelConfig.from_hf(CHATGLM_6B).family == "chatglm-6b"
+    assert read_model_config(CHATGLM_6B).family == "chatglm-6b"
     usual = {
         "num_layers": "num_hidden_layers",
         "max_sequence_length": "max_position_embeddings",
         "layernorm_epsilon": "rms_norm_eps",
     }
     with pytest.raises(BadModelFile, match=usual.get(field, field)):
-        ModelConfig.from_hf({**CHATGLM_6B, field: value})
+        read_model_config({**CHATGLM_6B, field: value})
 
 
 def test_older_keys_are_equivalent() -> None:
@@ -200,18 +201,18 @@ def test_older_keys_are_equivalent() -> None:
         rope_scaling={"rope_type": "linear", "factor": 8.0},
         num_hidden_layers=6,  # the last one has no window
     )
-    config = ModelConfig.from_hf(gemma)
+    config = read_model_config(gemma)
     assert config.rope == RopeConfig(1e6, RopeScaling("linear", 8.0))
     assert [rope for rope, _ in config.ropes] == [RopeConfig(5e3), config.rope]
     neox = absent_keys("GPTNeoXForCausalLM", rotary_pct=0.5, rotary_emb_base=5e4)
-    assert ModelConfig.from_hf(neox).rope == RopeConfig(5e4, rotary_dim=4)
+    assert read_model_config(neox).rope == RopeConfig(5e4, rotary_dim=4)
     falcon = absent_keys(
         "FalconForCausalLM", n_head=12, n_layer=2, n_head_kv=3, new_decoder_architecture=True
     )
     with pytest.raises(BadModelFile, match="n_layer must be equal to num_hidden_layers, not 2"):
-        ModelConfig.from_hf(falcon)
+        read_model_config(falcon)
     renamed = ("num_attention_heads", "num_hidden_layers", "num_key_value_heads")
-    config = ModelConfig.from_hf({k: v for k, v in falcon.items() if k not in renamed})
+    config = read_model_config({k: v for k, v in falcon.items() if k not in renamed})
     assert (config.attention.num_heads, config.num_layers, config.attention.num_kv_heads) == (
         12,
         2,
@@ -219,7 +220,7 @@ def test_older_keys_are_equivalent() -> None:
     )
     su = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     phi = absent_keys("Phi3ForCausalLM", rope_scaling=su, original_max_position_embeddings=64)
-    rope = ModelConfig.from_hf(phi).rope
+    rope = read_model_config(phi).rope
     assert rope is not None and rope.scaling.kind == "longrope"
     assert rope.magnitude == pytest.approx(math.sqrt(1 + math.log(4) / math.log(64)))
 
@@ -262,7 +263,7 @@ def test_older_keys_are_equivalent() -> None:
 )
 def test_invalid_field_raises_an_error_with_its_name(field: str, value: object) -> None:
     with pytest.raises(BadModelFile, match=field) as caught:
-        ModelConfig.from_hf({**LLAMA, field: value})
+        read_model_config({**LLAMA, field: value})
     assert len(caught.value.message) < 300
 
 
@@ -280,7 +281,7 @@ def test_invalid_field_raises_an_error_with_its_name(field: str, value: object) 
 )
 def test_the_invalid_value_is_shown(field: str, value: object, shown: str) -> None:
     with pytest.raises(BadModelFile, match=field) as caught:
-        ModelConfig.from_hf({**LLAMA, field: value})
+        read_model_config({**LLAMA, field: value})
     assert shown in caught.value.message.casefold() and caught.value.exit_code == 7
 
 
@@ -288,18 +289,18 @@ def test_the_invalid_value_is_shown(field: str, value: object, shown: str) -> No
 @pytest.mark.parametrize("value", [0, math.nan, None, "8", True])
 def test_invalid_rope_field_raises_an_error_with_its_name(field: str, value: object) -> None:
     with pytest.raises(BadModelFile, match=field):
-        ModelConfig.from_hf({**LLAMA, "rope_scaling": {**LLAMA3_ROPE, field: value}})
+        read_model_config({**LLAMA, "rope_scaling": {**LLAMA3_ROPE, field: value}})
 
 
 def test_rope_fields_in_the_wrong_order_raise_an_error() -> None:
     factors = {"low_freq_factor": 4.0, "high_freq_factor": 3.9}
     with pytest.raises(BadModelFile, match="high_freq_factor must be a number from"):
-        ModelConfig.from_hf({**LLAMA, "rope_scaling": {**LLAMA3_ROPE, **factors}})
+        read_model_config({**LLAMA, "rope_scaling": {**LLAMA3_ROPE, **factors}})
 
 
 def test_unknown_rope_scaling_raises_an_error_with_its_name() -> None:
     with pytest.raises(BadModelFile, match="ntk"):
-        ModelConfig.from_hf({**LLAMA, "rope_scaling": {"rope_type": "ntk", "factor": 4.0}})
+        read_model_config({**LLAMA, "rope_scaling": {"rope_type": "ntk", "factor": 4.0}})
 
 
 @pytest.mark.parametrize(
@@ -318,15 +319,15 @@ def test_unknown_rope_scaling_raises_an_error_with_its_name() -> None:
 )
 def test_keys_without_effect_are_named(field: str, value: object) -> None:
     """As in transformers, which ignores them in this architecture; see tests/sweep."""
-    config = ModelConfig.from_hf({**LLAMA, field: value})
+    config = read_model_config({**LLAMA, field: value})
     assert config.ignored_keys == (field.replace("rope_parameters", "partial_rotary_factor"),)
-    assert dataclasses.replace(config, ignored_keys=()) == ModelConfig.from_hf(LLAMA)
+    assert dataclasses.replace(config, ignored_keys=()) == read_model_config(LLAMA)
 
 
 def test_the_error_for_an_unknown_architecture_names_a_similar_one_only() -> None:
     for name, similar in (("LamaForCausalLM", "similar: LlamaForCausalLM"), ("MuseGlimmer", "")):
         with pytest.raises(BadModelFile, match=f"unknown architecture '{name}'") as caught:
-            ModelConfig.from_hf({**LLAMA, "architectures": [name], "model_type": "new"})
+            read_model_config({**LLAMA, "architectures": [name], "model_type": "new"})
         assert caught.value.hint.startswith(similar or "swiftchat help models")
 
 
@@ -372,7 +373,7 @@ def test_any_json_gives_a_config_of_any_architecture_or_bad_model_file(
     sizes = {"padded_vocab_size": 97, "num_layers": 3, "ffn_hidden_size": 80, "kv_channels": 8}
     config = absent_keys(architecture, **sizes, rope_parameters=rope) | changes
     try:
-        made = ModelConfig.from_hf(json.loads(json.dumps(config)))
+        made = read_model_config(json.loads(json.dumps(config)))
     except BadModelFile:
         return
     assert made.attention.num_heads % made.attention.num_kv_heads == 0
@@ -395,10 +396,10 @@ def test_expected_tensors_equal_those_of_transformers() -> None:
         config = {**LLAMA, **changes}
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
         theirs = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        assert expected_tensors(ModelConfig.from_hf(config)) == theirs
+        assert expected_tensors(read_model_config(config)) == theirs
 
 
 def test_tensor_name_contains_the_layer() -> None:
-    config = ModelConfig.from_hf(LLAMA)
+    config = read_model_config(LLAMA)
     assert tensor_name(config, "q", 2) == "model.layers.2.self_attn.q_proj.weight"
     assert tensor_name(config, "final_norm") == "model.norm.weight"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import transformers
 
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.architectures.registry import ARCHITECTURES
 
 OWN_CONFIGS = {
@@ -71,7 +71,7 @@ def defaults_of(architecture: str) -> tuple[dict[str, Any], transformers.PreTrai
 def test_defaults_equal_those_of_transformers(architecture: str) -> None:
     sizes, theirs = defaults_of(architecture)
     theirs.allow_global_per_layer_attribute_access = True  # else Gemma 4 raises an error
-    ours = ModelConfig.from_hf({**sizes, "architectures": [architecture]})
+    ours = read_model_config({**sizes, "architectures": [architecture]})
     # The class of MiMo, not its configuration, has more of them in layers with a window.
     sizes_differ = len({(each.head_dim, each.num_kv_heads) for each in ours.attentions}) > 1
     is_listed = sizes_differ and architecture != "MiMoV2FlashForCausalLM"
@@ -153,12 +153,12 @@ def test_defaults_equal_those_of_transformers(architecture: str) -> None:
 def test_a_file_with_all_defaults_reads_as_one_without(architecture: str) -> None:
     sizes, theirs = defaults_of(architecture)
     named = {"architectures": [architecture]}
-    assert ModelConfig.from_hf({**theirs.to_dict(), **named}) == ModelConfig.from_hf(sizes | named)
+    assert read_model_config({**theirs.to_dict(), **named}) == read_model_config(sizes | named)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_full_attention_ends_each_group_of_layers(size: int) -> None:
     sizes = {"vocab_size": 300_000, "num_hidden_layers": 6, "layer_group_size": size}
     kinds = transformers.BailingHybridConfig(**sizes).layer_types
-    ours = ModelConfig.from_hf({**sizes, "architectures": ["BailingHybridForCausalLM"]})
+    ours = read_model_config({**sizes, "architectures": ["BailingHybridForCausalLM"]})
     assert ours.attention_layers == [i for i, k in enumerate(kinds) if k == "full_attention"]

@@ -6,7 +6,7 @@ import pytest
 import transformers
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.architectures.parts.variants import TypeVariant
 from swiftchat.weights.architectures.registry import CLASS_OF_TYPE, VARIANTS
 
@@ -33,20 +33,20 @@ LLAMA = {**SIZES, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     ],
 )
 def test_the_type_decides_where_no_class_is_known(names: list[str] | None) -> None:
-    found = ModelConfig.from_hf({**LLAMA, "architectures": names})
-    assert found == ModelConfig.from_hf(LLAMA)
+    found = read_model_config({**LLAMA, "architectures": names})
+    assert found == read_model_config(LLAMA)
 
 
 @pytest.mark.parametrize("names", ["LlamaForCausalLM", [3], {"a": 1}, 5])
 def test_classes_that_are_no_list_of_names_raise_an_error(names: object) -> None:
     with pytest.raises(BadModelFile, match="architectures must be a list of names"):
-        ModelConfig.from_hf({**LLAMA, "architectures": names})
+        read_model_config({**LLAMA, "architectures": names})
 
 
 def test_neither_class_nor_type_raises_an_error() -> None:
     for kind in (None, "unheard"):
         with pytest.raises(BadModelFile, match="architectures is missing"):
-            ModelConfig.from_hf({**LLAMA, "architectures": None, "model_type": kind})
+            read_model_config({**LLAMA, "architectures": None, "model_type": kind})
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,15 @@ def test_neither_class_nor_type_raises_an_error() -> None:
 )
 def test_names_of_dtypes(name: str | None, dtype: str) -> None:
     for field in ("dtype", "torch_dtype"):
-        assert ModelConfig.from_hf({**LLAMA, field: name}).dtype == dtype
+        assert read_model_config({**LLAMA, field: name}).dtype == dtype
 
 
 def test_minus_one_is_no_token() -> None:
-    found = ModelConfig.from_hf({**LLAMA, "bos_token_id": -1, "eos_token_id": [-1, 7]})
+    found = read_model_config({**LLAMA, "bos_token_id": -1, "eos_token_id": [-1, 7]})
     assert (found.bos_id, found.eos_ids) == (None, (7,))
     for bad in (-2, 400):
         with pytest.raises(BadModelFile, match="eos_token_id"):
-            ModelConfig.from_hf({**LLAMA, "eos_token_id": bad})
+            read_model_config({**LLAMA, "eos_token_id": bad})
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_stretched_embeddings_allow_a_longer_context(
     rope: dict[str, Any] | None, published: int, longest: int
 ) -> None:
     config = {**LLAMA, "rope_scaling": rope, "max_position_embeddings": published}
-    found = ModelConfig.from_hf(config)
+    found = read_model_config(config)
     assert (found.max_context_tokens, found.longest_context_tokens) == (published, longest)
 
 
@@ -102,7 +102,7 @@ def test_the_type_decides_where_several_share_a_class(variant: TypeVariant) -> N
     saved = theirs.to_dict() | {"architectures": [name]}
     fewest = SIZES | {"architectures": [name], "model_type": kind}
     for config in (saved, fewest):
-        ours = ModelConfig.from_hf(config)
+        ours = read_model_config(config)
         assert ours.norm.eps == theirs.rms_norm_eps
         assert ours.max_context_tokens == theirs.max_position_embeddings
         assert ours.rope is not None
@@ -120,6 +120,6 @@ def test_the_type_decides_where_several_share_a_class(variant: TypeVariant) -> N
 
 def test_the_keys_of_a_type_are_read() -> None:
     config = {**LLAMA, "model_type": "internlm3", "qkv_bias": True, "bias": True}
-    found = ModelConfig.from_hf(config)
+    found = read_model_config(config)
     assert found.attention.bias and found.mlp is not None and found.mlp.bias
     assert found.norm.eps == 1e-5

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from swiftchat.errors import BadModelFile
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.formats.gguf import GgufFile
 from swiftchat.weights.formats.gguf_header import GgufTensor
@@ -161,4 +161,4 @@ def test_any_metadata_value_raises_only_bad_model_file(arch: str) -> None:
         file = GgufFile(Path("x.gguf"), metadata, {embed.name: embed}, [], [])
         with pytest.raises(BadModelFile):
             config = model_config_json(file, "float32")
-            tensor_sources(file, gguf_architecture(file)[0], ModelConfig.from_hf(config))
+            tensor_sources(file, gguf_architecture(file)[0], read_model_config(config))

@@ -11,7 +11,8 @@ import safetensors.torch
 import torch
 
 from swiftchat.errors import BadModelFile, FileSystemError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import expected_tensors
 from swiftchat.weights.formats.safetensors import create_safetensors, header_bytes
 from swiftchat.weights.model.checkpoint import Checkpoint
@@ -326,7 +327,7 @@ def tiny_tensors(config: ModelConfig) -> dict[str, torch.Tensor]:
 
 
 def test_check_accepts_the_model_and_lists_unused_tensors(tmp_path: Path) -> None:
-    config = ModelConfig.from_hf({**TINY, "tie_word_embeddings": True})
+    config = read_model_config({**TINY, "tie_word_embeddings": True})
     extra = {
         "lm_head.weight": torch.zeros(13, 8),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2),
@@ -352,7 +353,7 @@ def test_check_accepts_the_model_and_lists_unused_tensors(tmp_path: Path) -> Non
 def test_check_names_the_wrong_tensor(
     tmp_path: Path, name: str, tensor: torch.Tensor | None, message: str
 ) -> None:
-    config = ModelConfig.from_hf(TINY)
+    config = read_model_config(TINY)
     tensors = tiny_tensors(config)
     del tensors[name]
     if tensor is not None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from swiftchat.errors import UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.architectures.parts.mamba import Mamba
 from swiftchat.weights.architectures.parts.mixers import (
     GatedDelta,
@@ -16,6 +16,7 @@ from swiftchat.weights.architectures.parts.mixers import (
     ShortConv,
     StateMixer,
 )
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
 from swiftchat.weights.parallel.division import Division
 from swiftchat.weights.parallel.mixer_division import local_mixer
@@ -57,7 +58,7 @@ MIXERS: dict[str, StateMixer] = {
 
 
 def dummy(name: str) -> ModelConfig:
-    return ModelConfig.from_hf(DUMMY_CONFIGS[name])
+    return read_model_config(DUMMY_CONFIGS[name])
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -146,7 +147,7 @@ def test_a_model_without_attention_is_divided_by_its_channels() -> None:
         "num_hidden_layers": 64,
         "state_size": 16,
     }
-    config = ModelConfig.from_hf(fields)
+    config = read_model_config(fields)
     assert tp_choices(config)[:4] == (1, 2, 4, 8)
     local = shard_of(config, 4, 3).local_config
     assert local.mixer == dataclasses.replace(config.mixer, width=2048)  # type: ignore[type-var]

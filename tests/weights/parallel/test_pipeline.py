@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiftchat.errors import UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
 from swiftchat.weights.architectures.tensors import expected_tensors, tensor_name
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
@@ -50,12 +50,12 @@ def max_cost(costs: list[int], ranges: list[tuple[int, int]]) -> int:
     ],
 )
 def test_stage_layers_of_published_models(name: str, count: int, layers: list[int]) -> None:
-    spans = stage_layers(ModelConfig.from_hf(DUMMY_CONFIGS[name]), count)
+    spans = stage_layers(read_model_config(DUMMY_CONFIGS[name]), count)
     assert [end - first for first, end in spans] == layers
 
 
 def test_invalid_number_of_stages_raises_an_error() -> None:
-    config = ModelConfig.from_hf(DUMMY_CONFIGS["llama-3.1-8b"])
+    config = read_model_config(DUMMY_CONFIGS["llama-3.1-8b"])
     assert len(stage_layers(config, 32)) == 32
     with pytest.raises(UsageError, match="--pp 33 is more than this model's 32 layers"):
         stage_layers(config, 33)
@@ -83,7 +83,7 @@ def test_stages_together_have_every_tensor(name: str, size: int, tmp_path: Path)
 
 
 def test_a_stage_has_its_layers() -> None:
-    config = ModelConfig.from_hf(DUMMY_CONFIGS["llama-3.1-8b"])
+    config = read_model_config(DUMMY_CONFIGS["llama-3.1-8b"])
     layers = [replace(layer, mixer_out_scale=float(i)) for i, layer in enumerate(config.layers)]
     config = replace(config, layers=tuple(layers))
     first, last = (shard_of(config, 1, 0, stage, 2).local_config for stage in range(2))

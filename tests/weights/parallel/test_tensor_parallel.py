@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from swiftchat.errors import BadModelFile, FileSystemError, UsageError
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.config import read_model_config
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import (
     canonical_shapes,
     canonical_tensors,
@@ -39,7 +40,7 @@ ONE_OF_EACH_LAYOUT = (
 
 
 def published(name: str, **changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf({**DUMMY_CONFIGS[name], **changes})
+    return read_model_config({**DUMMY_CONFIGS[name], **changes})
 
 
 def test_tp_choices_of_published_models() -> None:

@@ -1,29 +1,20 @@
 """AI21: Jamba.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    Architecture,
-    frozen,
-    llama_tensors,
-)
-from swiftchat.weights.architectures.parts.expert_readers import moe_overrides
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
 from swiftchat.weights.architectures.parts.fields import (
-    MAX_EXPERTS,
     MAX_HEAD_DIM,
     MAX_LAYERS,
     MAX_WIDTH,
-    Fields,
     flag,
-    hidden_size,
     integer,
-    num_layers,
-    number,
 )
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layers import mixing, sparse
 from swiftchat.weights.architectures.parts.mamba import Mamba
 from swiftchat.weights.architectures.parts.mixer_readers import (
     FEED_FORWARD,
@@ -31,49 +22,44 @@ from swiftchat.weights.architectures.parts.mixer_readers import (
     MAX_KERNEL,
     step_rank,
 )
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _every(config: Fields, period: str, offset: str) -> frozenset[int]:
-    step = integer(config, period, 1, MAX_LAYERS)
-    first = integer(config, offset, 0, step - 1)
-    return frozenset(range(first, num_layers(config), step))
+def _every(keys: Keys, period: str, offset: str) -> frozenset[int]:
+    step = integer(keys, period, 1, MAX_LAYERS)
+    first = integer(keys, offset, 0, step - 1)
+    return frozenset(range(first, keys.num_layers, step))
 
 
-def _jamba(config: Fields) -> Mapping[str, Any]:
-    layers = frozenset(range(num_layers(config)))
-    experts: Mapping[str, Any] = {}
-    if integer(config, "num_local_experts", 1, MAX_EXPERTS) > 1:
-        sparse = _every(config, "expert_layer_period", "expert_layer_offset")
-        experts = {
-            **moe_overrides(config),
-            "router": RouterConfig(),
-            "dense_layers": layers - sparse,
-        }
-    return {
-        **experts,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rope": None,
-        "mixer_layers": layers - _every(config, "attn_layer_period", "attn_layer_offset"),
-        "mixer": Mamba(
-            width=integer(config, "mamba_expand", 1, MAX_WIDTH) * hidden_size(config),
-            state_size=integer(config, "mamba_d_state", 1, MAX_HEAD_DIM),
-            step_rank=step_rank(config, "mamba_dt_rank"),
-            kernel=integer(config, "mamba_d_conv", 2, MAX_KERNEL),
-            bias=flag(config, "mamba_proj_bias"),
-            conv_bias=flag(config, "mamba_conv_bias"),
-            norm_eps=number(config, "rms_norm_eps", above=0.0, below=1.0),
-            norm_weights=True,
-        ),
-    }
+def _jamba(keys: Keys) -> ModelConfig:
+    everywhere = frozenset(range(keys.num_layers))
+    mixer = Mamba(
+        width=integer(keys, "mamba_expand", 1, MAX_WIDTH) * keys.hidden_size,
+        state_size=integer(keys, "mamba_d_state", 1, MAX_HEAD_DIM),
+        step_rank=step_rank(keys, "mamba_dt_rank"),
+        kernel=integer(keys, "mamba_d_conv", 2, MAX_KERNEL),
+        bias=flag(keys, "mamba_proj_bias"),
+        conv_bias=flag(keys, "mamba_conv_bias"),
+        norm_eps=keys.eps,
+        norm_weights=True,
+    )
+    attention = keys.attention(bias=False, rope=None)
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    attending = _every(keys, "attn_layer_period", "attn_layer_offset")
+    layers = mixing(layers, mixer, everywhere - attending, keys.activation_kind)
+    if keys.num_experts > 1:
+        moe = keys.moe(RouterConfig(), expert_size=keys.intermediate_size)
+        having = _every(keys, "expert_layer_period", "expert_layer_offset")
+        layers = sparse(layers, moe, everywhere - having)
+    return keys.model(layers)
 
 
 AI21: Mapping[str, Architecture] = {
     "JambaForCausalLM": Architecture(
         name="jamba",
         model_type="jamba",
-        overrides=_jamba,
+        build=_jamba,
         supported_keys=frozenset({"num_local_experts", "num_experts"}),
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors(

@@ -1,114 +1,103 @@
 """Ai2: OLMo.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
 )
-from swiftchat.weights.architectures.parts.expert_readers import EXPERTS, MOE_KEYS, moe_overrides
+from swiftchat.weights.architectures.parts.attention import HeadNorms
+from swiftchat.weights.architectures.parts.expert_readers import EXPERTS, MOE_KEYS
 from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_HEADS,
-    Fields,
     flag,
-    hidden_size,
     integer,
     invalid,
-    layer_types,
     mapping,
-    num_heads,
-    num_layers,
     optional_integer,
     optional_number,
 )
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.layer_readers import OUTPUT_NORMS, every_nth_full
+from swiftchat.weights.architectures.parts.layers import mixing, windowed
 from swiftchat.weights.architectures.parts.mixer_readers import MAX_KERNEL, mixer_layers
 from swiftchat.weights.architectures.parts.mixers import GatedDelta
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.rope import layer_ropes
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _olmo_hybrid(config: Fields) -> Mapping[str, Any]:
-    kinds, count = layer_types(config), num_layers(config)
+def _olmo_hybrid(keys: Keys) -> ModelConfig:
+    kinds, count = keys.layer_types, keys.num_layers
     if kinds is None:
         kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(count)]
         if "full_attention" not in kinds:
             kinds[-1] = "full_attention"
-    heads = num_heads(config)
-    keys = optional_integer(config, "linear_num_key_heads", 1, MAX_HEADS) or heads
-    values = optional_integer(config, "linear_num_value_heads", 1, MAX_HEADS) or heads
-    if values % keys:
-        raise invalid("linear_num_value_heads", f"a multiple of {keys} key heads", values)
-    key_dim = optional_integer(config, "linear_key_head_dim", 1, MAX_HEAD_DIM)
-    key_dim = int(0.75 * hidden_size(config) / keys) if key_dim is None else key_dim
-    value_dim = optional_integer(config, "linear_value_head_dim", 1, MAX_HEAD_DIM) or 2 * key_dim
-    layers = mixer_layers(config, kinds, "linear_attention")
-    rope = mapping(config, "rope_scaling") or mapping(config, "rope_parameters") or {}
-    theta = rope.get("rope_theta", config.get("rope_theta", 1e4))
-    return {
-        "mlp_bias": False,
-        "qk_norm": "width",
-        "output_norm_layers": frozenset(range(count)) - layers,
-        "mixer": GatedDelta(
-            num_key_heads=keys,
-            num_value_heads=values,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            kernel=integer(config, "linear_conv_kernel_dim", 2, MAX_KERNEL),
-            norm_eps=1e-5,
-            by_key_head=False,
-            split=True,
-            beta_scale=2.0 if flag(config, "linear_allow_neg_eigval") else 1.0,
-        ),
-        "mixer_layers": layers,
-        # A base of null, as in published models: no rotation.
-        **({"rope": None} if theta is None else {}),
-    }
+    key_heads = optional_integer(keys, "linear_num_key_heads", 1, MAX_HEADS) or keys.num_heads
+    value_heads = optional_integer(keys, "linear_num_value_heads", 1, MAX_HEADS) or keys.num_heads
+    if value_heads % key_heads:
+        expected = f"a multiple of {key_heads} key heads"
+        raise invalid("linear_num_value_heads", expected, value_heads)
+    key_dim = optional_integer(keys, "linear_key_head_dim", 1, MAX_HEAD_DIM)
+    key_dim = int(0.75 * keys.hidden_size / key_heads) if key_dim is None else key_dim
+    mixer = GatedDelta(
+        num_key_heads=key_heads,
+        num_value_heads=value_heads,
+        key_dim=key_dim,
+        value_dim=optional_integer(keys, "linear_value_head_dim", 1, MAX_HEAD_DIM) or 2 * key_dim,
+        kernel=integer(keys, "linear_conv_kernel_dim", 2, MAX_KERNEL),
+        norm_eps=1e-5,
+        by_key_head=False,
+        split=True,
+        beta_scale=2.0 if flag(keys, "linear_allow_neg_eigval") else 1.0,
+    )
+    rope = mapping(keys, "rope_scaling") or mapping(keys, "rope_parameters") or {}
+    theta = rope.get("rope_theta", keys.get("rope_theta", 1e4))
+    # A base of null, as in published models: no rotation.
+    attention = keys.attention(
+        head_norms=HeadNorms("width"), rope=None if theta is None else keys.rope()
+    )
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False), norm_order="output")
+    where = mixer_layers(keys, kinds, "linear_attention")
+    return keys.model(mixing(layers, mixer, where, keys.activation_kind, norm_order="pre"))
 
 
-def _olmo2(config: Fields) -> Mapping[str, Any]:
-    return {"mlp_bias": False, "norm_order": "output", "qk_norm": "width"}
+def _olmo2(keys: Keys) -> ModelConfig:
+    attention = keys.attention(head_norms=HeadNorms("width"))
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False), norm_order="output")
+    return keys.model(layers)
 
 
-def _olmo(config: Fields) -> Mapping[str, Any]:
-    return {
-        "mlp_bias": False,
-        "norm": "layer",
-        "norm_weights": False,
-        "norm_eps": 1e-5,
-        "clip_qkv": optional_number(config, "clip_qkv", above=0.0, below=1e6),
-    }
+def _olmo(keys: Keys) -> ModelConfig:
+    clip = optional_number(keys, "clip_qkv", above=0.0, below=1e6)
+    layers = keys.layers(attention=keys.attention(clip=clip), mlp=keys.mlp(bias=False))
+    return keys.model(layers, norm=keys.norm("layer", eps=1e-5, has_weights=False))
 
 
-def _olmo3(config: Fields) -> Mapping[str, Any]:
-    head_dim = hidden_size(config) // num_heads(config)
-    return {
-        "mlp_bias": False,
-        "norm_order": "output",
-        "qk_norm": "width",
-        **layer_ropes(config, head_dim, 5e5),
-        "layer_types": every_nth_full(config, 4),
-    }
+def _olmo3(keys: Keys) -> ModelConfig:
+    rope, local_rope = layer_ropes(keys, keys.hidden_size // keys.num_heads, 5e5)
+    attention = keys.attention(head_norms=HeadNorms("width"), rope=rope)
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False), norm_order="output")
+    return keys.model(windowed(layers, keys.windows(every_nth_full(keys, 4)), local_rope))
 
 
-def _olmoe(config: Fields) -> Mapping[str, Any]:
-    return {
-        **moe_overrides(config),
-        "attention_bias": flag(config, "attention_bias"),
-        "router": RouterConfig(normalized=flag(config, "norm_topk_prob")),
-        "qk_norm": "width",
-    }
+def _olmoe(keys: Keys) -> ModelConfig:
+    attention = keys.attention(head_norms=HeadNorms("width"))
+    router = RouterConfig(normalized=flag(keys, "norm_topk_prob"))
+    moe = keys.moe(router, expert_size=keys.intermediate_size)
+    return keys.model(keys.layers(attention=attention, mlp=None, moe=moe))
 
 
-def _flex_olmo(config: Fields) -> Mapping[str, Any]:
-    return {**_olmoe(config), "norm_order": "output"}
+def _flex_olmo(keys: Keys) -> ModelConfig:
+    return _olmoe(keys).with_layers(lambda layer: replace(layer, norm_order="output"))
 
 
 _OLMO_MIXER = {
@@ -136,7 +125,7 @@ ALLENAI: Mapping[str, Architecture] = {
     "OlmoHybridForCausalLM": Architecture(
         name="olmo_hybrid",
         model_type="olmo_hybrid",
-        overrides=_olmo_hybrid,
+        build=_olmo_hybrid,
         tensors=llama_tensors({**OUTPUT_NORMS, **_OLMO_MIXER}),
         defaults=frozen(
             max_position_embeddings=65_536,
@@ -150,7 +139,7 @@ ALLENAI: Mapping[str, Architecture] = {
     "Olmo2ForCausalLM": Architecture(
         name="olmo2",
         model_type="olmo2",
-        overrides=_olmo2,
+        build=_olmo2,
         tensors=llama_tensors(
             {
                 "attn_out_norm": "post_attention_layernorm.weight",
@@ -162,7 +151,7 @@ ALLENAI: Mapping[str, Architecture] = {
     "OlmoForCausalLM": Architecture(
         name="olmo",
         model_type="olmo",
-        overrides=_olmo,
+        build=_olmo,
         supported_keys=frozenset({"clip_qkv"}),
         tensors=LLAMA_TENSORS,
         defaults=frozen(max_position_embeddings=2048, eos_token_id=50_279),
@@ -170,8 +159,8 @@ ALLENAI: Mapping[str, Architecture] = {
     "Olmo3ForCausalLM": Architecture(
         name="olmo3",
         model_type="olmo3",
-        overrides=_olmo3,
-        windowed=True,
+        build=_olmo3,
+        supported_keys=WINDOW_KEYS,
         tensors=llama_tensors(OUTPUT_NORMS),
         defaults=frozen(
             max_position_embeddings=2048,
@@ -184,7 +173,7 @@ ALLENAI: Mapping[str, Architecture] = {
     "OlmoeForCausalLM": Architecture(
         name="olmoe",
         model_type="olmoe",
-        overrides=_olmoe,
+        build=_olmoe,
         supported_keys=MOE_KEYS,
         rejected_keys=frozenset({"clip_qkv"}),
         renamed=frozen(num_local_experts="num_experts"),
@@ -200,7 +189,7 @@ ALLENAI: Mapping[str, Architecture] = {
     "FlexOlmoForCausalLM": Architecture(
         name="flex_olmo",
         model_type="flex_olmo",
-        overrides=_flex_olmo,
+        build=_flex_olmo,
         supported_keys=MOE_KEYS,
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors({**EXPERTS, **OUTPUT_NORMS}),

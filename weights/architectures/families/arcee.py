@@ -1,71 +1,61 @@
 """Arcee.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
 )
+from swiftchat.weights.architectures.parts.attention import HeadNorms, OutputGate
 from swiftchat.weights.architectures.parts.expert_readers import (
     EPS,
     EXPERTS,
     MOE_KEYS,
     SHARED_EXPERTS,
-    experts_of_width,
     first_dense,
 )
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_LAYERS,
-    Fields,
-    flag,
-    hidden_size,
-    integer,
-    layer_types,
-    number,
-)
-from swiftchat.weights.architectures.parts.layer_readers import UNGATED, every_nth_full
+from swiftchat.weights.architectures.parts.fields import MAX_LAYERS, flag, integer, number
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layer_readers import UNGATED, every_nth_full, full_layers
+from swiftchat.weights.architectures.parts.layers import sparse, unrotated, windowed
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _arcee(config: Fields) -> Mapping[str, Any]:
-    return {"gated": False}
+def _arcee(keys: Keys) -> ModelConfig:
+    return keys.model(keys.layers(mlp=keys.mlp(activation=keys.activation(gated=False))))
 
 
-def _afmoe(config: Fields) -> Mapping[str, Any]:
-    kinds = layer_types(config)
+def _afmoe(keys: Keys) -> ModelConfig:
+    kinds = keys.layer_types
     if kinds is None:
-        pattern = integer(config, "global_attn_every_n_layers", 1, MAX_LAYERS)
-        kinds = every_nth_full(config, pattern)
+        kinds = every_nth_full(keys, integer(keys, "global_attn_every_n_layers", 1, MAX_LAYERS))
+    attention = keys.attention(head_norms=HeadNorms("head"), gate=OutputGate())
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False), norm_order="sandwich")
+    layers = unrotated(windowed(layers, keys.windows(kinds)), full_layers(kinds))
     router = RouterConfig(
         "sigmoid",
         correction=True,
         normalized=True,
         eps=EPS,
-        scale=number(config, "route_scale", above=0.0, below=1e6),
+        scale=number(keys, "route_scale", above=0.0, below=1e6),
     )
-    return {
-        **experts_of_width(config, router, "num_shared_experts"),
-        "output_bias": flag(config, "attention_bias"),
-        "norm_order": "sandwich",
-        "qk_norm": "head",
-        "attention_gate": True,
-        "layer_types": kinds,
-        "unrotated_layers": frozenset(i for i, k in enumerate(kinds) if k == "full_attention"),
-        "dense_layers": first_dense(config, "num_dense_layers"),
-        "embedding_scale": hidden_size(config) ** 0.5 if flag(config, "mup_enabled") else 1.0,
-    }
+    moe = keys.moe(router, shared="num_shared_experts")
+    layers = sparse(layers, moe, first_dense(keys, "num_dense_layers"))
+    scale = keys.hidden_size**0.5 if flag(keys, "mup_enabled") else 1.0
+    return keys.model(layers, embeddings=keys.embeddings(scale=scale))
 
 
 ARCEE: Mapping[str, Architecture] = {
     "ArceeForCausalLM": Architecture(
         name="arcee",
         model_type="arcee",
-        overrides=_arcee,
+        build=_arcee,
         tensors=UNGATED,
         defaults=frozen(
             max_position_embeddings=4096,
@@ -78,9 +68,8 @@ ARCEE: Mapping[str, Architecture] = {
     "AfmoeForCausalLM": Architecture(
         name="afmoe",
         model_type="afmoe",
-        overrides=_afmoe,
-        windowed=True,
-        supported_keys=MOE_KEYS,
+        build=_afmoe,
+        supported_keys=MOE_KEYS | WINDOW_KEYS,
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors(
             {

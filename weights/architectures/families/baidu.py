@@ -1,10 +1,9 @@
 """Baidu: ERNIE.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
@@ -12,51 +11,40 @@ from swiftchat.weights.architectures.parts.architecture import (
     frozen,
     llama_tensors,
 )
-from swiftchat.weights.architectures.parts.expert_readers import (
-    EXPERTS,
-    MOE_KEYS,
-    SHARED_EXPERTS,
-    experts_of_width,
-)
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_LAYERS,
-    Fields,
-    flag,
-    integer,
-    invalid,
-    num_layers,
-)
+from swiftchat.weights.architectures.parts.expert_readers import EXPERTS, MOE_KEYS, SHARED_EXPERTS
+from swiftchat.weights.architectures.parts.fields import MAX_LAYERS, flag, integer, invalid
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layers import sparse
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _ernie(config: Fields) -> Mapping[str, Any]:
-    bias = flag(config, "use_bias")
-    return {"attention_bias": bias, "output_bias": bias, "mlp_bias": bias}
+def _ernie(keys: Keys) -> ModelConfig:
+    bias = flag(keys, "use_bias")
+    attention = keys.attention(bias=bias, rope=keys.rope(interleaved=True))
+    return keys.model(keys.layers(attention=attention, mlp=keys.mlp(bias=bias)))
 
 
-def _ernie_moe(config: Fields) -> Mapping[str, Any]:
-    bias, count = flag(config, "use_bias"), num_layers(config)
-    if bias:
-        raise invalid("use_bias", "false", bias)
-    first = integer(config, "moe_layer_start_index", 0, MAX_LAYERS)
-    last = integer(config, "moe_layer_end_index", -1, MAX_LAYERS)
+def _ernie_moe(keys: Keys) -> ModelConfig:
+    if flag(keys, "use_bias"):
+        raise invalid("use_bias", "false", True)
+    count = keys.num_layers
+    first = integer(keys, "moe_layer_start_index", 0, MAX_LAYERS)
+    last = integer(keys, "moe_layer_end_index", -1, MAX_LAYERS)
     last = count - 1 if last == -1 else last
-    step = integer(config, "moe_layer_interval", 1, MAX_LAYERS)
-    sparse = {i for i in range(count) if first <= i <= last and (i + 1) % step == 0}
+    step = integer(keys, "moe_layer_interval", 1, MAX_LAYERS)
+    dense = {i for i in range(count) if not first <= i <= last or (i + 1) % step}
+    attention = keys.attention(bias=False, rope=keys.rope(interleaved=True))
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
     router = RouterConfig(correction=True, normalized=True)
-    return {
-        **experts_of_width(config, router, "moe_num_shared_experts"),
-        "attention_bias": False,
-        "dense_layers": frozenset(range(count)) - sparse,
-    }
+    return keys.model(sparse(layers, keys.moe(router, shared="moe_num_shared_experts"), dense))
 
 
 BAIDU: Mapping[str, Architecture] = {
     "Ernie4_5ForCausalLM": Architecture(
         name="ernie4_5",
         model_type="ernie4_5",
-        overrides=_ernie,
-        interleaved_rope=True,
+        build=_ernie,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
             max_position_embeddings=131_072,
@@ -72,9 +60,8 @@ BAIDU: Mapping[str, Architecture] = {
     "Ernie4_5_MoeForCausalLM": Architecture(
         name="ernie4_5_moe",
         model_type="ernie4_5_moe",
-        overrides=_ernie_moe,
+        build=_ernie_moe,
         row_vectors=frozenset({"router_correction"}),
-        interleaved_rope=True,
         supported_keys=MOE_KEYS,
         renamed=frozen(num_local_experts="moe_num_experts", num_experts_per_tok="moe_k"),
         tensors=llama_tensors(

@@ -1,50 +1,52 @@
 """BigScience and BigCode: BLOOM and StarCoder 2.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
-    ALL_BIASES,
-    LAYER_NORM_UNGATED,
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
     tensor_names,
 )
-from swiftchat.weights.architectures.parts.fields import (
-    Fields,
-    flag,
-    num_heads,
-)
+from swiftchat.weights.architectures.parts.fields import flag
 from swiftchat.weights.architectures.parts.gpt_readers import BLOOM_LAYER, mlp_width
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
-def _bloom(config: Fields) -> Mapping[str, Any]:
-    return {
-        **LAYER_NORM_UNGATED,
-        **ALL_BIASES,
-        "activation": "gelu_tanh",
-        "num_kv_heads": num_heads(config),
-        "intermediate_size": mlp_width(config, None),
-        "embedding_norm": True,
-        "rope": None,
-        "alibi": True,
-    }
+def _bloom(keys: Keys) -> ModelConfig:
+    attention = keys.attention(
+        num_kv_heads=keys.num_heads, bias=True, rope=None, scores=keys.scores(alibi_scale=1.0)
+    )
+    mlp = keys.mlp(
+        intermediate_size=mlp_width(keys, None),
+        activation=keys.activation("gelu_tanh", gated=False),
+        bias=True,
+    )
+    return keys.model(
+        keys.layers(attention=attention, mlp=mlp),
+        norm=keys.norm("layer", has_bias=True),
+        embeddings=keys.embeddings(has_norm=True),
+    )
 
 
-def _starcoder2(config: Fields) -> Mapping[str, Any]:
-    bias = flag(config, "use_bias")
-    return {**LAYER_NORM_UNGATED, "attention_bias": bias, "output_bias": bias, "mlp_bias": bias}
+def _starcoder2(keys: Keys) -> ModelConfig:
+    bias = flag(keys, "use_bias")
+    attention = keys.attention(bias=bias, scores=keys.scores(window=keys.window()))
+    mlp = keys.mlp(activation=keys.activation(gated=False), bias=bias)
+    layers = keys.layers(attention=attention, mlp=mlp)
+    return keys.model(layers, norm=keys.norm("layer", has_bias=True))
 
 
 BIGSCIENCE: Mapping[str, Architecture] = {
     "BloomForCausalLM": Architecture(
         name="bloom",
         model_type="bloom",
-        overrides=_bloom,
+        build=_bloom,
         rejected_keys=frozenset({"apply_residual_connection_post_layernorm"}),
         prefix="transformer.",
         qkv_in_groups=True,
@@ -76,10 +78,9 @@ BIGSCIENCE: Mapping[str, Architecture] = {
     "Starcoder2ForCausalLM": Architecture(
         name="starcoder2",
         model_type="starcoder2",
-        windowed=True,
-        same_windows=True,
-        overrides=_starcoder2,
+        build=_starcoder2,
         renamed=frozen(rms_norm_eps="norm_epsilon"),
+        supported_keys=WINDOW_KEYS,
         tensors=llama_tensors(
             {
                 "up": "mlp.c_fc.weight",

@@ -1,17 +1,19 @@
 """Cohere: Command R and Command A.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
 )
+from swiftchat.weights.architectures.parts.attention import HeadNorms
 from swiftchat.weights.architectures.parts.expert_readers import (
     EXPERTS,
     SHARED_EXPERTS,
@@ -19,31 +21,30 @@ from swiftchat.weights.architectures.parts.expert_readers import (
 )
 from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
-    MAX_HEAD_DIM,
     MAX_LAYERS,
     MAX_WIDTH,
-    Fields,
     flag,
     integer,
     invalid,
-    layer_types,
-    num_layers,
     number,
     optional_integer,
 )
-from swiftchat.weights.architectures.parts.layer_readers import every_nth_full
-from swiftchat.weights.architectures.parts.rope import RopeConfig
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layer_readers import every_nth_full, full_layers
+from swiftchat.weights.architectures.parts.layers import sparse, unrotated, windowed
+from swiftchat.weights.architectures.parts.mlp import Moe
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _kinds(config: Fields, first_dense: int) -> list[str]:
+def _kinds(keys: Keys, first_dense: int) -> list[str]:
     """Return the kinds of attention; the first dense layers have a pattern of their own."""
-    kinds = layer_types(config)
+    kinds = keys.layer_types
     if kinds is not None:
         return kinds
-    dense = integer(config, "prefix_dense_sliding_window_pattern", 1, MAX_LAYERS)
-    sparse = integer(config, "sliding_window_pattern", 1, MAX_LAYERS)
-    counts = ((first_dense, dense), (num_layers(config) - first_dense, sparse))
+    dense = integer(keys, "prefix_dense_sliding_window_pattern", 1, MAX_LAYERS)
+    others = integer(keys, "sliding_window_pattern", 1, MAX_LAYERS)
+    counts = ((first_dense, dense), (keys.num_layers - first_dense, others))
     return [
         "sliding_attention" if (i + 1) % pattern else "full_attention"
         for count, pattern in counts
@@ -51,88 +52,86 @@ def _kinds(config: Fields, first_dense: int) -> list[str]:
     ]
 
 
-def _router(config: Fields) -> RouterConfig:
-    kind = config.get("expert_selection_fn")
+def _router(keys: Keys) -> RouterConfig:
+    kind = keys.get("expert_selection_fn")
     if kind == "softmax":  # over the chosen experts
         return RouterConfig(normalized=True)
     if kind == "sigmoid":
-        return RouterConfig("sigmoid", normalized=flag(config, "norm_topk_prob"))
+        return RouterConfig("sigmoid", normalized=flag(keys, "norm_topk_prob"))
     raise invalid("expert_selection_fn", "softmax or sigmoid", kind)
 
 
-def _out_scale(config: Fields, num_shared: int) -> float:
-    if not num_shared:
-        return 1.0
-    strategy = config.get("shared_expert_combination_strategy")
-    if strategy not in ("sum", "average"):
-        raise invalid("shared_expert_combination_strategy", "sum or average", strategy)
-    return 0.5 if strategy == "average" else 1.0
+def _experts(keys: Keys) -> Moe:
+    num_shared = optional_integer(keys, "num_shared_experts", 0, MAX_EXPERTS) or 0
+    out_scale, strategy = 1.0, keys.get("shared_expert_combination_strategy")
+    if num_shared:
+        if strategy not in ("sum", "average"):
+            raise invalid("shared_expert_combination_strategy", "sum or average", strategy)
+        out_scale = 0.5 if strategy == "average" else 1.0
+    return keys.moe(
+        _router(keys),
+        num_experts=integer(keys, "num_experts", 1, MAX_EXPERTS),
+        expert_size=keys.intermediate_size,
+        shared="num_shared_experts",
+        out_scale=out_scale,
+    )
 
 
-def _cohere2_moe(config: Fields) -> Mapping[str, Any]:
-    first = optional_integer(config, "first_k_dense_replace", 0, num_layers(config)) or 0
-    kinds, dense = _kinds(config, first), listed_dense(config, first)
-    full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
-    rotates_dense = integer(config, "prefix_dense_sliding_window_pattern", 1, MAX_LAYERS) == 1
-    width = integer(config, "intermediate_size", 1, MAX_WIDTH)
-    experts = integer(config, "num_experts", 1, MAX_EXPERTS)
-    num_shared = optional_integer(config, "num_shared_experts", 0, MAX_EXPERTS) or 0
-    is_rms = config.get("rms_norm_eps") is not None
-    eps = "rms_norm_eps" if is_rms else "layer_norm_eps"
-    if config.get("rope_scaling"):  # the reference does not read it
+def _cohere2_moe(keys: Keys) -> ModelConfig:
+    first = optional_integer(keys, "first_k_dense_replace", 0, keys.num_layers) or 0
+    kinds, dense = _kinds(keys, first), listed_dense(keys, first)
+    if keys.get("rope_scaling"):  # the reference does not read it
         raise invalid("rope_scaling", "absent, and rope_parameters instead", "an object")
-    head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    return {
-        "rope": RopeConfig.from_hf(config, head_dim, interleaved=True),
-        "layer_types": kinds,
-        "unrotated_layers": full - dense if rotates_dense else full,
-        "norm": "rms" if is_rms else "layer",
-        "norm_eps": number(config, eps, above=0.0, below=1.0),
-        "parallel_residual": True,
-        "shared_norm": True,
-        "mlp_bias": False,
-        "logit_scale": number(config, "logit_scale", above=0.0, below=1e6),
-        "intermediate_size": optional_integer(
-            config, "prefix_dense_intermediate_size", 1, MAX_WIDTH
-        )
-        or width,
-        "num_experts": experts,
-        "experts_per_token": integer(config, "num_experts_per_tok", 1, experts),
-        "expert_size": width,
-        "shared_expert_size": num_shared * width,
-        "experts_out_scale": _out_scale(config, num_shared),
-        "dense_layers": dense,
-        "router": _router(config),
-    }
+    size = optional_integer(keys, "prefix_dense_intermediate_size", 1, MAX_WIDTH)
+    layers = keys.layers(
+        attention=keys.attention(rope=keys.rope(interleaved=True)),
+        mlp=keys.mlp(intermediate_size=size or keys.intermediate_size, bias=False),
+        is_parallel=True,
+        shared_norm=True,
+    )
+    layers = sparse(windowed(layers, keys.windows(kinds)), _experts(keys), dense)
+    rotates_dense = integer(keys, "prefix_dense_sliding_window_pattern", 1, MAX_LAYERS) == 1
+    full = full_layers(kinds)
+    is_rms = keys.get("rms_norm_eps") is not None
+    eps = number(keys, "rms_norm_eps" if is_rms else "layer_norm_eps", above=0.0, below=1.0)
+    return keys.model(
+        unrotated(layers, full - dense if rotates_dense else full),
+        norm=keys.norm("rms" if is_rms else "layer", eps=eps),
+        head=keys.head(scale=number(keys, "logit_scale", above=0.0, below=1e6)),
+    )
 
 
-def _cohere(config: Fields) -> Mapping[str, Any]:
-    return {
-        "mlp_bias": False,
-        "norm": "layer",
-        "parallel_residual": True,
-        "shared_norm": True,
-        "qk_norm": "heads" if flag(config, "use_qk_norm") else None,
-        "logit_scale": number(config, "logit_scale", above=0.0, below=1e6),
-    }
+def _model(keys: Keys, windows: Sequence[int | None]) -> ModelConfig:
+    norms = HeadNorms("heads") if flag(keys, "use_qk_norm") else None
+    layers = keys.layers(
+        attention=keys.attention(head_norms=norms, rope=keys.rope(interleaved=True)),
+        mlp=keys.mlp(bias=False),
+        is_parallel=True,
+        shared_norm=True,
+    )
+    scale = number(keys, "logit_scale", above=0.0, below=1e6)
+    norm, head = keys.norm("layer"), keys.head(scale=scale)
+    return keys.model(windowed(layers, windows), norm=norm, head=head)
 
 
-def _cohere2(config: Fields) -> Mapping[str, Any]:
-    kinds = layer_types(config)
+def _cohere(keys: Keys) -> ModelConfig:
+    return _model(keys, [None] * keys.num_layers)
+
+
+def _cohere2(keys: Keys) -> ModelConfig:
+    kinds = keys.layer_types
     if kinds is None:
-        kinds = every_nth_full(config, integer(config, "sliding_window_pattern", 1, MAX_LAYERS))
-    full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
-    return {**_cohere(config), "layer_types": kinds, "unrotated_layers": full}
+        kinds = every_nth_full(keys, integer(keys, "sliding_window_pattern", 1, MAX_LAYERS))
+    model = _model(keys, keys.windows(kinds))
+    return replace(model, layers=unrotated(model.layers, full_layers(kinds)))
 
 
 COHERE: Mapping[str, Architecture] = {
     "Cohere2MoeForCausalLM": Architecture(
         name="cohere2_moe",
         model_type="cohere2_moe",
-        overrides=_cohere2_moe,
-        interleaved_rope=True,
-        windowed=True,
-        supported_keys=frozenset({"logit_scale", "num_experts"}),
+        build=_cohere2_moe,
+        supported_keys=frozenset({"logit_scale", "num_experts"}) | WINDOW_KEYS,
         tensors=llama_tensors({**EXPERTS, **SHARED_EXPERTS}),
         defaults=frozen(
             vocab_size=256_000,
@@ -160,8 +159,7 @@ COHERE: Mapping[str, Architecture] = {
     "CohereForCausalLM": Architecture(
         name="cohere",
         model_type="cohere",
-        overrides=_cohere,
-        interleaved_rope=True,
+        build=_cohere,
         supported_keys=frozenset({"logit_scale", "use_qk_norm"}),
         renamed=frozen(rms_norm_eps="layer_norm_eps"),
         tensors=LLAMA_TENSORS,
@@ -178,10 +176,8 @@ COHERE: Mapping[str, Architecture] = {
     "Cohere2ForCausalLM": Architecture(
         name="cohere2",
         model_type="cohere2",
-        overrides=_cohere2,
-        interleaved_rope=True,
-        windowed=True,
-        supported_keys=frozenset({"logit_scale"}),
+        build=_cohere2,
+        supported_keys=frozenset({"logit_scale"}) | WINDOW_KEYS,
         renamed=frozen(rms_norm_eps="layer_norm_eps"),
         tensors=LLAMA_TENSORS,
         defaults=frozen(

@@ -1,94 +1,88 @@
 """MosaicML and Databricks: MPT and DBRX.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    LAYER_NORM_UNGATED,
-    Architecture,
-    frozen,
-    tensor_names,
-)
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, tensor_names
+from swiftchat.weights.architectures.parts.attention import Attention
 from swiftchat.weights.architectures.parts.expert_readers import MOE_KEYS
 from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
     MAX_WIDTH,
-    Fields,
-    hidden_size,
     integer,
     invalid,
     mapping,
-    num_heads,
     optional_number,
 )
 from swiftchat.weights.architectures.parts.gpt_readers import mlp_width
-from swiftchat.weights.architectures.parts.rope import (
-    RopeConfig,
-)
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _mpt(config: Fields) -> Mapping[str, Any]:
-    attention = mapping(config, "attn_config") or {}
-    scale = optional_number(attention, "softmax_scale", above=0.0, below=1e6)
-    return {
-        **LAYER_NORM_UNGATED,
-        "norm_bias": False,
-        "attention_bias": False,
-        "output_bias": False,
-        "mlp_bias": False,
-        "activation": "gelu",
-        "num_kv_heads": num_heads(config),
-        "intermediate_size": mlp_width(config, None),
-        "rope": None,
-        "alibi": True,
-        "query_scalar": None if scale is None else scale**-2,
-        "clip_qkv": optional_number(attention, "clip_qkv", above=0.0, below=1e6),
-    }
+def _mpt(keys: Keys) -> ModelConfig:
+    own = mapping(keys, "attn_config") or {}
+    scale = optional_number(own, "softmax_scale", above=0.0, below=1e6)
+    attention = keys.attention(
+        num_kv_heads=keys.num_heads,
+        bias=False,
+        rope=None,
+        scores=keys.scores(scale=scale, alibi_scale=1.0),
+        clip=optional_number(own, "clip_qkv", above=0.0, below=1e6),
+    )
+    mlp = keys.mlp(
+        intermediate_size=mlp_width(keys, None),
+        activation=keys.activation("gelu", gated=False),
+        bias=False,
+    )
+    return keys.model(keys.layers(attention=attention, mlp=mlp), norm=keys.norm("layer"))
 
 
-def _dbrx(config: Fields) -> Mapping[str, Any]:
-    attention = mapping(config, "attn_config") or {}
-    experts = {"moe_num_experts": 4, "moe_top_k": 1, "ffn_hidden_size": 3584}
-    experts |= mapping(config, "ffn_config") or {}
-    count, width = "moe_num_experts", integer(experts, "ffn_hidden_size", 1, MAX_WIDTH)
-    normalized = experts.get("moe_normalize_expert_weights", 1.0)
+def _dbrx_attention(keys: Keys) -> Attention:
+    own, heads = mapping(keys, "attn_config") or {}, keys.num_heads
+    kv_heads = integer({"kv_n_heads": 1, **own}, "kv_n_heads", 1, heads)
+    if heads % kv_heads:
+        raise invalid("kv_n_heads", f"a divisor of {heads} heads", kv_heads)
+    rope_keys = keys
+    if not (keys.get("rope_parameters") or keys.get("rope_scaling")):
+        theta = own.get("rope_theta", keys.get("rope_theta", 10_000.0))
+        rope_keys = keys.changed(rope_theta=theta)
+    return keys.attention(
+        num_kv_heads=kv_heads,
+        bias=False,
+        rope=rope_keys.rope(keys.hidden_size // heads),
+        clip=optional_number(own, "clip_qkv", above=0.0, below=1e6),
+    )
+
+
+def _dbrx(keys: Keys) -> ModelConfig:
+    own = {"moe_num_experts": 4, "moe_top_k": 1, "ffn_hidden_size": 3584}
+    own |= mapping(keys, "ffn_config") or {}
+    normalized = own.get("moe_normalize_expert_weights", 1.0)
     if normalized not in (None, 1):
         raise invalid("moe_normalize_expert_weights", "1 or null", normalized)
-    kv_heads = integer({"kv_n_heads": 1, **attention}, "kv_n_heads", 1, num_heads(config))
-    if num_heads(config) % kv_heads:
-        raise invalid("kv_n_heads", f"a divisor of {num_heads(config)} heads", kv_heads)
-    activation = mapping(experts, "ffn_act_fn") or {}
+    activation = mapping(own, "ffn_act_fn") or {}
     if activation.get("name", "silu") != "silu":
         raise invalid("ffn_act_fn", "silu", activation.get("name"))
-    rope = dict(config)
-    if not (config.get("rope_parameters") or config.get("rope_scaling")):
-        rope["rope_theta"] = attention.get("rope_theta", config.get("rope_theta", 10_000.0))
-    return {
-        "attention_bias": False,
-        "mlp_bias": False,
-        "norm": "layer",
-        "norm_eps": 1e-5,
-        "activation": "silu",
-        "num_kv_heads": kv_heads,
-        "clip_qkv": optional_number(attention, "clip_qkv", above=0.0, below=1e6),
-        "rope": RopeConfig.from_hf(rope, hidden_size(config) // num_heads(config)),
-        "intermediate_size": width,
-        "num_experts": integer(experts, count, 1, MAX_EXPERTS),
-        "expert_size": width,
-        "experts_per_token": integer(experts, "moe_top_k", 1, integer(experts, count, 1, 2**16)),
-        "router": RouterConfig(normalized=normalized is not None),
-    }
+    num_experts = integer(own, "moe_num_experts", 1, MAX_EXPERTS)
+    moe = keys.moe(
+        RouterConfig(normalized=normalized is not None),
+        num_experts=num_experts,
+        experts_per_token=integer(own, "moe_top_k", 1, num_experts),
+        expert_size=integer(own, "ffn_hidden_size", 1, MAX_WIDTH),
+        activation=keys.activation("silu"),
+    )
+    layers = keys.layers(attention=_dbrx_attention(keys), mlp=None, moe=moe)
+    return keys.model(layers, norm=keys.norm("layer", eps=1e-5))
 
 
 DATABRICKS: Mapping[str, Architecture] = {
     "MptForCausalLM": Architecture(
         name="mpt",
         model_type="mpt",
-        overrides=_mpt,
+        build=_mpt,
         renamed=frozen(
             hidden_size="d_model",
             num_hidden_layers="n_layers",
@@ -116,7 +110,7 @@ DATABRICKS: Mapping[str, Architecture] = {
     "DbrxForCausalLM": Architecture(
         name="dbrx",
         model_type="dbrx",
-        overrides=_dbrx,
+        build=_dbrx,
         renamed=frozen(
             hidden_size="d_model",
             num_attention_heads="n_heads",

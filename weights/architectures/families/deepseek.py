@@ -1,31 +1,19 @@
 """DeepSeek.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    Architecture,
-    frozen,
-    llama_tensors,
-)
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
 from swiftchat.weights.architectures.parts.expert_readers import (
     EXPERTS,
     MOE_KEYS,
     SHARED_EXPERTS,
-    experts_of_width,
     first_dense,
 )
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_EXPERTS,
-    Fields,
-    flag,
-    integer,
-    invalid,
-    number,
-)
+from swiftchat.weights.architectures.parts.fields import MAX_EXPERTS, flag, integer, invalid, number
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.latent_readers import (
     LATENT_KEYS,
     LATENT_TENSORS,
@@ -34,46 +22,48 @@ from swiftchat.weights.architectures.parts.latent_readers import (
     V3_KEYS,
     V3_SIZES,
     V3_TENSORS,
-    deepseek_v32,
-    latent_fields,
-    v3_experts,
+    latent_attention,
+    sparse_model,
+    v3_moe,
 )
+from swiftchat.weights.architectures.parts.layers import sparse
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _v2_router(config: Fields) -> RouterConfig:
+def _v2_router(keys: Keys) -> RouterConfig:
     """Return a softmax router, whose groups count by their best score."""
-    scale = number(config, "routed_scaling_factor", above=0.0, below=1e6)
-    method = config.get("topk_method")
+    scale = number(keys, "routed_scaling_factor", above=0.0, below=1e6)
+    method = keys.get("topk_method")
     if method == "greedy":
         return RouterConfig(scale=scale)
     if method != "group_limited_greedy":
         raise invalid("topk_method", "greedy or group_limited_greedy", method)
-    experts = integer(config, "num_local_experts", 1, MAX_EXPERTS)
-    groups = integer(config, "n_group", 1, MAX_EXPERTS)
-    top_groups = integer(config, "topk_group", 1, groups)
-    chosen = integer(config, "num_experts_per_tok", 1, experts)
+    experts = keys.num_experts
+    groups = integer(keys, "n_group", 1, MAX_EXPERTS)
+    top_groups = integer(keys, "topk_group", 1, groups)
+    chosen = integer(keys, "num_experts_per_tok", 1, experts)
     if experts % groups or top_groups * experts // groups < chosen:
         raise invalid("n_group", f"a divisor of {experts} that leaves {chosen} experts", groups)
     return RouterConfig(groups=groups, top_groups=top_groups, best_of_group=1, scale=scale)
 
 
-def _deepseek_v2(config: Fields) -> Mapping[str, Any]:
-    if flag(config, "mlp_bias"):
+def _deepseek_v2(keys: Keys) -> ModelConfig:
+    if flag(keys, "mlp_bias"):
         raise invalid("mlp_bias", "false", True)
-    return {
-        **experts_of_width(config, _v2_router(config), "n_shared_experts"),
-        **latent_fields(config, interleaved=True),
-        "dense_layers": first_dense(config, "first_k_dense_replace"),
-    }
+    layers = keys.layers(attention=latent_attention(keys, interleaved=True))
+    moe = keys.moe(_v2_router(keys), shared="n_shared_experts")
+    return keys.model(sparse(layers, moe, first_dense(keys, "first_k_dense_replace")))
 
 
-def _deepseek_v3(config: Fields) -> Mapping[str, Any]:
-    return {
-        **v3_experts(config),
-        **latent_fields(config, interleaved=flag(config, "rope_interleave")),
-        "dense_layers": first_dense(config, "first_k_dense_replace"),
-    }
+def _deepseek_v3(keys: Keys) -> ModelConfig:
+    attention = latent_attention(keys, interleaved=flag(keys, "rope_interleave"))
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    return keys.model(sparse(layers, v3_moe(keys), first_dense(keys, "first_k_dense_replace")))
+
+
+def _deepseek_v32(keys: Keys) -> ModelConfig:
+    return sparse_model(keys, interleaved=False)
 
 
 _V2_TENSORS = llama_tensors({**LATENT_TENSORS, **EXPERTS, **SHARED_EXPERTS})
@@ -83,7 +73,7 @@ DEEPSEEK: Mapping[str, Architecture] = {
     "DeepseekV2ForCausalLM": Architecture(
         name="deepseek_v2",
         model_type="deepseek_v2",
-        overrides=_deepseek_v2,
+        build=_deepseek_v2,
         supported_keys=MOE_KEYS | LATENT_KEYS,
         renamed=frozen(num_local_experts="n_routed_experts"),
         tensors=_V2_TENSORS,
@@ -105,7 +95,7 @@ DEEPSEEK: Mapping[str, Architecture] = {
     "DeepseekV3ForCausalLM": Architecture(
         name="deepseek_v3",
         model_type="deepseek_v3",
-        overrides=_deepseek_v3,
+        build=_deepseek_v3,
         supported_keys=V3_KEYS,
         renamed=frozen(num_local_experts="n_routed_experts"),
         tensors=V3_TENSORS,
@@ -130,7 +120,7 @@ DEEPSEEK: Mapping[str, Architecture] = {
     "DeepseekV32ForCausalLM": Architecture(
         name="deepseek_v32",
         model_type="deepseek_v32",
-        overrides=deepseek_v32,
+        build=_deepseek_v32,
         supported_keys=V3_KEYS,
         renamed=frozen(num_local_experts="n_routed_experts"),
         tensors=SPARSE_TENSORS,

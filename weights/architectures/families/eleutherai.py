@@ -1,69 +1,58 @@
 """EleutherAI: GPT-J and GPT-NeoX.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    LAYER_NORM_UNGATED,
-    Architecture,
-    frozen,
-    tensor_names,
-)
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_WIDTH,
-    Fields,
-    flag,
-    hidden_size,
-    integer,
-    num_heads,
-    optional_integer,
-)
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, tensor_names
+from swiftchat.weights.architectures.parts.fields import MAX_WIDTH, flag, integer, optional_integer
 from swiftchat.weights.architectures.parts.gpt_readers import GPT_KEYS, NEOX_LAYER, mlp_width
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.rope import RopeConfig
 
 
-def _gpt_j(config: Fields) -> Mapping[str, Any]:
-    head_dim = hidden_size(config) // num_heads(config)
-    return {
-        **LAYER_NORM_UNGATED,
-        "attention_bias": False,
-        "output_bias": False,
-        "mlp_bias": True,
-        "lm_head_bias": True,
-        "num_kv_heads": num_heads(config),
-        "intermediate_size": mlp_width(config, "n_inner"),
-        # The base is fixed, and there is no scaling.
-        "rope": RopeConfig(
-            rotary_dim=optional_integer(config, "rotary_dim", 2, head_dim), interleaved=True
+def _gpt_j(keys: Keys) -> ModelConfig:
+    head_dim = keys.hidden_size // keys.num_heads
+    # The base is fixed, and there is no scaling.
+    rotary_dim = optional_integer(keys, "rotary_dim", 2, head_dim)
+    layers = keys.layers(
+        attention=keys.attention(
+            num_kv_heads=keys.num_heads,
+            bias=False,
+            rope=RopeConfig(rotary_dim=rotary_dim, interleaved=True),
         ),
-        "parallel_residual": True,
-        "shared_norm": True,
-    }
+        mlp=keys.mlp(
+            intermediate_size=mlp_width(keys, "n_inner"),
+            activation=keys.activation(gated=False),
+            bias=True,
+        ),
+        is_parallel=True,
+        shared_norm=True,
+    )
+    norm, head = keys.norm("layer", has_bias=True), keys.head(bias=True)
+    return keys.model(layers, norm=norm, head=head)
 
 
-def _gpt_neox(config: Fields) -> Mapping[str, Any]:
-    heads = num_heads(config)
-    head_dim = integer(config, "hidden_size", heads, MAX_WIDTH) // heads
-    return {
-        **LAYER_NORM_UNGATED,
-        "mlp_bias": True,
-        "num_kv_heads": heads,
-        "parallel_residual": flag(config, "use_parallel_residual"),
-        "rope": RopeConfig.from_hf(config, head_dim),
-    }
+def _gpt_neox(keys: Keys) -> ModelConfig:
+    heads = keys.num_heads
+    head_dim = integer(keys, "hidden_size", heads, MAX_WIDTH) // heads
+    layers = keys.layers(
+        attention=keys.attention(num_kv_heads=heads, rope=keys.rope(head_dim)),
+        mlp=keys.mlp(activation=keys.activation(gated=False), bias=True),
+        is_parallel=flag(keys, "use_parallel_residual"),
+    )
+    return keys.model(layers, norm=keys.norm("layer", has_bias=True))
 
 
 ELEUTHERAI: Mapping[str, Architecture] = {
     "GPTJForCausalLM": Architecture(
         name="gptj",
         model_type="gptj",
-        overrides=_gpt_j,
+        build=_gpt_j,
         renamed=GPT_KEYS,
         prefix="transformer.",
-        interleaved_rope=True,
         supported_keys=frozenset({"rotary_dim"}),
         tensors=tensor_names(
             {
@@ -97,7 +86,7 @@ ELEUTHERAI: Mapping[str, Architecture] = {
     "GPTNeoXForCausalLM": Architecture(
         name="gpt_neox",
         model_type="gpt_neox",
-        overrides=_gpt_neox,
+        build=_gpt_neox,
         qkv_in_groups=True,
         renamed=frozen(
             rms_norm_eps="layer_norm_eps",

@@ -1,62 +1,56 @@
 """Google: Gemma 1 to 3.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
 )
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_HEAD_DIM,
-    MAX_LAYERS,
-    Fields,
-    hidden_size,
-    integer,
-    number,
-)
+from swiftchat.weights.architectures.parts.attention import HeadNorms
+from swiftchat.weights.architectures.parts.fields import MAX_LAYERS, integer, number
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.layer_readers import every_nth_full
+from swiftchat.weights.architectures.parts.layers import Layers, windowed
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.rope import layer_ropes
 
 
-def _gemma(config: Fields) -> Mapping[str, Any]:
-    return {
-        "mlp_bias": False,
-        "norm_unit_offset": True,
-        "embedding_scale": hidden_size(config) ** 0.5,
-    }
+def _model(keys: Keys, layers: Layers) -> ModelConfig:
+    embeddings = keys.embeddings(scale=keys.hidden_size**0.5)
+    return keys.model(layers, norm=keys.norm(unit_offset=True), embeddings=embeddings)
 
 
-def _gemma1(config: Fields) -> Mapping[str, Any]:
+def _gemma1(keys: Keys) -> ModelConfig:
     # The first published files say "gelu" but were trained with the approximation.
-    legacy = config.get("hidden_act") == "gelu"
-    return {**_gemma(config), **({"activation": "gelu_tanh"} if legacy else {})}
+    legacy = keys.get("hidden_act") == "gelu"
+    activation = keys.activation("gelu_tanh" if legacy else None)
+    return _model(keys, keys.layers(mlp=keys.mlp(activation=activation, bias=False)))
 
 
-def _gemma2(config: Fields) -> Mapping[str, Any]:
-    overrides = {**_gemma(config), "norm_order": "sandwich"}
-    return overrides | {"layer_types": every_nth_full(config, 2)}
+def _gemma2(keys: Keys) -> ModelConfig:
+    layers = keys.layers(mlp=keys.mlp(bias=False), norm_order="sandwich")
+    return _model(keys, windowed(layers, keys.windows(every_nth_full(keys, 2))))
 
 
-def _vaultgemma(config: Fields) -> Mapping[str, Any]:
-    return {**_gemma(config), "layer_types": every_nth_full(config, 2)}
+def _vaultgemma(keys: Keys) -> ModelConfig:
+    layers = keys.layers(mlp=keys.mlp(bias=False))
+    return _model(keys, windowed(layers, keys.windows(every_nth_full(keys, 2))))
 
 
-def _gemma3(config: Fields) -> Mapping[str, Any]:
-    head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    local_theta = number(config, "rope_local_base_freq", above=0.0, below=1e12, default=1e4)
-    pattern = integer(config, "sliding_window_pattern", 1, MAX_LAYERS)
-    return {
-        **_gemma2(config),
-        "qk_norm": "head",
-        **layer_ropes(config, head_dim, local_theta),
-        "layer_types": every_nth_full(config, pattern),
-    }
+def _gemma3(keys: Keys) -> ModelConfig:
+    local_theta = number(keys, "rope_local_base_freq", above=0.0, below=1e12, default=1e4)
+    rope, local_rope = layer_ropes(keys, keys.head_dim, local_theta)
+    pattern = integer(keys, "sliding_window_pattern", 1, MAX_LAYERS)
+    attention = keys.attention(head_norms=HeadNorms("head"), rope=rope)
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False), norm_order="sandwich")
+    windows = keys.windows(every_nth_full(keys, pattern))
+    return _model(keys, windowed(layers, windows, local_rope))
 
 
 _DEFAULTS = frozen(
@@ -88,40 +82,37 @@ GEMMA: Mapping[str, Architecture] = {
     "GemmaForCausalLM": Architecture(
         name="gemma",
         model_type="gemma",
-        overrides=_gemma1,
+        build=_gemma1,
         tensors=LLAMA_TENSORS,
         defaults=frozen(**_DEFAULTS, num_key_value_heads=16),
     ),
     "Gemma2ForCausalLM": Architecture(
         name="gemma2",
         model_type="gemma2",
-        windowed=True,
-        overrides=_gemma2,
+        build=_gemma2,
         tensors=_TENSORS_2,
         renamed=frozen(hidden_act="hidden_activation"),
-        supported_keys=_KEYS_2,
+        supported_keys=_KEYS_2 | WINDOW_KEYS,
         defaults=frozen(**_DEFAULTS_2, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
     ),
     "VaultGemmaForCausalLM": Architecture(
         name="vaultgemma",
         model_type="vaultgemma",
-        overrides=_vaultgemma,
-        windowed=True,
+        build=_vaultgemma,
         tensors=llama_tensors({"mlp_norm": "pre_feedforward_layernorm.weight"}),
         renamed=frozen(hidden_act="hidden_activation"),
-        supported_keys=_KEYS_2,
+        supported_keys=_KEYS_2 | WINDOW_KEYS,
         defaults=frozen(**_DEFAULTS_2, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
     ),
     "Gemma3ForCausalLM": Architecture(
         name="gemma3",
         model_type="gemma3_text",
-        windowed=True,
-        overrides=_gemma3,
+        build=_gemma3,
         tensors=_TENSORS_2,
         renamed=frozen(
             hidden_act="hidden_activation", sliding_window_pattern="_sliding_window_pattern"
         ),
-        supported_keys=_KEYS_2 - {"attn_logit_softcapping"},
+        supported_keys=_KEYS_2 - {"attn_logit_softcapping"} | WINDOW_KEYS,
         rejected_keys=frozenset({"use_bidirectional_attention"}),
         defaults=frozen(
             **{**_DEFAULTS_2, "max_position_embeddings": 131_072},

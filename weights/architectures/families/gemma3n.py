@@ -1,85 +1,83 @@
 """Google: Gemma 3n.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from swiftchat.weights.architectures.families.gemma4 import (
     PER_LAYER_BRANCH,
     PER_LAYER_TENSORS,
+    gemma4_embeddings,
     kv_sources,
     layer_kinds,
-    per_layer_embeddings,
 )
 from swiftchat.weights.architectures.parts.architecture import (
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
 )
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_HEAD_DIM,
-    MAX_WIDTH,
-    Fields,
-    flag,
-    hidden_size,
-    integer,
-    invalid,
-    num_heads,
-    num_layers,
-    number,
-)
-from swiftchat.weights.architectures.parts.layers import LayerSizes, Streams
+from swiftchat.weights.architectures.parts.attention import HeadNorms, Values
+from swiftchat.weights.architectures.parts.fields import MAX_WIDTH, flag, integer, invalid, number
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layers import Streams, windowed
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.rope import layer_ropes
 
 
-def _gemma3n(config: Fields) -> Mapping[str, Any]:
-    head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    local_theta = number(config, "rope_local_base_freq", above=0.0, below=1e12, default=1e4)
-    kinds, widths = layer_kinds(config, 5), _widths(config)
-    kv_heads = integer(config, "num_key_value_heads", 1, MAX_WIDTH)
-    sizes = tuple(LayerSizes(head_dim, kv_heads, width, num_heads(config)) for width in widths)
-    integer(config, "hidden_size_per_layer_input", 1, MAX_WIDTH)
-    count = integer(config, "altup_num_inputs", 2, _MAX_STREAMS)
-    return {
-        "mlp_bias": False,
-        "embedding_scale": hidden_size(config) ** 0.5,
-        "norm_order": "sandwich",
-        "qk_norm": "head",
-        "query_scalar": 1.0,
-        "value_norm": True,
-        "intermediate_size": widths[0],
-        "layer_sizes": sizes if len({*widths}) > 1 else (),
-        "layer_types": kinds,
-        "kv_sources": kv_sources(config, kinds),
-        "gate_sparsity": _sparsity(config),
-        "streams": Streams(
-            count=count,
-            active=integer(config, "altup_active_idx", 0, count - 1),
-            scaled=flag(config, "altup_correct_scale"),
-            residual_rank=integer(config, "laurel_rank", 1, MAX_WIDTH),
-        ),
-        **layer_ropes(config, head_dim, local_theta),
-        **per_layer_embeddings(config),
-    }
+def _gemma3n(keys: Keys) -> ModelConfig:
+    local_theta = number(keys, "rope_local_base_freq", above=0.0, below=1e12, default=1e4)
+    rope, local_rope = layer_ropes(keys, keys.head_dim, local_theta)
+    kinds = layer_kinds(keys, 5)
+    attention = keys.attention(
+        values=Values(keys.head_dim, normalized=True),
+        scores=keys.scores(scale=1.0),
+        rope=rope,
+        head_norms=HeadNorms("head"),
+    )
+    alike = keys.layers(attention=attention, mlp=None, norm_order="sandwich")
+    of_layers = zip(
+        windowed(alike, keys.windows(kinds), local_rope),
+        _widths(keys),
+        _sparsity(keys),
+        kv_sources(keys, kinds),
+        strict=True,
+    )
+    layers = tuple(
+        replace(
+            layer.with_attention(kv_source=source),
+            mlp=keys.mlp(intermediate_size=width, bias=False, sparsity=sparsity),
+        )
+        for layer, width, sparsity, source in of_layers
+    )
+    integer(keys, "hidden_size_per_layer_input", 1, MAX_WIDTH)  # not optional
+    count = integer(keys, "altup_num_inputs", 2, _MAX_STREAMS)
+    streams = Streams(
+        count=count,
+        active=integer(keys, "altup_active_idx", 0, count - 1),
+        scaled=flag(keys, "altup_correct_scale"),
+        residual_rank=integer(keys, "laurel_rank", 1, MAX_WIDTH),
+    )
+    return keys.model(layers, embeddings=gemma4_embeddings(keys), streams=streams)
 
 
-def _widths(config: Fields) -> list[int]:
+def _widths(keys: Keys) -> list[int]:
     """Return the MLP width of each layer, from a list or one number."""
-    name, count = "intermediate_size", num_layers(config)
-    found = config.get(name)
+    name, count = "intermediate_size", keys.num_layers
+    found = keys.get(name)
     if not isinstance(found, list):
-        return [integer(config, name, 1, MAX_WIDTH)] * count
+        return [keys.intermediate_size] * count
     if len(found) != count:
         raise invalid(name, f"a number or a list of {count} numbers", found)
     return [integer({name: width}, name, 1, MAX_WIDTH) for width in found]
 
 
-def _sparsity(config: Fields) -> tuple[float, ...]:
+def _sparsity(keys: Keys) -> tuple[float, ...]:
     """Return the share of gates of each layer that become 0."""
-    name, count = "activation_sparsity_pattern", num_layers(config)
-    found = config.get(name)
+    name, count = "activation_sparsity_pattern", keys.num_layers
+    found = keys.get(name)
     if found is None:
         first = _SPARSE_LAYERS if count > _SPARSE_LAYERS else 0
         found = [_SPARSITY] * first + [0.0] * (count - first)
@@ -97,8 +95,7 @@ GEMMA3N: Mapping[str, Architecture] = {
     "Gemma3nForCausalLM": Architecture(
         name="gemma3n",
         model_type="gemma3n_text",
-        windowed=True,
-        overrides=_gemma3n,
+        build=_gemma3n,
         tensors={
             **PER_LAYER_TENSORS,
             "stream_in": "model.altup_projections.{s}.weight",
@@ -121,7 +118,7 @@ GEMMA3N: Mapping[str, Architecture] = {
             ),
         },
         renamed=frozen(hidden_act="hidden_activation"),
-        supported_keys=frozenset({"final_logit_softcapping"}),
+        supported_keys=frozenset({"final_logit_softcapping"}) | WINDOW_KEYS,
         defaults=frozen(
             max_position_embeddings=32_768,
             rms_norm_eps=1e-6,

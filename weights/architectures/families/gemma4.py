@@ -1,158 +1,149 @@
 """Google: Gemma 4.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    Architecture,
-    frozen,
-    llama_tensors,
-)
-from swiftchat.weights.architectures.parts.embeddings import PerLayerEmbeddings
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.attention import Attention, HeadNorms, Values
+from swiftchat.weights.architectures.parts.embeddings import Embeddings, PerLayerEmbeddings
 from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
     MAX_EXPERTS,
-    MAX_HEAD_DIM,
-    MAX_HEADS,
     MAX_VOCAB,
     MAX_WIDTH,
-    Fields,
     flag,
-    hidden_size,
     integer,
     invalid,
-    layer_types,
     mapping,
-    num_heads,
-    num_layers,
     optional_integer,
 )
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.layer_readers import every_nth_full
-from swiftchat.weights.architectures.parts.layers import LayerSizes
-from swiftchat.weights.architectures.parts.rope import (
-    rope_of_kind,
-)
+from swiftchat.weights.architectures.parts.layers import LayerConfig
+from swiftchat.weights.architectures.parts.mlp import Moe
+from swiftchat.weights.architectures.parts.model import ModelConfig
+from swiftchat.weights.architectures.parts.rope import rope_of_kind
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _gemma4(config: Fields) -> Mapping[str, Any]:
-    if config.get("use_bidirectional_attention") not in (None, False, "vision"):
-        raise invalid(
-            "use_bidirectional_attention",
-            "absent or vision",
-            config["use_bidirectional_attention"],
+def _gemma4(keys: Keys) -> ModelConfig:
+    name = "use_bidirectional_attention"
+    if keys.get(name) not in (None, False, "vision"):
+        raise invalid(name, "absent or vision", keys[name])
+    kinds = [*layer_kinds(keys, 6)[:-1], "full_attention"]
+    sources = kv_sources(keys, kinds)
+    size, is_wide = keys.intermediate_size, flag(keys, "use_double_wide_mlp")
+    moe = _experts(keys) if flag(keys, "enable_moe_block") else None
+    layers = tuple(
+        LayerConfig(
+            attention,
+            mlp=keys.mlp(
+                intermediate_size=2 * size if is_wide and source is not None else size, bias=False
+            ),
+            moe=moe,
+            norm_order="sandwich",
+            has_scale=True,
         )
-    kinds = [*layer_kinds(config, 6)[:-1], "full_attention"]
-    sources = kv_sources(config, kinds)
-    full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
-    sizes = _sizes(config, kinds, sources)
-    heads = {kind: size.head_dim for kind, size in zip(kinds, sizes, strict=True)}
-    for layer, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
-        if size.head_dim != heads[kind]:
-            key = f"head_dim of layer {layer}"
-            raise invalid(key, f"that of other layers of its kind, {heads[kind]}", size.head_dim)
-    ropes = {kind: rope_of_kind(config, _ROPES, kind, head_dim) for kind, head_dim in heads.items()}
-    rope = ropes["full_attention"]
-    window = integer(config, "sliding_window", 1, MAX_CONTEXT) if len(full) < len(kinds) else None
-    as_values = full if flag(config, "attention_k_eq_v") else frozenset()
-    return {
-        "mlp_bias": False,
-        "embedding_scale": hidden_size(config) ** 0.5,
-        "norm_order": "sandwich",
-        "qk_norm": "head",
-        "query_scalar": 1.0,
-        "value_norm": True,
-        "layer_scales": True,
-        "rope": rope,
-        "local_rope": ropes.get("sliding_attention"),
-        "sliding_window": window,
-        "full_layers": frozenset() if window is None else full,
-        "layer_sizes": sizes if len({*sizes}) > 1 else (),
-        **({} if len({*sizes}) > 1 else vars(sizes[0])),
-        "kv_sources": sources,
-        "keys_as_values": frozenset(i for i in as_values if not sources or sources[i] == i),
-        **per_layer_embeddings(config),
-        **_experts(config),
-    }
+        for attention, source in zip(_attentions(keys, kinds, sources), sources, strict=True)
+    )
+    return keys.model(layers, embeddings=gemma4_embeddings(keys))
 
 
-def layer_kinds(config: Fields, pattern: int) -> list[str]:
+def _attentions(keys: Keys, kinds: Sequence[str], sources: Sequence[int | None]) -> list[Attention]:
+    """Return the attention of each layer; layers of one kind have heads of one size."""
+    heads = _heads(keys, kinds)
+    head_dims = {kind: head_dim for kind, (head_dim, _) in zip(kinds, heads, strict=True)}
+    for layer, (kind, (head_dim, _)) in enumerate(zip(kinds, heads, strict=True)):
+        if head_dim != head_dims[kind]:
+            expected = f"that of other layers of its kind, {head_dims[kind]}"
+            raise invalid(f"head_dim of layer {layer}", expected, head_dim)
+    ropes = {kind: rope_of_kind(keys, _ROPES, kind, dim) for kind, dim in head_dims.items()}
+    window = None
+    if "sliding_attention" in kinds:
+        window = integer(keys, "sliding_window", 1, MAX_CONTEXT)
+    as_values = flag(keys, "attention_k_eq_v")
+    found = []
+    for kind, (head_dim, kv_heads), source in zip(kinds, heads, sources, strict=True):
+        is_full = kind == "full_attention"
+        are_keys = as_values and is_full and source is None
+        attention = keys.attention(
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            values=Values(head_dim, normalized=True, are_keys=are_keys),
+            scores=keys.scores(scale=1.0, window=None if is_full else window),
+            rope=ropes[kind],
+            head_norms=HeadNorms("head"),
+            kv_source=source,
+        )
+        found.append(attention)
+    return found
+
+
+def layer_kinds(keys: Keys, pattern: int) -> list[str]:
     """Return the kind of attention of each layer; without the key every `pattern`-th is full."""
-    count, kinds = num_layers(config), layer_types(config)
+    count, kinds = keys.num_layers, keys.layer_types
     if kinds is None:
-        kinds = every_nth_full(config, pattern)
+        kinds = every_nth_full(keys, pattern)
     if len(kinds) != count or {*kinds} - {"full_attention", "sliding_attention"}:
         raise invalid("layer_types", f"{count} times full_attention or sliding_attention", kinds)
     return kinds
 
 
-def kv_sources(config: Fields, kinds: Sequence[str]) -> tuple[int, ...]:
-    """Return the layer whose keys and values each layer reads; empty if all have their own.
+def kv_sources(keys: Keys, kinds: Sequence[str]) -> tuple[int | None, ...]:
+    """Return the layer whose keys and values each layer reads; None: its own.
 
     The last `num_kv_shared_layers` read those of the last layer of their kind before them.
     """
     count = len(kinds)
-    shared = optional_integer(config, "num_kv_shared_layers", 0, count - 1)
-    if not shared:
-        return ()
+    shared = optional_integer(keys, "num_kv_shared_layers", 0, count - 1) or 0
     own = count - shared
     last = {kind: i for i, kind in enumerate(kinds[:own])}
     if {*kinds[own:]} - last.keys():
         raise invalid(
             "num_kv_shared_layers", "less, so that each has a layer of its kind before", shared
         )
-    return tuple(i if i < own else last[kinds[i]] for i in range(count))
+    return (None,) * own + tuple(last[kind] for kind in kinds[own:])
 
 
-def per_layer_embeddings(config: Fields) -> dict[str, Any]:
-    """Return the field of embeddings for each layer, which have a width of 0 if there are none."""
-    width = optional_integer(config, "hidden_size_per_layer_input", 0, MAX_WIDTH)
-    if not width:
-        return {}
-    ids = integer(config, "vocab_size_per_layer_input", 1, MAX_VOCAB)
-    return {"per_layer_embeddings": PerLayerEmbeddings(width, ids)}
+def gemma4_embeddings(keys: Keys) -> Embeddings:
+    """Return the embeddings, also those for each layer, which have a width of 0 if absent."""
+    width, per_layer = optional_integer(keys, "hidden_size_per_layer_input", 0, MAX_WIDTH), None
+    if width:
+        ids = integer(keys, "vocab_size_per_layer_input", 1, MAX_VOCAB)
+        per_layer = PerLayerEmbeddings(width, ids)
+    return keys.embeddings(scale=keys.hidden_size**0.5, per_layer=per_layer)
 
 
-def _sizes(config: Fields, kinds: Sequence[str], sources: Sequence[int]) -> tuple[LayerSizes, ...]:
-    """Return the sizes of all layers; `per_layer_config` replaces the older keys of full ones."""
-    width, wide = integer(config, "intermediate_size", 1, MAX_WIDTH), 1
-    if flag(config, "use_double_wide_mlp"):
-        wide = 2
-    standard = {key: config[key] for key in ("head_dim", "num_key_value_heads")}
-    full = {"head_dim": config.get("global_head_dim", 512)}
-    if flag(config, "attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:
-        full["num_key_value_heads"] = config["num_global_key_value_heads"]
+def _heads(keys: Keys, kinds: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the elements of a head and the key heads of all layers.
+
+    `per_layer_config` replaces the older keys of full ones.
+    """
+    full = {"head_dim": keys.get("global_head_dim", 512)}
+    if flag(keys, "attention_k_eq_v") and keys.get("num_global_key_value_heads") is not None:
+        full["num_key_value_heads"] = keys["num_global_key_value_heads"]
     changes = {str(i): full for i, kind in enumerate(kinds) if kind == "full_attention"}
-    by_layer = _by_layer(config)
-    found = changes if by_layer is None else by_layer
-    sizes = []
+    by_layer = _by_layer(keys)
+    found, heads = changes if by_layer is None else by_layer, []
     for i in range(len(kinds)):
         own = mapping(found, str(i)) or {}
-        if own.keys() - standard.keys():
-            raise invalid("per_layer_config", f"only {', '.join(standard)}", sorted(own)[0])
-        merged = {**standard, **own}
-        heads = num_heads(config)
-        kv_heads = integer(merged, "num_key_value_heads", 1, MAX_HEADS)
-        if heads % kv_heads:
-            raise invalid("num_key_value_heads", f"a divisor of {heads} heads", kv_heads)
-        head_dim = integer(merged, "head_dim", 2, MAX_HEAD_DIM)
-        if head_dim % 2:
-            raise invalid("head_dim", "an even number", head_dim)
-        is_shared = bool(sources) and sources[i] != i
-        sizes.append(LayerSizes(head_dim, kv_heads, width * (wide if is_shared else 1), heads))
-    return tuple(sizes)
+        if own.keys() - {*_HEAD_KEYS}:
+            raise invalid("per_layer_config", f"only {', '.join(_HEAD_KEYS)}", sorted(own)[0])
+        of_layer = keys.changed(**own)
+        heads.append((of_layer.head_dim, of_layer.num_kv_heads))
+    return heads
 
 
-def _by_layer(config: Fields) -> dict[str, Any] | None:
+def _by_layer(keys: Keys) -> dict[str, Any] | None:
     """Return `per_layer_config` by the number of the layer, which transformers pads with zeros."""
-    found = mapping(config, "per_layer_config")
+    found = mapping(keys, "per_layer_config")
     if found is None:
         return None
-    count = num_layers(config)
+    count = keys.num_layers
     numbers = {name: name.lstrip("0") or "0" for name in found if name}
     known = {str(i) for i in range(count)}
     for name in found:
@@ -163,21 +154,20 @@ def _by_layer(config: Fields) -> dict[str, Any] | None:
     return {numbers[name]: value for name, value in found.items()}
 
 
-def _experts(config: Fields) -> dict[str, Any]:
-    if not flag(config, "enable_moe_block"):
-        return {}
-    count = integer(config, "num_experts", 1, MAX_EXPERTS)
-    return {
-        "num_experts": count,
-        "experts_per_token": integer(config, "top_k_experts", 1, count),
-        "expert_size": integer(config, "moe_intermediate_size", 1, MAX_WIDTH),
-        "router": RouterConfig(normalized=True),
-        "mlp_and_experts": True,
-    }
+def _experts(keys: Keys) -> Moe:
+    count = integer(keys, "num_experts", 1, MAX_EXPERTS)
+    return keys.moe(
+        RouterConfig(normalized=True),
+        num_experts=count,
+        experts_per_token=integer(keys, "top_k_experts", 1, count),
+    )
 
 
-def _unified(config: Fields) -> Mapping[str, Any]:
-    return _gemma4({**config, "hidden_size_per_layer_input": 0, "enable_moe_block": False})
+def _unified(keys: Keys) -> ModelConfig:
+    return _gemma4(keys.changed(hidden_size_per_layer_input=0, enable_moe_block=False))
+
+
+_HEAD_KEYS = ("head_dim", "num_key_value_heads")
 
 
 PER_LAYER_TENSORS = frozen(
@@ -200,7 +190,7 @@ _ROPES = frozen(
 _GEMMA4 = Architecture(
     name="gemma4",
     model_type="gemma4_text",
-    overrides=_gemma4,
+    build=_gemma4,
     tensors={
         **PER_LAYER_TENSORS,
         **llama_tensors(
@@ -254,7 +244,7 @@ GEMMA4: Mapping[str, Architecture] = {
         _GEMMA4,
         name="gemma4_unified",
         model_type="gemma4_unified_text",
-        overrides=_unified,
+        build=_unified,
         defaults=frozen(
             **{**_GEMMA4.defaults, "max_position_embeddings": 262_144, "sliding_window": 1024}
         ),

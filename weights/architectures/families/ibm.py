@@ -1,6 +1,6 @@
 """IBM: Granite and Bamba.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
@@ -9,26 +9,21 @@ from typing import Any
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     SEPARATE_GATE_UP,
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
 )
-from swiftchat.weights.architectures.parts.expert_readers import moe_overrides
+from swiftchat.weights.architectures.parts.attention import Scores
 from swiftchat.weights.architectures.parts.fields import (
-    MAX_HEAD_DIM,
     MAX_WIDTH,
-    Fields,
-    flag,
-    hidden_size,
     integer,
     invalid,
-    layer_types,
     mapping,
-    num_heads,
-    num_layers,
     number,
-    optional_integer,
 )
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layers import Layers, mixing, windowed
 from swiftchat.weights.architectures.parts.mixer_readers import (
     DEFAULTS,
     FEED_FORWARD,
@@ -36,116 +31,130 @@ from swiftchat.weights.architectures.parts.mixer_readers import (
     mamba2,
     mixer_layers,
 )
+from swiftchat.weights.architectures.parts.mlp import Moe
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.rope import RopeConfig
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def multiplier(config: Fields, name: str) -> float:
-    return number(config, name, above=0.0, below=1e6, default=1.0)
+def multiplier(keys: Keys, name: str) -> float:
+    return number(keys, name, above=0.0, below=1e6, default=1.0)
 
 
-def granite(config: Fields) -> Mapping[str, Any]:
-    """Return the overrides of the multipliers."""
-    residual = multiplier(config, "residual_multiplier")
-    return {
-        "query_scalar": multiplier(config, "attention_multiplier") ** -2,
-        "embedding_scale": multiplier(config, "embedding_multiplier"),
-        "residual_scale": residual,
-        "norm_eps": number(config, "rms_norm_eps", above=0.0, below=1.0) / residual**2,
-        "logit_scale": 1 / multiplier(config, "logits_scaling"),
-    }
+def granite_scores(keys: Keys, **fields: Any) -> Scores:
+    return keys.scores(scale=multiplier(keys, "attention_multiplier"), **fields)
 
 
-def _granite_moe(config: Fields) -> Mapping[str, Any]:
-    return {
-        **granite(config),
-        **moe_overrides(config),
-        "attention_bias": flag(config, "attention_bias"),
-    }
+def granite_model(keys: Keys, layers: Layers) -> ModelConfig:
+    """Return the model of these layers with Granite's multipliers."""
+    residual = multiplier(keys, "residual_multiplier")
+    return keys.model(
+        layers,
+        norm=keys.norm(eps=keys.eps / residual**2),
+        embeddings=keys.embeddings(scale=multiplier(keys, "embedding_multiplier")),
+        head=keys.head(scale=1 / multiplier(keys, "logits_scaling")),
+        residual_scale=residual,
+    )
 
 
-def granite_moe_shared(config: Fields) -> Mapping[str, Any]:
-    """Return the overrides of multipliers and experts, with a shared one."""
-    shared = integer(config, "shared_intermediate_size", 0, MAX_WIDTH)
-    return {**_granite_moe(config), "shared_expert_size": shared}
+def _granite(keys: Keys) -> ModelConfig:
+    attention = keys.attention(scores=granite_scores(keys))
+    return granite_model(keys, keys.layers(attention=attention))
 
 
-def _granite_hybrid(config: Fields) -> Mapping[str, Any]:
-    kinds = layer_types(config)
+def _experts(keys: Keys, shared_size: int) -> Moe:
+    router = RouterConfig(normalized=True)
+    return keys.moe(router, expert_size=keys.intermediate_size, shared_size=shared_size)
+
+
+def _moe_layers(keys: Keys, *, shared: bool) -> Layers:
+    size = integer(keys, "shared_intermediate_size", 0, MAX_WIDTH) if shared else 0
+    attention = keys.attention(scores=granite_scores(keys))
+    return keys.layers(attention=attention, mlp=None, moe=_experts(keys, size))
+
+
+def _granite_moe(keys: Keys) -> ModelConfig:
+    return granite_model(keys, _moe_layers(keys, shared=False))
+
+
+def _granite_moe_shared(keys: Keys) -> ModelConfig:
+    return granite_model(keys, _moe_layers(keys, shared=True))
+
+
+def _granite_hybrid(keys: Keys) -> ModelConfig:
+    kinds = keys.layer_types
     if kinds is None:
-        kinds = layer_types({**config, "layer_types": config.get("layers_block_type")})
+        kinds = keys.changed(layer_types=keys.get("layers_block_type")).layer_types
     if kinds is not None:
         kinds = [_OLD_KINDS.get(kind, kind) for kind in kinds]
-    shared = integer(config, "shared_intermediate_size", 1, MAX_WIDTH)
-    experts: Mapping[str, Any] = {"intermediate_size": shared}
-    if config.get("num_local_experts") not in (0, None):
-        experts = {**moe_overrides(config), "shared_expert_size": shared}
-    return {
-        "mlp_bias": False,
-        **experts,
-        **granite(config),
-        "attention_bias": flag(config, "attention_bias"),
-        **({} if config.get("position_embedding_type") == "rope" else {"rope": None}),
-        "mixer": mamba2(config),
-        "mixer_layers": mixer_layers(config, kinds, "linear_attention"),
-    }
+    has_rope = keys.get("position_embedding_type") == "rope"
+    shared = integer(keys, "shared_intermediate_size", 1, MAX_WIDTH)
+    has_experts = keys.get("num_local_experts") not in (0, None)
+    layers = keys.layers(
+        attention=keys.attention(
+            scores=granite_scores(keys), rope=keys.rope() if has_rope else None
+        ),
+        mlp=None if has_experts else keys.mlp(intermediate_size=shared, bias=False),
+        moe=_experts(keys, shared) if has_experts else None,
+    )
+    where = mixer_layers(keys, kinds, "linear_attention")
+    return granite_model(keys, mixing(layers, mamba2(keys), where, keys.activation_kind))
 
 
-def _bamba(config: Fields) -> Mapping[str, Any]:
-    count, listed = num_layers(config), config.get("attn_layer_indices")
+def _bamba(keys: Keys) -> ModelConfig:
+    count, listed = keys.num_layers, keys.get("attn_layer_indices")
     listed = [] if listed is None else listed
     if not isinstance(listed, list):
         raise invalid("attn_layer_indices", "a list of layers", listed)
     kinds = ["full_attention" if i in listed else "linear_attention" for i in range(count)]
     # The reference ignores another fraction unless it is among the parameters of the rotation.
-    config = {**config, "partial_rotary_factor": 0.5}
-    head_dim = optional_integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    head_dim = hidden_size(config) // num_heads(config) if head_dim is None else head_dim
-    return {
-        "mixer": mamba2(config),
-        "mixer_layers": mixer_layers(config, kinds, "linear_attention"),
-        "rope": RopeConfig.from_hf(config, head_dim),
-    }
+    rope = keys.changed(partial_rotary_factor=0.5).rope()
+    layers = keys.layers(attention=keys.attention(rope=rope))
+    where = mixer_layers(keys, kinds, "linear_attention")
+    return keys.model(mixing(layers, mamba2(keys), where, keys.activation_kind))
 
 
-def _layer_ropes(config: Fields) -> Mapping[str, Any]:
-    """Return the fields of sinks, windows and the base of the rotation of each layer."""
-    count, kinds = num_layers(config), layer_types(config)
-    if kinds is None:
-        kinds = ["sliding_attention" if i % 4 else "full_attention" for i in range(count)]
-    head_dim = optional_integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    head_dim = hidden_size(config) // num_heads(config) if head_dim is None else head_dim
-    fields = {"attention_sinks": True, "layer_types": kinds}
-    bases = config.get("layer_rope_theta")
+def _ropes(keys: Keys, kinds: list[str]) -> list[RopeConfig | None]:
+    """Return the rotation of each layer: `layer_rope_theta` lists their bases, 0 for none."""
+    count, name = len(kinds), "layer_rope_theta"
+    bases = keys.get(name)
     if bases is None:
-        return {**fields, "rope": RopeConfig.from_hf(config, head_dim)}
-    if not isinstance(bases, list) or len(bases) != count or len(kinds) != count:
-        raise invalid("layer_rope_theta", f"a list of {count} numbers", bases)
-    name = "layer_rope_theta"
+        return [keys.rope()] * count
+    if not isinstance(bases, list) or len(bases) != count:
+        raise invalid(name, f"a list of {count} numbers", bases)
     bases = [number({name: base}, name, above=-1.0, below=1e12) for base in bases]
-    ropes: dict[str, RopeConfig] = {}
+    source = "rope_scaling" if mapping(keys, "rope_scaling") else "rope_parameters"
+    scaling, of_kind = mapping(keys, source) or {}, dict[str, float]()
     for kind, base in zip(kinds, bases, strict=True):
-        if not base:
-            continue
-        source = "rope_scaling" if mapping(config, "rope_scaling") else "rope_parameters"
-        parameters = {**(mapping(config, source) or {}), "rope_theta": base}
-        rope = RopeConfig.from_hf({**config, source: parameters}, head_dim)
-        if ropes.setdefault(kind, rope) != rope:
+        if base and of_kind.setdefault(kind, base) != base:
             raise invalid(name, "one number for each kind of layer, or 0", base)
-    full, local = ropes.get("full_attention"), ropes.get("sliding_attention")
-    return {
-        **fields,
-        "rope": full or local,
-        "local_rope": local if full and local else None,
-        "unrotated_layers": frozenset(i for i, base in enumerate(bases) if not base),
+    ropes = {
+        base: keys.changed(**{source: {**scaling, "rope_theta": base}}).rope()
+        for base in of_kind.values()
     }
+    return [ropes[base] if base else None for base in bases]
 
 
-def _granite_swa(config: Fields) -> Mapping[str, Any]:
-    return {**granite(config), **_layer_ropes(config)}
+def _with_windows(keys: Keys, layers: Layers) -> Layers:
+    """Return the layers with sinks, windows and the rotation of each."""
+    kinds = keys.layer_types
+    if kinds is None:
+        kinds = ["sliding_attention" if i % 4 else "full_attention" for i in range(len(layers))]
+    ropes = _ropes(keys, kinds)
+    layers = windowed(layers, keys.windows(kinds))
+    return tuple(
+        layer.with_attention(rope=rope).with_scores(sinks=True)
+        for layer, rope in zip(layers, ropes, strict=True)
+    )
 
 
-def _granite_moe_swa(config: Fields) -> Mapping[str, Any]:
-    return {**granite_moe_shared(config), **_layer_ropes(config)}
+def _granite_swa(keys: Keys) -> ModelConfig:
+    attention = keys.attention(scores=granite_scores(keys), rope=None)
+    return granite_model(keys, _with_windows(keys, keys.layers(attention=attention)))
+
+
+def _granite_moe_swa(keys: Keys) -> ModelConfig:
+    return granite_model(keys, _with_windows(keys, _moe_layers(keys, shared=True)))
 
 
 MULTIPLIERS = frozenset(
@@ -178,7 +187,7 @@ IBM: Mapping[str, Architecture] = {
     "GraniteForCausalLM": Architecture(
         name="granite",
         model_type="granite",
-        overrides=granite,
+        build=_granite,
         supported_keys=MULTIPLIERS,
         tensors=LLAMA_TENSORS,
         defaults=GRANITE_DEFAULTS,
@@ -186,7 +195,7 @@ IBM: Mapping[str, Architecture] = {
     "GraniteMoeForCausalLM": Architecture(
         name="granitemoe",
         model_type="granitemoe",
-        overrides=_granite_moe,
+        build=_granite_moe,
         supported_keys=MULTIPLIERS | {"num_local_experts"},
         tensors=llama_tensors(GRANITE_EXPERTS, without=WITHOUT_MLP),
         defaults=frozen(**GRANITE_DEFAULTS, num_local_experts=8, num_experts_per_tok=2),
@@ -194,7 +203,7 @@ IBM: Mapping[str, Architecture] = {
     "GraniteMoeSharedForCausalLM": Architecture(
         name="granitemoeshared",
         model_type="granitemoeshared",
-        overrides=granite_moe_shared,
+        build=_granite_moe_shared,
         supported_keys=MULTIPLIERS | {"num_local_experts"},
         tensors=llama_tensors(
             {
@@ -213,7 +222,7 @@ IBM: Mapping[str, Architecture] = {
     "GraniteMoeHybridForCausalLM": Architecture(
         name="granitemoehybrid",
         model_type="granitemoehybrid",
-        overrides=_granite_hybrid,
+        build=_granite_hybrid,
         supported_keys=MULTIPLIERS | {"num_local_experts"},
         tensors=llama_tensors(
             {
@@ -236,7 +245,7 @@ IBM: Mapping[str, Architecture] = {
     "BambaForCausalLM": Architecture(
         name="bamba",
         model_type="bamba",
-        overrides=_bamba,
+        build=_bamba,
         supported_keys=frozenset({"partial_rotary_factor"}),
         tensors=llama_tensors(
             {
@@ -257,9 +266,8 @@ IBM: Mapping[str, Architecture] = {
     "GraniteSWAForCausalLM": Architecture(
         name="granite_swa",
         model_type="granite_swa",
-        overrides=_granite_swa,
-        windowed=True,
-        supported_keys=MULTIPLIERS,
+        build=_granite_swa,
+        supported_keys=MULTIPLIERS | WINDOW_KEYS,
         tensors=llama_tensors(_SINKS),
         defaults=frozen(
             max_position_embeddings=8192,
@@ -274,9 +282,8 @@ IBM: Mapping[str, Architecture] = {
     "GraniteMoeSWAForCausalLM": Architecture(
         name="granitemoe_swa",
         model_type="granitemoe_swa",
-        overrides=_granite_moe_swa,
-        windowed=True,
-        supported_keys=MULTIPLIERS | {"num_local_experts"},
+        build=_granite_moe_swa,
+        supported_keys=MULTIPLIERS | {"num_local_experts"} | WINDOW_KEYS,
         tensors=llama_tensors(
             {
                 **_SINKS,

@@ -1,19 +1,19 @@
 """inclusionAI: Ling.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from swiftchat.weights.architectures.families.moonshot import KIMI_KEYS, KIMI_MIXER
-from swiftchat.weights.architectures.families.zhipu import glm4_moe
+from swiftchat.weights.architectures.families.zhipu import glm4_head_norms, glm4_moe_layers
 from swiftchat.weights.architectures.parts.architecture import (
     Architecture,
     frozen,
     llama_tensors,
     tensor_names,
 )
+from swiftchat.weights.architectures.parts.attention import OutputGate
 from swiftchat.weights.architectures.parts.expert_readers import (
     EXPERTS,
     MOE_KEYS,
@@ -24,67 +24,66 @@ from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_LAYERS,
-    Fields,
     flag,
     integer,
     invalid,
-    layer_types,
     mapping,
-    num_heads,
-    num_layers,
     number,
     optional_integer,
 )
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.latent_readers import (
     LATENT_KEYS,
     LATENT_TENSORS,
-    latent_fields,
-    v3_experts,
+    latent_attention,
+    v3_moe,
 )
+from swiftchat.weights.architectures.parts.layers import mixing, sparse
 from swiftchat.weights.architectures.parts.mixer_readers import MAX_KERNEL, mixer_layers
 from swiftchat.weights.architectures.parts.mixers import KimiDelta
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
-def _bailing_hybrid(config: Fields) -> Mapping[str, Any]:
-    kinds, count = layer_types(config), num_layers(config)
+def _bailing_mixer(keys: Keys) -> KimiDelta:
+    bound = number(keys, "kda_lower_bound", above=-1e3, below=0.0)
+    return KimiDelta(
+        num_heads=optional_integer(keys, "linear_num_heads", 1, MAX_HEADS) or keys.num_heads,
+        head_dim=optional_integer(keys, "linear_head_dim", 1, MAX_HEAD_DIM)
+        or integer(keys, "head_dim", 1, MAX_HEAD_DIM),
+        kernel=optional_integer(keys, "linear_conv_kernel_dim", 2, MAX_KERNEL)
+        or integer(keys, "short_conv_kernel_size", 2, MAX_KERNEL),
+        norm_eps=keys.eps,
+        is_plain=True,
+        bound=bound if flag(keys, "kda_safe_gate") else None,
+    )
+
+
+def _bailing_hybrid(keys: Keys) -> ModelConfig:
+    kinds, count = keys.layer_types, keys.num_layers
     if kinds is None:
-        size = integer(config, "layer_group_size", 1, MAX_LAYERS)
+        size = integer(keys, "layer_group_size", 1, MAX_LAYERS)
         kinds = ["linear_attention" if (i + 1) % size else "full_attention" for i in range(count)]
-    rope = mapping(config, "rope_scaling") or mapping(config, "rope_parameters") or {}
+    rope = mapping(keys, "rope_scaling") or mapping(keys, "rope_parameters") or {}
     original = "original_max_position_embeddings"
     if rope.get("rope_type") in ("longrope", "yarn", "llama3") and rope.get(original) is None:
         # The reference takes the default of `max_position_embeddings`, not the file's.
         raise invalid(original, "a number with this rope_type", None)
-    bound = number(config, "kda_lower_bound", above=-1e3, below=0.0)
-    dense = integer(config, "first_k_dense_replace", 0, MAX_LAYERS)
-    return {
-        **v3_experts(config),
-        **latent_fields(config, interleaved=True),
-        "attention_gate": True,
-        "gate_by_head": True,
-        "dense_layers": listed_dense(config, dense),
-        "mixer": KimiDelta(
-            num_heads=optional_integer(config, "linear_num_heads", 1, MAX_HEADS)
-            or num_heads(config),
-            head_dim=optional_integer(config, "linear_head_dim", 1, MAX_HEAD_DIM)
-            or integer(config, "head_dim", 1, MAX_HEAD_DIM),
-            kernel=optional_integer(config, "linear_conv_kernel_dim", 2, MAX_KERNEL)
-            or integer(config, "short_conv_kernel_size", 2, MAX_KERNEL),
-            norm_eps=number(config, "rms_norm_eps", above=0.0, below=1.0),
-            is_plain=True,
-            bound=bound if flag(config, "kda_safe_gate") else None,
-        ),
-        "mixer_layers": mixer_layers(config, kinds, "linear_attention"),
-    }
+    attention = latent_attention(keys, interleaved=True, gate=OutputGate(by_head=True))
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    where = mixer_layers(keys, kinds, "linear_attention")
+    layers = mixing(layers, _bailing_mixer(keys), where, keys.activation_kind)
+    dense = listed_dense(keys, integer(keys, "first_k_dense_replace", 0, MAX_LAYERS))
+    return keys.model(sparse(layers, v3_moe(keys), dense))
 
 
-def _bailing_moe_v2(config: Fields) -> Mapping[str, Any]:
+def _bailing_moe_v2(keys: Keys) -> ModelConfig:
     for name in ("use_bias", "use_qkv_bias", "norm_head"):
-        if flag(config, name):
+        if flag(keys, name):
             raise invalid(name, "false", True)
-    if config.get("score_function", "sigmoid") != "sigmoid":
-        raise invalid("score_function", "sigmoid", config["score_function"])
-    return {**glm4_moe(config), "attention_bias": False}
+    if keys.get("score_function", "sigmoid") != "sigmoid":
+        raise invalid("score_function", "sigmoid", keys["score_function"])
+    attention = keys.attention(bias=False, head_norms=glm4_head_norms(keys))
+    return keys.model(glm4_moe_layers(keys, attention))
 
 
 _BAILING_LAYER = {
@@ -108,7 +107,7 @@ INCLUSION_AI: Mapping[str, Architecture] = {
     "BailingHybridForCausalLM": Architecture(
         name="bailing_hybrid",
         model_type="bailing_hybrid",
-        overrides=_bailing_hybrid,
+        build=_bailing_hybrid,
         supported_keys=MOE_KEYS | LATENT_KEYS,
         renamed=KIMI_KEYS,
         tensors={**llama_tensors(_BAILING_LAYER), "embed": "model.word_embeddings.weight"},
@@ -144,7 +143,7 @@ INCLUSION_AI: Mapping[str, Architecture] = {
     "BailingMoeV2ForCausalLM": Architecture(
         name="bailing_moe_v2",
         model_type="bailing_moe",
-        overrides=_bailing_moe_v2,
+        build=_bailing_moe_v2,
         supported_keys=MOE_KEYS | {"partial_rotary_factor", "use_qk_norm"},
         renamed=frozen(num_local_experts="num_experts", n_shared_experts="num_shared_experts"),
         tensors=tensor_names(

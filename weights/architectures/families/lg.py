@@ -1,80 +1,74 @@
 """LG: EXAONE.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
     tensor_names,
 )
+from swiftchat.weights.architectures.parts.attention import HeadNorms
 from swiftchat.weights.architectures.parts.expert_readers import (
     EXPERTS,
     MOE_KEYS,
     SHARED_EXPERTS,
-    experts_of_width,
     listed_dense,
     sigmoid_router,
 )
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_LAYERS,
-    Fields,
-    flag,
-    integer,
-    layer_types,
+from swiftchat.weights.architectures.parts.fields import MAX_LAYERS, integer
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layer_readers import (
+    OUTPUT_NORMS,
+    every_nth_full,
+    full_layers,
 )
-from swiftchat.weights.architectures.parts.layer_readers import OUTPUT_NORMS, every_nth_full
+from swiftchat.weights.architectures.parts.layers import Layers, sparse, unrotated, windowed
+from swiftchat.weights.architectures.parts.mlp import Mlp
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.variants import TypeVariant
 
 
-def exaone4(config: Fields) -> Mapping[str, Any]:
-    """Return the overrides of EXAONE 4's attention: only layers with a window are rotated."""
-    windowed = config.get("sliding_window") is not None
-    kinds = layer_types(config)
+def exaone4_layers(keys: Keys, mlp: Mlp | None, **fields: Any) -> Layers:
+    """Return layers of which those with a window are rotated, or all if none has one."""
+    has_windows = keys.get("sliding_window") is not None
+    kinds = keys.layer_types
     if kinds is None:
-        pattern = integer(config, "sliding_window_pattern", 1, MAX_LAYERS) if windowed else 1
-        kinds = every_nth_full(config, pattern)
-    full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
-    return {
-        "attention_bias": False,
-        "mlp_bias": False,
-        "qk_norm": "head",
-        "layer_types": kinds,
-        "unrotated_layers": full if windowed else frozenset(),
-    }
+        pattern = integer(keys, "sliding_window_pattern", 1, MAX_LAYERS) if has_windows else 1
+        kinds = every_nth_full(keys, pattern)
+    attention = keys.attention(bias=False, head_norms=HeadNorms("head"))
+    layers = keys.layers(attention=attention, mlp=mlp, **fields)
+    layers = windowed(layers, keys.windows(kinds))
+    return unrotated(layers, full_layers(kinds)) if has_windows else layers
 
 
-def _exaone4(config: Fields) -> Mapping[str, Any]:
-    return {**exaone4(config), "norm_order": "output"}
+def _exaone4(keys: Keys) -> ModelConfig:
+    return keys.model(exaone4_layers(keys, keys.mlp(bias=False), norm_order="output"))
 
 
-def _exaone(config: Fields) -> Mapping[str, Any]:
-    return {"attention_bias": False, "mlp_bias": False}
+def _exaone(keys: Keys) -> ModelConfig:
+    attention = keys.attention(bias=False)
+    return keys.model(keys.layers(attention=attention, mlp=keys.mlp(bias=False)))
 
 
-def _exaone_moe(config: Fields) -> Mapping[str, Any]:
-    router = sigmoid_router(
-        config, normalized=flag(config, "norm_topk_prob"), scale="routed_scaling_factor"
-    )
-    return {
-        **experts_of_width(config, router, "num_shared_experts"),
-        **exaone4(config),
-        "dense_layers": listed_dense(
-            config, integer(config, "first_k_dense_replace", 0, MAX_LAYERS)
-        ),
-    }
+def _exaone_moe(keys: Keys) -> ModelConfig:
+    moe = keys.moe(sigmoid_router(keys), shared="num_shared_experts")
+    dense = listed_dense(keys, integer(keys, "first_k_dense_replace", 0, MAX_LAYERS))
+    layers = exaone4_layers(keys, keys.mlp(bias=False))
+    return keys.model(sparse(layers, moe, dense))
 
 
 LG: Mapping[str, Architecture] = {
     "Exaone4ForCausalLM": Architecture(
         name="exaone4",
         model_type="exaone4",
-        overrides=_exaone4,
-        windowed=True,
+        build=_exaone4,
+        supported_keys=WINDOW_KEYS,
         tensors=llama_tensors(OUTPUT_NORMS),
         defaults=frozen(
             max_position_embeddings=2048,
@@ -89,7 +83,7 @@ LG: Mapping[str, Architecture] = {
     "ExaoneForCausalLM": Architecture(
         name="exaone",
         model_type="exaone",
-        overrides=_exaone,
+        build=_exaone,
         renamed=frozen(
             num_hidden_layers="num_layers",
             rms_norm_eps="layer_norm_epsilon",
@@ -124,9 +118,8 @@ LG: Mapping[str, Architecture] = {
     "ExaoneMoeForCausalLM": Architecture(
         name="exaone_moe",
         model_type="exaone_moe",
-        overrides=_exaone_moe,
-        windowed=True,
-        supported_keys=MOE_KEYS,
+        build=_exaone_moe,
+        supported_keys=MOE_KEYS | WINDOW_KEYS,
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors(
             {**EXPERTS, **SHARED_EXPERTS, "router_correction": "mlp.e_score_correction_bias"}

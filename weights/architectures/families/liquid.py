@@ -1,120 +1,97 @@
 """Liquid AI: LFM.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    Architecture,
-    frozen,
-    llama_tensors,
-)
-from swiftchat.weights.architectures.parts.expert_readers import MOE_KEYS, experts_of_width
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_CONTEXT,
-    MAX_HEAD_DIM,
-    MAX_LAYERS,
-    MAX_WIDTH,
-    Fields,
-    flag,
-    hidden_size,
-    integer,
-    invalid,
-    layer_types,
-    num_layers,
-    number,
-    optional_integer,
-)
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.attention import HeadNorms, OutputGate
+from swiftchat.weights.architectures.parts.embeddings import Head
+from swiftchat.weights.architectures.parts.expert_readers import MOE_KEYS, first_dense
+from swiftchat.weights.architectures.parts.fields import MAX_WIDTH, flag, integer, invalid, number
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layer_readers import KINDS
+from swiftchat.weights.architectures.parts.layers import Layers, mixing, sparse, windowed
 from swiftchat.weights.architectures.parts.mixer_readers import MAX_KERNEL, mixer_layers
 from swiftchat.weights.architectures.parts.mixers import ShortConv
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.rope import rope_of_kind
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _lfm2_layers(config: Fields) -> Mapping[str, Any]:
-    kinds, count = layer_types(config), num_layers(config)
-    if kinds is None and config.get("model_type") != "lfm2_moe":
-        full = config.get("full_attn_idxs")
+def _short_conv(keys: Keys) -> ShortConv:
+    kernel = integer(keys, "conv_L_cache", 2, MAX_KERNEL)
+    return ShortConv(keys.hidden_size, kernel, flag(keys, "conv_bias"))
+
+
+def _lfm2_layers(keys: Keys, intermediate_size: int) -> Layers:
+    kinds, count = keys.layer_types, keys.num_layers
+    if kinds is None and keys.get("model_type") != "lfm2_moe":
+        full = keys.get("full_attn_idxs")
         full = list(range(count)) if full is None else full
         if not isinstance(full, list):
             raise invalid("full_attn_idxs", "a list of layers", full)
         kinds = ["full_attention" if i in full else "conv" for i in range(count)]
-    layers = mixer_layers(config, kinds, "conv")
-    kernel = integer(config, "conv_L_cache", 2, MAX_KERNEL)
-    tied = "tie_word_embeddings" if config.get("tie_embedding") is None else "tie_embedding"
-    return {
-        "activation": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "qk_norm": "head",
-        "tied_embeddings": flag(config, tied),
-        "mixer": ShortConv(hidden_size(config), kernel, flag(config, "conv_bias")),
-        "mixer_layers": layers,
-    }
+    mlp = keys.mlp(
+        intermediate_size=intermediate_size, activation=keys.activation("silu"), bias=False
+    )
+    attention = keys.attention(bias=False, head_norms=HeadNorms("head"))
+    layers = keys.layers(attention=attention, mlp=mlp)
+    return mixing(layers, _short_conv(keys), mixer_layers(keys, kinds, "conv"), "silu")
 
 
-def _lfm2(config: Fields) -> Mapping[str, Any]:
-    name = "intermediate_size" if config.get("block_ff_dim") is None else "block_ff_dim"
-    width = integer(config, name, 1, MAX_WIDTH)
-    if flag(config, "block_auto_adjust_ff_dim"):
+def _lfm2_head(keys: Keys) -> Head:
+    tied = "tie_word_embeddings" if keys.get("tie_embedding") is None else "tie_embedding"
+    return keys.head(tied=flag(keys, tied))
+
+
+def _lfm2(keys: Keys) -> ModelConfig:
+    name = "intermediate_size" if keys.get("block_ff_dim") is None else "block_ff_dim"
+    width = integer(keys, name, 1, MAX_WIDTH)
+    if flag(keys, "block_auto_adjust_ff_dim"):
         width = int(2 * width / 3)
-        if config.get("block_ffn_dim_multiplier") is not None:
-            multiplier = number(config, "block_ffn_dim_multiplier", above=0.0, below=1e3)
-            step = integer(config, "block_multiple_of", 1, MAX_WIDTH)
+        if keys.get("block_ffn_dim_multiplier") is not None:
+            multiplier = number(keys, "block_ffn_dim_multiplier", above=0.0, below=1e3)
+            step = integer(keys, "block_multiple_of", 1, MAX_WIDTH)
             width = -(-int(multiplier * width) // step) * step
-    return {**_lfm2_layers(config), "intermediate_size": width}
+    return keys.model(_lfm2_layers(keys, width), head=_lfm2_head(keys))
 
 
-def _lfm2_moe(config: Fields) -> Mapping[str, Any]:
+def _lfm2_moe(keys: Keys) -> ModelConfig:
     router = RouterConfig(
         "sigmoid",
-        correction=flag(config, "use_expert_bias"),
-        normalized=flag(config, "norm_topk_prob"),
+        correction=flag(keys, "use_expert_bias"),
+        normalized=flag(keys, "norm_topk_prob"),
         eps=1e-6,
-        scale=number(config, "routed_scaling_factor", above=0.0, below=1e6),
+        scale=number(keys, "routed_scaling_factor", above=0.0, below=1e6),
     )
-    dense = integer(config, "num_dense_layers", 0, MAX_LAYERS)
-    return {
-        **experts_of_width(config, router, None),
-        **_lfm2_layers(config),
-        "dense_layers": frozenset(range(min(dense, num_layers(config)))),
-    }
+    moe = keys.moe(router, activation=keys.activation("silu"))
+    dense = first_dense(keys, "num_dense_layers")
+    layers = sparse(_lfm2_layers(keys, keys.intermediate_size), moe, dense)
+    return keys.model(layers, head=_lfm2_head(keys))
 
 
-def _lfm3(config: Fields) -> Mapping[str, Any]:
-    kinds, count = layer_types(config), num_layers(config)
+def _lfm3(keys: Keys) -> ModelConfig:
+    kinds, count = keys.layer_types, keys.num_layers
     if kinds is None:
         others = {0: "sliding_attention", 2: "full_attention"}
         kinds = ["conv", *(others.get(i % 4, "conv") for i in range(1, count))]
-    full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
-    window, windowed = None, "sliding_attention" in kinds
-    if windowed:
-        window = optional_integer(config, "sliding_window", 1, MAX_CONTEXT)
-    if windowed and window is None:
+    window = keys.window() if "sliding_attention" in kinds else None
+    if window is None and "sliding_attention" in kinds:
         raise invalid("sliding_window", "a number, as layer_types has sliding_attention", "none")
-    attention = ["full_attention" if kind == "sliding_attention" else kind for kind in kinds]
-    head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    return {
-        "activation": "silu",
-        "attention_bias": flag(config, "attention_bias"),
-        "mlp_bias": False,
-        "qk_norm": "head",
-        "norm_order": "sandwich" if flag(config, "use_sandwich_norm") else "pre",
-        "attention_gate": flag(config, "use_attention_gate"),
-        "gate_by_head": flag(config, "use_attention_gate"),
-        "rope": rope_of_kind(config, _LFM3_ROPES, "full_attention", head_dim),
-        "local_rope": rope_of_kind(config, _LFM3_ROPES, "sliding_attention", head_dim),
-        "sliding_window": window,
-        "full_layers": full if windowed else frozenset(),
-        "mixer": ShortConv(
-            hidden_size(config),
-            integer(config, "conv_L_cache", 2, MAX_KERNEL),
-            flag(config, "conv_bias"),
-        ),
-        "mixer_layers": mixer_layers(config, attention, "conv"),
-    }
+    gate = OutputGate(by_head=True) if flag(keys, "use_attention_gate") else None
+    rope, local_rope = (rope_of_kind(keys, _LFM3_ROPES, kind, keys.head_dim) for kind in KINDS)
+    layers = keys.layers(
+        attention=keys.attention(rope=rope, head_norms=HeadNorms("head"), gate=gate),
+        mlp=keys.mlp(activation=keys.activation("silu"), bias=False),
+        norm_order="sandwich" if flag(keys, "use_sandwich_norm") else "pre",
+    )
+    attending = ["full_attention" if kind == "sliding_attention" else kind for kind in kinds]
+    where = mixer_layers(keys, attending, "conv")
+    windows = [window if kind == "sliding_attention" else None for kind in kinds]
+    layers = windowed(layers, windows, local_rope)
+    return keys.model(mixing(layers, _short_conv(keys), where, "silu"))
 
 
 _LFM3_ROPES = frozen(
@@ -166,7 +143,7 @@ LIQUID: Mapping[str, Architecture] = {
     "Lfm2ForCausalLM": Architecture(
         name="lfm2",
         model_type="lfm2",
-        overrides=_lfm2,
+        build=_lfm2,
         renamed=frozen(rms_norm_eps="norm_eps"),
         tensors=llama_tensors(_TENSORS),
         defaults=frozen(
@@ -180,7 +157,7 @@ LIQUID: Mapping[str, Architecture] = {
     "Lfm3ForCausalLM": Architecture(
         name="lfm3",
         model_type="lfm3",
-        overrides=_lfm3,
+        build=_lfm3,
         supported_keys=frozenset({"sliding_window"}),
         renamed=frozen(rms_norm_eps="norm_eps"),
         tensors=llama_tensors(
@@ -209,7 +186,7 @@ LIQUID: Mapping[str, Architecture] = {
     "Lfm2MoeForCausalLM": Architecture(
         name="lfm2_moe",
         model_type="lfm2_moe",
-        overrides=_lfm2_moe,
+        build=_lfm2_moe,
         supported_keys=MOE_KEYS,
         renamed=frozen(rms_norm_eps="norm_eps", num_local_experts="num_experts"),
         tensors=llama_tensors({**_TENSORS, **_EXPERTS}),

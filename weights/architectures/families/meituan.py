@@ -1,78 +1,66 @@
 """Meituan: LongCat.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    Architecture,
-    frozen,
-    llama_tensors,
-)
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.attention import Attention
 from swiftchat.weights.architectures.parts.expert_readers import MOE_KEYS
 from swiftchat.weights.architectures.parts.fields import (
     MAX_EXPERTS,
     MAX_LAYERS,
     MAX_WIDTH,
-    Fields,
-    hidden_size,
     integer,
     invalid,
     number,
     optional_integer,
 )
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.latent_readers import (
     LATENT_KEYS,
     LATENT_TENSORS,
     V3_SIZES,
-    latent_fields,
+    latent_attention,
 )
+from swiftchat.weights.architectures.parts.layers import LayerConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _check(config: Fields, name: str, *expected: object) -> None:
-    if config.get(name) not in (None, *expected):
-        raise invalid(name, " or ".join(map(str, expected)), config.get(name))
+def _check(keys: Keys, name: str, *expected: object) -> None:
+    if keys.get(name) not in (None, *expected):
+        raise invalid(name, " or ".join(map(str, expected)), keys.get(name))
 
 
-def _longcat_flash(config: Fields) -> Mapping[str, Any]:
-    layers = 2 * integer(config, "num_layers", 1, MAX_LAYERS // 2)
-    _check(config, "num_hidden_layers", layers)
+def _longcat_attention(keys: Keys) -> Attention:
+    attention = latent_attention(keys, interleaved=True)
+    assert attention.latent is not None
+    latent, hidden = attention.latent, keys.hidden_size
+    _check(keys, "head_dim", latent.rope_dim)
+    _check(keys, "qk_head_dim", latent.head_dim)
+    q_rank = integer(keys, "q_lora_rank", 1, MAX_WIDTH)  # not optional
+    scales = {"q_scale": (hidden / q_rank) ** 0.5, "kv_scale": (hidden / latent.kv_rank) ** 0.5}
+    return replace(attention, latent=replace(latent, **scales))
+
+
+def _longcat_flash(keys: Keys) -> ModelConfig:
+    count = integer(keys, "num_layers", 1, MAX_LAYERS // 2)
+    _check(keys, "num_hidden_layers", 2 * count)
     # Of the published files; the reference computes as with these values.
-    _check(config, "zero_expert_type", "identity")
-    _check(config, "mla_scale_q_lora", True)
-    _check(config, "mla_scale_kv_lora", True)
-    hidden = hidden_size(config)
-    attention = latent_fields(config, interleaved=True)
-    latent = attention["latent"]
-    integer(config, "q_lora_rank", 1, MAX_WIDTH)  # not optional
-    _check(config, "head_dim", latent.rope_dim)
-    _check(config, "qk_head_dim", latent.head_dim)
-    experts = integer(config, "num_local_experts", 1, MAX_EXPERTS)
-    identity = optional_integer(config, "zero_expert_num", 0, MAX_EXPERTS) or 0
-    return {
-        **attention,
-        "latent": replace(
-            latent,
-            q_scale=(hidden / latent.q_rank) ** 0.5,
-            kv_scale=(hidden / latent.kv_rank) ** 0.5,
-        ),
-        "num_layers": layers,
-        "mlp_bias": False,
-        "num_experts": experts,
-        "identity_experts": identity,
-        "experts_per_token": integer(config, "num_experts_per_tok", 1, experts + identity),
-        "expert_size": integer(config, "moe_intermediate_size", 1, MAX_WIDTH),
-        "shortcut_experts": True,
-        "dense_layers": frozenset(range(1, layers, 2)),
-        "router": RouterConfig(
-            correction=True,
-            scale=number(config, "routed_scaling_factor", above=0.0, below=1e6),
-        ),
-    }
+    _check(keys, "zero_expert_type", "identity")
+    _check(keys, "mla_scale_q_lora", True)
+    _check(keys, "mla_scale_kv_lora", True)
+    router = RouterConfig(
+        correction=True,
+        scale=number(keys, "routed_scaling_factor", above=0.0, below=1e6),
+    )
+    identity = optional_integer(keys, "zero_expert_num", 0, MAX_EXPERTS) or 0
+    moe = keys.moe(router, identity_experts=identity)
+    layer = LayerConfig(_longcat_attention(keys), mlp=keys.mlp(bias=False))
+    return keys.model((replace(layer, moe=moe, is_shortcut=True), layer) * count)
 
 
 _PARTS = ("gate", "up", "down")
@@ -94,7 +82,7 @@ MEITUAN: Mapping[str, Architecture] = {
     "LongcatFlashForCausalLM": Architecture(
         name="longcat_flash",
         model_type="longcat_flash",
-        overrides=_longcat_flash,
+        build=_longcat_flash,
         supported_keys=MOE_KEYS | LATENT_KEYS,
         renamed=frozen(
             intermediate_size="ffn_hidden_size",

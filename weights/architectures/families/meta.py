@@ -1,152 +1,144 @@
 """Meta: Llama, OPT, CWM.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from swiftchat.weights.architectures.parts.architecture import (
-    LAYER_NORM_UNGATED,
     LLAMA_TENSORS,
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
     tensor_names,
 )
+from swiftchat.weights.architectures.parts.attention import HeadNorms
+from swiftchat.weights.architectures.parts.embeddings import Positions
 from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
-    MAX_EXPERTS,
-    MAX_HEAD_DIM,
     MAX_LAYERS,
     MAX_WIDTH,
-    Fields,
     flag,
-    hidden_size,
     integer,
     invalid,
-    layer_types,
-    num_heads,
-    num_layers,
     number,
 )
-from swiftchat.weights.architectures.parts.rope import QueryGrowth, RopeConfig
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layers import LayerConfig, sparse, windowed
+from swiftchat.weights.architectures.parts.model import ModelConfig
+from swiftchat.weights.architectures.parts.rope import QueryGrowth
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _opt(config: Fields) -> Mapping[str, Any]:
-    if not flag(config, "layer_norm_elementwise_affine"):
+def _opt(keys: Keys) -> ModelConfig:
+    if not flag(keys, "layer_norm_elementwise_affine"):
         raise invalid("layer_norm_elementwise_affine", "true", False)
-    hidden = hidden_size(config)
-    width = integer(config, "word_embed_proj_dim", 1, MAX_WIDTH)
-    before, bias = flag(config, "do_layer_norm_before"), flag(config, "enable_bias")
-    positions = integer(config, "max_position_embeddings", 1, MAX_CONTEXT)
-    return {
-        **LAYER_NORM_UNGATED,
-        "attention_bias": bias,
-        "output_bias": bias,
-        "mlp_bias": bias,
-        "num_kv_heads": num_heads(config),
-        "norm_eps": 1e-5,
-        "norm_order": "pre" if before else "post",
-        "final_norm": before and not flag(config, "_remove_final_layer_norm"),
-        "rope": None,
-        "learned_positions": positions + _OPT_POSITION_OFFSET,
-        "position_offset": _OPT_POSITION_OFFSET,
-        "embedding_size": None if width == hidden else width,
-    }
+    width = integer(keys, "word_embed_proj_dim", 1, MAX_WIDTH)
+    before, bias = flag(keys, "do_layer_norm_before"), flag(keys, "enable_bias")
+    positions = integer(keys, "max_position_embeddings", 1, MAX_CONTEXT)
+    layers = keys.layers(
+        attention=keys.attention(num_kv_heads=keys.num_heads, bias=bias, rope=None),
+        mlp=keys.mlp(activation=keys.activation(gated=False), bias=bias),
+        norm_order="pre" if before else "post",
+    )
+    return keys.model(
+        layers,
+        norm=keys.norm("layer", eps=1e-5, has_bias=True),
+        embeddings=keys.embeddings(
+            width=None if width == keys.hidden_size else width,
+            positions=Positions(positions + _OPT_POSITION_OFFSET, _OPT_POSITION_OFFSET),
+        ),
+        head=keys.head(has_norm=before and not flag(keys, "_remove_final_layer_norm")),
+    )
 
 
-def _mllama(config: Fields) -> Mapping[str, Any]:
-    """Return the fields of Llama 3.2 Vision, whose layers for images do nothing without one."""
-    count, listed = num_layers(config), config.get("cross_attention_layers")
+def llama(keys: Keys) -> ModelConfig:
+    return keys.model(keys.layers())
+
+
+def _mllama(keys: Keys) -> ModelConfig:
+    """Return Llama 3.2 Vision, whose layers for images do nothing without one."""
+    count, listed = keys.num_layers, keys.get("cross_attention_layers")
     of_images = listed if isinstance(listed, list) and len(listed) <= count else []
     text = tuple(i for i in range(count) if i not in of_images)
     if of_images != listed or not text:
         raise invalid("cross_attention_layers", f"a list of some of {count} layers", str(listed))
-    if flag(config, "tie_word_embeddings"):
+    if flag(keys, "tie_word_embeddings"):
         raise invalid("tie_word_embeddings", "false", True)
-    return {
-        "num_layers": len(text),
-        "file_layers": text,
-        "extra_embeddings": 8,
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
+    layers = keys.layers(attention=keys.attention(bias=False), mlp=keys.mlp(bias=False))
+    model = keys.model(layers[: len(text)], embeddings=keys.embeddings(extra_rows=8))
+    numbered = zip(model.layers, text, strict=True)
+    return replace(model, layers=tuple(replace(layer, file_layer=i) for layer, i in numbered))
 
 
-def _llama4(config: Fields) -> Mapping[str, Any]:
-    experts, count = integer(config, "num_local_experts", 1, MAX_EXPERTS), num_layers(config)
-    width = integer(config, "intermediate_size", 1, MAX_WIDTH)
-    unrotated = _unrotated_layers(config)
-    kinds = layer_types(config)
+def _llama4_chunks(keys: Keys, unrotated: frozenset[int]) -> list[int | None]:
+    """Return the size of the chunks of each layer; None: it attends to all tokens."""
+    count, kinds = keys.num_layers, keys.layer_types
     if kinds is None:
         kinds = ["full_attention" if i in unrotated else "chunked_attention" for i in range(count)]
     if len(kinds) != count or {*kinds} - {"full_attention", "chunked_attention"}:
         raise invalid("layer_types", f"{count} times full_attention or chunked_attention", kinds)
-    full = frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
-    is_chunked = len(full) < count
+    if "chunked_attention" not in kinds:
+        return [None] * count
+    size = integer(keys, "attention_chunk_size", 1, MAX_CONTEXT)
+    return [size if kind == "chunked_attention" else None for kind in kinds]
+
+
+def _llama4(keys: Keys) -> ModelConfig:
+    width, unrotated = keys.intermediate_size, _unrotated_layers(keys)
+    router = RouterConfig(scores="sigmoid", by_logits=True, on_input=True)
+    norms = None
+    if flag(keys, "use_qk_norm"):
+        norms = HeadNorms("head", after_rope=True, has_weights=False)
     growth = None
-    if flag(config, "attn_temperature_tuning"):
+    if flag(keys, "attn_temperature_tuning"):
         growth = QueryGrowth(
-            number(config, "attn_scale", above=-1e3, below=1e3),
-            number(config, "floor_scale", above=0.0, below=1e9),
+            number(keys, "attn_scale", above=-1e3, below=1e3),
+            number(keys, "floor_scale", above=0.0, below=1e9),
             shift=1,
-            unrotated_only=True,
         )
-    return {
-        "mlp_bias": False,
-        "intermediate_size": integer(config, "intermediate_size_mlp", 1, MAX_WIDTH),
-        "unrotated_layers": unrotated,
-        "attention_chunk": (
-            integer(config, "attention_chunk_size", 1, MAX_CONTEXT) if is_chunked else None
-        ),
-        "full_layers": full if is_chunked else frozenset(),
-        "query_growth": growth,
-        "qk_norm": "head" if flag(config, "use_qk_norm") else None,
-        "qk_norm_weights": False,
-        "qk_norm_after_rope": True,
-        "num_experts": experts,
-        "experts_per_token": integer(config, "num_experts_per_tok", 1, experts),
-        "expert_size": width,
-        "shared_expert_size": width,
-        "dense_layers": _dense_layers(config),
-        "router": RouterConfig(scores="sigmoid", by_logits=True, on_input=True),
-    }
+    rotated = keys.attention(rope=keys.rope(interleaved=True), head_norms=norms)
+    plain = replace(rotated, rope=None, head_norms=None).with_scores(growth=growth)
+    size = integer(keys, "intermediate_size_mlp", 1, MAX_WIDTH)
+    mlp = keys.mlp(intermediate_size=size, bias=False)
+    layers = tuple(
+        LayerConfig((plain if i in unrotated else rotated).with_scores(chunk=chunk), mlp=mlp)
+        for i, chunk in enumerate(_llama4_chunks(keys, unrotated))
+    )
+    moe = keys.moe(router, expert_size=width, shared_size=width)
+    return keys.model(sparse(layers, moe, _dense_layers(keys)))
 
 
-def _unrotated_layers(config: Fields) -> frozenset[int]:
+def _unrotated_layers(keys: Keys) -> frozenset[int]:
     """Return the layers with a 0 in `no_rope_layers`, by default every fourth."""
-    count, found = num_layers(config), config.get("no_rope_layers")
+    count, found = keys.num_layers, keys.get("no_rope_layers")
     if not found:
-        interval = integer(config, "no_rope_layer_interval", 1, MAX_LAYERS)
+        interval = integer(keys, "no_rope_layer_interval", 1, MAX_LAYERS)
         found = [int((i + 1) % interval != 0) for i in range(count)]
     if not isinstance(found, list) or len(found) < count or any(n not in (0, 1) for n in found):
         raise invalid("no_rope_layers", f"a list of {count} numbers 0 or 1", found)
     return frozenset(i for i in range(count) if not found[i])
 
 
-def _dense_layers(config: Fields) -> frozenset[int]:
+def _dense_layers(keys: Keys) -> frozenset[int]:
     """Return the layers that are not in `moe_layers`, by default every nth is."""
-    count, found = num_layers(config), config.get("moe_layers")
+    count, found = keys.num_layers, keys.get("moe_layers")
     if found is None:
-        step = integer(config, "interleave_moe_layer_step", 1, MAX_LAYERS)
+        step = integer(keys, "interleave_moe_layer_step", 1, MAX_LAYERS)
         found = list(range(step - 1, count, step))
     if not isinstance(found, list) or not all(isinstance(layer, int) for layer in found):
         raise invalid("moe_layers", "a list of layers", found)
     return frozenset(range(count)) - frozenset(found)
 
 
-def _cwm(config: Fields) -> Mapping[str, Any]:
-    head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    if config.get("rope_parameters") is None:
-        config = {**config, "rope_parameters": _CWM_ROPE}
-    kinds = ["sliding_attention" if i % 4 else "full_attention" for i in range(num_layers(config))]
-    return {
-        "attention_bias": False,
-        "rope": RopeConfig.from_hf(config, head_dim),
-        "layer_types": kinds,
-    }
+def _cwm(keys: Keys) -> ModelConfig:
+    if keys.get("rope_parameters") is None:
+        keys = keys.changed(rope_parameters=_CWM_ROPE)
+    kinds = ["sliding_attention" if i % 4 else "full_attention" for i in range(keys.num_layers)]
+    layers = keys.layers(attention=keys.attention(bias=False))
+    return keys.model(windowed(layers, keys.windows(kinds)))
 
 
 # The norm before an MLP is named "final".
@@ -185,7 +177,7 @@ META: Mapping[str, Architecture] = {
     "OPTForCausalLM": Architecture(
         name="opt",
         model_type="opt",
-        overrides=_opt,
+        build=_opt,
         prefix="model.",
         renamed=frozen(intermediate_size="ffn_dim", hidden_act="activation_function"),
         tensors=tensor_names(
@@ -215,6 +207,7 @@ META: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture(
         name="llama",
         model_type="llama",
+        build=llama,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
             max_position_embeddings=2048, rms_norm_eps=1e-6, bos_token_id=1, eos_token_id=2
@@ -223,7 +216,7 @@ META: Mapping[str, Architecture] = {
     "MllamaForCausalLM": Architecture(
         name="mllama",
         model_type="mllama_text_model",
-        overrides=_mllama,
+        build=_mllama,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
             max_position_embeddings=131_072,
@@ -238,8 +231,7 @@ META: Mapping[str, Architecture] = {
     "Llama4ForCausalLM": Architecture(
         name="llama4",
         model_type="llama4_text",
-        overrides=_llama4,
-        interleaved_rope=True,
+        build=_llama4,
         tensors=llama_tensors(
             {
                 "gate": "feed_forward.gate_proj.weight",
@@ -278,8 +270,8 @@ META: Mapping[str, Architecture] = {
     "CwmForCausalLM": Architecture(
         name="cwm",
         model_type="cwm",
-        overrides=_cwm,
-        windowed=True,
+        build=_cwm,
+        supported_keys=WINDOW_KEYS,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
             max_position_embeddings=131_072,

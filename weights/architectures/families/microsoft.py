@@ -1,73 +1,67 @@
 """Microsoft: Phi and BitNet.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
-    ALL_BIASES,
-    LAYER_NORM_UNGATED,
     SEPARATE_GATE_UP,
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
     tensor_names,
 )
-from swiftchat.weights.architectures.parts.expert_readers import (
-    MIXTRAL_EXPERTS,
-    MOE_KEYS,
-    moe_overrides,
-)
-from swiftchat.weights.architectures.parts.fields import (
-    Fields,
-    flag,
-    invalid,
-)
+from swiftchat.weights.architectures.parts.expert_readers import MIXTRAL_EXPERTS, MOE_KEYS
+from swiftchat.weights.architectures.parts.fields import flag, invalid
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _bitnet(config: Fields) -> Mapping[str, Any]:
-    return {"mlp_bias": False, "inner_norms": True}
+def _bitnet(keys: Keys) -> ModelConfig:
+    return keys.model(keys.layers(mlp=keys.mlp(bias=False), inner_norms=True))
 
 
-def _phi(config: Fields) -> Mapping[str, Any]:
-    return {
-        **LAYER_NORM_UNGATED,
-        **ALL_BIASES,
-        "lm_head_bias": True,
-        "parallel_residual": True,
-        "shared_norm": True,
-    }
+def _phi(keys: Keys) -> ModelConfig:
+    layers = keys.layers(
+        attention=keys.attention(bias=True),
+        mlp=keys.mlp(activation=keys.activation(gated=False), bias=True),
+        is_parallel=True,
+        shared_norm=True,
+    )
+    norm, head = keys.norm("layer", has_bias=True), keys.head(bias=True)
+    return keys.model(layers, norm=norm, head=head)
 
 
-def _phi3(config: Fields) -> Mapping[str, Any]:
-    return {"attention_bias": False, "mlp_bias": False}
+def _phi3(keys: Keys) -> ModelConfig:
+    attention = keys.attention(bias=False, scores=keys.scores(window=keys.window()))
+    return keys.model(keys.layers(attention=attention, mlp=keys.mlp(bias=False)))
 
 
-def _phimoe(config: Fields) -> Mapping[str, Any]:
-    jitter = config.get("router_jitter_noise", 0.01)
+def _phimoe(keys: Keys) -> ModelConfig:
+    jitter = keys.get("router_jitter_noise", 0.01)
     if jitter != 0.01:
         raise invalid("router_jitter_noise", "0.01", jitter)
-    bias = flag(config, "attention_bias")
-    return {
-        **moe_overrides(config),
-        "attention_bias": bias,
-        "output_bias": bias,
-        "norm": "layer",
-        "norm_bias": True,
-        "lm_head_bias": flag(config, "lm_head_bias"),
-        "router": RouterConfig("sparsemixer"),
-        "experts_per_token": 2,  # whatever config.json says
-    }
+    moe = keys.moe(
+        RouterConfig("sparsemixer"),
+        expert_size=keys.intermediate_size,
+        experts_per_token=2,  # whatever config.json says
+    )
+    attention = keys.attention(scores=keys.scores(window=keys.window()))
+    return keys.model(
+        keys.layers(attention=attention, mlp=None, moe=moe),
+        norm=keys.norm("layer", has_bias=True),
+        head=keys.head(bias=flag(keys, "lm_head_bias")),
+    )
 
 
 MICROSOFT: Mapping[str, Architecture] = {
     "BitNetForCausalLM": Architecture(
         name="bitnet",
         model_type="bitnet",
-        overrides=_bitnet,
+        build=_bitnet,
         tensors=llama_tensors(
             {
                 "attn_inner_norm": "self_attn.attn_sub_norm.weight",
@@ -87,7 +81,7 @@ MICROSOFT: Mapping[str, Architecture] = {
     "PhiForCausalLM": Architecture(
         name="phi",
         model_type="phi",
-        overrides=_phi,
+        build=_phi,
         supported_keys=frozenset({"partial_rotary_factor"}),
         rejected_keys=frozenset({"qk_layernorm"}),
         renamed=frozen(rms_norm_eps="layer_norm_eps"),
@@ -127,10 +121,8 @@ MICROSOFT: Mapping[str, Architecture] = {
     "Phi3ForCausalLM": Architecture(
         name="phi3",
         model_type="phi3",
-        windowed=True,
-        same_windows=True,
-        overrides=_phi3,
-        supported_keys=frozenset({"partial_rotary_factor"}),
+        build=_phi3,
+        supported_keys=frozenset({"partial_rotary_factor"}) | WINDOW_KEYS,
         tensors=llama_tensors(
             {"qkv": "self_attn.qkv_proj.weight", "gate_up": "mlp.gate_up_proj.weight"},
             without=("q", "k", "v", "q_bias", "k_bias", "v_bias", *SEPARATE_GATE_UP),
@@ -145,10 +137,8 @@ MICROSOFT: Mapping[str, Architecture] = {
     "PhimoeForCausalLM": Architecture(
         name="phimoe",
         model_type="phimoe",
-        overrides=_phimoe,
-        windowed=True,
-        same_windows=True,
-        supported_keys=MOE_KEYS,
+        build=_phimoe,
+        supported_keys=MOE_KEYS | WINDOW_KEYS,
         tensors=llama_tensors(
             {**MIXTRAL_EXPERTS, "lm_head_bias": "lm_head.bias"}, without=("gate", "up", "down")
         ),

@@ -1,71 +1,59 @@
 """MiniMax.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    Architecture,
-    frozen,
-    llama_tensors,
-)
-from swiftchat.weights.architectures.parts.expert_readers import (
-    MIXTRAL_EXPERTS,
-    MOE_KEYS,
-    moe_overrides,
-)
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_CONTEXT,
-    MAX_HEAD_DIM,
-    Fields,
-    hidden_size,
-    layer_types,
-    num_heads,
-    num_layers,
-    number,
-    optional_integer,
-)
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.attention import HeadNorms
+from swiftchat.weights.architectures.parts.expert_readers import MIXTRAL_EXPERTS, MOE_KEYS
+from swiftchat.weights.architectures.parts.fields import number
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layers import mixing
 from swiftchat.weights.architectures.parts.lightning import Lightning
 from swiftchat.weights.architectures.parts.mixer_readers import mixer_layers
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _minimax(config: Fields) -> Mapping[str, Any]:
-    heads, layers = num_heads(config), num_layers(config)
-    kinds = layer_types(config)
+def _minimax(keys: Keys) -> ModelConfig:
+    heads, count, kinds = keys.num_heads, keys.num_layers, keys.layer_types
     if kinds is None:
-        kinds = [("full_attention", "linear_attention")[i % 2] for i in range(layers)]
-    head_dim = optional_integer(config, "head_dim", 2, MAX_HEAD_DIM) or hidden_size(config) // heads
+        kinds = [("full_attention", "linear_attention")[i % 2] for i in range(count)]
 
     def multiplier(name: str) -> float:
-        return number(config, f"{name}_factor", above=-1e6, below=1e6, default=1.0)
+        return number(keys, f"{name}_factor", above=-1e6, below=1e6, default=1.0)
 
-    experts = moe_overrides(config)
-    linear = mixer_layers(config, kinds, "linear_attention")
-    return {
-        **experts,
-        "router": replace(experts["router"], scale=multiplier("mlp_beta")),
-        "sliding_window": optional_integer(config, "sliding_window", 1, MAX_CONTEXT),
-        "norm_order": "stream",
-        "stream_scale": multiplier("full_attn_alpha"),
-        "mixer_stream_scale": multiplier("linear_attn_alpha"),
-        "mlp_stream_scale": multiplier("mlp_alpha"),
-        "attention_out_scale": multiplier("full_attn_beta"),
-        "mixer_out_scale": multiplier("linear_attn_beta"),
-        "mixer_layers": linear,
-        "mixer": Lightning(heads, head_dim, layers, _NORM_EPS) if linear else None,
-    }
+    router = RouterConfig(normalized=True, scale=multiplier("mlp_beta"))
+    attention = keys.attention(
+        bias=False,
+        scores=keys.scores(window=keys.window()),
+        out_scale=multiplier("full_attn_beta"),
+    )
+    layers = keys.layers(
+        attention=attention,
+        mlp=None,
+        moe=keys.moe(router, expert_size=keys.intermediate_size),
+        norm_order="stream",
+        stream_scales=(multiplier("full_attn_alpha"), multiplier("mlp_alpha")),
+    )
+    layers = mixing(
+        layers,
+        Lightning(heads, keys.head_dim, count, _NORM_EPS),
+        mixer_layers(keys, kinds, "linear_attention"),
+        keys.activation_kind,
+        mixer_out_scale=multiplier("linear_attn_beta"),
+        stream_scales=(multiplier("linear_attn_alpha"), multiplier("mlp_alpha")),
+    )
+    return keys.model(layers)
 
 
-def _minimax_m2(config: Fields) -> Mapping[str, Any]:
-    return {
-        **moe_overrides(config),
-        "qk_norm": "width",
-        "router": RouterConfig("sigmoid", correction=True, normalized=True),
-    }
+def _minimax_m2(keys: Keys) -> ModelConfig:
+    attention = keys.attention(bias=False, head_norms=HeadNorms("width"))
+    router = RouterConfig("sigmoid", correction=True, normalized=True)
+    moe = keys.moe(router, expert_size=keys.intermediate_size)
+    return keys.model(keys.layers(attention=attention, mlp=None, moe=moe))
 
 
 _NORM_EPS = 1e-6  # of the norms inside of lightning attention
@@ -75,7 +63,7 @@ MINIMAX: Mapping[str, Architecture] = {
     "MiniMaxForCausalLM": Architecture(
         name="minimax",
         model_type="minimax",
-        overrides=_minimax,
+        build=_minimax,
         supported_keys=frozenset({"num_local_experts", "num_experts", "sliding_window"}),
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors(
@@ -106,7 +94,7 @@ MINIMAX: Mapping[str, Architecture] = {
     "MiniMaxM2ForCausalLM": Architecture(
         name="minimax_m2",
         model_type="minimax_m2",
-        overrides=_minimax_m2,
+        build=_minimax_m2,
         supported_keys=MOE_KEYS | {"rotary_dim", "partial_rotary_factor", "use_qk_norm"},
         tensors=llama_tensors(
             {

@@ -1,13 +1,14 @@
 """Mistral, Mixtral and Ministral.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
@@ -15,79 +16,75 @@ from swiftchat.weights.architectures.parts.architecture import (
 from swiftchat.weights.architectures.parts.expert_readers import (
     MIXTRAL_EXPERTS,
     SHARED_EXPERTS,
-    experts_of_width,
     first_dense,
-    moe_overrides,
     sigmoid_router,
 )
 from swiftchat.weights.architectures.parts.fields import (
     MAX_CONTEXT,
-    MAX_HEAD_DIM,
-    Fields,
     flag,
-    integer,
     invalid,
     mapping,
     number,
     optional_integer,
     optional_number,
-    without_keys,
 )
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.latent_readers import (
     LATENT_TENSORS,
     V3_KEYS,
-    latent_fields,
+    latent_attention,
 )
-from swiftchat.weights.architectures.parts.rope import QueryGrowth, RopeConfig
+from swiftchat.weights.architectures.parts.layers import sparse, windowed
+from swiftchat.weights.architectures.parts.model import ModelConfig
+from swiftchat.weights.architectures.parts.rope import QueryGrowth
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _mistral4(config: Fields) -> Mapping[str, Any]:
-    if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
-        config = {**config, "rope_parameters": _MISTRAL4_ROPE}
+def _mistral(keys: Keys) -> ModelConfig:
+    attention = keys.attention(scores=keys.scores(window=keys.window()))
+    return keys.model(keys.layers(attention=attention))
+
+
+def _ministral(keys: Keys) -> ModelConfig:
+    return keys.model(windowed(keys.layers(), keys.windows(None)))
+
+
+def _mixtral(keys: Keys) -> ModelConfig:
+    attention = keys.attention(bias=False, scores=keys.scores(window=keys.window()))
+    moe = keys.moe(RouterConfig(normalized=True), expert_size=keys.intermediate_size)
+    return keys.model(keys.layers(attention=attention, mlp=None, moe=moe))
+
+
+def _mistral4(keys: Keys) -> ModelConfig:
+    if keys.get("rope_parameters") is None and keys.get("rope_scaling") is None:
+        keys = keys.changed(rope_parameters=_MISTRAL4_ROPE)
     # The rotated fraction of a head is that of its sizes.
-    config = without_keys(config, ("partial_rotary_factor",))
-    rope = mapping(config, "rope_scaling") or mapping(config, "rope_parameters") or {}
+    keys = keys.without("partial_rotary_factor")
+    rope = mapping(keys, "rope_scaling") or mapping(keys, "rope_parameters") or {}
     beta = number(rope, "llama_4_scaling_beta", above=0.0, below=1e6)
     name = "original_max_position_embeddings"
-    fields = config if config.get(name) is not None else rope
-    tokens = number(fields, name, above=0.0, below=1e9)
-    sigmoid = sigmoid_router(
-        config, normalized=flag(config, "norm_topk_prob"), scale="routed_scaling_factor"
-    )
-    router = RouterConfig(
-        groups=sigmoid.groups,
-        top_groups=sigmoid.top_groups,
-        normalized=sigmoid.normalized,
-        eps=sigmoid.eps,
-        scale=sigmoid.scale,
-    )
-    return {
-        **experts_of_width(config, router, "n_shared_experts"),
-        **latent_fields(config, interleaved=flag(config, "rope_interleave")),
-        "dense_layers": first_dense(config, "first_k_dense_replace"),
-        "query_growth": QueryGrowth(beta, tokens),
-    }
+    tokens = number(keys if keys.get(name) is not None else rope, name, above=0.0, below=1e9)
+    attention = latent_attention(keys, interleaved=flag(keys, "rope_interleave"))
+    attention = attention.with_scores(growth=QueryGrowth(beta, tokens))
+    router = replace(sigmoid_router(keys), scores="softmax", correction=False)
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    moe = keys.moe(router, shared="n_shared_experts")
+    return keys.model(sparse(layers, moe, first_dense(keys, "first_k_dense_replace")))
 
 
-def _ministral3(config: Fields) -> Mapping[str, Any]:
-    head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    if config.get("rope_parameters") is None:
-        config = {**config, "rope_parameters": _MINISTRAL3_ROPE}
-    rope = mapping(config, "rope_scaling") or mapping(config, "rope_parameters") or {}
+def _ministral3(keys: Keys) -> ModelConfig:
+    if keys.get("rope_parameters") is None:
+        keys = keys.changed(rope_parameters=_MINISTRAL3_ROPE)
+    rope = mapping(keys, "rope_scaling") or mapping(keys, "rope_parameters") or {}
     beta = optional_number(rope, "llama_4_scaling_beta", above=-1e-9, below=1e3)
     name = "original_max_position_embeddings"
-    fields = config if config.get(name) is not None else rope
+    fields = keys if keys.get(name) is not None else rope
     tokens = optional_integer(fields, name, 1, MAX_CONTEXT)
     if beta is None or tokens is None:
         raise invalid(f"llama_4_scaling_beta and {name}", "in rope_parameters", None)
-    return {
-        "attention_bias": False,
-        "output_bias": False,
-        "mlp_bias": False,
-        "query_growth": QueryGrowth(beta, float(tokens)),
-        "rope": RopeConfig.from_hf(config, head_dim),
-    }
+    scores = keys.scores(window=keys.window(), growth=QueryGrowth(beta, float(tokens)))
+    attention = keys.attention(bias=False, scores=scores)
+    return keys.model(keys.layers(attention=attention, mlp=keys.mlp(bias=False)))
 
 
 _MISTRAL4_ROPE = frozen(
@@ -129,7 +126,7 @@ MISTRAL: Mapping[str, Architecture] = {
     "Mistral4ForCausalLM": Architecture(
         name="mistral4",
         model_type="mistral4",
-        overrides=_mistral4,
+        build=_mistral4,
         supported_keys=V3_KEYS | {"partial_rotary_factor"},
         renamed=frozen(num_local_experts="n_routed_experts"),
         tensors=_MISTRAL4_TENSORS,
@@ -159,8 +156,8 @@ MISTRAL: Mapping[str, Architecture] = {
     "MistralForCausalLM": Architecture(
         name="mistral",
         model_type="mistral",
-        windowed=True,
-        same_windows=True,
+        build=_mistral,
+        supported_keys=WINDOW_KEYS,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
             max_position_embeddings=4096 * 32,
@@ -174,7 +171,8 @@ MISTRAL: Mapping[str, Architecture] = {
     "MinistralForCausalLM": Architecture(
         name="ministral",
         model_type="ministral",
-        windowed=True,
+        build=_ministral,
+        supported_keys=WINDOW_KEYS,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
             max_position_embeddings=131_072,
@@ -188,9 +186,8 @@ MISTRAL: Mapping[str, Architecture] = {
     "Ministral3ForCausalLM": Architecture(
         name="ministral3",
         model_type="ministral3",
-        overrides=_ministral3,
-        windowed=True,
-        same_windows=True,
+        build=_ministral3,
+        supported_keys=WINDOW_KEYS,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
             max_position_embeddings=262_144,
@@ -205,10 +202,8 @@ MISTRAL: Mapping[str, Architecture] = {
     "MixtralForCausalLM": Architecture(
         name="mixtral",
         model_type="mixtral",
-        windowed=True,
-        same_windows=True,
-        overrides=moe_overrides,
-        supported_keys=frozenset({"num_local_experts"}),
+        build=_mixtral,
+        supported_keys=frozenset({"num_local_experts"}) | WINDOW_KEYS,
         tensors=llama_tensors(
             MIXTRAL_EXPERTS,
             without=("gate", "up", "down"),

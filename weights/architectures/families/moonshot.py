@@ -1,16 +1,12 @@
 """Moonshot: Kimi Linear.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from swiftchat.weights.architectures.parts.architecture import (
-    Architecture,
-    frozen,
-    llama_tensors,
-)
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
 from swiftchat.weights.architectures.parts.expert_readers import (
     MIXTRAL_EXPERTS,
     MOE_KEYS,
@@ -23,24 +19,24 @@ from swiftchat.weights.architectures.parts.fields import (
     Fields,
     integer,
     invalid,
-    layer_types,
     mapping,
-    num_layers,
-    number,
 )
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.latent_readers import (
     LATENT_KEYS,
     LATENT_TENSORS,
-    latent_fields,
-    v3_experts,
+    latent_attention,
+    v3_moe,
 )
+from swiftchat.weights.architectures.parts.layers import mixing, sparse
 from swiftchat.weights.architectures.parts.mixer_readers import MAX_KERNEL, mixer_layers
 from swiftchat.weights.architectures.parts.mixers import KimiDelta
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
-def _kimi_kinds(config: Fields, listed: Fields) -> list[str]:
+def _kimi_kinds(keys: Keys, listed: Fields) -> list[str]:
     """Return the kinds of the layers; published files count them from 1."""
-    kinds, count = layer_types(config), num_layers(config)
+    kinds, count = keys.layer_types, keys.num_layers
     if kinds is not None:
         return kinds
     if "full_attn_layers" not in listed or "kda_layers" not in listed:
@@ -55,33 +51,27 @@ def _kimi_kinds(config: Fields, listed: Fields) -> list[str]:
     return list(found.values())
 
 
-def _kimi_linear(config: Fields) -> Mapping[str, Any]:
-    own = mapping(config, "linear_attn_config") or {}
-    sizes = {
+def _kimi_linear(keys: Keys) -> ModelConfig:
+    own = mapping(keys, "linear_attn_config") or {}
+    listed = {
         "linear_head_dim": own.get("head_dim"),
         "linear_num_heads": own.get("num_heads"),
         "linear_conv_kernel_dim": own.get("short_conv_kernel_size"),
     }
-    sizes = {**config, **{name: value for name, value in sizes.items() if value is not None}}
+    sizes = keys.changed(**{name: value for name, value in listed.items() if value is not None})
     mixer = KimiDelta(
         num_heads=integer(sizes, "linear_num_heads", 1, MAX_HEADS),
         head_dim=integer(sizes, "linear_head_dim", 1, MAX_HEAD_DIM),
         kernel=integer(sizes, "linear_conv_kernel_dim", 2, MAX_KERNEL),
-        norm_eps=number(config, "rms_norm_eps", above=0.0, below=1.0),
+        norm_eps=keys.eps,
     )
-    latent = latent_fields(
-        {**config, "rope_parameters": None, "rope_scaling": None}, interleaved=False
-    )
-    return {
-        **v3_experts(config),
-        **latent,
-        "rope": None,
-        "dense_layers": listed_dense(
-            config, integer(config, "first_k_dense_replace", 0, MAX_LAYERS)
-        ),
-        "mixer": mixer,
-        "mixer_layers": mixer_layers(config, _kimi_kinds(config, own), "linear_attention"),
-    }
+    plain = keys.changed(rope_parameters=None, rope_scaling=None)
+    attention = replace(latent_attention(plain, interleaved=False), rope=None)
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    where = mixer_layers(keys, _kimi_kinds(keys, own), "linear_attention")
+    layers = mixing(layers, mixer, where, keys.activation_kind)
+    dense = listed_dense(keys, integer(keys, "first_k_dense_replace", 0, MAX_LAYERS))
+    return keys.model(sparse(layers, v3_moe(keys), dense))
 
 
 KIMI_MIXER = {
@@ -124,7 +114,7 @@ MOONSHOT: Mapping[str, Architecture] = {
     "KimiLinearForCausalLM": Architecture(
         name="kimi_linear",
         model_type="kimi_linear",
-        overrides=_kimi_linear,
+        build=_kimi_linear,
         supported_keys=MOE_KEYS | LATENT_KEYS,
         renamed=KIMI_KEYS,
         tensors=llama_tensors({**LATENT_TENSORS, **KIMI_MIXER, **_KIMI_EXPERTS}),

@@ -1,107 +1,96 @@
 """NVIDIA: Nemotron.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    Architecture,
-    frozen,
-    tensor_names,
-)
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, tensor_names
 from swiftchat.weights.architectures.parts.expert_readers import sigmoid_router
 from swiftchat.weights.architectures.parts.fields import (
-    MAX_EXPERTS,
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_LAYERS,
     MAX_WIDTH,
-    Fields,
     flag,
     integer,
     invalid,
     number,
     optional_integer,
 )
-from swiftchat.weights.architectures.parts.layer_readers import UNGATED, layer_norms
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layer_readers import UNGATED
+from swiftchat.weights.architectures.parts.layers import LayerConfig
 from swiftchat.weights.architectures.parts.mixer_readers import MAX_KERNEL
 from swiftchat.weights.architectures.parts.mixers import Mamba2
+from swiftchat.weights.architectures.parts.mlp import Moe
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
-def _nemotron(config: Fields) -> Mapping[str, Any]:
-    return {**layer_norms(config), "norm_unit_offset": True}
+def _nemotron(keys: Keys) -> ModelConfig:
+    layers = keys.layers(mlp=keys.mlp(activation=keys.activation(gated=False)))
+    return keys.model(layers, norm=keys.norm("layer", has_bias=True, unit_offset=True))
 
 
-def _kinds(config: Fields) -> list[str]:
+def _kinds(keys: Keys) -> list[str]:
     """Return the kind of each layer: mamba, attention, mlp or moe."""
     name, known = "layers_block_type", _KINDS
-    if config.get(name) is None and config.get("hybrid_override_pattern") is not None:
+    if keys.get(name) is None and keys.get("hybrid_override_pattern") is not None:
         name, known = "hybrid_override_pattern", _LETTERS
-    listed = config.get(name, ["mamba", "moe", "attention", "mlp"])
+    listed = keys.get(name, ["mamba", "moe", "attention", "mlp"])
     found = list(listed) if isinstance(listed, list | str) else []
     if not 1 <= len(found) <= MAX_LAYERS or any(str(each) not in known for each in found):
         raise invalid(name, f"layers of the kinds {', '.join(known)}", listed)
     return [known[str(each)] for each in found]
 
 
-def _mixer(config: Fields) -> Mamba2:
-    heads = integer(config, "mamba_num_heads", 1, MAX_HEADS)
-    groups = integer(config, "n_groups", 1, heads)
+def _mixer(keys: Keys) -> Mamba2:
+    heads = integer(keys, "mamba_num_heads", 1, MAX_HEADS)
+    groups = integer(keys, "n_groups", 1, heads)
     if heads % groups:
         raise invalid("n_groups", f"a divisor of {heads} heads", groups)
-    if config.get("mamba_hidden_act") != "silu":
-        raise invalid("mamba_hidden_act", "silu", config.get("mamba_hidden_act"))
+    if keys.get("mamba_hidden_act") != "silu":
+        raise invalid("mamba_hidden_act", "silu", keys.get("mamba_hidden_act"))
     return Mamba2(
         num_heads=heads,
-        head_dim=integer(config, "mamba_head_dim", 1, MAX_WIDTH),
+        head_dim=integer(keys, "mamba_head_dim", 1, MAX_WIDTH),
         num_groups=groups,
-        state_size=integer(config, "ssm_state_size", 1, MAX_HEAD_DIM),
-        kernel=integer(config, "conv_kernel", 2, MAX_KERNEL),
-        norm_eps=number(config, "layer_norm_epsilon", above=0.0, below=1.0),
-        in_bias=flag(config, "use_bias"),
-        out_bias=flag(config, "use_bias"),
-        conv_bias=flag(config, "use_conv_bias"),
-        min_step=number(config, "time_step_min", above=-1.0, below=1e6),
+        state_size=integer(keys, "ssm_state_size", 1, MAX_HEAD_DIM),
+        kernel=integer(keys, "conv_kernel", 2, MAX_KERNEL),
+        norm_eps=number(keys, "layer_norm_epsilon", above=0.0, below=1.0),
+        in_bias=flag(keys, "use_bias"),
+        out_bias=flag(keys, "use_bias"),
+        conv_bias=flag(keys, "use_conv_bias"),
+        min_step=number(keys, "time_step_min", above=-1.0, below=1e6),
     )
 
 
-def _experts(config: Fields) -> Mapping[str, Any]:
-    experts = integer(config, "num_local_experts", 1, MAX_EXPERTS)
-    if flag(config, "mlp_bias"):
+def _experts(keys: Keys) -> Moe:
+    if flag(keys, "mlp_bias"):
         raise invalid("mlp_bias", "false with experts", True)
-    return {
-        "num_experts": experts,
-        "experts_per_token": integer(config, "num_experts_per_tok", 1, experts),
-        "expert_size": integer(config, "moe_intermediate_size", 1, MAX_WIDTH),
-        "expert_latent_size": optional_integer(config, "moe_latent_size", 1, MAX_WIDTH),
-        "shared_expert_size": integer(config, "moe_shared_expert_intermediate_size", 1, MAX_WIDTH),
-        "router": sigmoid_router(
-            config, normalized=flag(config, "norm_topk_prob"), scale="routed_scaling_factor"
-        ),
-    }
+    return keys.moe(
+        sigmoid_router(keys),
+        activation=keys.activation(gated=False),
+        shared_size=integer(keys, "moe_shared_expert_intermediate_size", 1, MAX_WIDTH),
+        latent_size=optional_integer(keys, "moe_latent_size", 1, MAX_WIDTH),
+    )
 
 
-def _nemotron_h(config: Fields) -> Mapping[str, Any]:
-    kinds = _kinds(config)
+def _nemotron_h(keys: Keys) -> ModelConfig:
+    def layer(kind: str) -> LayerConfig:
+        match kind:
+            case "mamba":
+                return LayerConfig(mixer=_mixer(keys))
+            case "attention":
+                return LayerConfig(keys.attention(rope=None))
+            case "mlp":
+                return LayerConfig(mlp=keys.mlp(activation=keys.activation(gated=False)))
+        return LayerConfig(moe=_experts(keys))
 
-    def layers(*names: str) -> frozenset[int]:
-        return frozenset(i for i, kind in enumerate(kinds) if kind in names)
-
-    return {
-        **(_experts(config) if "moe" in kinds else {}),
-        "num_layers": len(kinds),
-        "rope": None,
-        "gated": False,
-        "single_branch": True,
-        "mlp_layers": layers("mlp", "moe"),
-        "dense_layers": layers("mlp"),
-        "mixer": _mixer(config),
-        "mixer_layers": layers("mamba"),
-        "mixer_activation": "silu",
-    }
+    kinds = _kinds(keys)
+    by_kind = {kind: layer(kind) for kind in dict.fromkeys(kinds)}
+    return keys.model(tuple(by_kind[kind] for kind in kinds))
 
 
 # The kinds of layers in `layers_block_type`, also of older files, and in `hybrid_override_pattern`.
@@ -123,7 +112,7 @@ NVIDIA: Mapping[str, Architecture] = {
     "NemotronForCausalLM": Architecture(
         name="nemotron",
         model_type="nemotron",
-        overrides=_nemotron,
+        build=_nemotron,
         tensors=UNGATED,
         renamed=frozen(rms_norm_eps="norm_eps"),
         supported_keys=frozenset({"partial_rotary_factor"}),
@@ -139,7 +128,7 @@ NVIDIA: Mapping[str, Architecture] = {
     "NemotronHForCausalLM": Architecture(
         name="nemotron_h",
         model_type="nemotron_h",
-        overrides=_nemotron_h,
+        build=_nemotron_h,
         supported_keys=frozenset(
             {"n_routed_experts", "num_local_experts", "moe_intermediate_size"}
         ),

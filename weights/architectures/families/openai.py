@@ -1,71 +1,63 @@
 """OpenAI: GPT-2 and GPT-OSS.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
-    ALL_BIASES,
-    LAYER_NORM_UNGATED,
     SEPARATE_GATE_UP,
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
     tensor_names,
 )
-from swiftchat.weights.architectures.parts.expert_readers import moe_overrides
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_CONTEXT,
-    MAX_HEAD_DIM,
-    Fields,
-    flag,
-    integer,
-    invalid,
-    num_heads,
-    num_layers,
-    number,
-)
+from swiftchat.weights.architectures.parts.embeddings import Positions
+from swiftchat.weights.architectures.parts.fields import MAX_CONTEXT, flag, integer, invalid, number
 from swiftchat.weights.architectures.parts.gpt_readers import GPT_KEYS, mlp_width
-from swiftchat.weights.architectures.parts.rope import (
-    RopeConfig,
-)
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layers import windowed
+from swiftchat.weights.architectures.parts.model import ModelConfig
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _gpt2(config: Fields) -> Mapping[str, Any]:
-    scaled = flag(config, "scale_attn_weights")
-    return {
-        **LAYER_NORM_UNGATED,
-        **ALL_BIASES,
-        "num_kv_heads": num_heads(config),
-        "intermediate_size": mlp_width(config, "n_inner"),
-        "rope": None,
-        "learned_positions": integer(config, "max_position_embeddings", 1, MAX_CONTEXT),
-        "query_scalar": None if scaled else 1.0,
-    }
+def _gpt2(keys: Keys) -> ModelConfig:
+    scores = keys.scores() if flag(keys, "scale_attn_weights") else keys.scores(scale=1.0)
+    layers = keys.layers(
+        attention=keys.attention(num_kv_heads=keys.num_heads, bias=True, rope=None, scores=scores),
+        mlp=keys.mlp(
+            intermediate_size=mlp_width(keys, "n_inner"),
+            activation=keys.activation(gated=False),
+            bias=True,
+        ),
+    )
+    positions = Positions(integer(keys, "max_position_embeddings", 1, MAX_CONTEXT))
+    return keys.model(
+        layers,
+        norm=keys.norm("layer", has_bias=True),
+        embeddings=keys.embeddings(positions=positions),
+    )
 
 
-def _gpt_oss(config: Fields) -> Mapping[str, Any]:
-    head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    if config.get("rope_parameters") is None:
-        config = {**config, "rope_parameters": _GPT_OSS_ROPE}
+def _gpt_oss(keys: Keys) -> ModelConfig:
+    if keys.get("rope_parameters") is None:
+        keys = keys.changed(rope_parameters=_GPT_OSS_ROPE)
     # The activation of the experts depends on it, not on `hidden_act`.
-    alpha = number(config, "swiglu_alpha", above=0.0, below=1e3)
+    alpha = number(keys, "swiglu_alpha", above=0.0, below=1e3)
     if alpha != 1.702:
         raise invalid("swiglu_alpha", "1.702", alpha)
-    kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers(config))]
-    return {
-        **moe_overrides(config),
-        "attention_bias": flag(config, "attention_bias"),
-        "attention_sinks": True,
-        "expert_bias": True,
-        "activation": "gelu_sigmoid",
-        "interleaved_gate": True,
-        "rope": RopeConfig.from_hf(config, head_dim),
-        "gate_limit": number(config, "swiglu_limit", above=0.0, below=1e6),
-        "layer_types": kinds,
-    }
+    limit = number(keys, "swiglu_limit", above=0.0, below=1e6)
+    moe = keys.moe(
+        RouterConfig(normalized=True),
+        expert_size=keys.intermediate_size,
+        activation=keys.activation("gelu_sigmoid", interleaved=True, limit=limit),
+        bias=True,
+    )
+    attention = keys.attention(scores=keys.scores(sinks=True))
+    layers = keys.layers(attention=attention, mlp=None, moe=moe)
+    kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(keys.num_layers)]
+    return keys.model(windowed(layers, keys.windows(kinds)))
 
 
 # The layers of GPT-2; other models use the same names.
@@ -98,7 +90,7 @@ OPENAI: Mapping[str, Architecture] = {
     "GPT2LMHeadModel": Architecture(
         name="gpt2",
         model_type="gpt2",
-        overrides=_gpt2,
+        build=_gpt2,
         renamed=GPT_KEYS,
         rejected_keys=frozenset({"scale_attn_by_inverse_layer_idx", "add_cross_attention"}),
         prefix="transformer.",
@@ -125,9 +117,8 @@ OPENAI: Mapping[str, Architecture] = {
     "GptOssForCausalLM": Architecture(
         name="gpt_oss",
         model_type="gpt_oss",
-        windowed=True,
-        overrides=_gpt_oss,
-        supported_keys=frozenset({"num_local_experts"}),
+        build=_gpt_oss,
+        supported_keys=frozenset({"num_local_experts"}) | WINDOW_KEYS,
         tensors=llama_tensors(
             {
                 "sinks": "self_attn.sinks",

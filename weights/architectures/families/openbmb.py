@@ -1,66 +1,55 @@
 """OpenBMB: MiniCPM.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    LLAMA_TENSORS,
-    Architecture,
-    frozen,
-)
-from swiftchat.weights.architectures.parts.fields import (
-    Fields,
-    flag,
-    hidden_size,
-    num_heads,
-    num_layers,
-    number,
-    optional_number,
-)
+from swiftchat.weights.architectures.parts.architecture import LLAMA_TENSORS, Architecture, frozen
+from swiftchat.weights.architectures.parts.fields import number, optional_number
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.latent_readers import (
     DENSE_TENSORS,
     LATENT_KEYS,
-    latent_fields,
+    latent_attention,
 )
+from swiftchat.weights.architectures.parts.layers import Layers
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
-def _minicpm3(config: Fields) -> Mapping[str, Any]:
-    if config.get("v_head_dim") is None:
-        config = {**config, "v_head_dim": hidden_size(config) // num_heads(config)}
-    return {**latent_fields(config, interleaved=False), **minicpm_multipliers(config)}
+def _minicpm3(keys: Keys) -> ModelConfig:
+    if keys.get("v_head_dim") is None:
+        keys = keys.changed(v_head_dim=keys.hidden_size // keys.num_heads)
+    attention = latent_attention(keys, interleaved=False)
+    return _model(keys, keys.layers(attention=attention))
 
 
-def minicpm_multipliers(config: Fields) -> Mapping[str, Any]:
-    """Return the scales of embeddings, residuals and logits of all MiniCPM models."""
-    depth = optional_number(config, "scale_depth", above=0.0, below=1e6)
-    base = optional_number(config, "dim_model_base", above=0.0, below=1e9)
-    residual = 1.0 if depth is None else depth / math.sqrt(num_layers(config))
-    return {
-        "embedding_scale": number(config, "scale_emb", above=0.0, below=1e6),
-        "residual_scale": residual,
-        "norm_eps": number(config, "rms_norm_eps", above=0.0, below=1.0) / residual**2,
-        "logit_scale": 1.0 if base is None else base / hidden_size(config),
-    }
+def _model(keys: Keys, layers: Layers) -> ModelConfig:
+    """Return the model of these layers, with the scales of all MiniCPM models."""
+    depth = optional_number(keys, "scale_depth", above=0.0, below=1e6)
+    base = optional_number(keys, "dim_model_base", above=0.0, below=1e9)
+    residual = 1.0 if depth is None else depth / math.sqrt(keys.num_layers)
+    scale = number(keys, "scale_emb", above=0.0, below=1e6)
+    return keys.model(
+        layers,
+        norm=keys.norm(eps=keys.eps / residual**2),
+        embeddings=keys.embeddings(scale=scale),
+        head=keys.head(scale=1.0 if base is None else base / keys.hidden_size),
+        residual_scale=residual,
+    )
 
 
-def _minicpm(config: Fields) -> Mapping[str, Any]:
+def _minicpm(keys: Keys) -> ModelConfig:
     # Sparse attention of long contexts (`sparse_config`) is computed as full attention.
-    return {
-        "attention_bias": flag(config, "attention_bias"),
-        "mlp_bias": False,
-        **minicpm_multipliers(config),
-    }
+    return _model(keys, keys.layers(mlp=keys.mlp(bias=False)))
 
 
 OPENBMB: Mapping[str, Architecture] = {
     "MiniCPM3ForCausalLM": Architecture(
         name="minicpm3",
         model_type="minicpm3",
-        overrides=_minicpm3,
+        build=_minicpm3,
         supported_keys=LATENT_KEYS,
         tensors=DENSE_TENSORS,
         defaults=frozen(
@@ -81,7 +70,7 @@ OPENBMB: Mapping[str, Architecture] = {
     "MiniCPMForCausalLM": Architecture(
         name="minicpm",
         model_type="minicpm",
-        overrides=_minicpm,
+        build=_minicpm,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
             max_position_embeddings=2048,

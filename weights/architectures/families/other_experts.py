@@ -1,126 +1,109 @@
 """Vendors with one mixture of experts.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from swiftchat.weights.architectures.families.lg import exaone4
-from swiftchat.weights.architectures.families.zhipu import GLM_DEFAULTS, GLM_TENSORS, glm4_moe
+from swiftchat.weights.architectures.families.lg import exaone4_layers
+from swiftchat.weights.architectures.families.zhipu import (
+    GLM_DEFAULTS,
+    GLM_TENSORS,
+    glm4_moe,
+    glm4_moe_layers,
+)
 from swiftchat.weights.architectures.parts.architecture import (
     SEPARATE_GATE_UP,
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
 )
+from swiftchat.weights.architectures.parts.attention import HeadNorms
 from swiftchat.weights.architectures.parts.expert_readers import (
     EXPERTS,
     MOE_KEYS,
     SHARED_EXPERT,
     SHARED_EXPERTS,
-    experts_of_width,
     listed_dense,
-    moe_overrides,
     sparse_dense_layers,
 )
 from swiftchat.weights.architectures.parts.fields import (
-    MAX_EXPERTS,
-    MAX_HEAD_DIM,
     MAX_LAYERS,
     MAX_WIDTH,
-    Fields,
     flag,
     integer,
     invalid,
-    layer_types,
-    num_layers,
 )
-from swiftchat.weights.architectures.parts.layer_readers import every_nth_full
-from swiftchat.weights.architectures.parts.rope import (
-    layer_ropes,
-)
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layer_readers import every_nth_full, full_layers
+from swiftchat.weights.architectures.parts.layers import sparse, unrotated, windowed
+from swiftchat.weights.architectures.parts.model import ModelConfig
+from swiftchat.weights.architectures.parts.rope import layer_ropes
 from swiftchat.weights.architectures.parts.router import RouterConfig
 from swiftchat.weights.architectures.parts.variants import TypeVariant
 
 
-def _aria(config: Fields) -> Mapping[str, Any]:
-    if config.get("hidden_act", "silu") != "silu":  # the routed experts have it in any case
-        raise invalid("hidden_act", "silu", config.get("hidden_act"))
-    if flag(config, "mlp_bias"):
+def _aria(keys: Keys) -> ModelConfig:
+    if keys.get("hidden_act", "silu") != "silu":  # the routed experts have it in any case
+        raise invalid("hidden_act", "silu", keys.get("hidden_act"))
+    if flag(keys, "mlp_bias"):
         raise invalid("mlp_bias", "false", True)
-    width = integer(config, "intermediate_size", 1, MAX_WIDTH)
-    shared = integer(config, "moe_num_shared_experts", 0, MAX_EXPERTS)
-    bias = flag(config, "attention_bias")
-    return {**moe_overrides(config), "attention_bias": bias, "shared_expert_size": shared * width}
+    moe = keys.moe(
+        RouterConfig(normalized=True),
+        expert_size=keys.intermediate_size,
+        shared="moe_num_shared_experts",
+    )
+    return keys.model(keys.layers(mlp=None, moe=moe))
 
 
-def _dots1(config: Fields) -> Mapping[str, Any]:
-    late = integer(config, "max_window_layers", 0, MAX_LAYERS)
-    kinds = [
-        "sliding_attention" if i >= late else "full_attention" for i in range(num_layers(config))
-    ]
-    windowed = config.get("sliding_window") is not None
-    bias = flag(config, "attention_bias")
-    return {
-        **glm4_moe(config),
-        "qk_norm": "head",
-        "output_bias": bias,
-        "layer_types": kinds if windowed else None,
-    }
+def _dots1(keys: Keys) -> ModelConfig:
+    kinds = None
+    if keys.get("sliding_window") is not None:
+        late = integer(keys, "max_window_layers", 0, MAX_LAYERS)
+        count = keys.num_layers
+        kinds = ["sliding_attention" if i >= late else "full_attention" for i in range(count)]
+    layers = glm4_moe_layers(keys, keys.attention(head_norms=HeadNorms("head")))
+    return keys.model(windowed(layers, keys.windows(kinds)))
 
 
-def _mellum(config: Fields) -> Mapping[str, Any]:
-    head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    ropes = config.get("rope_parameters") or _MELLUM_ROPES
-    fields = {"max_position_embeddings": config.get("max_position_embeddings")}
-    router = RouterConfig(normalized=flag(config, "norm_topk_prob"))
-    return {
-        **experts_of_width(config, router, None),
-        "output_bias": flag(config, "attention_bias"),
-        "qk_norm": "head",
-        **layer_ropes({**fields, "rope_parameters": ropes}, head_dim, 1e4),
-        "layer_types": ["full_attention"] * num_layers(config),
-        "dense_layers": listed_dense(config, 0),
-    }
+def _mellum(keys: Keys) -> ModelConfig:
+    named = keys.get("rope_parameters") or _MELLUM_ROPES
+    context = {"max_position_embeddings": keys.get("max_position_embeddings")}
+    rope, local_rope = layer_ropes({**context, "rope_parameters": named}, keys.head_dim, 1e4)
+    attention = keys.attention(head_norms=HeadNorms("head"), rope=rope)
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    windows = keys.windows(["full_attention"] * keys.num_layers)
+    moe = keys.moe(RouterConfig(normalized=flag(keys, "norm_topk_prob")))
+    return keys.model(sparse(windowed(layers, windows, local_rope), moe, listed_dense(keys, 0)))
 
 
-def _shared_size(config: Fields) -> int:
-    return integer(config, "shared_expert_intermediate_size", 0, MAX_WIDTH)
+def _shared_size(keys: Keys) -> int:
+    return integer(keys, "shared_expert_intermediate_size", 0, MAX_WIDTH)
 
 
-def _kolibri(config: Fields) -> Mapping[str, Any]:
-    kinds = layer_types(config)
-    config = {**config, "layer_types": every_nth_full(config, 5) if kinds is None else kinds}
-    normalized = flag(config, "norm_topk_prob")
+def _kolibri(keys: Keys) -> ModelConfig:
+    if keys.layer_types is None:
+        keys = keys.changed(layer_types=every_nth_full(keys, 5))
+    normalized = flag(keys, "norm_topk_prob")
     router = RouterConfig("sigmoid", correction=True, by_logits=True, normalized=normalized)
-    return {
-        **experts_of_width(config, router, None),
-        **exaone4(config),
-        "intermediate_size": integer(config, "moe_intermediate_size", 1, MAX_WIDTH),
-        "norm_order": "sandwich",
-        "shared_expert_size": _shared_size(config),
-    }
+    moe = keys.moe(router, shared_size=_shared_size(keys))
+    return keys.model(exaone4_layers(keys, None, moe=moe, norm_order="sandwich"))
 
 
-def _flint(config: Fields) -> Mapping[str, Any]:
-    count, kinds = num_layers(config), layer_types(config)
+def _flint(keys: Keys) -> ModelConfig:
+    count, kinds = keys.num_layers, keys.layer_types
     if kinds is None:
         full = {i for i in range(count) if i < 2 or i % 4 == 1} | {count - 1}
         kinds = ["full_attention" if i in full else "sliding_attention" for i in range(count)]
-    if config.get("mlp_only_layers") is None:
-        config = {**config, "mlp_only_layers": [i for i in (0, 1) if i < count]}
-    router = RouterConfig("sigmoid", normalized=flag(config, "norm_topk_prob"))
-    return {
-        **experts_of_width(config, router, None),
-        "qk_norm": "head",
-        "attention_sinks": True,
-        "output_bias": flag(config, "attention_bias"),
-        "layer_types": kinds,
-        "unrotated_layers": frozenset(i for i, k in enumerate(kinds) if k == "full_attention"),
-        "dense_layers": sparse_dense_layers(config),
-        "shared_expert_size": _shared_size(config),
-    }
+    if keys.get("mlp_only_layers") is None:
+        keys = keys.changed(mlp_only_layers=[i for i in (0, 1) if i < count])
+    attention = keys.attention(scores=keys.scores(sinks=True), head_norms=HeadNorms("head"))
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    layers = unrotated(windowed(layers, keys.windows(kinds)), full_layers(kinds))
+    router = RouterConfig("sigmoid", normalized=flag(keys, "norm_topk_prob"))
+    moe = keys.moe(router, shared_size=_shared_size(keys))
+    return keys.model(sparse(layers, moe, sparse_dense_layers(keys)))
 
 
 _MELLUM_ROPES = frozen(
@@ -132,7 +115,7 @@ OTHER_EXPERTS: Mapping[str, Architecture] = {
     "AriaTextForCausalLM": Architecture(
         name="aria",
         model_type="aria_text",
-        overrides=_aria,
+        build=_aria,
         supported_keys=frozenset({"num_local_experts"}),
         renamed=frozen(num_local_experts="moe_num_experts", num_experts_per_tok="moe_topk"),
         tensors=llama_tensors(
@@ -159,7 +142,7 @@ OTHER_EXPERTS: Mapping[str, Architecture] = {
     "SolarOpenForCausalLM": Architecture(
         name="solar_open",
         model_type="solar_open",
-        overrides=glm4_moe,
+        build=glm4_moe,
         supported_keys=MOE_KEYS,
         renamed=frozen(num_local_experts="n_routed_experts"),
         tensors=GLM_TENSORS,
@@ -174,9 +157,8 @@ OTHER_EXPERTS: Mapping[str, Architecture] = {
     "Dots1ForCausalLM": Architecture(
         name="dots1",
         model_type="dots1",
-        overrides=_dots1,
-        windowed=True,
-        supported_keys=MOE_KEYS,
+        build=_dots1,
+        supported_keys=MOE_KEYS | WINDOW_KEYS,
         renamed=frozen(num_local_experts="n_routed_experts"),
         tensors=GLM_TENSORS,
         defaults=frozen(
@@ -194,9 +176,8 @@ OTHER_EXPERTS: Mapping[str, Architecture] = {
     "MellumForCausalLM": Architecture(
         name="mellum",
         model_type="mellum",
-        overrides=_mellum,
-        windowed=True,
-        supported_keys=MOE_KEYS,
+        build=_mellum,
+        supported_keys=MOE_KEYS | WINDOW_KEYS,
         tensors=llama_tensors(EXPERTS),
         defaults=frozen(
             max_position_embeddings=131_072,
@@ -213,9 +194,8 @@ OTHER_EXPERTS: Mapping[str, Architecture] = {
     "Kolibri1ForCausalLM": Architecture(
         name="kolibri1",
         model_type="kolibri1",
-        overrides=_kolibri,
-        windowed=True,
-        supported_keys=MOE_KEYS,
+        build=_kolibri,
+        supported_keys=MOE_KEYS | WINDOW_KEYS,
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors(
             {
@@ -242,9 +222,8 @@ OTHER_EXPERTS: Mapping[str, Architecture] = {
     "FlintForCausalLM": Architecture(
         name="flint",
         model_type="flint",
-        overrides=_flint,
-        windowed=True,
-        supported_keys=MOE_KEYS,
+        build=_flint,
+        supported_keys=MOE_KEYS | WINDOW_KEYS,
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors({**EXPERTS, **SHARED_EXPERT, "sinks": "self_attn.softmax_offset"}),
         defaults=frozen(

@@ -1,117 +1,116 @@
 """Vendors with one dense model.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from swiftchat.weights.architectures.families.ibm import (
     GRANITE_DEFAULTS,
     MULTIPLIERS,
-    granite,
+    granite_model,
+    granite_scores,
     multiplier,
 )
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
     SEPARATE_GATE_UP,
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
     tensor_names,
 )
-from swiftchat.weights.architectures.parts.fields import (
-    Fields,
-    flag,
-    integer,
-    invalid,
-    num_layers,
-    optional_number,
-)
-from swiftchat.weights.architectures.parts.layer_readers import UNGATED, head_dim_of, layer_norms
-from swiftchat.weights.architectures.parts.rope import RopeConfig
+from swiftchat.weights.architectures.parts.attention import HeadNorms
+from swiftchat.weights.architectures.parts.fields import flag, integer, invalid
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layer_readers import UNGATED
+from swiftchat.weights.architectures.parts.layers import unrotated, windowed
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.variants import TypeVariant
 
 
-def _nanochat(config: Fields) -> Mapping[str, Any]:
-    head_dim = head_dim_of(config)
-    return {
-        "gated": False,
-        "mlp_bias": False,
-        "norm_weights": False,
-        "embedding_norm": True,
-        "qk_norm": "head",
-        "qk_norm_weights": False,
-        "qk_norm_after_rope": True,
-        "rope": replace(RopeConfig.from_hf(config, head_dim), reversed=True),
-        "logit_softcap": optional_number(config, "final_logit_softcapping", above=0.0, below=1e6),
-    }
+def _nanochat(keys: Keys) -> ModelConfig:
+    attention = keys.attention(
+        rope=replace(keys.rope(), reversed=True),
+        head_norms=HeadNorms("head", after_rope=True, has_weights=False),
+    )
+    mlp = keys.mlp(activation=keys.activation(gated=False), bias=False)
+    return keys.model(
+        keys.layers(attention=attention, mlp=mlp),
+        norm=keys.norm(has_weights=False),
+        embeddings=keys.embeddings(has_norm=True),
+    )
 
 
-def _hyperclovax(config: Fields) -> Mapping[str, Any]:
-    overrides = {
-        **granite(config),
-        "logit_scale": multiplier(config, "logits_scaling"),
-        "norm_order": "sandwich" if flag(config, "use_post_norm") else "pre",
-    }
-    if config.get("attention_multiplier") is None:
-        overrides["query_scalar"] = None
-    if overrides["norm_order"] == "sandwich" and overrides["residual_scale"] != 1.0:
+def _hyperclovax(keys: Keys) -> ModelConfig:
+    scores = keys.scores() if keys.get("attention_multiplier") is None else granite_scores(keys)
+    order = "sandwich" if flag(keys, "use_post_norm") else "pre"
+    layers = keys.layers(attention=keys.attention(scores=scores), norm_order=order)
+    model = granite_model(keys, layers)
+    if order == "sandwich" and model.residual_scale != 1.0:
         # The norms of branches would need an epsilon of their own.
-        raise invalid("residual_multiplier", "1 with use_post_norm", overrides["residual_scale"])
-    return overrides
+        raise invalid("residual_multiplier", "1 with use_post_norm", model.residual_scale)
+    return replace(model, head=keys.head(scale=multiplier(keys, "logits_scaling")))
 
 
-def _smollm3(config: Fields) -> Mapping[str, Any]:
-    count = num_layers(config)
-    rotated = config.get("no_rope_layers")
+def _smollm3(keys: Keys) -> ModelConfig:
+    count, rotated = keys.num_layers, keys.get("no_rope_layers")
     if rotated is None:
-        interval = integer(config, "no_rope_layer_interval", 1, 2**30)
+        interval = integer(keys, "no_rope_layer_interval", 1, 2**30)
         rotated = [int((i + 1) % interval != 0) for i in range(count)]
     if not isinstance(rotated, list) or len(rotated) != count:
         raise invalid("no_rope_layers", f"a list of {count} numbers", rotated)
     # Despite its name, the list has 1 for layers with rotary embeddings.
     rotated = [integer({"no_rope_layers": each}, "no_rope_layers", 0, 1) for each in rotated]
-    windowed = flag(config, "use_sliding_window") and config.get("sliding_window") is not None
+    has_windows = flag(keys, "use_sliding_window") and keys.get("sliding_window") is not None
     kinds = ["full_attention" if each else "sliding_attention" for each in rotated]
-    return {
-        "unrotated_layers": frozenset(i for i, each in enumerate(rotated) if not each),
-        "layer_types": kinds if windowed else None,
-    }
+    layers = windowed(keys.layers(), keys.windows(kinds if has_windows else None, switched=True))
+    return keys.model(unrotated(layers, [i for i, each in enumerate(rotated) if not each]))
 
 
-def _internlm2(config: Fields) -> Mapping[str, Any]:
-    return {"attention_bias": flag(config, "bias"), "mlp_bias": False}
+def _internlm2(keys: Keys) -> ModelConfig:
+    attention = keys.attention(bias=flag(keys, "bias"))
+    return keys.model(keys.layers(attention=attention, mlp=keys.mlp(bias=False)))
 
 
-def _stablelm(config: Fields) -> Mapping[str, Any]:
-    parallel = flag(config, "use_parallel_residual")
-    return {
-        "norm": "layer",
-        "norm_bias": True,
-        "parallel_residual": parallel,
-        "shared_norm": parallel,
-        "qk_norm": "heads" if flag(config, "qk_layernorm") else None,
-        "attention_bias": flag(config, "use_qkv_bias"),
-        "output_bias": False,
-        "mlp_bias": False,
-    }
+def _stablelm(keys: Keys) -> ModelConfig:
+    is_parallel = flag(keys, "use_parallel_residual")
+    attention = keys.attention(
+        bias=flag(keys, "use_qkv_bias"),
+        output_bias=False,
+        head_norms=HeadNorms("heads") if flag(keys, "qk_layernorm") else None,
+    )
+    layers = keys.layers(
+        attention=attention,
+        mlp=keys.mlp(bias=False),
+        is_parallel=is_parallel,
+        shared_norm=is_parallel,
+    )
+    return keys.model(layers, norm=keys.norm("layer", has_bias=True))
 
 
-def _seed_oss(config: Fields) -> Mapping[str, Any]:
-    return {"output_bias": flag(config, "attention_out_bias")}
+def _jais2(keys: Keys) -> ModelConfig:
+    layers = keys.layers(mlp=keys.mlp(activation=keys.activation(gated=False)))
+    return keys.model(layers, norm=keys.norm("layer", has_bias=True))
 
 
-def _no_output_bias(config: Fields) -> Mapping[str, Any]:
-    return {"output_bias": False}
+def _seed_oss(keys: Keys) -> ModelConfig:
+    attention = keys.attention(output_bias=flag(keys, "attention_out_bias"))
+    return keys.model(keys.layers(attention=attention))
+
+
+def _helium(keys: Keys) -> ModelConfig:
+    attention = keys.attention(output_bias=False, rope=keys.rope(interleaved=True))
+    return keys.model(keys.layers(attention=attention))
 
 
 OTHERS: Mapping[str, Architecture] = {
     "NanoChatForCausalLM": Architecture(
         name="nanochat",
         model_type="nanochat",
-        overrides=_nanochat,
+        build=_nanochat,
         supported_keys=frozenset({"final_logit_softcapping"}),
         tensors=llama_tensors(
             {"up": "mlp.fc1.weight", "down": "mlp.fc2.weight"}, without=(*SEPARATE_GATE_UP, "down")
@@ -128,7 +127,7 @@ OTHERS: Mapping[str, Architecture] = {
     "HyperCLOVAXForCausalLM": Architecture(
         name="hyperclovax",
         model_type="hyperclovax",
-        overrides=_hyperclovax,
+        build=_hyperclovax,
         supported_keys=MULTIPLIERS,
         tensors=llama_tensors(
             {"attn_out_norm": "post_norm1.weight", "mlp_out_norm": "post_norm2.weight"}
@@ -138,10 +137,9 @@ OTHERS: Mapping[str, Architecture] = {
     "SmolLM3ForCausalLM": Architecture(
         name="smollm3",
         model_type="smollm3",
-        windowed=True,
+        build=_smollm3,
         tensors=LLAMA_TENSORS,
-        overrides=_smollm3,
-        supported_keys=frozenset({"no_rope_layers"}),
+        supported_keys=frozenset({"no_rope_layers"}) | WINDOW_KEYS,
         defaults=frozen(
             max_position_embeddings=32768,
             rms_norm_eps=1e-6,
@@ -157,7 +155,7 @@ OTHERS: Mapping[str, Architecture] = {
     "InternLM2ForCausalLM": Architecture(
         name="internlm2",
         model_type="internlm2",
-        overrides=_internlm2,
+        build=_internlm2,
         qkv_in_groups=True,
         tensors=tensor_names(
             {
@@ -187,7 +185,7 @@ OTHERS: Mapping[str, Architecture] = {
     "StableLmForCausalLM": Architecture(
         name="stablelm",
         model_type="stablelm",
-        overrides=_stablelm,
+        build=_stablelm,
         tensors=llama_tensors(
             {
                 "q_norm": "self_attn.q_layernorm.norms.{h}.weight",
@@ -210,7 +208,7 @@ OTHERS: Mapping[str, Architecture] = {
     "Jais2ForCausalLM": Architecture(
         name="jais2",
         model_type="jais2",
-        overrides=layer_norms,
+        build=_jais2,
         tensors=UNGATED,
         renamed=frozen(rms_norm_eps="layer_norm_eps"),
         defaults=frozen(
@@ -226,7 +224,7 @@ OTHERS: Mapping[str, Architecture] = {
     "SeedOssForCausalLM": Architecture(
         name="seed_oss",
         model_type="seed_oss",
-        overrides=_seed_oss,
+        build=_seed_oss,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
             max_position_embeddings=524_288,
@@ -241,8 +239,7 @@ OTHERS: Mapping[str, Architecture] = {
     "HeliumForCausalLM": Architecture(
         name="helium",
         model_type="helium",
-        overrides=_no_output_bias,
-        interleaved_rope=True,
+        build=_helium,
         tensors=LLAMA_TENSORS,
         defaults=frozen(
             max_position_embeddings=4096,

@@ -1,6 +1,6 @@
 """Alibaba: Qwen.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
@@ -8,15 +8,16 @@ from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
     LLAMA_TENSORS,
+    WINDOW_KEYS,
     Architecture,
     frozen,
     llama_tensors,
 )
+from swiftchat.weights.architectures.parts.attention import HeadNorms, OutputGate
 from swiftchat.weights.architectures.parts.expert_readers import (
     EXPERTS,
     MOE_KEYS,
     SHARED_EXPERT,
-    moe_overrides,
     sparse_dense_layers,
 )
 from swiftchat.weights.architectures.parts.fields import (
@@ -24,140 +25,130 @@ from swiftchat.weights.architectures.parts.fields import (
     MAX_HEADS,
     MAX_LAYERS,
     MAX_WIDTH,
-    Fields,
     flag,
     integer,
     invalid,
-    layer_types,
-    num_layers,
-    number,
 )
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.layer_readers import KINDS
+from swiftchat.weights.architectures.parts.layers import Layers, mixing, sparse, windowed
 from swiftchat.weights.architectures.parts.mixer_readers import MAX_KERNEL, mixer_layers
 from swiftchat.weights.architectures.parts.mixers import GatedDelta
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _uses_window(config: Fields) -> bool:
-    return flag(config, "use_sliding_window") and config.get("sliding_window") is not None
+def _uses_window(keys: Keys) -> bool:
+    return flag(keys, "use_sliding_window") and keys.get("sliding_window") is not None
 
 
-def _late_window_layers(config: Fields) -> list[str] | None:
-    """Layer types: a sliding window from layer `max_window_layers` on."""
-    if not _uses_window(config):
-        return None
-    full = integer(config, "max_window_layers", 0, 2**30)
-    return [
-        "full_attention" if i < full else "sliding_attention" for i in range(num_layers(config))
-    ]
+def _late_windows(keys: Keys) -> list[int | None]:
+    """Return the windows of all layers, by default one from layer `max_window_layers` on."""
+    kinds = None
+    if _uses_window(keys):
+        late, count = integer(keys, "max_window_layers", 0, 2**30), keys.num_layers
+        kinds = ["full_attention" if i < late else "sliding_attention" for i in range(count)]
+    return keys.windows(kinds, switched=True)
 
 
-def _qwen2(config: Fields) -> Mapping[str, Any]:
-    return {
-        "attention_bias": True,
-        "output_bias": False,
-        "mlp_bias": False,
-        "layer_types": _late_window_layers(config),
-    }
+def _qwen2(keys: Keys) -> ModelConfig:
+    attention = keys.attention(bias=True, output_bias=False)
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    return keys.model(windowed(layers, _late_windows(keys)))
 
 
-def _qwen3(config: Fields) -> Mapping[str, Any]:
-    return {"mlp_bias": False, "qk_norm": "head", "layer_types": _late_window_layers(config)}
+def _qwen3(keys: Keys) -> ModelConfig:
+    attention = keys.attention(head_norms=HeadNorms("head"))
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    return keys.model(windowed(layers, _late_windows(keys)))
 
 
-def _qwen3_moe(config: Fields) -> Mapping[str, Any]:
-    return {
-        **moe_overrides(config),
-        "attention_bias": flag(config, "attention_bias"),
-        "dense_layers": sparse_dense_layers(config),
-        "expert_size": integer(config, "moe_intermediate_size", 1, MAX_WIDTH),
-        "router": RouterConfig(normalized=flag(config, "norm_topk_prob")),
-        "qk_norm": "head",
-    }
+def _shared_expert(keys: Keys) -> dict[str, Any]:
+    """Return the fields of experts with a shared one, whose output has a gate."""
+    size = integer(keys, "shared_expert_intermediate_size", 1, MAX_WIDTH)
+    return {"shared_gate": True, "shared_size": size}
 
 
-def _qwen3_vl_moe(config: Fields) -> Mapping[str, Any]:
-    return {**_qwen3_moe(config), "router": RouterConfig(normalized=True)}
+def _qwen2_moe(keys: Keys) -> ModelConfig:
+    kinds = None
+    if _uses_window(keys):
+        # Unlike Qwen2: a window in every second layer before `max_window_layers`, none afterwards.
+        late, count = integer(keys, "max_window_layers", 0, 2**30), keys.num_layers
+        kinds = [KINDS[i % 2 == 0 and i < late] for i in range(count)]
+    attention = keys.attention(bias=flag(keys, "qkv_bias"), output_bias=False)
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    router = RouterConfig(normalized=flag(keys, "norm_topk_prob"))
+    moe = keys.moe(router, **_shared_expert(keys))
+    layers = windowed(layers, keys.windows(kinds, switched=True))
+    return keys.model(sparse(layers, moe, sparse_dense_layers(keys)))
 
 
-def _qwen2_moe(config: Fields) -> Mapping[str, Any]:
-    late = integer(config, "max_window_layers", 0, 2**30)
-    # Unlike Qwen2: a window in every second layer before `max_window_layers`, none afterwards.
-    kinds = [
-        "full_attention" if i % 2 or i >= late else "sliding_attention"
-        for i in range(num_layers(config))
-    ]
-    return {
-        **_qwen3_moe(config),
-        "qk_norm": None,
-        "attention_bias": flag(config, "qkv_bias"),
-        "output_bias": False,
-        "shared_expert_gate": True,
-        "shared_expert_size": integer(config, "shared_expert_intermediate_size", 1, MAX_WIDTH),
-        "layer_types": kinds if _uses_window(config) else None,
-    }
+def _qwen3_moe(keys: Keys) -> ModelConfig:
+    scores = keys.scores(window=keys.window(switched=True))
+    attention = keys.attention(scores=scores, head_norms=HeadNorms("head"))
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    moe = keys.moe(RouterConfig(normalized=flag(keys, "norm_topk_prob")))
+    return keys.model(sparse(layers, moe, sparse_dense_layers(keys)))
 
 
-def _hybrid(config: Fields, *, by_key_head: bool) -> Mapping[str, Any]:
-    """Return the fields of both kinds of layers."""
-    kinds = layer_types(config)
-    if kinds is None:
-        interval = integer(config, "full_attention_interval", 1, MAX_LAYERS)
-        kinds = [
-            "linear_attention" if (i + 1) % interval else "full_attention"
-            for i in range(num_layers(config))
-        ]
-    keys = integer(config, "linear_num_key_heads", 1, MAX_HEADS)
-    values = integer(config, "linear_num_value_heads", 1, MAX_HEADS)
-    if values % keys:
-        raise invalid("linear_num_value_heads", f"a multiple of {keys} key heads", values)
-    mixer = GatedDelta(
-        num_key_heads=keys,
-        num_value_heads=values,
-        key_dim=integer(config, "linear_key_head_dim", 1, MAX_HEAD_DIM),
-        value_dim=integer(config, "linear_value_head_dim", 1, MAX_HEAD_DIM),
-        kernel=integer(config, "linear_conv_kernel_dim", 2, MAX_KERNEL),
-        norm_eps=number(config, "rms_norm_eps", above=0.0, below=1.0),
+def _qwen3_vl_moe(keys: Keys) -> ModelConfig:
+    return _qwen3_moe(keys.changed(norm_topk_prob=True))
+
+
+def _gated_delta(keys: Keys, *, by_key_head: bool) -> GatedDelta:
+    key_heads = integer(keys, "linear_num_key_heads", 1, MAX_HEADS)
+    value_heads = integer(keys, "linear_num_value_heads", 1, MAX_HEADS)
+    if value_heads % key_heads:
+        expected = f"a multiple of {key_heads} key heads"
+        raise invalid("linear_num_value_heads", expected, value_heads)
+    return GatedDelta(
+        num_key_heads=key_heads,
+        num_value_heads=value_heads,
+        key_dim=integer(keys, "linear_key_head_dim", 1, MAX_HEAD_DIM),
+        value_dim=integer(keys, "linear_value_head_dim", 1, MAX_HEAD_DIM),
+        kernel=integer(keys, "linear_conv_kernel_dim", 2, MAX_KERNEL),
+        norm_eps=keys.eps,
         by_key_head=by_key_head,
     )
-    return {
-        "mlp_bias": False,
-        "qk_norm": "head",
-        "attention_gate": True,
-        "norm_unit_offset": True,
-        "mixer": mixer,
-        "mixer_layers": mixer_layers(config, kinds, "linear_attention"),
-    }
 
 
-def _experts(config: Fields, *, normalized: bool) -> Mapping[str, Any]:
-    width = integer(config, "moe_intermediate_size", 1, MAX_WIDTH)
-    return {
-        **moe_overrides({**config, "intermediate_size": width}),
-        "attention_bias": flag(config, "attention_bias"),
-        "router": RouterConfig(normalized=normalized),
-        "shared_expert_gate": True,
-        "shared_expert_size": integer(config, "shared_expert_intermediate_size", 1, MAX_WIDTH),
-    }
+def _hybrid_layers(keys: Keys, mixer: GatedDelta, **fields: Any) -> Layers:
+    """Return layers with attention or the mixer; the fields are those of their MLPs or experts."""
+    kinds, count = keys.layer_types, keys.num_layers
+    if kinds is None:
+        interval = integer(keys, "full_attention_interval", 1, MAX_LAYERS)
+        kinds = [
+            "linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)
+        ]
+    attention = keys.attention(head_norms=HeadNorms("head"), gate=OutputGate())
+    layers = keys.layers(attention=attention, **fields)
+    where = mixer_layers(keys, kinds, "linear_attention")
+    return mixing(layers, mixer, where, keys.activation_kind)
 
 
-def _qwen3_next(config: Fields) -> Mapping[str, Any]:
-    hybrid = _hybrid(config, by_key_head=True)
-    if config.get("num_local_experts") == 0:
-        return hybrid
-    return {
-        **_experts(config, normalized=flag(config, "norm_topk_prob")),
-        **hybrid,
-        "dense_layers": sparse_dense_layers(config),
-    }
+def _hybrid_model(keys: Keys, layers: Layers) -> ModelConfig:
+    return keys.model(layers, norm=keys.norm(unit_offset=True))
 
 
-def _qwen3_5(config: Fields) -> Mapping[str, Any]:
-    return _hybrid(config, by_key_head=False)
+def _qwen3_next(keys: Keys) -> ModelConfig:
+    mixer = _gated_delta(keys, by_key_head=True)
+    layers = _hybrid_layers(keys, mixer, mlp=keys.mlp(bias=False))
+    if keys.get("num_local_experts") != 0:
+        router = RouterConfig(normalized=flag(keys, "norm_topk_prob"))
+        moe = keys.moe(router, **_shared_expert(keys))
+        layers = sparse(layers, moe, sparse_dense_layers(keys))
+    return _hybrid_model(keys, layers)
 
 
-def _qwen3_5_moe(config: Fields) -> Mapping[str, Any]:
-    experts = _experts(config, normalized=True)
-    return {**experts, **_qwen3_5(config), "intermediate_size": experts["expert_size"]}
+def _qwen3_5(keys: Keys) -> ModelConfig:
+    mixer = _gated_delta(keys, by_key_head=False)
+    return _hybrid_model(keys, _hybrid_layers(keys, mixer, mlp=keys.mlp(bias=False)))
+
+
+def _qwen3_5_moe(keys: Keys) -> ModelConfig:
+    moe = keys.moe(RouterConfig(normalized=True), **_shared_expert(keys))
+    mixer = _gated_delta(keys, by_key_head=False)
+    return _hybrid_model(keys, _hybrid_layers(keys, mixer, mlp=None, moe=moe))
 
 
 _DEFAULTS = frozen(
@@ -227,25 +218,24 @@ QWEN: Mapping[str, Architecture] = {
     "Qwen2ForCausalLM": Architecture(
         name="qwen2",
         model_type="qwen2",
-        windowed=True,
+        build=_qwen2,
+        supported_keys=WINDOW_KEYS,
         tensors=LLAMA_TENSORS,
         defaults=_DEFAULTS,
-        overrides=_qwen2,
     ),
     "Qwen3ForCausalLM": Architecture(
         name="qwen3",
         model_type="qwen3",
-        windowed=True,
+        build=_qwen3,
+        supported_keys=WINDOW_KEYS,
         tensors=LLAMA_TENSORS,
         defaults=frozen(**_DEFAULTS, head_dim=128),
-        overrides=_qwen3,
     ),
     "Qwen2MoeForCausalLM": Architecture(
         name="qwen2_moe",
         model_type="qwen2_moe",
-        windowed=True,
-        overrides=_qwen2_moe,
-        supported_keys=_MOE_KEYS,
+        build=_qwen2_moe,
+        supported_keys=_MOE_KEYS | WINDOW_KEYS,
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors({**EXPERTS, **SHARED_EXPERT}),
         defaults=frozen(
@@ -262,10 +252,8 @@ QWEN: Mapping[str, Architecture] = {
     "Qwen3MoeForCausalLM": Architecture(
         name="qwen3_moe",
         model_type="qwen3_moe",
-        windowed=True,
-        same_windows=True,
-        overrides=_qwen3_moe,
-        supported_keys=_MOE_KEYS,
+        build=_qwen3_moe,
+        supported_keys=_MOE_KEYS | WINDOW_KEYS,
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors(EXPERTS),
         defaults=_QWEN3_MOE_DEFAULTS,
@@ -273,7 +261,7 @@ QWEN: Mapping[str, Architecture] = {
     "Qwen3VLMoeTextForCausalLM": Architecture(
         name="qwen3_vl_moe",
         model_type="qwen3_vl_moe_text",
-        overrides=_qwen3_vl_moe,
+        build=_qwen3_vl_moe,
         supported_keys=_MOE_KEYS,
         renamed=frozen(num_local_experts="num_experts"),
         transposed=frozenset({"experts_gate_up", "experts_down"}),
@@ -297,7 +285,7 @@ QWEN: Mapping[str, Architecture] = {
     "Qwen3NextForCausalLM": Architecture(
         name="qwen3_next",
         model_type="qwen3_next",
-        overrides=_qwen3_next,
+        build=_qwen3_next,
         supported_keys=MOE_KEYS | {"partial_rotary_factor"},
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors({**EXPERTS, **SHARED_EXPERT, **_MIXER, **_BY_KEY_HEAD}),
@@ -314,7 +302,7 @@ QWEN: Mapping[str, Architecture] = {
     "Qwen3_5ForCausalLM": Architecture(
         name="qwen3_5",
         model_type="qwen3_5_text",
-        overrides=_qwen3_5,
+        build=_qwen3_5,
         supported_keys=frozenset({"partial_rotary_factor"}),
         tensors=llama_tensors({**_MIXER, **_SEPARATE}),
         defaults=frozen(**_HYBRID_DEFAULTS, num_key_value_heads=4),
@@ -322,7 +310,7 @@ QWEN: Mapping[str, Architecture] = {
     "Qwen3_5MoeForCausalLM": Architecture(
         name="qwen3_5_moe",
         model_type="qwen3_5_moe_text",
-        overrides=_qwen3_5_moe,
+        build=_qwen3_5_moe,
         supported_keys=MOE_KEYS | {"partial_rotary_factor"},
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors({**EXPERTS, **SHARED_EXPERT, **_MIXER, **_SEPARATE}),

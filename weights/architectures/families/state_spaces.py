@@ -1,26 +1,21 @@
 """Mamba and Mamba-2.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    Architecture,
-    frozen,
-)
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen
 from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_WIDTH,
-    Fields,
     flag,
-    hidden_size,
     integer,
     invalid,
     number,
 )
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.mixer_readers import (
     MAMBA_DEFAULTS,
     MAMBA_TENSORS,
@@ -33,37 +28,42 @@ from swiftchat.weights.architectures.parts.mixer_readers import (
     only_tensors,
 )
 from swiftchat.weights.architectures.parts.mixers import Mamba2
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
-def _mamba2(config: Fields) -> Mapping[str, Any]:
-    heads = integer(config, "num_heads", 1, MAX_HEADS)
-    groups = integer(config, "n_groups", 1, heads)
-    head_dim = integer(config, "head_dim", 1, MAX_WIDTH)
-    width = integer(config, "expand", 1, MAX_WIDTH) * hidden_size(config)
+def _mamba2(keys: Keys) -> ModelConfig:
+    heads = integer(keys, "num_heads", 1, MAX_HEADS)
+    groups = integer(keys, "n_groups", 1, heads)
+    head_dim = integer(keys, "head_dim", 1, MAX_WIDTH)
+    width = integer(keys, "expand", 1, MAX_WIDTH) * keys.hidden_size
     if heads * head_dim != width:
         raise invalid("num_heads times head_dim", str(width), heads * head_dim)
     if heads % groups:
         raise invalid("n_groups", f"a divisor of {heads} heads", groups)
-    check_no_limits(config)
+    check_no_limits(keys)
     mixer = Mamba2(
         num_heads=heads,
         head_dim=head_dim,
         num_groups=groups,
-        state_size=integer(config, "state_size", 1, MAX_HEAD_DIM),
-        kernel=integer(config, "conv_kernel", 2, MAX_KERNEL),
-        norm_eps=number(config, "layer_norm_epsilon", above=0.0, below=1.0),
-        in_bias=flag(config, "use_bias"),
-        out_bias=flag(config, "use_bias"),
-        conv_bias=flag(config, "use_conv_bias"),
+        state_size=integer(keys, "state_size", 1, MAX_HEAD_DIM),
+        kernel=integer(keys, "conv_kernel", 2, MAX_KERNEL),
+        norm_eps=number(keys, "layer_norm_epsilon", above=0.0, below=1.0),
+        in_bias=flag(keys, "use_bias"),
+        out_bias=flag(keys, "use_bias"),
+        conv_bias=flag(keys, "use_conv_bias"),
     )
-    return only(config, mixer, width)
+    return only(keys, mixer)
+
+
+def _mamba(keys: Keys) -> ModelConfig:
+    return mamba(keys.changed(mixer_rms_eps=None))
 
 
 STATE_SPACES: Mapping[str, Architecture] = {
     "MambaForCausalLM": Architecture(
         name="mamba",
         model_type="mamba",
-        overrides=lambda config: mamba({**config, "mixer_rms_eps": None}),
+        build=_mamba,
         renamed=frozen(rms_norm_eps="layer_norm_epsilon"),
         prefix="backbone.",
         tensors=only_tensors(MAMBA_TENSORS),
@@ -72,7 +72,7 @@ STATE_SPACES: Mapping[str, Architecture] = {
     "Mamba2ForCausalLM": Architecture(
         name="mamba2",
         model_type="mamba2",
-        overrides=_mamba2,
+        build=_mamba2,
         renamed=frozen(rms_norm_eps="layer_norm_epsilon"),
         prefix="backbone.",
         tensors=only_tensors({name: rest.removeprefix("mamba.") for name, rest in MIXER.items()}),

@@ -1,51 +1,36 @@
 """Swiss AI: Apertus.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    Architecture,
-    frozen,
-    llama_tensors,
-)
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_VOCAB,
-    Fields,
-    flag,
-    integer,
-    invalid,
-    optional_integer,
-)
-from swiftchat.weights.architectures.parts.layer_readers import head_dim_of
-from swiftchat.weights.architectures.parts.rope import (
-    RopeConfig,
-)
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.attention import HeadNorms
+from swiftchat.weights.architectures.parts.fields import flag, invalid, optional_integer
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
-def _apertus(config: Fields) -> Mapping[str, Any]:
-    head_dim = head_dim_of(config)
-    if not config.get("rope_scaling") and config.get("rope_parameters") is None:
-        config = {**config, "rope_parameters": _APERTUS_ROPE}
-    return {
-        **({"activation": "xielu"} if config.get("hidden_act") == "xielu" else {}),
-        "gated": False,
-        "mlp_bias": False,
-        "qk_norm": "head",
-        "rope": RopeConfig.from_hf(config, head_dim),
-    }
+def _apertus(keys: Keys) -> ModelConfig:
+    if not keys.get("rope_scaling") and keys.get("rope_parameters") is None:
+        keys = keys.changed(rope_parameters=_APERTUS_ROPE)
+    kind = "xielu" if keys.get("hidden_act") == "xielu" else None
+    attention = keys.attention(head_norms=HeadNorms("head"))
+    mlp = keys.mlp(activation=keys.activation(kind, gated=False), bias=False)
+    return keys.model(keys.layers(attention=attention, mlp=mlp))
 
 
-def _apertus1p5(config: Fields) -> Mapping[str, Any]:
-    """Return the fields of Apertus, whose head may have the first ids only, those of text."""
-    size = integer(config, "vocab_size", 1, MAX_VOCAB)
-    kept = optional_integer(config, "output_vocab_size", 1, size) or size
-    if kept < size and flag(config, "tie_word_embeddings"):
+def _apertus1p5(keys: Keys) -> ModelConfig:
+    """Return Apertus, whose head may have the first ids only, those of text."""
+    size = keys.vocab_size
+    kept = optional_integer(keys, "output_vocab_size", 1, size) or size
+    if kept < size and flag(keys, "tie_word_embeddings"):
         raise invalid("tie_word_embeddings", "false with output_vocab_size", True)
-    return {**_apertus(config), "vocab_size": kept, "extra_embeddings": size - kept}
+    embeddings = keys.embeddings(vocab_size=kept, extra_rows=size - kept)
+    return replace(_apertus(keys), embeddings=embeddings)
 
 
 _APERTUS_ROPE = frozen(
@@ -86,7 +71,7 @@ SWISS_AI: Mapping[str, Architecture] = {
     "ApertusForCausalLM": Architecture(
         name="apertus",
         model_type="apertus",
-        overrides=_apertus,
+        build=_apertus,
         constants=_XIELU,
         tensors=_APERTUS_TENSORS,
         defaults=_APERTUS_DEFAULTS,
@@ -94,7 +79,7 @@ SWISS_AI: Mapping[str, Architecture] = {
     "Apertus1p5TextForCausalLM": Architecture(
         name="apertus1p5",
         model_type="apertus1p5_text",
-        overrides=_apertus1p5,
+        build=_apertus1p5,
         tensors=_APERTUS_TENSORS,
         constants=_XIELU,
         defaults=frozen(**_APERTUS_DEFAULTS, vocab_size=266_752),

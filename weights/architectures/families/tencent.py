@@ -1,68 +1,57 @@
 """Tencent: HunYuan, Hy3 and Youtu.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    Architecture,
-    frozen,
-    llama_tensors,
-)
+from swiftchat.weights.architectures.parts.architecture import Architecture, frozen, llama_tensors
+from swiftchat.weights.architectures.parts.attention import HeadNorms
 from swiftchat.weights.architectures.parts.expert_readers import (
     EXPERTS,
     MOE_KEYS,
-    experts_of_width,
     listed_dense,
-    moe_overrides,
     sigmoid_router,
 )
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_WIDTH,
-    Fields,
-    flag,
-    integer,
-    invalid,
-)
+from swiftchat.weights.architectures.parts.fields import flag, invalid
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.latent_readers import (
     DENSE_TENSORS,
     LATENT_KEYS,
     V3_SIZES,
-    latent_fields,
+    latent_attention,
 )
+from swiftchat.weights.architectures.parts.layers import sparse
+from swiftchat.weights.architectures.parts.model import ModelConfig
+from swiftchat.weights.architectures.parts.router import RouterConfig
 
 
-def _youtu(config: Fields) -> Mapping[str, Any]:
-    return {**latent_fields(config, interleaved=flag(config, "rope_interleave")), "mlp_bias": False}
+def _youtu(keys: Keys) -> ModelConfig:
+    attention = latent_attention(keys, interleaved=flag(keys, "rope_interleave"))
+    return keys.model(keys.layers(attention=attention, mlp=keys.mlp(bias=False)))
 
 
-def hunyuan(config: Fields) -> Mapping[str, Any]:
-    """Return the overrides of HunYuan's attention."""
-    return {"mlp_bias": False, "qk_norm": "head", "qk_norm_after_rope": True}
+def _hunyuan(keys: Keys) -> ModelConfig:
+    attention = keys.attention(head_norms=HeadNorms("head", after_rope=True))
+    return keys.model(keys.layers(attention=attention, mlp=keys.mlp(bias=False)))
 
 
-def _hy_v3(config: Fields) -> Mapping[str, Any]:
-    router = sigmoid_router(config, normalized=True, scale="router_scaling_factor")
-    return {
-        **experts_of_width(config, router, "num_shared_experts"),
-        "output_bias": flag(config, "attention_bias"),
-        "qk_norm": "head",
-        "dense_layers": listed_dense(config, 1),
-    }
+def _hy_v3(keys: Keys) -> ModelConfig:
+    attention = keys.attention(head_norms=HeadNorms("head"))
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    router = sigmoid_router(keys, normalized=True, scale="router_scaling_factor")
+    moe = keys.moe(router, shared="num_shared_experts")
+    return keys.model(sparse(layers, moe, listed_dense(keys, 1)))
 
 
-def _hunyuan_moe(config: Fields) -> Mapping[str, Any]:
+def _hunyuan_moe(keys: Keys) -> ModelConfig:
     for name in ("moe_topk", "num_experts"):
-        if isinstance(config.get(name), list):
-            raise invalid(name, "one number for all layers", config[name])
-    return {
-        **moe_overrides(config),
-        **hunyuan(config),
-        "attention_bias": flag(config, "attention_bias"),
-        "shared_expert_size": integer(config, "intermediate_size", 1, MAX_WIDTH),
-    }
+        if isinstance(keys.get(name), list):
+            raise invalid(name, "one number for all layers", keys[name])
+    size = keys.intermediate_size
+    moe = keys.moe(RouterConfig(normalized=True), expert_size=size, shared_size=size)
+    attention = keys.attention(head_norms=HeadNorms("head", after_rope=True))
+    return keys.model(keys.layers(attention=attention, mlp=None, moe=moe))
 
 
 _NORMS = frozen(q_norm="self_attn.query_layernorm.weight", k_norm="self_attn.key_layernorm.weight")
@@ -82,7 +71,7 @@ TENCENT: Mapping[str, Architecture] = {
     "YoutuForCausalLM": Architecture(
         name="youtu",
         model_type="youtu",
-        overrides=_youtu,
+        build=_youtu,
         supported_keys=LATENT_KEYS | {"rope_interleave"},
         tensors=DENSE_TENSORS,
         defaults=frozen(
@@ -98,7 +87,7 @@ TENCENT: Mapping[str, Architecture] = {
     "HunYuanDenseV1ForCausalLM": Architecture(
         name="hunyuan_v1_dense",
         model_type="hunyuan_v1_dense",
-        overrides=hunyuan,
+        build=_hunyuan,
         tensors=llama_tensors(_NORMS),
         defaults=frozen(
             max_position_embeddings=2048, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2
@@ -107,7 +96,7 @@ TENCENT: Mapping[str, Architecture] = {
     "HYV3ForCausalLM": Architecture(
         name="hy_v3",
         model_type="hy_v3",
-        overrides=_hy_v3,
+        build=_hy_v3,
         supported_keys=MOE_KEYS,
         renamed=frozen(num_local_experts="num_experts"),
         tensors=llama_tensors(
@@ -134,7 +123,7 @@ TENCENT: Mapping[str, Architecture] = {
     "HunYuanMoEV1ForCausalLM": Architecture(
         name="hunyuan_v1_moe",
         model_type="hunyuan_v1_moe",
-        overrides=_hunyuan_moe,
+        build=_hunyuan_moe,
         supported_keys=MOE_KEYS,
         renamed=frozen(num_local_experts="num_experts", num_experts_per_tok="moe_topk"),
         tensors=llama_tensors(

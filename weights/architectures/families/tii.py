@@ -1,33 +1,21 @@
 """TII: Falcon, Falcon-H1 and Falcon-Mamba.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
-    LAYER_NORM_UNGATED,
     Architecture,
     frozen,
     llama_tensors,
     tensor_names,
 )
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_HEAD_DIM,
-    Fields,
-    flag,
-    hidden_size,
-    integer,
-    invalid,
-    num_heads,
-    num_layers,
-    number,
-    number_list,
-    optional_integer,
-)
+from swiftchat.weights.architectures.parts.attention import Attention
+from swiftchat.weights.architectures.parts.fields import flag, integer, invalid, number, number_list
 from swiftchat.weights.architectures.parts.gpt_readers import BLOOM_LAYER, mlp_width
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.mixer_readers import (
     DEFAULTS,
     FEED_FORWARD,
@@ -38,85 +26,103 @@ from swiftchat.weights.architectures.parts.mixer_readers import (
     mamba2,
     only_tensors,
 )
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
-def _falcon(config: Fields) -> Mapping[str, Any]:
-    heads, bias = num_heads(config), flag(config, "bias")
-    grouped = flag(config, "new_decoder_architecture")
-    if grouped:
-        kv_heads = integer({"num_kv_heads": heads, **config}, "num_kv_heads", 1, heads)
-        if heads % kv_heads:
-            raise invalid("num_kv_heads", f"a divisor of {heads} heads", kv_heads)
-    else:
-        kv_heads = 1 if flag(config, "multi_query") else heads
-    norms = config.get("num_ln_in_parallel_attn")
+def _falcon_kv_heads(keys: Keys, *, grouped: bool) -> int:
+    heads = keys.num_heads
+    if not grouped:
+        return 1 if flag(keys, "multi_query") else heads
+    kv_heads = integer({"num_kv_heads": heads, **keys}, "num_kv_heads", 1, heads)
+    if heads % kv_heads:
+        raise invalid("num_kv_heads", f"a divisor of {heads} heads", kv_heads)
+    return kv_heads
+
+
+def _falcon(keys: Keys) -> ModelConfig:
+    bias, grouped = flag(keys, "bias"), flag(keys, "new_decoder_architecture")
+    norms = keys.get("num_ln_in_parallel_attn")
     norms = (2 if grouped else 1) if norms is None else norms
     if norms not in (1, 2):
         raise invalid("num_ln_in_parallel_attn", "1 or 2", norms)
-    parallel = grouped or flag(config, "parallel_attn")
-    if grouped and not flag(config, "parallel_attn"):
+    is_parallel = grouped or flag(keys, "parallel_attn")
+    if grouped and not flag(keys, "parallel_attn"):
         raise invalid("parallel_attn", "true with new_decoder_architecture", False)
-    hidden, alibi = hidden_size(config), flag(config, "alibi")
-    return {
-        **LAYER_NORM_UNGATED,
-        **({"rope": None} if alibi else {}),
-        "alibi": alibi,
-        # Falcon adds the bias before it scales the scores.
-        "alibi_scale": (hidden / heads) ** -0.5 if alibi else 1.0,
-        "attention_bias": bias,
-        "output_bias": bias,
-        "mlp_bias": bias,
-        "num_kv_heads": kv_heads,
-        "intermediate_size": mlp_width(config, "ffn_hidden_size"),
-        "parallel_residual": parallel,
-        "shared_norm": parallel and not (grouped and norms == 2),
-    }
+    has_alibi = flag(keys, "alibi")
+    # Falcon adds the bias before it scales the scores.
+    alibi_scale = (keys.hidden_size / keys.num_heads) ** -0.5 if has_alibi else None
+    attention = keys.attention(
+        num_kv_heads=_falcon_kv_heads(keys, grouped=grouped),
+        bias=bias,
+        rope=None if has_alibi else keys.rope(),
+        scores=keys.scores(alibi_scale=alibi_scale),
+    )
+    mlp = keys.mlp(
+        intermediate_size=mlp_width(keys, "ffn_hidden_size"),
+        activation=keys.activation(gated=False),
+        bias=bias,
+    )
+    layers = keys.layers(
+        attention=attention,
+        mlp=mlp,
+        is_parallel=is_parallel,
+        shared_norm=is_parallel and not (grouped and norms == 2),
+    )
+    return keys.model(layers, norm=keys.norm("layer", has_bias=True))
 
 
-def _falcon_h1(config: Fields) -> Mapping[str, Any]:
-    def scale(name: str) -> float:
-        return number(config, name, above=-1e6, below=1e6, default=1.0)
+def _scale(keys: Keys, name: str) -> float:
+    return number(keys, name, above=-1e6, below=1e6, default=1.0)
 
-    def scales(name: str, count: int) -> tuple[float, ...]:
-        return (1.0,) * count if config.get(name) is None else number_list(config, name, count)
 
-    inputs, keys = scale("attention_in_multiplier"), scale("key_multiplier")
-    if inputs != 1.0 and flag(config, "attention_bias"):
+def _scales(keys: Keys, name: str, count: int) -> tuple[float, ...]:
+    return (1.0,) * count if keys.get(name) is None else number_list(keys, name, count)
+
+
+def _falcon_h1_attention(keys: Keys) -> Attention:
+    inputs = _scale(keys, "attention_in_multiplier")
+    if inputs != 1.0 and flag(keys, "attention_bias"):
         raise invalid("attention_in_multiplier", "1 with attention_bias", inputs)
     # Queries and keys both have the scale of the input.
-    scores = inputs * inputs * keys
+    scores = inputs * inputs * _scale(keys, "key_multiplier")
     if not 1e-6 < scores < 1e6:
         raise invalid("key_multiplier", "a factor of scores between 1e-6 and 1e6", scores)
-    head_dim = optional_integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    head_dim = hidden_size(config) // num_heads(config) if head_dim is None else head_dim
-    gate, down = scales("mlp_multipliers", 2)
-    mixer = mamba2(config)
-    return {
-        "query_scalar": head_dim / scores**2,
-        "attention_in_scale": inputs,
-        "attention_out_scale": inputs * scale("attention_out_multiplier"),
-        "mixer_out_scale": scale("ssm_out_multiplier"),
-        "gate_scale": gate,
-        "mlp_out_scale": down,
-        "embedding_scale": scale("embedding_multiplier"),
-        "logit_scale": scale("lm_head_multiplier"),
-        "mixer_with_attention": True,
-        "mixer_layers": frozenset(range(num_layers(config))),
-        "mixer": replace(
-            mixer,
-            norm_eps=mixer.norm_eps if flag(config, "mamba_rms_norm") else None,
-            out_bias=flag(config, "projectors_bias"),
-            gate_last=flag(config, "mamba_norm_before_gate"),
-            scales=(scale("ssm_in_multiplier"), *scales("ssm_multipliers", 5)),
-        ),
-    }
+    return keys.attention(
+        scores=keys.scores(scale=scores * keys.head_dim**-0.5),
+        in_scale=inputs,
+        out_scale=inputs * _scale(keys, "attention_out_multiplier"),
+    )
+
+
+def _falcon_h1(keys: Keys) -> ModelConfig:
+    mixer = mamba2(keys)
+    mixer = replace(
+        mixer,
+        norm_eps=mixer.norm_eps if flag(keys, "mamba_rms_norm") else None,
+        out_bias=flag(keys, "projectors_bias"),
+        gate_last=flag(keys, "mamba_norm_before_gate"),
+        scales=(_scale(keys, "ssm_in_multiplier"), *_scales(keys, "ssm_multipliers", 5)),
+    )
+    gate, down = _scales(keys, "mlp_multipliers", 2)
+    layers = keys.layers(
+        attention=_falcon_h1_attention(keys),
+        mixer=mixer,
+        mlp=keys.mlp(activation=keys.activation(scale=gate), out_scale=down),
+        mixer_activation=keys.activation_kind,
+        mixer_out_scale=_scale(keys, "ssm_out_multiplier"),
+    )
+    return keys.model(
+        layers,
+        embeddings=keys.embeddings(scale=_scale(keys, "embedding_multiplier")),
+        head=keys.head(scale=_scale(keys, "lm_head_multiplier")),
+    )
 
 
 TII: Mapping[str, Architecture] = {
     "FalconForCausalLM": Architecture(
         name="falcon",
         model_type="falcon",
-        overrides=_falcon,
+        build=_falcon,
         prefix="transformer.",
         qkv_in_groups=True,
         supported_keys=frozenset({"parallel_attn", "alibi"}),
@@ -159,7 +165,7 @@ TII: Mapping[str, Architecture] = {
     "FalconH1ForCausalLM": Architecture(
         name="falcon_h1",
         model_type="falcon_h1",
-        overrides=_falcon_h1,
+        build=_falcon_h1,
         supported_keys=frozenset({"embedding_multiplier"}),
         tensors=llama_tensors({**MIXER, **FEED_FORWARD}),
         defaults=frozen(
@@ -176,7 +182,7 @@ TII: Mapping[str, Architecture] = {
     "FalconMambaForCausalLM": Architecture(
         name="falcon_mamba",
         model_type="falcon_mamba",
-        overrides=mamba,
+        build=mamba,
         renamed=frozen(rms_norm_eps="layer_norm_epsilon"),
         prefix="backbone.",
         tensors=only_tensors(MAMBA_TENSORS),

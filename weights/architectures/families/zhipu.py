@@ -1,64 +1,56 @@
 """Zhipu (Z.ai): ChatGLM and GLM.
 
-Defaults and overrides are those of the model classes in transformers.
+Defaults are those of the model classes in transformers.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from swiftchat.weights.architectures.parts.architecture import (
-    ALL_BIASES,
-    LAYER_NORM_UNGATED,
     SEPARATE_GATE_UP,
     Architecture,
     frozen,
     llama_tensors,
     tensor_names,
 )
+from swiftchat.weights.architectures.parts.attention import Attention, HeadNorms
 from swiftchat.weights.architectures.parts.expert_readers import (
     EXPERTS,
     MOE_KEYS,
     SHARED_EXPERTS,
-    experts_of_width,
     first_dense,
     listed_dense,
     sigmoid_router,
 )
 from swiftchat.weights.architectures.parts.fields import (
-    MAX_HEAD_DIM,
-    MAX_VOCAB,
     MAX_WIDTH,
     Fields,
     flag,
     integer,
     invalid,
-    num_heads,
-    num_layers,
     number,
 )
 from swiftchat.weights.architectures.parts.gpt_readers import NEOX_LAYER
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.latent_readers import (
     SPARSE_DEFAULTS,
     SPARSE_TENSORS,
     V3_KEYS,
     V3_TENSORS,
-    deepseek_v32,
-    latent_fields,
-    sparse,
-    v3_experts,
+    latent_attention,
+    sparse_model,
+    v3_moe,
 )
+from swiftchat.weights.architectures.parts.layers import Layers, sparse
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.parts.prefix_lm import PrefixLM
-from swiftchat.weights.architectures.parts.rope import (
-    RopeConfig,
-)
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 
 
-def _glm4_moe_lite(config: Fields) -> Mapping[str, Any]:
-    return {
-        **v3_experts(config),
-        **latent_fields(config, interleaved=flag(config, "rope_interleave")),
-        "dense_layers": listed_dense(config, 1),
-    }
+def _glm4_moe_lite(keys: Keys) -> ModelConfig:
+    attention = latent_attention(keys, interleaved=flag(keys, "rope_interleave"))
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    return keys.model(sparse(layers, v3_moe(keys), listed_dense(keys, 1)))
 
 
 def chatglm_generation(config: Fields) -> str:
@@ -66,79 +58,88 @@ def chatglm_generation(config: Fields) -> str:
     return CHATGLM_6B if "position_encoding_2d" in config else CHATGLM
 
 
-def _glm(config: Fields) -> Mapping[str, Any]:
-    return {"output_bias": False, "mlp_bias": False}
+def _glm_layers(keys: Keys, **fields: Any) -> Layers:
+    attention = keys.attention(output_bias=False, rope=keys.rope(interleaved=True))
+    return keys.layers(attention=attention, mlp=keys.mlp(bias=False), **fields)
 
 
-def _glm4(config: Fields) -> Mapping[str, Any]:
-    return {**_glm(config), "norm_order": "sandwich"}
+def _glm(keys: Keys) -> ModelConfig:
+    return keys.model(_glm_layers(keys))
 
 
-def _chatglm(config: Fields) -> Mapping[str, Any]:
+def _glm4(keys: Keys) -> ModelConfig:
+    return keys.model(_glm_layers(keys, norm_order="sandwich"))
+
+
+def _chatglm(keys: Keys) -> ModelConfig:
     for name, only in (("rmsnorm", True), ("post_layer_norm", True), ("add_bias_linear", False)):
-        if config.get(name, only) is not only:
-            raise invalid(name, str(only).lower(), config[name])
-    heads = num_heads(config)
-    head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    grouped = flag(config, "multi_query_attention")
-    ratio = number(config, "rope_ratio", above=0.0, below=1e6, default=1.0)
+        if keys.get(name, only) is not only:
+            raise invalid(name, str(only).lower(), keys[name])
+    heads, grouped = keys.num_heads, flag(keys, "multi_query_attention")
+    ratio = number(keys, "rope_ratio", above=0.0, below=1e6, default=1.0)
     rope = {"rope_theta": 10_000.0 * ratio, "partial_rotary_factor": 0.5}
-    return {
-        "num_kv_heads": integer(config, "multi_query_group_num", 1, heads) if grouped else heads,
-        "attention_bias": flag(config, "add_qkv_bias"),
-        "output_bias": False,
-        "mlp_bias": False,
-        "tied_embeddings": flag(config, "tie_word_embeddings"),
-        "rope": RopeConfig.from_hf(rope, head_dim, interleaved=True),
-    }
+    attention = keys.attention(
+        num_kv_heads=integer(keys, "multi_query_group_num", 1, heads) if grouped else heads,
+        bias=flag(keys, "add_qkv_bias"),
+        output_bias=False,
+        rope=RopeConfig.from_hf(rope, keys.head_dim, interleaved=True),
+    )
+    return keys.model(keys.layers(attention=attention, mlp=keys.mlp(bias=False)))
 
 
-def _chatglm_6b(config: Fields) -> Mapping[str, Any]:
+def _chatglm_6b(keys: Keys) -> ModelConfig:
     for name, only in (
         ("position_encoding_2d", True),
         ("quantization_bit", 0),
         ("pre_seq_len", None),
     ):
-        if config.get(name, only) != only:
-            raise invalid(name, repr(only), config[name])
-    heads, hidden = num_heads(config), integer(config, "hidden_size", 4, MAX_WIDTH)
+        if keys.get(name, only) != only:
+            raise invalid(name, repr(only), keys[name])
+    heads, hidden = keys.num_heads, integer(keys, "hidden_size", 4, MAX_WIDTH)
     if hidden % (4 * heads):
         raise invalid("hidden_size", f"a multiple of 4 · {heads} heads", hidden)
-    layers, vocab_size = num_layers(config), integer(config, "vocab_size", 1, MAX_VOCAB)
+    last_id = keys.vocab_size - 1
     start, *masks = (
-        integer(config, f"{name}_token_id", 0, vocab_size - 1) for name in ("bos", "gmask", "mask")
+        integer(keys, f"{name}_token_id", 0, last_id) for name in ("bos", "gmask", "mask")
     )
-    return {
-        **LAYER_NORM_UNGATED,
-        **ALL_BIASES,
-        "activation": "gelu_tanh",
-        "num_kv_heads": heads,
-        "norm_order": "stream",
-        "stream_scale": (2 * layers) ** 0.5,
-        "rope": RopeConfig(rotary_dim=hidden // heads // 2, two_dimensional=True),
-        "prefix_lm": PrefixLM(start, tuple(masks)),
-    }
-
-
-def glm4_moe(config: Fields) -> Mapping[str, Any]:
-    """Return the fields of GLM-4.5 and Ling 2.0."""
-    router = sigmoid_router(
-        config, normalized=flag(config, "norm_topk_prob"), scale="routed_scaling_factor"
+    rope = RopeConfig(rotary_dim=hidden // heads // 2, two_dimensional=True)
+    layers = keys.layers(
+        attention=keys.attention(num_kv_heads=heads, bias=True, rope=rope),
+        mlp=keys.mlp(activation=keys.activation("gelu_tanh", gated=False), bias=True),
+        norm_order="stream",
+        stream_scales=((2 * keys.num_layers) ** 0.5,) * 2,
     )
-    return {
-        **experts_of_width(config, router, "n_shared_experts"),
-        "dense_layers": first_dense(config, "first_k_dense_replace"),
-        "qk_norm": "head" if flag(config, "use_qk_norm") else None,
-    }
+    return keys.model(
+        layers,
+        norm=keys.norm("layer", has_bias=True),
+        prefix_lm=PrefixLM(start, tuple(masks)),
+    )
 
 
-def _glm_moe_dsa(config: Fields) -> Mapping[str, Any]:
-    kinds, frequency = config.get("indexer_types"), config.get("index_topk_freq", 1)
-    if frequency != 1 or config.get("index_topk_pattern") is not None:
+def glm4_head_norms(keys: Keys) -> HeadNorms | None:
+    return HeadNorms("head") if flag(keys, "use_qk_norm") else None
+
+
+def glm4_moe_layers(keys: Keys, attention: Attention) -> Layers:
+    """Return layers with the MLPs and experts of GLM-4.5 and Ling 2.0."""
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    moe = keys.moe(sigmoid_router(keys), shared="n_shared_experts")
+    return sparse(layers, moe, first_dense(keys, "first_k_dense_replace"))
+
+
+def glm4_moe(keys: Keys) -> ModelConfig:
+    """Return GLM-4.5."""
+    attention = keys.attention(output_bias=False, head_norms=glm4_head_norms(keys))
+    return keys.model(glm4_moe_layers(keys, attention))
+
+
+def _glm_moe_dsa(keys: Keys) -> ModelConfig:
+    kinds, frequency = keys.get("indexer_types"), keys.get("index_topk_freq", 1)
+    if frequency != 1 or keys.get("index_topk_pattern") is not None:
         raise invalid("index_topk_freq", "1: each layer has its own index", frequency)
     if kinds is not None and (not isinstance(kinds, list) or {*kinds} - {"full"}):
         raise invalid("indexer_types", "full in every layer", str(kinds))
-    return {**deepseek_v32(config), **sparse(config, interleaved=True)}
+    return sparse_model(keys, interleaved=True)
 
 
 CHATGLM, CHATGLM_6B = "ChatGLMModel", "ChatGLMForConditionalGeneration"
@@ -173,7 +174,7 @@ ZHIPU: Mapping[str, Architecture] = {
     "Glm4MoeLiteForCausalLM": Architecture(
         name="glm4_moe_lite",
         model_type="glm4_moe_lite",
-        overrides=_glm4_moe_lite,
+        build=_glm4_moe_lite,
         supported_keys=V3_KEYS,
         renamed=frozen(num_local_experts="n_routed_experts"),
         tensors=V3_TENSORS,
@@ -202,8 +203,7 @@ ZHIPU: Mapping[str, Architecture] = {
     "GlmForCausalLM": Architecture(
         name="glm",
         model_type="glm",
-        overrides=_glm,
-        interleaved_rope=True,
+        build=_glm,
         supported_keys=frozenset({"partial_rotary_factor"}),
         tensors=llama_tensors({"gate_up": "mlp.gate_up_proj.weight"}, without=SEPARATE_GATE_UP),
         defaults=_GLM_DEFAULTS,
@@ -211,8 +211,7 @@ ZHIPU: Mapping[str, Architecture] = {
     "Glm4ForCausalLM": Architecture(
         name="glm4",
         model_type="glm4",
-        overrides=_glm4,
-        interleaved_rope=True,
+        build=_glm4,
         supported_keys=frozenset({"partial_rotary_factor"}),
         tensors=llama_tensors(
             {
@@ -228,7 +227,7 @@ ZHIPU: Mapping[str, Architecture] = {
         generation=chatglm_generation,
         name="chatglm",
         model_type="chatglm",
-        overrides=_chatglm,
+        build=_chatglm,
         prefix="transformer.",
         renamed=frozen(
             vocab_size="padded_vocab_size",
@@ -259,7 +258,7 @@ ZHIPU: Mapping[str, Architecture] = {
         generation=chatglm_generation,
         name="chatglm-6b",
         model_type="chatglm",
-        overrides=_chatglm_6b,
+        build=_chatglm_6b,
         prefix="transformer.",
         qkv_in_groups=True,
         renamed=frozen(
@@ -283,7 +282,7 @@ ZHIPU: Mapping[str, Architecture] = {
     "Glm4MoeForCausalLM": Architecture(
         name="glm4_moe",
         model_type="glm4_moe",
-        overrides=glm4_moe,
+        build=glm4_moe,
         supported_keys=MOE_KEYS | {"partial_rotary_factor", "use_qk_norm"},
         renamed=frozen(num_local_experts="n_routed_experts"),
         tensors=GLM_TENSORS,
@@ -297,7 +296,7 @@ ZHIPU: Mapping[str, Architecture] = {
     "GlmMoeDsaForCausalLM": Architecture(
         name="glm_moe_dsa",
         model_type="glm_moe_dsa",
-        overrides=_glm_moe_dsa,
+        build=_glm_moe_dsa,
         supported_keys=V3_KEYS,
         renamed=frozen(num_local_experts="n_routed_experts"),
         tensors=SPARSE_TENSORS,

@@ -6,15 +6,13 @@ from types import MappingProxyType
 from typing import Any
 
 from swiftchat.weights.architectures.parts.fields import Fields, invalid
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 def frozen(**values: Any) -> Mapping[str, Any]:
     """Return a read-only mapping."""
     return MappingProxyType(values)
-
-
-def _no_overrides(config: Fields) -> Mapping[str, Any]:
-    return frozen()
 
 
 @dataclass(frozen=True)
@@ -35,30 +33,25 @@ class Architecture:
     transformers stores as tensors of no dimension, by name with `{i}`; nothing here reads them.
 
     Config: `defaults` are the values of transformers for absent keys of `config.json`;
-    `renamed` maps a standard key to this architecture's key. `overrides` returns the fields of
-    `ModelConfig` that the architecture fixes or reads in its own way, and optionally
-    `layer_types`. `supported_keys` are keys of `unsupported_keys.NEUTRAL_VALUES` that the
+    `renamed` maps a standard key to this architecture's key. `build` returns the model, part by
+    part. `supported_keys` are keys of `unsupported_keys.NEUTRAL_VALUES` that the
     architecture reads; `rejected_keys` those that transformers reads and this program cannot
     compute. `generation` returns the class name of a file where several
-    generations share it. With `windowed` it reads `sliding_window` and `layer_types`, with
-    `same_windows` the first only.
+    generations share it.
     """
 
     name: str
     model_type: str
+    build: Callable[[Keys], ModelConfig]
     tensors: Mapping[str, str]
     defaults: Mapping[str, Any] = field(default_factory=frozen)
     renamed: Mapping[str, str] = field(default_factory=frozen)
-    overrides: Callable[[Fields], Mapping[str, Any]] = _no_overrides
     supported_keys: frozenset[str] = frozenset()
     rejected_keys: frozenset[str] = frozenset()
-    windowed: bool = False
-    same_windows: bool = False
     generation: Callable[[Fields], str] | None = None
     prefix: str = ""
     separate_norm_tensors: Mapping[str, str] = field(default_factory=frozen)
     sublayers: int = 1
-    interleaved_rope: bool = False
     qkv_in_groups: bool = False
     transposed: frozenset[str] = frozenset()
     row_vectors: frozenset[str] = frozenset()
@@ -71,8 +64,6 @@ class Architecture:
         transformers reads depends on the architecture.
         """
         complete = {**self.defaults, **config}
-        if self.same_windows:
-            complete.pop("layer_types", None)
         for standard, own in self.renamed.items():
             value, other = config.get(own), config.get(standard)
             if value is not None and other is not None and value != other:
@@ -137,6 +128,5 @@ LLAMA_TENSORS = llama_tensors({})
 # Names that one merged gate_up tensor replaces.
 SEPARATE_GATE_UP = ("gate", "up", "gate_bias", "up_bias")
 
-# Overrides that several architectures share.
-LAYER_NORM_UNGATED: Mapping[str, Any] = frozen(norm="layer", norm_bias=True, gated=False)
-ALL_BIASES: Mapping[str, Any] = frozen(attention_bias=True, output_bias=True, mlp_bias=True)
+# The key of families that read windows.
+WINDOW_KEYS = frozenset({"sliding_window"})

@@ -1,6 +1,7 @@
 """Attention: its heads, what a query attends to, and what comes before and after it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from swiftchat.weights.architectures.parts.latent import LatentAttention
 from swiftchat.weights.architectures.parts.rope import QueryGrowth, RopeConfig
@@ -93,6 +94,10 @@ class Attention:
     """The factor of the input, which is part of `scores.scale` and `out_scale` already."""
     out_scale: float = 1.0
     """The factor of the output."""
+
+    def with_scores(self, **fields: Any) -> Self:
+        """Return the attention with other fields of its scores."""
+        return replace(self, scores=replace(self.scores, **fields))
 
     @property
     def rope_width(self) -> int:

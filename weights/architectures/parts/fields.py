@@ -4,6 +4,7 @@ Every function raises `BadModelFile` with the field's name, the expected value a
 """
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from swiftchat.errors import BadModelFile
@@ -19,6 +20,20 @@ MAX_WIDTH = 2**20
 MAX_VOCAB = 2**24
 MAX_CONTEXT = 2**30
 MAX_EXPERTS = 2**16  # in all layers together
+
+DTYPES = ("bfloat16", "float16", "float32")
+# Other names, and dtypes of weights that the activations cannot have.
+_DTYPE_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "half": "float16",
+        "float": "float32",
+        "double": "float32",
+        "float64": "float32",
+        "auto": "bfloat16",
+        "float8_e4m3fn": "bfloat16",
+        "float8_e5m2": "bfloat16",
+    }
+)
 
 
 def invalid(name: str, expected: str, found: object) -> BadModelFile:
@@ -89,29 +104,33 @@ def number_list(config: Fields, name: str, count: int) -> tuple[float, ...]:
     return tuple(number({name: item}, name, above=0.0, below=1e6) for item in value)
 
 
-def num_layers(config: Fields) -> int:
-    """Read `num_hidden_layers`."""
-    return integer(config, "num_hidden_layers", 1, MAX_LAYERS)
+def token_ids(config: Fields, name: str, vocab_size: int) -> tuple[int, ...]:
+    """Read the field `name` as token ids: absent, one id, or a list of at most 256.
+
+    Some files have -1 for a token that the model lacks.
+    """
+    value = config.get(name)
+    if value is None:
+        return ()
+    values = value if isinstance(value, list) else [value]
+    if len(values) > 256:
+        raise invalid(name, "at most 256 token ids", f"a list of {len(values)}")
+    present = [item for item in values if item != -1]
+    return tuple(integer({name: item}, name, 0, vocab_size - 1) for item in present)
 
 
-def num_heads(config: Fields) -> int:
-    """Read `num_attention_heads`."""
-    return integer(config, "num_attention_heads", 1, MAX_HEADS)
-
-
-def hidden_size(config: Fields) -> int:
-    """Read `hidden_size`."""
-    return integer(config, "hidden_size", 1, MAX_WIDTH)
-
-
-def layer_types(config: Fields) -> list[str] | None:
-    """Return the names in `layer_types`, None without it."""
-    found = config.get("layer_types")
-    if found is None:
-        return None
-    if not isinstance(found, list) or not all(isinstance(kind, str) for kind in found):
-        raise invalid("layer_types", f"a list of {num_layers(config)} names", found)
-    return found
+def dtype(config: Fields) -> str:
+    """Return the dtype of the saved weights; float32 if absent."""
+    name = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    value = config.get(name)
+    if value is None:
+        return "float32"
+    if isinstance(value, str):
+        value = value.removeprefix("torch.")
+        value = _DTYPE_NAMES.get(value, value)
+    if value not in DTYPES:
+        raise invalid(name, f"one of {', '.join(DTYPES)}", value)
+    return str(value)
 
 
 def without_keys(config: Fields, names: Collection[str]) -> Fields:

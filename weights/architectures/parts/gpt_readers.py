@@ -1,14 +1,15 @@
 """Names of keys and tensors that models like GPT share."""
 
 from swiftchat.weights.architectures.parts.architecture import frozen
-from swiftchat.weights.architectures.parts.fields import MAX_WIDTH, Fields, integer
+from swiftchat.weights.architectures.parts.fields import MAX_WIDTH, integer
+from swiftchat.weights.architectures.parts.keys import Keys
 
 
-def mlp_width(config: Fields, name: str | None) -> int:
+def mlp_width(keys: Keys, name: str | None) -> int:
     """Read the MLP's width from the field `name`; four times the hidden size if absent."""
-    if name is not None and config.get(name) is not None:
-        return integer(config, name, 1, MAX_WIDTH)
-    return 4 * integer(config, "hidden_size", 1, MAX_WIDTH // 4)
+    if name is not None and keys.get(name) is not None:
+        return integer(keys, name, 1, MAX_WIDTH)
+    return 4 * integer(keys, "hidden_size", 1, MAX_WIDTH // 4)
 
 
 # The layers of GPT-NeoX; Falcon, BLOOM and ChatGLM-6B use the same names.

@@ -1,18 +1,14 @@
 """Readers of the keys of latent attention, and names of its tensors, of several vendors."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    frozen,
-    llama_tensors,
-)
+from swiftchat.weights.architectures.parts.architecture import frozen, llama_tensors
+from swiftchat.weights.architectures.parts.attention import Attention, Values
 from swiftchat.weights.architectures.parts.expert_readers import (
     EXPERTS,
     MOE_KEYS,
     SHARED_EXPERTS,
-    experts_of_width,
     listed_dense,
     sigmoid_router,
 )
@@ -22,54 +18,51 @@ from swiftchat.weights.architectures.parts.fields import (
     MAX_HEADS,
     MAX_LAYERS,
     MAX_WIDTH,
-    Fields,
-    flag,
     integer,
     invalid,
     mapping,
-    num_heads,
     number,
     optional_integer,
     optional_number,
 )
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.latent import LatentAttention, SparseIndex
-from swiftchat.weights.architectures.parts.rope import (
-    RopeConfig,
-    yarn_magnitude,
-)
+from swiftchat.weights.architectures.parts.layers import sparse
+from swiftchat.weights.architectures.parts.mlp import Moe
+from swiftchat.weights.architectures.parts.model import ModelConfig
+from swiftchat.weights.architectures.parts.rope import yarn_magnitude
 
 
-def latent_fields(config: Fields, *, interleaved: bool) -> dict[str, Any]:
-    """Return the fields of the attention; `interleaved`: rotated pairs are neighbors."""
-    heads = num_heads(config)
-    kv_heads = optional_integer(config, "num_key_value_heads", 1, MAX_HEADS)
+def latent_attention(keys: Keys, *, interleaved: bool, **fields: Any) -> Attention:
+    """Return latent attention; `interleaved`: rotated pairs are neighbors."""
+    heads = keys.num_heads
+    kv_heads = optional_integer(keys, "num_key_value_heads", 1, MAX_HEADS)
     if kv_heads not in (None, heads):
         raise invalid("num_key_value_heads", f"{heads}, as num_attention_heads", kv_heads)
     latent = LatentAttention(
-        kv_rank=integer(config, "kv_lora_rank", 1, MAX_WIDTH),
-        q_rank=optional_integer(config, "q_lora_rank", 1, MAX_WIDTH),
-        nope_dim=integer(config, "qk_nope_head_dim", 1, MAX_HEAD_DIM),
-        rope_dim=integer(config, "qk_rope_head_dim", 2, MAX_HEAD_DIM),
-        value_dim=integer(config, "v_head_dim", 1, MAX_HEAD_DIM),
+        kv_rank=integer(keys, "kv_lora_rank", 1, MAX_WIDTH),
+        q_rank=optional_integer(keys, "q_lora_rank", 1, MAX_WIDTH),
+        nope_dim=integer(keys, "qk_nope_head_dim", 1, MAX_HEAD_DIM),
+        rope_dim=integer(keys, "qk_rope_head_dim", 2, MAX_HEAD_DIM),
+        value_dim=integer(keys, "v_head_dim", 1, MAX_HEAD_DIM),
         interleaved=interleaved,
     )
     if latent.rope_dim % 2:
         raise invalid("qk_rope_head_dim", "an even number", latent.rope_dim)
-    bias = flag(config, "attention_bias")
-    return {
-        "latent": latent,
-        "num_kv_heads": heads,
-        "head_dim": latent.head_dim,
-        "rope": RopeConfig.from_hf(config, latent.rope_dim),
-        "query_scalar": latent.head_dim / _score_scale(config) ** 2,
-        "attention_bias": bias,
-        "output_bias": bias,
-    }
+    return keys.attention(
+        num_kv_heads=heads,
+        head_dim=latent.head_dim,
+        values=Values(latent.value_dim),
+        scores=keys.scores(scale=_score_scale(keys) * latent.head_dim**-0.5),
+        rope=keys.rope(latent.rope_dim),
+        latent=latent,
+        **fields,
+    )
 
 
-def _score_scale(config: Fields) -> float:
+def _score_scale(keys: Keys) -> float:
     """Return the factor of attention scores that scaled rotary embeddings bring."""
-    rope = mapping(config, "rope_scaling") or mapping(config, "rope_parameters") or {}
+    rope = mapping(keys, "rope_scaling") or mapping(keys, "rope_parameters") or {}
     if rope.get("rope_type", rope.get("type", "default")) in ("default", None):
         return 1.0
     scale = optional_number(rope, "mscale_all_dim", above=-1e-9, below=1e3)
@@ -78,38 +71,34 @@ def _score_scale(config: Fields) -> float:
     return yarn_magnitude(number(rope, "factor", above=0.0, below=1e6), scale) ** 2
 
 
-def v3_experts(config: Fields) -> Mapping[str, Any]:
-    """Return the fields of DeepSeek-V3's experts and their router."""
-    router = sigmoid_router(
-        config, normalized=flag(config, "norm_topk_prob"), scale="routed_scaling_factor"
-    )
-    return experts_of_width(config, router, "n_shared_experts")
+def v3_moe(keys: Keys) -> Moe:
+    """Return DeepSeek-V3's experts and their router."""
+    return keys.moe(sigmoid_router(keys), shared="n_shared_experts")
 
 
-def sparse(config: Fields, *, interleaved: bool) -> dict[str, Any]:
-    """Return the fields of sparse attention; `interleaved` is for the pairs of its index."""
-    values = latent_fields(config, interleaved=True)
+def sparse_attention(keys: Keys, *, interleaved: bool) -> Attention:
+    """Return sparse attention; `interleaved` is for the pairs of its index."""
+    attention = latent_attention(keys, interleaved=True)
     index = SparseIndex(
-        num_heads=integer(config, "index_n_heads", 1, MAX_HEADS),
-        dim=integer(config, "index_head_dim", 1, MAX_HEAD_DIM),
-        top_k=integer(config, "index_topk", 1, MAX_CONTEXT),
+        num_heads=integer(keys, "index_n_heads", 1, MAX_HEADS),
+        dim=integer(keys, "index_head_dim", 1, MAX_HEAD_DIM),
+        top_k=integer(keys, "index_topk", 1, MAX_CONTEXT),
         interleaved=interleaved,
     )
-    latent: LatentAttention = values["latent"]
-    if latent.q_rank is None:
+    latent = attention.latent
+    if latent is None or latent.q_rank is None:
         raise invalid("q_lora_rank", "a number, as the attention is sparse", None)
     if index.dim < latent.rope_dim:
         raise invalid("index_head_dim", f"at least {latent.rope_dim}", index.dim)
-    return {**values, "latent": replace(latent, index=index)}
+    return replace(attention, latent=replace(latent, index=index))
 
 
-def deepseek_v32(config: Fields) -> Mapping[str, Any]:
-    dense = integer(config, "first_k_dense_replace", 0, MAX_LAYERS)
-    return {
-        **v3_experts(config),
-        **sparse(config, interleaved=False),
-        "dense_layers": listed_dense(config, dense),
-    }
+def sparse_model(keys: Keys, *, interleaved: bool) -> ModelConfig:
+    """Return DeepSeek-V3.2 or a model like it; `interleaved` as in `sparse_attention`."""
+    attention = sparse_attention(keys, interleaved=interleaved)
+    layers = keys.layers(attention=attention, mlp=keys.mlp(bias=False))
+    dense = listed_dense(keys, integer(keys, "first_k_dense_replace", 0, MAX_LAYERS))
+    return keys.model(sparse(layers, v3_moe(keys), dense))
 
 
 LATENT_TENSORS = frozen(

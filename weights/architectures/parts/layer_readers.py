@@ -1,58 +1,37 @@
 """Readers of kinds of layers, and names of tensors, that models of several vendors share."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
-from swiftchat.weights.architectures.parts.architecture import (
-    frozen,
-    llama_tensors,
-)
-from swiftchat.weights.architectures.parts.fields import (
-    MAX_HEAD_DIM,
-    Fields,
-    hidden_size,
-    integer,
-    invalid,
-    mapping,
-    num_heads,
-    num_layers,
-    optional_integer,
-)
-from swiftchat.weights.architectures.parts.rope import (
-    RopeConfig,
-)
+from swiftchat.weights.architectures.parts.architecture import frozen, llama_tensors
+from swiftchat.weights.architectures.parts.fields import Fields, invalid, mapping
+from swiftchat.weights.architectures.parts.keys import Keys
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 
 
-def head_dim_of(config: Fields) -> int:
-    head_dim = optional_integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    return head_dim or hidden_size(config) // num_heads(config)
+def every_nth_full(keys: Keys, n: int) -> list[str]:
+    """Return kinds of layers, of which every n-th attends to all tokens."""
+    return [KINDS[bool((i + 1) % n)] for i in range(keys.num_layers)]
 
 
-def every_nth_full(config: Fields, n: int) -> list[str]:
-    return [
-        "sliding_attention" if (i + 1) % n else "full_attention" for i in range(num_layers(config))
-    ]
+def full_layers(kinds: Sequence[str]) -> frozenset[int]:
+    """Return the layers that attend to all tokens."""
+    return frozenset(i for i, kind in enumerate(kinds) if kind == "full_attention")
 
 
-def layer_norms(config: Fields) -> Mapping[str, Any]:
-    return {"gated": False, "norm": "layer", "norm_bias": True}
-
-
-def ropes(config: Fields, default: Fields, fraction: float) -> Mapping[str, Any]:
+def ropes(keys: Keys, default: Fields, fraction: float) -> list[RopeConfig]:
     """Return the rotations of both kinds of layers; a part of a head is `fraction` by default."""
-    if config.get("rope_scaling"):  # the reference does not read it
+    if keys.get("rope_scaling"):  # the reference does not read it
         raise invalid("rope_scaling", "absent, and rope_parameters instead", "an object")
-    head_dim = integer(config, "head_dim", 2, MAX_HEAD_DIM)
-    named = mapping(config, "rope_parameters") or default
-    context = {"max_position_embeddings": config.get("max_position_embeddings")}
-    ropes = []
+    named = mapping(keys, "rope_parameters") or default
+    context = {"max_position_embeddings": keys.get("max_position_embeddings")}
+    found = []
     for kind in KINDS:
         rope = mapping(named, kind)
         if rope is None:
             raise invalid(f"rope_parameters.{kind}", "an object", None)
         rope = {"partial_rotary_factor": fraction, **rope}
-        ropes.append(RopeConfig.from_hf({**context, "rope_parameters": rope}, head_dim))
-    return {"rope": ropes[0], "local_rope": ropes[1]}
+        found.append(RopeConfig.from_hf({**context, "rope_parameters": rope}, keys.head_dim))
+    return found
 
 
 OUTPUT_NORMS = frozen(

@@ -1,10 +1,13 @@
 """A layer, its norms, and the streams between layers."""
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from swiftchat.weights.architectures.parts.attention import Attention
 from swiftchat.weights.architectures.parts.mixers import StateMixer
 from swiftchat.weights.architectures.parts.mlp import Mlp, Moe
+from swiftchat.weights.architectures.parts.rope import RopeConfig
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,10 @@ class LayerConfig:
     single branch.
     """
 
-    attention: Attention | None
-    mixer: StateMixer | None
-    mlp: Mlp | None
-    moe: Moe | None
+    attention: Attention | None = None
+    mixer: StateMixer | None = None
+    mlp: Mlp | None = None
+    moe: Moe | None = None
     norm_order: str = "pre"
     """The place of the norms: "pre" (input of a branch), "output" (output of a branch), "sandwich"
     (both), "post" (stream after the addition), "stream" (stream before the branch)."""
@@ -60,15 +63,17 @@ class LayerConfig:
         mixes = self.attention is not None or self.mixer is not None
         return not (mixes and (self.mlp is not None or self.moe is not None))
 
+    def with_attention(self, **fields: Any) -> Self:
+        """Return the layer with other fields of its attention, if it has one."""
+        if self.attention is None:
+            return self
+        return replace(self, attention=replace(self.attention, **fields))
 
-@dataclass(frozen=True)
-class LayerSizes:
-    """The sizes of one layer, where layers differ."""
-
-    head_dim: int
-    num_kv_heads: int
-    intermediate_size: int
-    num_heads: int
+    def with_scores(self, **fields: Any) -> Self:
+        """Return the layer with other fields of the scores of its attention, if it has one."""
+        if self.attention is None:
+            return self
+        return replace(self, attention=self.attention.with_scores(**fields))
 
 
 @dataclass(frozen=True)
@@ -83,3 +88,47 @@ class Streams:
     active: int
     scaled: bool
     residual_rank: int
+
+
+Layers = tuple[LayerConfig, ...]
+
+
+def windowed(
+    layers: Layers, windows: Sequence[int | None], local_rope: RopeConfig | None = None
+) -> Layers:
+    """Return the layers with a sliding window each, or None.
+
+    `local_rope` is the rotation of those that have one; None: that of the others.
+    """
+    rope = {} if local_rope is None else {"rope": local_rope}
+    return tuple(
+        layer if window is None else layer.with_attention(**rope).with_scores(window=window)
+        for layer, window in zip(layers, windows, strict=True)
+    )
+
+
+def unrotated(layers: Layers, where: Collection[int]) -> Layers:
+    """Return the layers, of which those at `where` have no rotary embedding."""
+    return tuple(
+        layer.with_attention(rope=None) if i in where else layer for i, layer in enumerate(layers)
+    )
+
+
+def mixing(
+    layers: Layers, mixer: StateMixer, where: Collection[int], activation: str, **fields: Any
+) -> Layers:
+    """Return the layers, of which those at `where` have the mixer in place of attention.
+
+    `fields` are others of these layers.
+    """
+    changes = {"attention": None, "mixer": mixer, "mixer_activation": activation, **fields}
+    return tuple(
+        replace(layer, **changes) if i in where else layer for i, layer in enumerate(layers)
+    )
+
+
+def sparse(layers: Layers, moe: Moe, dense: Collection[int]) -> Layers:
+    """Return the layers with experts in place of the MLP, but for those at `dense`."""
+    return tuple(
+        layer if i in dense else replace(layer, mlp=None, moe=moe) for i, layer in enumerate(layers)
+    )

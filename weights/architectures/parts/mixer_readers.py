@@ -1,32 +1,27 @@
 """Readers of the keys of mixers with states, and names of their tensors, of several vendors."""
 
 from collections.abc import Mapping
-from typing import Any
 
-from swiftchat.weights.architectures.parts.architecture import (
-    frozen,
-    tensor_names,
-)
+from swiftchat.weights.architectures.parts.architecture import frozen, tensor_names
 from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_WIDTH,
-    Fields,
     flag,
-    hidden_size,
     integer,
     invalid,
-    num_layers,
     number,
     optional_integer,
 )
+from swiftchat.weights.architectures.parts.keys import Keys
 from swiftchat.weights.architectures.parts.mamba import Mamba
 from swiftchat.weights.architectures.parts.mixers import Mamba2, StateMixer
+from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
-def mixer_layers(config: Fields, kinds: list[str] | None, mixer: str) -> frozenset[int]:
+def mixer_layers(keys: Keys, kinds: list[str] | None, mixer: str) -> frozenset[int]:
     """Return the layers whose kind is `mixer`; all others must be attention."""
-    count = num_layers(config)
+    count = keys.num_layers
     known = (mixer, "full_attention")
     if kinds is None or len(kinds) != count or {*kinds} - {*known}:
         raise invalid("layer_types", f"a list of {count} names: {' or '.join(known)}", kinds)
@@ -36,77 +31,71 @@ def mixer_layers(config: Fields, kinds: list[str] | None, mixer: str) -> frozens
     return found
 
 
-def check_no_limits(config: Fields) -> None:
+def check_no_limits(keys: Keys) -> None:
     """Raise `BadModelFile` if the steps of a state space model have limits."""
-    limits = config.get("time_step_limit")
+    limits = keys.get("time_step_limit")
     if limits is not None and limits not in _NO_LIMITS:
         # Transformers applies other limits to prompts, but not to decode steps.
         raise invalid("time_step_limit", "[0, Infinity]", str(limits))
 
 
-def mamba2(config: Fields) -> Mamba2:
+def mamba2(keys: Keys) -> Mamba2:
     """Read the keys of Granite 4, Bamba and Falcon-H1."""
-    heads = integer(config, "mamba_n_heads", 1, MAX_HEADS)
-    groups = integer(config, "mamba_n_groups", 1, heads)
-    own_width = optional_integer(config, "mamba_d_ssm", 1, MAX_WIDTH)
-    width = own_width or integer(config, "mamba_expand", 1, MAX_WIDTH) * hidden_size(config)
+    heads = integer(keys, "mamba_n_heads", 1, MAX_HEADS)
+    groups = integer(keys, "mamba_n_groups", 1, heads)
+    own_width = optional_integer(keys, "mamba_d_ssm", 1, MAX_WIDTH)
+    width = own_width or integer(keys, "mamba_expand", 1, MAX_WIDTH) * keys.hidden_size
     head_dim = width // heads
-    if config.get("mamba_d_head") not in (None, "auto"):
-        head_dim = integer(config, "mamba_d_head", 1, MAX_WIDTH)
+    if keys.get("mamba_d_head") not in (None, "auto"):
+        head_dim = integer(keys, "mamba_d_head", 1, MAX_WIDTH)
     if heads * head_dim != width:
         raise invalid("mamba_n_heads times mamba_d_head", str(width), heads * head_dim)
     if heads % groups:
         raise invalid("mamba_n_groups", f"a divisor of {heads} heads", groups)
-    check_no_limits(config)
+    check_no_limits(keys)
     return Mamba2(
         num_heads=heads,
         head_dim=head_dim,
         num_groups=groups,
-        state_size=integer(config, "mamba_d_state", 1, MAX_HEAD_DIM),
-        kernel=integer(config, "mamba_d_conv", 2, MAX_KERNEL),
-        norm_eps=number(config, "rms_norm_eps", above=0.0, below=1.0),
-        in_bias=flag(config, "mamba_proj_bias"),
-        out_bias=flag(config, "mamba_proj_bias"),
-        conv_bias=flag(config, "mamba_conv_bias"),
+        state_size=integer(keys, "mamba_d_state", 1, MAX_HEAD_DIM),
+        kernel=integer(keys, "mamba_d_conv", 2, MAX_KERNEL),
+        norm_eps=keys.eps,
+        in_bias=flag(keys, "mamba_proj_bias"),
+        out_bias=flag(keys, "mamba_proj_bias"),
+        conv_bias=flag(keys, "mamba_conv_bias"),
     )
 
 
-def only(config: Fields, mixer: StateMixer, width: int) -> Mapping[str, Any]:
-    """Return the fields of a model whose layers have the mixer and nothing else."""
-    return {
-        "num_heads": 1,
-        "num_kv_heads": 1,
-        "head_dim": 2,
-        "rope": None,
-        "intermediate_size": width,
-        "max_context_tokens": MAX_STATE_CONTEXT,
-        "single_branch": True,
-        "mixer": mixer,
-        "mixer_layers": frozenset(range(num_layers(config))),
-    }
+def only(keys: Keys, mixer: StateMixer) -> ModelConfig:
+    """Return a model whose layers have the mixer and nothing else."""
+    layers = keys.layers(
+        attention=None, mlp=None, mixer=mixer, mixer_activation=keys.activation_kind
+    )
+    return keys.model(layers, max_context_tokens=MAX_STATE_CONTEXT)
 
 
-def step_rank(config: Fields, name: str) -> int:
+def step_rank(keys: Keys, name: str) -> int:
     """Read the rank of the projections that make steps; by default a sixteenth of the width."""
-    if config.get(name) in (None, "auto"):
-        return -(-hidden_size(config) // 16)
-    return integer(config, name, 1, MAX_WIDTH)
+    if keys.get(name) in (None, "auto"):
+        return -(-keys.hidden_size // 16)
+    return integer(keys, name, 1, MAX_WIDTH)
 
 
-def mamba(config: Fields) -> Mapping[str, Any]:
-    width = optional_integer(config, "intermediate_size", 1, MAX_WIDTH)
-    width = width or integer(config, "expand", 1, MAX_WIDTH) * hidden_size(config)
-    eps = config.get("mixer_rms_eps")
+def mamba(keys: Keys) -> ModelConfig:
+    """Return a model of Mamba layers."""
+    width = optional_integer(keys, "intermediate_size", 1, MAX_WIDTH)
+    width = width or integer(keys, "expand", 1, MAX_WIDTH) * keys.hidden_size
+    eps = keys.get("mixer_rms_eps")
     mixer = Mamba(
         width=width,
-        state_size=integer(config, "state_size", 1, MAX_HEAD_DIM),
-        step_rank=step_rank(config, "time_step_rank"),
-        kernel=integer(config, "conv_kernel", 2, MAX_KERNEL),
-        bias=flag(config, "use_bias"),
-        conv_bias=flag(config, "use_conv_bias"),
-        norm_eps=None if eps is None else number(config, "mixer_rms_eps", above=0.0, below=1.0),
+        state_size=integer(keys, "state_size", 1, MAX_HEAD_DIM),
+        step_rank=step_rank(keys, "time_step_rank"),
+        kernel=integer(keys, "conv_kernel", 2, MAX_KERNEL),
+        bias=flag(keys, "use_bias"),
+        conv_bias=flag(keys, "use_conv_bias"),
+        norm_eps=None if eps is None else number(keys, "mixer_rms_eps", above=0.0, below=1.0),
     )
-    return only(config, mixer, width)
+    return only(keys, mixer)
 
 
 def only_tensors(mixer: Mapping[str, str]) -> Mapping[str, str]:

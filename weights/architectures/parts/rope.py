@@ -26,14 +26,12 @@ _KNOWN = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 class QueryGrowth:
     """Queries at position p are multiplied by 1 + `beta`·ln(1 + ⌊(p + `shift`) / `tokens`⌋).
 
-    So attention stays as sharp in long contexts (Llama 4). Only in the layers without rotation if
-    `unrotated_only`.
+    So attention stays as sharp in long contexts (Llama 4).
     """
 
     beta: float
     tokens: float
     shift: int = 0
-    unrotated_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,8 +118,8 @@ class RopeConfig:
         )
 
 
-def layer_ropes(config: Fields, head_dim: int, local_theta: float) -> dict[str, RopeConfig]:
-    """Return `rope` and `local_rope` of layers without and with a window.
+def layer_ropes(config: Fields, head_dim: int, local_theta: float) -> tuple[RopeConfig, RopeConfig]:
+    """Return the rotations of layers without and with a window.
 
     `rope_parameters` has an object for each; the older `rope_scaling` is for layers without a
     window only.
@@ -131,14 +129,12 @@ def layer_ropes(config: Fields, head_dim: int, local_theta: float) -> dict[str, 
     local = mapping(named, "sliding_attention") or {}
     context = {"max_position_embeddings": config.get("max_position_embeddings")}
     theta = config.get("rope_theta", 10_000.0)
-    return {
-        "rope": RopeConfig.from_hf(
-            {"rope_theta": theta, **context, "rope_parameters": full}, head_dim
-        ),
-        "local_rope": RopeConfig.from_hf(
-            {"rope_theta": local_theta, **context, "rope_parameters": local}, head_dim
-        ),
-    }
+    both = ((theta, full), (local_theta, local))
+    rope, local_rope = (
+        RopeConfig.from_hf({"rope_theta": base, **context, "rope_parameters": own}, head_dim)
+        for base, own in both
+    )
+    return rope, local_rope
 
 
 def rope_of_kind(config: Fields, default: Fields, kind: str, head_dim: int) -> RopeConfig:

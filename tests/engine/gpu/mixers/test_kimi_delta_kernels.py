@@ -9,6 +9,7 @@ from swiftchat.cuda.ops.mixers.scans import ScanRows
 from swiftchat.cuda.ops.mixers.steps import StepSlots
 from swiftchat.engine.comm.communicator import SingleRank
 from swiftchat.engine.gpu.mixers.kimi_delta import KimiDeltaKernels
+from swiftchat.engine.gpu.mixers.mix import kernels_of
 from swiftchat.engine.model.mixer_weights import MixerWeights
 from swiftchat.engine.reference.mixers.kimi_delta import kimi_delta
 from swiftchat.weights.architectures.parts.mixers import KimiDelta
@@ -53,7 +54,7 @@ def test_prompts_and_steps_equal_torch() -> None:
         inputs.unsqueeze(0), states, MIXER, weights, torch.nn.functional.silu
     )
     kernels = KimiDeltaKernels(emulated_gpu(), MIXER, "silu")
-    assert KimiDeltaKernels.cover(MIXER) and kernels.scans
+    assert kernels_of(MIXER) is KimiDeltaKernels and kernels.scans
     slots = [torch.full((3, *shape), torch.nan) for shape in MIXER.states]
     found = torch.full((NUM_TOKENS, MIXER.width), torch.nan)
     positions = torch.arange(NUM_TOKENS, dtype=torch.int32)
@@ -75,4 +76,4 @@ def test_prompts_and_steps_equal_torch() -> None:
 
 def test_decays_of_one_matrix_or_with_a_bound_are_not_covered() -> None:
     for other in ({"is_plain": True}, {"bound": -5.0}, {"kernel": 5}, {"head_dim": 132}):
-        assert not KimiDeltaKernels.cover(replace(MIXER, **other))
+        assert kernels_of(replace(MIXER, **other)) is None

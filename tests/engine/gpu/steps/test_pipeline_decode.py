@@ -29,7 +29,7 @@ from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 from swiftchat.engine.steps.runner import SampledStep, StepInputs
 from swiftchat.errors import BadModelFile, OutOfMemory
-from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import shard_of
 from tests.engine.comm.test_pipeline import TWO
