@@ -145,7 +145,9 @@ class Worker:
 
     def _serve(self) -> None:
         self._server.serve(self._terminal)
-        # The terminal has disconnected: end the current step as well.
+        # The terminal has disconnected: no other may attach to an engine that ends, and the current
+        # step ends as well.
+        self._close_listener()
         self._server.wait_saved(_SAVE_S)
         self._exit(EngineStopped("the engine was ended by its terminal", RESTART_HINT))
 

@@ -3,7 +3,6 @@
 import asyncio
 import codecs
 import contextlib
-import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -157,22 +156,10 @@ def _in_draft(key: KeyPress) -> KeyPress:
 
 
 class _Output(Vt100_Output):
-    """Leaves bracketed paste on: the keyboard switches it off at the end.
-
-    What cannot be written because the terminal was closed is dropped. Its error would reach the
-    event loop, whose handler prints it to the same terminal, fails, and is called again without
-    end. The prompt ends with the keyboard's input, or by SIGHUP.
-    """
+    """Leaves bracketed paste on: the keyboard switches it off at the end."""
 
     def disable_bracketed_paste(self) -> None:
         pass
-
-    def flush(self) -> None:
-        try:
-            super().flush()
-        except OSError as error:
-            if error.errno not in (errno.EIO, errno.EBADF, errno.EPIPE):
-                raise
 
 
 def open_output() -> Output:

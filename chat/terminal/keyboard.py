@@ -25,6 +25,7 @@ from swiftchat.chat.terminal.input_scanner import (
     InputEvent,
     InputScanner,
 )
+from swiftchat.chat.terminal.signals import hang_up
 
 INTERRUPT, SUSPEND, END = (InputEvent(False, key) for key in (b"\x03", b"\x1a", b"\x04"))
 
@@ -335,6 +336,7 @@ class Keyboard:
                     self._deliver(self._scanner.pause())
         except (OSError, EOFError, termios.error):
             self.is_closed = True
+            hang_up()
             self.wake()
         finally:
             os.write(self._paused_pipe[1], b"e")  # no caller has to wait for this thread any more

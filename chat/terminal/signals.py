@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 _EXIT_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+# During an exit: a Ctrl-C must not replace it, and a closed terminal may be reported twice, by the
+# system and by a shell.
+_BLOCKED_AT_EXIT = (signal.SIGINT, signal.SIGHUP)
 _RETRY_S = 0.05
 _IMPORT_FILES = "<frozen importlib"
 
@@ -56,14 +59,24 @@ def delayed_exit(end_soon: Callable[[], bool]) -> Iterator[None]:
             signal.raise_signal(received[0])
 
 
+def hang_up() -> None:
+    """Have the main thread end as by SIGHUP, because the terminal was closed.
+
+    Reading and writing may fail before the system sends the signal. Nothing happens if it is
+    ignored, or not handled. Any thread may call this.
+    """
+    main_thread_id = threading.main_thread().ident
+    if main_thread_id is not None and callable(signal.getsignal(signal.SIGHUP)):
+        signal.pthread_kill(main_thread_id, signal.SIGHUP)
+
+
 def _raise(number: int, frame: FrameType | None) -> None:
     if _is_importing(frame):
         _send_later(number)
     elif number == signal.SIGINT:
         raise KeyboardInterrupt
     else:
-        # A Ctrl-C that arrives meanwhile must not replace this exit.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_AT_EXIT)
         raise SystemExit(128 + number)
 
 
@@ -79,6 +92,7 @@ def _retry_dropped(unraisable: "sys.UnraisableHookArgs") -> None:
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _send_later(signal.SIGINT)
     elif issubclass(unraisable.exc_type, SystemExit):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_AT_EXIT)  # there is no exit yet
         code = getattr(unraisable.exc_value, "code", None)
         _send_later(signal.SIGHUP if code == 128 + signal.SIGHUP else signal.SIGTERM)
     else:

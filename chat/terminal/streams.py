@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
+from swiftchat.chat.terminal.signals import hang_up
 from swiftchat.errors import FileSystemError
 
 _CHUNK_BYTES = 1 << 16
@@ -20,7 +21,8 @@ def open_streams() -> None:
     A closed descriptor 0 or 2 becomes the null device: the next file that is opened would get its
     number. Characters that stdout cannot encode become question marks. What stdout does not take
     raises `FileSystemError`, once; what stderr does not take is dropped: an answer does not fail
-    because a notice cannot be shown.
+    because a notice cannot be shown. So is what a closed terminal does not take, and the program
+    ends by SIGHUP unless that is ignored.
     """
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123  (open until the process ends)
@@ -48,6 +50,7 @@ class _Output(io.RawIOBase):
     def __init__(self, descriptor: int, must_arrive: bool) -> None:
         self.must_arrive = must_arrive
         self._descriptor = descriptor
+        self._is_terminal = os.isatty(descriptor)
         self._has_failed = False
         self.mode = "wb"  # as a `FileIO` has, for libraries that ask
 
@@ -55,7 +58,7 @@ class _Output(io.RawIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        return os.isatty(self._descriptor)
+        return self._is_terminal
 
     def writable(self) -> bool:
         return True
@@ -72,6 +75,9 @@ class _Output(io.RawIOBase):
             except OSError as error:
                 # Python writes the rest of a buffer again at its end.
                 self._has_failed = True
+                if self._is_terminal and error.errno == errno.EIO:
+                    hang_up()
+                    break
                 if not self.must_arrive:
                     break
                 if error.errno == errno.EPIPE:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from swiftchat.cuda.packed_layout import packed_bytes, packing_fits
-from swiftchat.engine.api.tile_layout import BLOCK_TYPES, block_layout, scheme_bytes
+from swiftchat.engine.api.tile_layout import BLOCK_TYPES, TileLayout, block_layout, scheme_bytes
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.architectures.tensors import shape_by_place, tensor_name
@@ -118,10 +118,18 @@ def cpu_weight_bytes(shard: Shard, stored: Mapping[str, StoredTensor], item_byte
         shape = tensor_slice.shape(shape_of(*place[:2]))
         tensor = stored.get(tensor_name(shard.config, *place))
         packed = None
-        if tensor is not None and place[0] not in _DEQUANTIZED:
+        if tensor is not None and tensor.read_mxfp4 is not None:
+            packed = _mxfp4_bytes(shape, item_bytes) if shard.size == 1 else None
+        elif tensor is not None and place[0] not in _DEQUANTIZED:
             packed = _tiles_bytes(tensor, tensor_slice, shape, item_bytes)
         total += math.prod(shape) * item_bytes if packed is None else packed
     return total
+
+
+def _mxfp4_bytes(shape: tuple[int, ...], item_bytes: int) -> int | None:
+    """Return the bytes of MXFP4 experts [experts, columns, rows] for the CPU; None: dequantized."""
+    experts, columns, rows = shape
+    return experts * TileLayout(8, columns, 32, False).nbytes(rows) if item_bytes == 2 else None
 
 
 def _tiles_bytes(

@@ -57,27 +57,32 @@ def receive_within(connection: "Connection", seconds: float, max_bytes: int) -> 
     """Receive a message that is there completely after so many seconds; raises as `receive` does.
 
     Raises `TimeoutError` if it is not, even if parts of it come all the time; the connection is
-    then shut down.
+    then shut down, and only then.
     """
-    is_late = threading.Event()
+    # Whoever takes it decides whether the message is late: a timer that fires while the message
+    # arrives must not shut down a connection that the caller goes on with.
+    decision = threading.Lock()
     with socket.socket(fileno=os.dup(connection.fileno())) as connected:
 
         def give_up() -> None:
-            is_late.set()
-            with contextlib.suppress(OSError):  # already closed
-                connected.shutdown(socket.SHUT_RDWR)
+            if decision.acquire(blocking=False):
+                with contextlib.suppress(OSError):  # already closed
+                    connected.shutdown(socket.SHUT_RDWR)
 
         timer = threading.Timer(seconds, give_up)
         timer.daemon = True
         timer.start()
         try:
-            return receive(connection, max_bytes)
+            message = receive(connection, max_bytes)
         except (EOFError, OSError) as error:
-            if is_late.is_set():
+            if not decision.acquire(blocking=False):
                 raise TimeoutError(f"no message within {seconds:.0f} s") from error
             raise
         finally:
             timer.cancel()
+        if not decision.acquire(blocking=False):
+            raise TimeoutError(f"no message within {seconds:.0f} s")
+        return message
 
 
 def several(messages: Sequence[Message]) -> Message:

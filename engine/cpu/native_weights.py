@@ -19,6 +19,7 @@ from swiftchat.engine.cpu.single_op import matmul, table_rows
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.weight import LinearWeight
+from swiftchat.weights.quantization.mxfp4 import to_int8
 from swiftchat.weights.quantization.scheme import Float8, GgufBlocks, QuantizedMatrix
 
 
@@ -120,7 +121,6 @@ class NativeWeights:
     keeps_quantized = True
     quantizes_activations = False  # activations of 16 bits take no more time than those of 8
     block_types: Collection[str] = BLOCK_TYPES
-    mxfp4 = None
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -158,6 +158,17 @@ class NativeWeights:
             parts, exact=dtype == torch.float32, on_packed=on_packed
         )
         return self._weight(matrices, dtype)
+
+    @property
+    def mxfp4(self) -> Self:
+        return self
+
+    def from_mxfp4(
+        self, blocks: Tensor, scales: Tensor, dtype: torch.dtype
+    ) -> Sequence[LinearWeight]:
+        matrices = zip(blocks.numpy(), scales.numpy(), strict=True)
+        found = [self.quantized([to_int8(*each)], dtype) for each in matrices]
+        return [weight for weight in found if weight is not None]  # tiles have groups of 32
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         native = [part for part in parts if isinstance(part, NativeWeight)]

@@ -3,20 +3,23 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.kv_store.run_file import RunLayout
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.weights.architectures.parts.model import ModelConfig
+from swiftchat.weights.architectures.stated import stated
 from swiftchat.weights.formats.safetensors import TensorSpec
 from swiftchat.weights.heads.mtp import MTP
 from swiftchat.weights.heads.open import are_heads
 from swiftchat.weights.model.digest import model_digest
 
-_VERSION = "2"  # of the layout of blocks and files
+# Of the layout of blocks and files, and of what a configuration means: a default that changes, or a
+# part or field with another name, is another version.
+_VERSION = "3"
 _KEY_DIGITS = 32
 _DTYPES: Mapping[str, str] = {
     "float32": "F32",
@@ -52,7 +55,8 @@ def _heads_digest(engine: EngineConfig) -> str:
 class CacheIdentity:
     """The weights, data types and layout of a KV cache.
 
-    `model` and `digest` are those of `ModelFiles`. An adapter belongs to the digests of blocks:
+    `model` and `digest` are those of `ModelFiles`; `computed` is what keys and values depend on
+    besides, as values of JSON. An adapter belongs to the digests of blocks:
     `engine.schedule.content.root_of`.
     """
 
@@ -60,7 +64,7 @@ class CacheIdentity:
     digest: str
     dtype: str
     layout: RunLayout
-    details: str
+    computed: Any
 
     @classmethod
     def of(
@@ -87,14 +91,26 @@ class CacheIdentity:
             digest=model.digest,
             dtype=dtype if engine.kv_dtype == "auto" else engine.kv_dtype,
             layout=RunLayout(cache.block_size, tuple(shapes)),
-            details=f"{config!r} {engine.dtype} {is_longrope and is_long} {_heads_digest(engine)}",
+            computed={
+                "config": stated(config),
+                "dtype": engine.dtype,
+                "long_angles": is_longrope and is_long,
+                "heads": _heads_digest(engine),
+            },
         )
 
     @property
     def key(self) -> str:
-        """The name of the folder of this cache's files."""
-        parts = [_VERSION, self.digest, self.dtype, repr(self.layout), self.details]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_KEY_DIGITS]
+        """The name of the folder of this cache's files; later versions of the program find it."""
+        parts = {
+            "version": _VERSION,
+            "digest": self.digest,
+            "dtype": self.dtype,
+            "layout": asdict(self.layout),
+            "computed": self.computed,
+        }
+        text = json.dumps(parts, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
     @property
     def about(self) -> dict[str, str]:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftchat.engine.gpu.linear.mxfp4 import Mxfp4Weight
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.linear.weight import LinearWeight
@@ -205,7 +204,7 @@ def _contiguous(weight: LinearWeight) -> LinearWeight:
 
 def _transposed(weight: LinearWeight) -> LinearWeight:
     """Return a matrix of an expert transposed; on a GPU in the same memory, as kernels need it."""
-    if isinstance(weight, Mxfp4Weight):
+    if weight.is_quantized:  # it is [outputs, inputs]
         return weight
     if not isinstance(weight, PlainWeight) or weight.tensor.device.type != "cuda":
         return weight.transposed(copy=False)

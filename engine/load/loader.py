@@ -127,7 +127,12 @@ class _MappedPlacement:
         return weight
 
     def experts(self, slices: NamedSlices) -> Sequence[LinearWeight]:
-        return [self.factory.plain(each) for each in self.tensor(slices)]
+        if not _has_quantized(self._checkpoint, slices):
+            return [self.factory.plain(each) for each in self.tensor(slices)]
+        self._count(sum(self._checkpoint.nbytes(name) for name, _ in slices))
+        weights = load_experts(self._checkpoint, slices, self.factory, self._dtype, self._device)
+        self._checkpoint.release_pages()
+        return weights
 
     def _count(self, nbytes: int) -> None:
         self._done_bytes += nbytes

@@ -20,6 +20,7 @@ from swiftchat.engine.load.assemble import NamedSlices
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.tensor_parallel import Shard
+from swiftchat.weights.quantization.mxfp4 import LARGEST_SCALE
 from swiftchat.weights.quantization.scheme import (
     GgufBlocks,
     QuantizedMatrix,
@@ -94,6 +95,8 @@ def load_experts(
         return [factory.plain(each) for each in dequantize(checkpoint, slices, dtype, device)]
     # Copies: mapped files are read-only, and torch warns of tensors that cannot be written to.
     blocks, scales = (torch.from_numpy(np.array(array)) for array in stored.read_mxfp4())
+    if int(scales.max()) > LARGEST_SCALE:
+        raise BadModelFile(f"tensor {name}: expected finite weights, found a scale above 2^125")
     return factory.mxfp4.from_mxfp4(blocks, scales, dtype)
 
 

@@ -1,7 +1,9 @@
 """SIGTERM, SIGHUP and a closed terminal end a chat: it is saved, and its engine ends."""
 
 import os
+import pty
 import signal
+import subprocess
 import termios
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from tests.support.program import Program
 from tests.support.remote_engine import chat_model_folder
 from tests.support.serve_processes import SWIFTCHAT
 from tests.support.sessions import stored_messages
-from tests.support.terminal import Terminal
+from tests.support.terminal import EMULATED, Terminal
 from tests.support.worker_processes import wait_until
 
 SLOW = {"text": "A slow answer that goes on. " * 400, "delay_s": 0.01}
@@ -48,6 +50,34 @@ def test_the_terminal_is_restored_and_the_answer_saved(
         question, (role, content, reason) = stored_messages()
         assert question == ("user", "tell me", None) and (role, reason) == ("assistant", None)
         assert content.count("slow") > 1 and str(SLOW["text"]).startswith(content)
+
+
+@pytest.mark.fault(36)
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_the_first_failure_of_a_closed_terminal_ends_a_chat(
+    program: Program, is_busy: bool
+) -> None:
+    """Also before SIGHUP: this terminal controls no process, so that the system sends none."""
+    own, theirs = pty.openpty()
+    with subprocess.Popen(
+        program.command(SLOW),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, **EMULATED},
+        start_new_session=True,
+    ) as process:
+        os.close(theirs)
+        terminal = Terminal.of(own)
+        terminal.wait_for(">>>", 60)
+        if is_busy:
+            terminal.type("tell me\r")
+            terminal.wait_for(lambda text: text.count("slow answer") > 3, 60)
+        os.close(own)
+        assert process.wait(60) == 129
+    if is_busy:
+        _, (role, content, _) = stored_messages()
+        assert role == "assistant" and content.count("slow") > 1
 
 
 @pytest.mark.fault(36)

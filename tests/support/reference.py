@@ -184,7 +184,7 @@ def _spread(model: transformers.PreTrainedModel) -> None:
             torch.nn.init.normal_(buffer, std=0.2)
     for name, parameter in model.named_parameters():
         constant = bool((parameter == parameter.flatten()[0]).all()) if parameter.numel() else False
-        if parameter.ndim < 2 and constant and parameter.is_floating_point():
+        if constant and parameter.is_floating_point():
             mean = float(parameter.detach().flatten()[0])
             torch.nn.init.normal_(parameter, mean=mean, std=0.1 if mean else 0.2)
         elif "lm_head" not in name and not name.endswith("A_log") and parameter.ndim >= 2:

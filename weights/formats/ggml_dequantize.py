@@ -24,7 +24,7 @@ _LOW_4_BITS, _LOW_6_BITS = np.uint8(15), np.uint8(63)
 IQ4_VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
 )
-_DOUBLE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+DOUBLE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _iq4_xs(blocks: Bytes) -> Floats:
 def _mxfp4(blocks: Bytes) -> Floats:
     """Exponent e, 4-bit q[32]: 2^(e − 128)·table[q], where the table is twice the e2m1 values."""
     scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
-    return scales * _DOUBLE_E2M1[unpack_nibbles(blocks[:, 1:], 16)]
+    return scales * DOUBLE_E2M1[unpack_nibbles(blocks[:, 1:], 16)]
 
 
 def _ternary_digits(packed: Bytes, run: int, count: int) -> Bytes:

@@ -17,12 +17,14 @@ from swiftchat.weights.gguf.architectures import gguf_architecture
 from swiftchat.weights.gguf.tensor_source import (
     MergedRows,
     OrderedColumns,
+    StackedExperts,
     TensorRows,
     TensorSource,
 )
 from swiftchat.weights.gguf.tensors import block_matrices, tensor_sources
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.quantization.gguf_blocks import block_tensor, with_columns
+from swiftchat.weights.quantization.mxfp4 import of_ggml_blocks
 from swiftchat.weights.quantization.stored_tensor import FLOATS, CheckedTensors, StoredTensor
 
 
@@ -107,7 +109,17 @@ class GgufCheckpoint(Checkpoint):
             return self._finite(name, source.part(stored, start, stop))
 
         kind = source.tensors[0].type_name if source.tensors else "F32"
-        return StoredTensor(kind, shape, parts, dequantize_part)
+        found = StoredTensor(kind, shape, parts, dequantize_part)
+        if not (isinstance(source, StackedExperts) and source.is_mxfp4):
+            return found
+
+        def read_mxfp4() -> tuple[Bytes, Bytes]:
+            rows = source.merged_rows([self.read(part) for part in parts.values()])
+            elements, scales = of_ggml_blocks(rows.reshape(-1, rows.shape[2]))
+            experts = rows.shape[:2]
+            return elements.reshape(*experts, -1, 16), scales.reshape(*experts, -1)
+
+        return replace(found, read_mxfp4=read_mxfp4)
 
     def _merged_blocks(self, name: str, source: MergedRows) -> StoredTensor:
         """Return a matrix with the rows of several tensors, whose blocks are copied when read."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from swiftchat.weights.formats.arrays import Bytes, Floats
 from swiftchat.weights.formats.ggml_dequantize import (
     BLOCK_TYPES,
+    DOUBLE_E2M1,
     IQ4_VALUES,
     dequantize,
     fifth_bits,
@@ -22,6 +23,7 @@ from swiftchat.weights.formats.ggml_dequantize import (
     unpack_nibbles,
     unpack_scales_and_minima,
 )
+from swiftchat.weights.quantization.mxfp4 import LARGEST_SCALE
 from swiftchat.weights.quantization.scheme import (
     GgufBlocks,
     Int4,
@@ -94,6 +96,12 @@ def _iq4_nl(blocks: Bytes) -> Parts:
     return values, scale, np.zeros_like(scale)
 
 
+def _mxfp4(blocks: Bytes) -> Parts:
+    scale = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+    values = DOUBLE_E2M1.astype(np.int8)[unpack_nibbles(blocks[:, 1:], 16)]
+    return values, scale, np.zeros_like(scale)
+
+
 def _q6_k(blocks: Bytes) -> Parts:
     """Requantize to int8 in groups of 32, to the nearest."""
     groups = dequantize(blocks, "Q6_K").reshape(len(blocks), 8, 32)
@@ -125,6 +133,7 @@ _TYPES: Mapping[str, _Type] = MappingProxyType(
         "Q6_K": _Type(_q6_k, (208,), 0),
         "Q8_0": _Type(_q8_0, (0,), 0),
         "IQ4_NL": _Type(_iq4_nl, (0,), 0),
+        "MXFP4": _Type(_mxfp4, (), 0),
     }
 )
 PACKABLE_TYPES = frozenset(_TYPES)
@@ -141,6 +150,8 @@ def has_finite_scales(rows: Bytes, type_name: str) -> bool:
     The type must be one of `KEPT_TYPES`.
     """
     blocks = rows.reshape(-1, BLOCK_TYPES[type_name].block_bytes)
+    if type_name == "MXFP4":
+        return bool((blocks[:, 0] <= LARGEST_SCALE).all())
     kind = _TYPES.get(type_name)
     offsets = _OTHER_SCALE_OFFSETS[type_name] if kind is None else kind.scale_offsets
     return all(np.isfinite(float16_at(blocks, at)).all() for at in offsets)

@@ -10,11 +10,16 @@ Formats: OCP Microscaling Formats (MX) Specification 1.0, sections 5.3.3 and 5.4
 import numpy as np
 import numpy.typing as npt
 
-from swiftchat.weights.formats.arrays import Floats
+from swiftchat.weights.formats.arrays import Bytes, Floats
+from swiftchat.weights.quantization.scheme import Int8Groups
 from swiftchat.weights.quantization.settings import Settings
 from swiftchat.weights.quantization.stored_tensor import CheckedTensors, StoredTensor, as_float32
 
+LARGEST_SCALE = 252  # with which 6, the largest element, is below 2^128
+
 _BLOCK = 32
+_GGML_BYTES = 17  # of a block of GGUF: the scale, then 16 bytes
+_INT8_CENTER = 128
 _IGNORED = {"quant_method", "modules_to_not_convert", "dequantize"}
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
@@ -51,3 +56,26 @@ def _tensor(source: CheckedTensors, name: str) -> StoredTensor:
     return StoredTensor(
         "mxfp4", shape, {"blocks": blocks, "scales": scales}, dequantize, read_mxfp4=packed
     )
+
+
+def of_ggml_blocks(rows: Bytes) -> tuple[Bytes, Bytes]:
+    """Return the elements [n, groups, 16] and scales [n, groups] of rows of GGUF's blocks.
+
+    `rows` uint8 [n, row bytes]. A byte of a block has elements i and i + 16, one here has two
+    neighbors.
+    """
+    blocks = rows.reshape(len(rows), -1, _GGML_BYTES)
+    packed = blocks[:, :, 1:]
+    low, high = packed & np.uint8(15), packed >> np.uint8(4)
+    pairs = [half[..., ::2] | half[..., 1::2] << np.uint8(4) for half in (low, high)]
+    return np.concatenate(pairs, 2), np.ascontiguousarray(blocks[:, :, 0])
+
+
+def to_int8(blocks: Bytes, scales: Bytes) -> Int8Groups:
+    """Convert one matrix, blocks [rows, groups, 16] and scales [rows, groups], without rounding."""
+    doubled = (2 * _E2M1).astype(np.int8).view(np.uint8) + np.uint8(_INT8_CENTER)
+    values = np.empty((len(blocks), blocks.shape[1] * _BLOCK), np.uint8)
+    pairs = blocks.reshape(len(blocks), -1)
+    values[:, ::2], values[:, 1::2] = doubled[pairs & 15], doubled[pairs >> 4]
+    scale = as_float32(scales, "F8_E8M0") / np.float32(2)
+    return Int8Groups(values, scale, np.full(scale.shape, _INT8_CENTER, np.float32))

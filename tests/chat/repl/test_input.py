@@ -1,8 +1,5 @@
 """Keys, history and completion of the input line, with prompt_toolkit reading from a pipe."""
 
-import contextlib
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -20,7 +17,6 @@ from prompt_toolkit.output import DummyOutput
 
 from swiftchat.chat.commands.registry import BY_NAME, complete_argument
 from swiftchat.chat.repl.input import InputLine, open_history
-from swiftchat.chat.repl.keyboard_input import open_output
 from swiftchat.chat.repl.message import is_unfinished, message_of
 from swiftchat.chat.repl.pastes import Pastes, ShownLine
 
@@ -339,23 +335,3 @@ def test_the_history_is_private(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
     assert "secret" in file.read_text()
-
-
-def test_output_to_a_closed_terminal_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an error it would keep the event loop busy for ever, and fill the memory."""
-    master, slave = pty.openpty()
-    stdout = os.fdopen(slave, "w")
-    monkeypatch.setattr(sys, "stdout", stdout)
-    monkeypatch.setenv("TERM", "xterm")
-    output = open_output()
-    output.write("seen")
-    output.flush()
-    assert os.read(master, 100) == b"seen"
-    os.close(master)
-    with pytest.raises(OSError, match="Input/output error"):
-        os.write(stdout.fileno(), b"x")
-    for _ in range(2):
-        output.write("lost")
-        output.flush()
-    with contextlib.suppress(OSError):
-        stdout.close()

@@ -3,6 +3,8 @@
 import random
 import socket
 import struct
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -156,3 +158,32 @@ def test_a_message_has_a_longest_length() -> None:
     size = struct.pack("!i", wire.MAX_MESSAGE_BYTES + 1)
     with pytest.raises(DeviceError, match="the connection was lost"):
         listen(size + b"x")
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_connection_is_shut_down_only_with_the_error_of_a_late_message(
+    is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time ends while the message arrives, or just after it."""
+    give_up: list[Callable[[], None]] = []
+
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            give_up.append(self.function)
+
+        def cancel(self) -> None:
+            if is_late:
+                self.function()
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    own, peer = socket.socketpair()
+    with own, peer, Connection(own.detach()) as connection, Connection(peer.detach()) as other:
+        wire.send(other, {"type": "welcome"})
+        if is_late:
+            with pytest.raises(TimeoutError):
+                wire.receive_within(connection, 1.0, 100)
+            return
+        assert wire.receive_within(connection, 1.0, 100) == {"type": "welcome"}
+        give_up[0]()
+        wire.send(connection, {"type": "stop"})
+        assert wire.receive(other) == {"type": "stop"}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,10 +23,11 @@ from swiftchat.errors import BadModelFile
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
-from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES
+from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES, PACKABLE_TYPES
 from swiftchat.weights.quantization.quantize import QuantizationSpec
 from tests.support import tiny
 from tests.support.gguf import directory as gguf_directory
+from tests.support.gguf.models import write_case
 from tests.support.native.ops import pool
 from tests.support.quantized_models import FORMATS, quantized_model
 
@@ -93,7 +95,7 @@ def test_quantized_formats(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("type_name", sorted(KEPT_TYPES))
 @pytest.mark.parametrize("tp", [1, 2])
 def test_gguf_blocks_and_their_shards(type_name: str, tp: int, tmp_path: Path) -> None:
-    assert type_name in BLOCK_TYPES
+    assert type_name in BLOCK_TYPES | PACKABLE_TYPES
     config = gguf_directory.write(tmp_path / "in", type_name)
     plain = TorchWeights()
     for rank in range(tp):
@@ -117,6 +119,26 @@ def test_converting_blocks_without_a_scheme(type_name: str, tmp_path: Path) -> N
     dequantized = loaded(tmp_path / "in", TorchWeights())
     for ours, theirs in zip(matrices(dequantized), matrices(plain), strict=True):
         assert not ours.is_quantized and torch.equal(values(ours), values(theirs))
+
+
+def test_experts_in_mxfp4_stay_quantized(tmp_path: Path) -> None:
+    """GPT-OSS's, in groups of 32 with a power of two each, which bf16 holds without rounding."""
+    tiny.make("gpt-oss", tmp_path / "theirs", hidden_size=64, intermediate_size=96)
+    kind = GGMLQuantizationType.MXFP4
+    write_case("gpt-oss", tmp_path / "model.gguf", tmp_path / "theirs", raw_type=kind)
+    folder = gguf_directory.of_file(tmp_path / "model.gguf", tmp_path / "in", "bfloat16")
+    found = loaded(folder, native(), torch.bfloat16)
+    expected = loaded(folder, TorchWeights(), torch.bfloat16)
+    for ours, theirs in zip(found.layers, expected.layers, strict=True):
+        assert ours.experts is not None and theirs.experts is not None
+        for expert, plain in zip(ours.experts.each, theirs.experts.each, strict=True):
+            for own, wanted in ((expert.gate_up, plain.gate_up), (expert.down, plain.down)):
+                assert isinstance(own, NativeWeight) and own.is_quantized
+                ids = torch.arange(own.shape[0])
+                assert own.shape == wanted.shape and torch.equal(own.rows(ids), wanted.rows(ids))
+    model = Model.open(folder)
+    estimate = resident_estimate(Shard(model.config), model.checkpoint(), torch.bfloat16, CPU)
+    assert 0.97 * estimate <= resident_bytes(found) <= 1.02 * estimate
 
 
 def test_merged_blocks_of_several_types(tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ def random_blocks(type_name: str, rows: int, columns: int) -> np.ndarray:
     rng, kind = np.random.default_rng(5), BLOCK_TYPES[type_name]
     count = rows * columns // kind.block_elements
     blocks = rng.integers(0, 256, (count, kind.block_bytes), dtype=np.uint8)
+    if type_name == "MXFP4":
+        blocks[:, 0] = rng.integers(110, 140, count)
+        return blocks.reshape(rows, -1)
     for at in FACTORS.get(type_name, (0,)):
         factors = rng.normal(size=count).astype(np.float16)
         factors[:3] = [0, 6e-8, -2.5]

@@ -21,6 +21,9 @@ def random_blocks(type_name: str, rows: int, columns: int, seed: int = 5) -> npt
     rng, kind = np.random.default_rng(seed), BLOCK_TYPES[type_name]
     count = rows * columns // kind.block_elements
     blocks = rng.integers(0, 256, (count, kind.block_bytes), dtype=np.uint8)
+    if type_name == "MXFP4":
+        blocks[:, 0] = rng.integers(118, 128, count)
+        return blocks.reshape(rows, -1)
     for at in _SCALE_OFFSETS.get(type_name, (0,)):
         scales = rng.normal(0, 0.1, count).astype(np.float16)
         scales[:3] = [0, 6e-8, -0.25][:count]

@@ -17,6 +17,7 @@ from swiftchat.weights.formats.gguf import GgufFile, open_gguf
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.model.gguf_checkpoint import GgufCheckpoint
+from swiftchat.weights.quantization.mxfp4 import to_int8
 from swiftchat.weights.quantization.stored_tensor import as_float32
 from tests.support import llama_layouts, tiny
 from tests.support.gguf import directory as gguf_directory
@@ -71,12 +72,11 @@ def test_f16_tensors_read_in_place_equal_converted_ones(name: str, tmp_path: Pat
 def test_quantized_tensors_read_in_place_equal_converted_ones(
     kind: gguf.GGMLQuantizationType, tmp_path: Path
 ) -> None:
-    """The engine has no packed layout for MXFP4, so it dequantizes that."""
     tiny_gguf.write(tmp_path / "model.gguf", tiny_llama(), quantize=kind)
     checkpoint = assert_equals_conversion(tmp_path)
     assert checkpoint.is_quantized
     name = "model.layers.0.self_attn.q_proj.weight"  # with reordered rows
-    assert (checkpoint.quantized[name].read_blocks is None) == (kind == KINDS.MXFP4)
+    assert checkpoint.quantized[name].read_blocks is not None
 
 
 def test_transposed_quantized_tensors_equal_converted_ones(tmp_path: Path) -> None:
@@ -104,6 +104,14 @@ def test_experts_in_mxfp4_equal_converted_ones(tmp_path: Path) -> None:
     merged = checkpoint.quantized["model.layers.0.mlp.experts.gate_up_proj"]
     assert (merged.format, merged.shape) == ("MXFP4", (5, 64, 192))
     assert np.array_equal(merged.dequantize(2, 4), merged.to_float32()[2:4])
+    assert merged.read_mxfp4 is not None
+    elements, scales = merged.read_mxfp4()
+    assert (elements.shape, scales.shape) == ((5, 192, 2, 16), (5, 192, 2))
+    for expert, expected in enumerate(merged.to_float32()):
+        matrix = to_int8(elements[expert], scales[expert])
+        groups = (matrix.values.astype(np.float32) - 128).reshape(192, 2, 32)
+        found = (groups * matrix.scale[..., None]).reshape(192, 64)
+        assert np.array_equal(found, expected.T)
 
 
 def test_split_file_read_in_place(tmp_path: Path) -> None:
