@@ -244,55 +244,22 @@ def _is_oneshot(config: "ChatConfig") -> bool:
 def _run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Autosave") -> int:
     """Answer one prompt, then start the interactive chat with -i; return the exit code."""
     from swiftchat.chat.history.conversation import title_of
-    from swiftchat.chat.oneshot import prompt_text
+    from swiftchat.chat.turn.one_shot import OneShot, prompt_text
 
     text = prompt_text(config)
     question = config.opening if config.prompt in (None, "-") else config.prompt
     conversation.title = conversation.title or title_of(question or text)
     conversation.add("user", text)
     try:
-        return _answer_once(config, conversation, autosave)
+        if not config.interactive:
+            return OneShot(config, conversation, autosave).run()
+        with _open_keyboard() as keyboard:
+            from swiftchat.chat.repl.loop import run_repl
+
+            return run_repl(config, conversation, autosave, keyboard)
     finally:
         conversation.forget_unanswered()
         autosave.finish(conversation)
-
-
-def _answer_once(config: "ChatConfig", conversation: "Conversation", autosave: "Autosave") -> int:
-    from swiftchat.chat.model.chat_model import chat_model_for
-    from swiftchat.chat.model.tools import start_tools
-    from swiftchat.chat.oneshot import OneShot
-    from swiftchat.chat.terminal.echo import hide_typing
-
-    if config.interactive:
-        with (
-            _open_keyboard() as keyboard,
-            chat_model_for(config) as chat_model,
-            start_tools(config, chat_model) as toolbox,
-        ):
-            one_shot = OneShot(chat_model, config, autosave, toolbox=toolbox)
-            # Imported while the engine loads, because it takes 0.1 s.
-            from swiftchat.chat.repl.loop import Repl
-
-            with keyboard.erasing(one_shot.pause):
-                one_shot.run(conversation)
-            repl = Repl(chat_model, config, conversation, (), autosave, keyboard, toolbox)
-            return repl.run(shows_end=False)
-    if config.compared:
-        from swiftchat.chat.comparison import Comparison
-        from swiftchat.chat.terminal.output import print_notice
-
-        if config.mcp:
-            print_notice("note: two models are compared without the tools of --mcp")
-        return Comparison(config, autosave).run(conversation)
-    if config.samples > 1:
-        from swiftchat.chat.samples import Samples
-
-        return Samples(config, autosave).run(conversation)
-    at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    with chat_model_for(config) as chat_model, start_tools(config, chat_model) as toolbox:
-        one_shot = OneShot(chat_model, config, autosave, toolbox=toolbox)
-        with hide_typing(one_shot.pause) if at_terminal else contextlib.nullcontext():
-            return one_shot.run(conversation)
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def start_tools(
 
 def max_result_characters(chat_model: ChatModel, text: str) -> int:
     """Return how much of the result of a tool may be used: a quarter of the context at most."""
-    quarter = chat_model.wait_ready().ctx_size_tokens // 4
+    quarter = chat_model.context_tokens // 4
     part = text[:_MAX_RESULT_CHARACTERS]
     num_tokens = len(chat_model.tokenizer.encode(part))
     fits = num_tokens <= quarter
