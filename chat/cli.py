@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import (
-    CHAT_OPTIONS,
-    CONFIG_NAMES,
-    FILE_NAMES,
-)
+from swiftchat.chat.options.chat_options import CHAT_OPTIONS, CONFIG_NAMES, FILE_NAMES
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
 from swiftchat.chat.options.option_types import OnceOption, compared_models, given_twice

@@ -7,7 +7,7 @@ import click
 
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
-from swiftchat.chat.options.chat_options import ENGINE_NAMES, saved_settings
+from swiftchat.chat.options.chat_options import ENGINE_FIELDS, saved_settings
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import UsageError
 
@@ -22,7 +22,7 @@ def check_connect(ctx: click.Context, options: dict[str, Any]) -> None:
     """Raise `UsageError` if the command line has both --connect and what that engine determines."""
     if options["connect"] is None:
         return
-    determined = ("model", *ENGINE_NAMES, "no_attach")
+    determined = ("model", *ENGINE_FIELDS, "no_attach")
     for context in (ctx, ctx.find_root()):
         for param in context.command.params:
             is_given = context.get_parameter_source(param.name or "") is _COMMAND_LINE

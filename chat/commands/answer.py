@@ -6,7 +6,7 @@ from swiftchat.chat.commands.command import Command, count_of
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Message
 from swiftchat.chat.model.template_variables import LEVELS, unknown_level
-from swiftchat.chat.options.parameters import shown
+from swiftchat.chat.options.parameter import shown
 from swiftchat.chat.render.view import show
 from swiftchat.chat.terminal.clipboard import copy
 from swiftchat.chat.terminal.output import write

@@ -22,7 +22,8 @@ from swiftchat.chat.commands.tools import TOOL_COMMANDS
 from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.help.conversation_pages import KEYS
 from swiftchat.chat.help.pages import PAGES, page, parameter_help
-from swiftchat.chat.options.parameters import ALL_PARAMETERS, shown
+from swiftchat.chat.options.chat_options import ALL_PARAMETERS
+from swiftchat.chat.options.parameter import shown
 from swiftchat.errors import SwiftchatError, UsageError
 
 

@@ -10,16 +10,13 @@ from swiftchat.chat.commands.command import Command, count_of
 from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.model.description import describe, property_label, property_text
-from swiftchat.chat.options.parameters import (
+from swiftchat.chat.options.chat_options import (
     ALL_PARAMETERS,
     PARAMETERS,
     TEXTS_PARAMETERS,
-    UNSET,
-    ChoiceParameter,
-    Parameter,
     option_name,
-    shown,
 )
+from swiftchat.chat.options.parameter import UNSET, ChoiceParameter, Parameter, shown
 from swiftchat.chat.render.logprobs import as_terminal_text
 from swiftchat.chat.render.stats import answer_rows, block_row, memory_line
 from swiftchat.chat.terminal.output import print_notice, write

@@ -16,7 +16,7 @@ from swiftchat.chat.model.output_format import (
     json_object_format,
     json_schema_format,
 )
-from swiftchat.chat.options.parameters import BEAM_PARAMETERS
+from swiftchat.chat.options.chat_options import BEAM_PARAMETERS
 from swiftchat.engine.api.params import LOGIT_BIAS_RANGE, MAX_BEAMS, MAX_SAMPLES, SamplingParams
 from swiftchat.errors import UsageError
 

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from swiftchat.chat.attachments.user_text import read_text
-from swiftchat.chat.options.chat_options import typed
-from swiftchat.chat.options.config import config_path
-from swiftchat.chat.options.parameters import option_name, shown
+from swiftchat.chat.options.chat_options import option_name, typed
+from swiftchat.chat.options.parameter import shown
+from swiftchat.chat.options.user_files import config_path
 from swiftchat.errors import UsageError
 
 # tomllib needs memory that grows with the square of the number of parts of a key.

@@ -24,7 +24,7 @@ def config(ctx: click.Context) -> None:
 @config.command(name="path")
 def config_path_command() -> None:
     """Print the path of the configuration file, which may not exist yet."""
-    from swiftchat.chat.options.config import config_path
+    from swiftchat.chat.options.user_files import config_path
 
     print(config_path())
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS, ENGINE_NAMES
+from swiftchat.chat.options.chat_options import options_of
 from swiftchat.chat.options.completion import complete_models
 from swiftchat.chat.options.duration import Duration, format_duration
 from swiftchat.chat.options.option_types import UserPath
@@ -23,16 +23,12 @@ if TYPE_CHECKING:
     from swiftchat.chat.options.config import ChatConfig
     from swiftchat.engine.api.params import ServeConfig
 
-_ENGINE_OPTIONS = (
-    *ENGINE_NAMES,
-    *("template", "think", "offline", "quiet"),
-)
 _MODEL = click.Argument(
     ["model"], required=False, envvar="SWIFTCHAT_MODEL", shell_complete=complete_models
 )
 
 
-@click.command(params=[_MODEL, *(one for one in CHAT_OPTIONS if one.name in _ENGINE_OPTIONS)])
+@click.command(params=[_MODEL, *options_of("serve")])
 @click.option(
     "--keep-alive",
     type=Duration(),

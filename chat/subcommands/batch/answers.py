@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.context_budget import message_versions
-from swiftchat.chat.options.parameters import BEAM_PARAMETERS
+from swiftchat.chat.options.chat_options import BEAM_PARAMETERS
 from swiftchat.chat.render.logprobs import as_json, cumulative_logprob
 from swiftchat.chat.subcommands.batch.lines import Line, parse_request
 from swiftchat.errors import (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swiftchat.chat.options.chat_options import PARAMETERS
 from swiftchat.chat.options.completion import complete_models, complete_shapes
 from swiftchat.chat.options.option_types import (
     MAX_AT_A_TIME,
@@ -16,7 +17,6 @@ from swiftchat.chat.options.option_types import (
     UserPath,
     Whole,
 )
-from swiftchat.chat.options.parameters import PARAMETERS
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 

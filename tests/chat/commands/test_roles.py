@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.options.roles import roles_folder
+from swiftchat.chat.options.user_files import roles_folder
 from swiftchat.errors import UsageError
 from tests.chat.commands.test_commands import Chat
 from tests.chat.commands.test_commands import chat as chat

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from swiftchat.chat import cli
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS, typed
-from swiftchat.chat.options.config import config_path
+from swiftchat.chat.options.chat_options import CHAT_OPTIONS, PARAMETERS, typed
 from swiftchat.chat.options.option_files import load_config_file
-from swiftchat.chat.options.parameters import PARAMETERS, ChoiceParameter, Parameter
+from swiftchat.chat.options.parameter import ChoiceParameter, Parameter
+from swiftchat.chat.options.user_files import config_path
 from swiftchat.errors import UsageError
 from tests.chat.commands.test_commands import Chat, chat
 

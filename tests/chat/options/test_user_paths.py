@@ -11,9 +11,10 @@ import pytest
 from swiftchat.chat.endpoint.token import find_token
 from swiftchat.chat.model.adapters import Weighted
 from swiftchat.chat.options.chat_options import FILE_NAMES
-from swiftchat.chat.options.config import ChatConfig, config_path
+from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.options.option_files import load_config_file
 from swiftchat.chat.options.option_types import UserPath
+from swiftchat.chat.options.user_files import config_path
 from swiftchat.chat.tools.servers import parse_servers
 from swiftchat.errors import FileSystemError
 from swiftchat.weights.model.dummy import dummy_config

@@ -308,7 +308,7 @@ You are a pirate.
 
 
 def test_a_role_sets_options_and_system_prompt(program: Program, tmp_path: Path) -> None:
-    from swiftchat.chat.options.roles import roles_folder
+    from swiftchat.chat.options.user_files import roles_folder
 
     roles_folder().mkdir(parents=True)
     (roles_folder() / "pirate.md").write_text(ROLE.format(model=program.folder))
@@ -347,7 +347,7 @@ def test_a_role_without_options() -> None:
 
 
 def test_role_values_are_validated_like_flags(program: Program) -> None:
-    from swiftchat.chat.options.roles import roles_folder
+    from swiftchat.chat.options.user_files import roles_folder
 
     roles_folder().mkdir(parents=True)
     (roles_folder() / "hot.md").write_text("---\ntemp: hot\n---\n")

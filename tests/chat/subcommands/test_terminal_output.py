@@ -19,8 +19,7 @@ from swiftchat.chat import cli
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import open_store
 from swiftchat.chat.model import chat_model
-from swiftchat.chat.options.config import config_path
-from swiftchat.chat.options.roles import roles_folder
+from swiftchat.chat.options.user_files import config_path, roles_folder
 from swiftchat.chat.subcommands import doctor, engines, serve
 from swiftchat.chat.subcommands.bench import measure
 from swiftchat.engine.api import embed, score
