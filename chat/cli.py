@@ -170,7 +170,7 @@ def _is_given(ctx: click.Context, name: str | None) -> bool:
 def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
     """Answer once or start the interactive chat; return the exit code."""
     from swiftchat.chat.options.config import ChatConfig
-    from swiftchat.chat.start import autosave_for, check_connect, conversation_for
+    from swiftchat.chat.precedence import autosave_for, check_connect, conversation_for
 
     options["compared"] = compared_models(ctx)
     check_connect(ctx, options)

@@ -12,10 +12,10 @@ from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.constraints import AnswerConstraints
 from swiftchat.chat.model.context_budget import Messages, check_fits, fit_prompt
 from swiftchat.chat.model.draft import draft_kept, with_draft
+from swiftchat.chat.model.engine_start import StartEngine, attach_or_start, start_engine
 from swiftchat.chat.model.files import ModelFiles
 from swiftchat.chat.model.output_format import Encode, OutputFormat, chosen_format
 from swiftchat.chat.model.prompt_encoder import PromptEncoder
-from swiftchat.chat.model.start import StartEngine, attach_or_start, start_engine
 from swiftchat.chat.model.template_choice import TemplateChoice
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.options.token_texts import check_texts

@@ -7,14 +7,9 @@ from pathlib import Path
 
 from swiftchat.chat.attachments.attachment import Attachment, message_with
 from swiftchat.chat.attachments.files import read_attachments
-from swiftchat.chat.commands.command import Next
-from swiftchat.chat.commands.registry import BY_NAME, complete_argument, is_command, run
-from swiftchat.chat.commands.sessions import show_end
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
-from swiftchat.chat.model.tools import start_tools
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.style import (
     can_ask_background,
@@ -29,12 +24,17 @@ from swiftchat.chat.repl.message import message_of
 from swiftchat.chat.repl.plain_input import PlainPrompt
 from swiftchat.chat.repl.toolbar import toolbar
 from swiftchat.chat.repl.turn_runner import InterruptTimer, TurnRunner
+from swiftchat.chat.slash.command import Next
+from swiftchat.chat.slash.registry import BY_NAME, complete_argument, is_command, run
+from swiftchat.chat.slash.sessions import show_end
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.terminal.theme import choose_theme, parse_colors
 from swiftchat.chat.tools.toolbox import Toolbox
+from swiftchat.chat.turn.model_tools import start_tools
 from swiftchat.chat.turn.one_shot import answer_prompt, one_shot_status, one_shot_style
 from swiftchat.chat.turn.text_view import TextView
 from swiftchat.errors import ContextOverflow

@@ -2,11 +2,11 @@
 
 import time
 
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Message, title_of
 from swiftchat.chat.history.transcript import author
 from swiftchat.chat.repl.hints import Hints
 from swiftchat.chat.repl.message import message_of
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.turn.chat_view import ChatView
 from swiftchat.chat.turn.turn import Turn

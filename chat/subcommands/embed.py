@@ -85,7 +85,7 @@ def embed(
     """
     from swiftchat.chat.model.chat_model import chat_model_for
     from swiftchat.chat.options.config import ChatConfig
-    from swiftchat.chat.start import check_connect
+    from swiftchat.chat.precedence import check_connect
     from swiftchat.chat.terminal.status_line import StatusLine
     from swiftchat.engine.api.embed import check_prompts, normalized
     from swiftchat.engine.api.embed import embed as embed_ids

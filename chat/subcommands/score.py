@@ -67,7 +67,7 @@ def score(
     from swiftchat.chat.attachments.user_text import read_text
     from swiftchat.chat.model.chat_model import chat_model_for
     from swiftchat.chat.options.config import ChatConfig
-    from swiftchat.chat.start import check_connect
+    from swiftchat.chat.precedence import check_connect
     from swiftchat.chat.terminal.status_line import StatusLine
     from swiftchat.engine.api.score import score as score_ids
     from swiftchat.errors import UsageError

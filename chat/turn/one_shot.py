@@ -13,7 +13,6 @@ from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
-from swiftchat.chat.model.tools import start_tools
 from swiftchat.chat.options.config import ChatConfig, without_lengths
 from swiftchat.chat.render.style import Style, choose_style, is_accessible
 from swiftchat.chat.terminal.echo import hide_typing
@@ -22,6 +21,7 @@ from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.tools.toolbox import Toolbox
 from swiftchat.chat.turn.json_view import JsonAnswers, JsonView, print_json
+from swiftchat.chat.turn.model_tools import start_tools
 from swiftchat.chat.turn.text_view import TextView
 from swiftchat.chat.turn.turn import Turn
 from swiftchat.chat.turn.turn_view import show_heading

@@ -10,10 +10,10 @@ from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.answer import Answer
-from swiftchat.chat.model.tools import max_result_characters
 from swiftchat.chat.tools.rounds import ToolRounds
 from swiftchat.chat.tools.toolbox import Toolbox
 from swiftchat.chat.turn.answer_saver import AnswerSaver
+from swiftchat.chat.turn.model_tools import max_result_characters
 from swiftchat.chat.turn.turn_view import TurnView
 from swiftchat.errors import UsageError
 

@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from swiftchat.chat import cli
-from swiftchat.chat.commands.models import change_model
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
 from swiftchat.chat.options.chat_options import ENGINE_FIELDS, options_of
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.repl.loop import Repl
+from swiftchat.chat.slash.models import change_model
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.errors import DeviceError, UsageError
 from tests.support.remote_engine import chat_model_folder, serving

@@ -65,7 +65,7 @@ def batch(
     """
     from swiftchat.chat.attachments.user_text import read_text
     from swiftchat.chat.options.config import ChatConfig
-    from swiftchat.chat.start import check_connect
+    from swiftchat.chat.precedence import check_connect
     from swiftchat.chat.subcommands.batch.lines import split_lines
     from swiftchat.chat.subcommands.batch.output import open_output
     from swiftchat.weights.files.output import is_stdout

@@ -12,7 +12,7 @@ from swiftchat.chat.options.option_files import load_config_file
 from swiftchat.chat.options.parameter import ChoiceParameter, Parameter
 from swiftchat.chat.options.user_files import config_path
 from swiftchat.errors import UsageError
-from tests.chat.commands.test_commands import Chat, chat
+from tests.chat.slash.test_commands import Chat, chat
 
 __all__ = ["chat"]
 

@@ -13,7 +13,7 @@ from swiftchat.chat.options.roles import parse_role
 from swiftchat.chat.options.token_texts import TokenTexts, parse_bias
 from swiftchat.errors import UsageError
 from swiftchat.tokenizer import Tokenizer
-from tests.chat.commands.test_commands import Chat, chat
+from tests.chat.slash.test_commands import Chat, chat
 from tests.support import fake_engine
 
 __all__ = ["chat"]

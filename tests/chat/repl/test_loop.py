@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.commands.registry import BY_NAME
-from tests.chat.commands.test_commands import Chat, chat
+from swiftchat.chat.slash.registry import BY_NAME
+from tests.chat.slash.test_commands import Chat, chat
 
 __all__ = ["chat"]
 

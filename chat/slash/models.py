@@ -2,11 +2,11 @@
 
 import shlex
 
-from swiftchat.chat.commands.command import Command
-from swiftchat.chat.commands.compact import compact
-from swiftchat.chat.commands.compare import compare, open_model
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.model.description import format_bytes
+from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.compact import compact
+from swiftchat.chat.slash.compare import compare, open_model
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.weights.files.paths import only_path
 

@@ -6,8 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterable
 
-from swiftchat.chat.commands.command import Command, count_of
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.model.description import describe, property_label, property_text
 from swiftchat.chat.options.chat_options import (
@@ -19,6 +17,8 @@ from swiftchat.chat.options.chat_options import (
 from swiftchat.chat.options.parameter import UNSET, ChoiceParameter, Parameter, shown
 from swiftchat.chat.render.logprobs import as_terminal_text
 from swiftchat.chat.render.stats import answer_rows, block_row, memory_line
+from swiftchat.chat.slash.command import Command, count_of
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError

@@ -2,12 +2,12 @@
 
 import shlex
 
-from swiftchat.chat.commands.command import Command
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import SHORT_ID, Conversation
 from swiftchat.chat.history.listing import Column, format_time, print_found, print_table
 from swiftchat.chat.history.transcript import as_json, as_markdown, write_file
 from swiftchat.chat.options.chat_options import sampling_changes, saved_settings
+from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError, UsageError

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.commands.command import count_of
-from swiftchat.chat.commands.registry import COMMANDS
+from swiftchat.chat.slash.command import count_of
+from swiftchat.chat.slash.registry import COMMANDS
 from swiftchat.errors import SwiftchatError, UsageError
-from tests.chat.commands.test_commands import Chat, chat
+from tests.chat.slash.test_commands import Chat, chat
 
 __all__ = ["chat"]
 LEAVING = ("!", "/bye", "/regen", "/continue")

@@ -5,11 +5,11 @@ No message is ever lost: the path that a command leaves stays as a branch.
 
 from collections.abc import Sequence
 
-from swiftchat.chat.commands.command import Command, Next, count_of
-from swiftchat.chat.commands.sessions import show_end
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.options.parameter import shown
+from swiftchat.chat.slash.command import Command, Next, count_of
+from swiftchat.chat.slash.sessions import show_end
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.editor import edit_text
 from swiftchat.chat.terminal.output import print_line
 from swiftchat.errors import UsageError

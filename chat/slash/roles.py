@@ -4,8 +4,6 @@ import shlex
 from collections.abc import Mapping
 
 from swiftchat.chat.attachments.user_text import read_text
-from swiftchat.chat.commands.command import Command
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.options.chat_options import (
     CONFIG_NAMES,
     SAMPLING_OPTIONS,
@@ -14,6 +12,8 @@ from swiftchat.chat.options.chat_options import (
 )
 from swiftchat.chat.options.roles import Role, load_role, parse_values
 from swiftchat.chat.options.user_files import role_file, role_names, roles_folder
+from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import SwiftchatError

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from swiftchat.chat.attachments.attachment import Attachment
 from swiftchat.chat.attachments.files import read_attachments
 from swiftchat.chat.attachments.hidden_text import hidden_text_notes
-from swiftchat.chat.commands.command import Command
-from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.child import ShellCommand, plain_text
 from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize

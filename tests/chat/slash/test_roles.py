@@ -6,8 +6,8 @@ import pytest
 
 from swiftchat.chat.options.user_files import roles_folder
 from swiftchat.errors import UsageError
-from tests.chat.commands.test_commands import Chat
-from tests.chat.commands.test_commands import chat as chat
+from tests.chat.slash.test_commands import Chat
+from tests.chat.slash.test_commands import chat as chat
 from tests.chat.subcommands.test_help import offered
 from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine

@@ -11,7 +11,6 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from swiftchat.chat.attachments.attachment import Attachment
-from swiftchat.chat.commands.registry import BY_NAME, COMMANDS, is_command
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import SHORT_ID, Conversation, title_of
 from swiftchat.chat.history.store import SessionStore, sessions_path
@@ -19,6 +18,7 @@ from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.repl.loop import Repl
 from swiftchat.chat.repl.toolbar import toolbar
+from swiftchat.chat.slash.registry import BY_NAME, COMMANDS, is_command
 from swiftchat.errors import FileSystemError, ModelNotFound, UsageError
 from swiftchat.weights.store import Store
 from tests.support import fake_engine

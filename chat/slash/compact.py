@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
-from swiftchat.chat.commands.command import count_of
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.parameter import shown
+from swiftchat.chat.slash.command import count_of
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 

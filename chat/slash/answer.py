@@ -2,12 +2,12 @@
 
 import os
 
-from swiftchat.chat.commands.command import Command, count_of
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Message
 from swiftchat.chat.model.template_variables import LEVELS, unknown_level
 from swiftchat.chat.options.parameter import shown
 from swiftchat.chat.render.view import show
+from swiftchat.chat.slash.command import Command, count_of
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.clipboard import copy
 from swiftchat.chat.terminal.output import write
 from swiftchat.errors import UsageError

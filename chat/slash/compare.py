@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swiftchat.chat.commands.command import Next
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.model.find import find_model
+from swiftchat.chat.slash.command import Next
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import only_path

@@ -1,4 +1,4 @@
-"""Start of a chat: the saved conversation, the role, and the options they bring."""
+"""Which source of an option counts: flag, variable, role, conversation, project, configuration."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any

@@ -8,7 +8,7 @@ import pytest
 
 from swiftchat.chat.terminal.child import plain_text
 from swiftchat.errors import UsageError
-from tests.chat.commands.test_commands import Chat, chat
+from tests.chat.slash.test_commands import Chat, chat
 
 __all__ = ["chat"]
 

@@ -5,7 +5,7 @@ import pytest
 from swiftchat.chat.repl.input import InputLine
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.errors import DeviceError, OutOfMemory, UsageError
-from tests.chat.commands.test_commands import Chat, chat
+from tests.chat.slash.test_commands import Chat, chat
 from tests.support import fake_engine
 
 __all__ = ["chat"]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from swiftchat.errors import DeviceError, ModelNotFound, UsageError
-from tests.chat.commands.test_commands import Chat
-from tests.chat.commands.test_commands import chat as chat
+from tests.chat.slash.test_commands import Chat
+from tests.chat.slash.test_commands import chat as chat
 from tests.support import fake_engine
 
 

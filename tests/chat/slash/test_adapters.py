@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from swiftchat.chat.commands.adapters import lora
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.adapters import Weighted, open_adapters
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.slash.adapters import lora
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.errors import BadModelFile, UsageError
 from tests.support import adapter_files, fake_engine
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from swiftchat.chat.commands.command import Command
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.options.parameter import shown
+from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import only_path, split_words

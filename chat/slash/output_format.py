@@ -1,9 +1,9 @@
 """The command about the format of answers: `/schema`."""
 
-from swiftchat.chat.commands.command import Command
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.model.output_format import schema_format
 from swiftchat.chat.options.parameter import UNSET
+from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import only_path

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.slash.state import ChatState
 
 
 class Next(Enum):

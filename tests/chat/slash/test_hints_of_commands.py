@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from swiftchat.errors import UsageError
-from tests.chat.commands.test_commands import Chat, context_bar
-from tests.chat.commands.test_commands import chat as chat
+from tests.chat.slash.test_commands import Chat, context_bar
+from tests.chat.slash.test_commands import chat as chat
 
 SAME = "The same beginning of two answers, longer than a preview: "
 

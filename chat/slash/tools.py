@@ -1,7 +1,7 @@
 """The command `/tools`: servers and their tools, on and off, permission."""
 
-from swiftchat.chat.commands.command import Command
-from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.tools.toolbox import ALL, Tool

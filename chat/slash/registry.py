@@ -7,23 +7,23 @@ import shutil
 import textwrap
 from collections.abc import Mapping
 
-from swiftchat.chat.commands.adapters import ADAPTER_COMMANDS
-from swiftchat.chat.commands.answer import ANSWER_COMMANDS
-from swiftchat.chat.commands.attach import ATTACH_COMMANDS
-from swiftchat.chat.commands.branches import BRANCH_COMMANDS
-from swiftchat.chat.commands.command import Command, Next
-from swiftchat.chat.commands.models import MODEL_COMMANDS
-from swiftchat.chat.commands.output_format import OUTPUT_FORMAT_COMMANDS
-from swiftchat.chat.commands.roles import ROLE_COMMANDS
-from swiftchat.chat.commands.sessions import SESSION_COMMANDS
-from swiftchat.chat.commands.settings import SETTINGS_COMMANDS
-from swiftchat.chat.commands.state import ChatState
-from swiftchat.chat.commands.tools import TOOL_COMMANDS
 from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.help.conversation_pages import KEYS
 from swiftchat.chat.help.pages import PAGES, page, parameter_help
 from swiftchat.chat.options.chat_options import ALL_PARAMETERS
 from swiftchat.chat.options.parameter import shown
+from swiftchat.chat.slash.adapters import ADAPTER_COMMANDS
+from swiftchat.chat.slash.answer import ANSWER_COMMANDS
+from swiftchat.chat.slash.attach import ATTACH_COMMANDS
+from swiftchat.chat.slash.branches import BRANCH_COMMANDS
+from swiftchat.chat.slash.command import Command, Next
+from swiftchat.chat.slash.models import MODEL_COMMANDS
+from swiftchat.chat.slash.output_format import OUTPUT_FORMAT_COMMANDS
+from swiftchat.chat.slash.roles import ROLE_COMMANDS
+from swiftchat.chat.slash.sessions import SESSION_COMMANDS
+from swiftchat.chat.slash.settings import SETTINGS_COMMANDS
+from swiftchat.chat.slash.state import ChatState
+from swiftchat.chat.slash.tools import TOOL_COMMANDS
 from swiftchat.errors import SwiftchatError, UsageError
 
 
