@@ -42,6 +42,7 @@ _AT_LEAST_1 = Range("between 1 and 2^31 - 1", 1, MAX_COUNT)
 _MAX_THREADS = 4096
 _COMMANDS = ("score", "embed", "batch")
 _ENGINES = (*_COMMANDS, "serve")
+_MEASURED = (*_ENGINES, "bench")
 
 
 @dataclass(frozen=True)
@@ -308,17 +309,17 @@ class Options:
         commands=_ENGINES,
     )
     device: str = option(
-        commands=_ENGINES, default="auto", engine="device", help="auto, cpu, cuda or cuda:N."
+        commands=_MEASURED, default="auto", engine="device", help="auto, cpu, cuda or cuda:N."
     )
     tp: int | Literal["auto"] = option(
-        commands=_ENGINES,
+        commands=_MEASURED,
         type=RankCount(),
         default=1,
         engine="tp",
         help="Tensor parallelism over N GPUs; auto: as few as the model needs.",
     )
     pp: int = option(
-        commands=_ENGINES,
+        commands=_MEASURED,
         type=Whole(1, MAX_RANKS),
         default=1,
         metavar="N",
@@ -326,13 +327,13 @@ class Options:
         help="Pipeline parallelism: N stages of --tp GPUs each, for GPUs with slow links.",
     )
     dtype: str | None = option(
-        commands=_ENGINES,
+        commands=_MEASURED,
         type=click.Choice(["bfloat16", "float16", "float32"]),
         engine="dtype",
         help="Compute type; default: the type of the weights.",
     )
     kv_dtype: str = option(
-        commands=_ENGINES,
+        commands=_MEASURED,
         type=click.Choice(["auto", "int8", "fp8", "int5"]),
         default="auto",
         engine="kv_dtype",
@@ -357,15 +358,15 @@ class Options:
         "num_thread",
         limits=Range(f"between 1 and {_MAX_THREADS}", 1, _MAX_THREADS),
         engine="num_threads",
-        commands=_ENGINES,
+        commands=_MEASURED,
     )
     dummy: str | None = option(
-        commands=_ENGINES,
+        commands=_MEASURED,
         env=False,
         metavar="NAME|CONFIG.JSON",
         engine="dummy",
         shell_complete=complete_shapes,
-        help="Random weights in this shape; only the tokenizer of the model is used.",
+        help="Random weights in this shape; only the tokenizer of a model is used.",
     )
     connect: str | None = option(
         metavar="HOST:PORT|PATH",

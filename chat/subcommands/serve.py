@@ -139,7 +139,7 @@ def _run(
     """Run until the engine ends; raises the reason."""
     status = StatusLine(may_erase=True, is_quiet=chat_model.config.quiet)
     with status.waiting("starting the engine"):
-        info = chat_model.wait_ready(lambda at: status.show(at.label, at.done, at.total))
+        info = chat_model.wait_ready(status.show_progress)
     if not chat_model.config.quiet:
         print_notice(f"{chat_model.name} is ready · {info.device} · {info.ctx_size_tokens} tokens")
         if serve_config.keep_alive_s is not None:

@@ -13,9 +13,8 @@ from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import write
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.status_line import StatusLine
-from swiftchat.chat.tools.rounds import Consent
 from swiftchat.chat.tools.toolbox import Tool
-from swiftchat.chat.turn.turn_view import TurnView
+from swiftchat.chat.turn.turn_view import Consent, TurnView
 
 _MAX_CHARACTERS = 2000  # of a call, before the user asks for all of it
 _CHOICES = "y = yes, n = no, a = always in this conversation"

@@ -10,10 +10,10 @@ from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.answer import Answer
-from swiftchat.chat.tools.rounds import ToolRounds
 from swiftchat.chat.tools.toolbox import Toolbox
 from swiftchat.chat.turn.answer_saver import AnswerSaver
 from swiftchat.chat.turn.model_tools import max_result_characters
+from swiftchat.chat.turn.tool_rounds import ToolRounds
 from swiftchat.chat.turn.turn_view import TurnView
 from swiftchat.errors import UsageError
 
@@ -105,9 +105,7 @@ class Turn:
         engine = chat_model.engine
         was_ready = engine.info is not None
         with view.status.waiting("loading the model"):
-            info = chat_model.wait_ready(
-                lambda progress: view.status.show(progress.label, progress.done, progress.total)
-            )
+            info = chat_model.wait_ready(view.status.show_progress)
         chat_model.tell_notes()
         if was_ready and chat_model.engine is not engine:
             is_remote = chat_model.config.connect is not None

@@ -6,6 +6,7 @@ in the files beside it.
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import Literal
 
 from swiftchat.chat.history.conversation import Message
 from swiftchat.chat.history.tool_call import ToolCall
@@ -17,10 +18,11 @@ from swiftchat.chat.render.view import AnswerView, open_view, preload, show
 from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.status_line import StatusLine
-from swiftchat.chat.tools.rounds import Consent
 from swiftchat.chat.tools.toolbox import Tool
 from swiftchat.engine.api.protocol import EngineInfo, Wait
 from swiftchat.errors import SwiftchatError
+
+Consent = Literal["yes", "no", "always"]
 
 
 class TurnView(ABC):

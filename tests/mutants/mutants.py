@@ -123,7 +123,7 @@ MUTANTS = (
     ),
     Mutant(
         "a tool is called without consent",
-        "chat/tools/rounds.py",
+        "chat/turn/tool_rounds.py",
         "        if not self.toolbox.is_allowed(tool, self.conversation.id):\n",
         "        if False:\n",
         ("tests/chat/tools/test_oneshot_tools.py::test_a_tool_that_is_not_allowed_is_refused",),

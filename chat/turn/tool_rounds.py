@@ -2,35 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
 
-from swiftchat.chat.history.conversation import Conversation, Message
+from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.tools.connection import ServerError
 from swiftchat.chat.tools.result import shortened
-from swiftchat.chat.tools.toolbox import Tool, Toolbox
-from swiftchat.errors import SwiftchatError
-
-Consent = Literal["yes", "no", "always"]
+from swiftchat.chat.tools.toolbox import Toolbox
+from swiftchat.chat.turn.turn_view import TurnView
 
 _REFUSED = "The user did not allow this call."
 _NOT_ALLOWED = "Refused: the user cannot be asked, and has not allowed the tool in advance."
 _UNKNOWN = "There is no such tool."
 _CANCELED = "The user canceled this call."
 _LIMIT = "Not called: this turn has reached its limit of tool rounds."
-
-
-class RoundsView(Protocol):
-    """Output of tool rounds, and the question to the user.
-
-    `show_call` has the tool's name for the user and the call; `ask` returns None if the user
-    cannot be asked.
-    """
-
-    def show_call(self, label: str, call: ToolCall) -> None: ...
-    def show_result(self, message: Message) -> None: ...
-    def show_error(self, error: SwiftchatError) -> None: ...
-    def ask(self, tool: Tool, call: ToolCall) -> Consent | None: ...
 
 
 @dataclass
@@ -42,7 +26,7 @@ class ToolRounds:
 
     toolbox: Toolbox
     conversation: Conversation
-    view: RoundsView
+    view: TurnView
     max_rounds: int
     max_characters: Callable[[str], int]
     num_rounds: int = field(default=0, init=False)
