@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS, CONFIG_NAMES, FILE_NAMES
+from swiftchat.chat.options.chat_options import CHAT_OPTIONS
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
 from swiftchat.chat.options.option_types import OnceOption, compared_models, given_twice
@@ -176,7 +176,7 @@ def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
     check_connect(ctx, options)
     ChatConfig(**options).check()
     with contextlib.closing(autosave_for(options)) as autosave:
-        conversation = conversation_for(ctx, options, CONFIG_NAMES)
+        conversation = conversation_for(ctx, options)
         config = ChatConfig(**options)
         config.check()
         conversation.system = config.system_text()
@@ -309,7 +309,7 @@ def _run() -> None:
     is_help = {"--help", "-h", "--version"} & set(sys.argv)
     values, project = {}, None
     if not is_help:
-        values, project = load_config_file(FILE_NAMES), current_project()
+        values, project = load_config_file(), current_project()
         values |= project.values if project else {}
     # `token_file` is that of --connect; serve's option of this name is another.
     serve = {name: value for name, value in values.items() if name != "token_file"}

@@ -1,6 +1,5 @@
 """Which source of an option counts: flag, variable, role, conversation, project, configuration."""
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,13 +45,11 @@ def _open_store() -> "SessionStore":
     return open_store()
 
 
-def conversation_for(
-    ctx: click.Context, options: dict[str, Any], known: Collection[str]
-) -> Conversation:
+def conversation_for(ctx: click.Context, options: dict[str, Any]) -> Conversation:
     """Return a new conversation or the one to continue; update the options it or a role sets.
 
     Precedence: flags and environment variables, the role, the conversation, the project file and
-    its role, the configuration file. `known` are the options that a role may set.
+    its role, the configuration file.
     """
     sources = [context.get_parameter_source for context in (ctx, ctx.find_root())]
     given = {
@@ -66,7 +63,7 @@ def conversation_for(
     if options["role"] is not None:
         from swiftchat.chat.options.roles import load_role, parse_values
 
-        role = load_role(options["role"], known).filled(parse_values(options["variables"]))
+        role = load_role(options["role"]).filled(parse_values(options["variables"]))
     if role is not None and "role" in given:
         _apply(ctx, options, given, {**role.settings, "system": role.system or None})
         options["opening"] = role.prompt

@@ -5,10 +5,11 @@ template encodes it like any typed text.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from swiftchat.chat.options.chat_options import CONFIG_NAMES
 from swiftchat.chat.options.option_files import read_options
 from swiftchat.chat.options.role_text import (
     VARIABLE,
@@ -70,18 +71,18 @@ def parse_values(words: Iterable[str]) -> dict[str, str]:
     return values
 
 
-def load_role(name: str, known: Collection[str]) -> Role:
-    """Load a role; `known` are the options it may set. Raises `UsageError` if it is invalid."""
-    return _role(read_role(name), known)
+def load_role(name: str) -> Role:
+    """Load a role. Raises `UsageError` if it is invalid, or sets an option that no role may set."""
+    return _role(read_role(name))
 
 
-def parse_role(text: str, known: Collection[str], file: str) -> Role:
+def parse_role(text: str, file: str) -> Role:
     """Parse the text of a role file; `file` is its name for errors."""
-    return _role(split_role(text, file), known)
+    return _role(split_role(text, file))
 
 
-def _role(text: RoleText, known: Collection[str]) -> Role:
-    settings = read_options(text.options, {*known, "prompt"}, text.file)
+def _role(text: RoleText) -> Role:
+    settings = read_options(text.options, {*CONFIG_NAMES, "prompt"}, text.file)
     system, prompt = settings.pop("system", ""), settings.pop("prompt", "")
     if text.body and system:
         raise UsageError(

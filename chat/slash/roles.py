@@ -5,10 +5,8 @@ from collections.abc import Mapping
 
 from swiftchat.chat.attachments.user_text import read_text
 from swiftchat.chat.options.chat_options import (
-    CONFIG_NAMES,
     SAMPLING_OPTIONS,
     sampling_changes,
-    typed,
 )
 from swiftchat.chat.options.roles import Role, load_role, parse_values
 from swiftchat.chat.options.user_files import role_file, role_names, roles_folder
@@ -28,7 +26,7 @@ def role(state: ChatState, argument: str) -> None:
         case ["show", name]:
             print(sanitize(read_text(str(role_file(name))).told()).rstrip())
         case [name, *values]:
-            found = load_role(name, CONFIG_NAMES).filled(parse_values(values), usage="")
+            found = load_role(name).filled(parse_values(values), usage="")
             _use(state, found)
             print(sanitize(f"the conversation continues with the role {name}"))
 
@@ -41,7 +39,7 @@ def _list_roles() -> None:
     width = max(map(len, names))
     for name in names:
         try:
-            about = _about(load_role(name, CONFIG_NAMES))
+            about = _about(load_role(name))
         except SwiftchatError as error:
             about = f"cannot be used: {' '.join(error.message.split())}"
         print(sanitize(f"{name:{width}}  {about}".rstrip()))
@@ -59,7 +57,7 @@ def _about(role: Role) -> str:
 
 def _use(state: ChatState, role: Role) -> None:
     """Set the system prompt and the parameters of a role; its prompt becomes the draft."""
-    settings = typed(role.settings)
+    settings = dict(role.settings)
     model, think = settings.pop("model", None), settings.pop("think", None)
     state.chat_model.set_parameters(sampling_changes(settings))
     state.chat_model.prompts.think = think or state.chat_model.prompts.think

@@ -72,8 +72,7 @@ def _value_text(value: object) -> str:
 
 def _role_values(root: click.Context) -> dict[str, Any]:
     """Return the options of the role that is chosen."""
-    from swiftchat.chat.options.chat_options import CONFIG_NAMES, typed
     from swiftchat.chat.options.roles import load_role
 
     name = root.params["role"]
-    return {} if name is None else typed(load_role(name, CONFIG_NAMES).settings)
+    return {} if name is None else load_role(name).settings

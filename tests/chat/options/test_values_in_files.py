@@ -29,11 +29,11 @@ LONGEST_ERROR = 400  # characters
 def config_of(text: str) -> dict[str, Any]:
     config_path().parent.mkdir(parents=True, exist_ok=True)
     config_path().write_text(text)
-    return load_config_file(FILE_NAMES)
+    return load_config_file()
 
 
 def role_of(text: str) -> dict[str, Any]:
-    return parse_role(f"---\n{text}\n---\nBe brief.", FILE_NAMES, "r.md").settings
+    return parse_role(f"---\n{text}\n---\nBe brief.", "r.md").settings
 
 
 def line_of(text: str) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_flags_are_true_or_false() -> None:
 )
 def test_values_of_a_role_are_the_texts_in_it(header: str, settings: dict[str, Any]) -> None:
     text = f"---\n{header}\n---\n"
-    assert parse_role(text, FILE_NAMES, "r.md").settings == settings
+    assert parse_role(text, "r.md").settings == settings
 
 
 @pytest.mark.parametrize(

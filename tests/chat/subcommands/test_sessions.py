@@ -338,12 +338,12 @@ def test_a_role_sets_options_and_system_prompt(program: Program, tmp_path: Path)
 )
 def test_an_invalid_role_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"r\.md"):
-        parse_role(text, ["temp", "system"], "r.md")
+        parse_role(text, "r.md")
 
 
 def test_a_role_without_options() -> None:
-    assert parse_role("Be *brief*.\n\n---\nend", [], "r.md").system == "Be *brief*.\n\n---\nend"
-    assert parse_role("---\nsystem: S\n---\n", ["system"], "r.md").system == "S"
+    assert parse_role("Be *brief*.\n\n---\nend", "r.md").system == "Be *brief*.\n\n---\nend"
+    assert parse_role("---\nsystem: S\n---\n", "r.md").system == "S"
 
 
 def test_role_values_are_validated_like_flags(program: Program) -> None:
