@@ -16,7 +16,6 @@ from swiftchat.chat.options.role_text import (
     VARIABLE_NAME,
     RoleText,
     read_role,
-    split_role,
 )
 from swiftchat.errors import UsageError
 
@@ -73,15 +72,11 @@ def parse_values(words: Iterable[str]) -> dict[str, str]:
 
 def load_role(name: str) -> Role:
     """Load a role. Raises `UsageError` if it is invalid, or sets an option that no role may set."""
-    return _role(read_role(name))
+    return role_of(read_role(name))
 
 
-def parse_role(text: str, file: str) -> Role:
-    """Parse the text of a role file; `file` is its name for errors."""
-    return _role(split_role(text, file))
-
-
-def _role(text: RoleText) -> Role:
+def role_of(text: RoleText) -> Role:
+    """Return the role of a text. Raises `UsageError` as `load_role`."""
     settings = read_options(text.options, {*CONFIG_NAMES, "prompt"}, text.file)
     system, prompt = settings.pop("system", ""), settings.pop("prompt", "")
     if text.body and system:

@@ -7,11 +7,11 @@ from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.render.message_rows import call_row, result_rows
 from swiftchat.chat.render.stats import slid_text, stats_line
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import write
-from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.tools.toolbox import Tool
 from swiftchat.chat.turn.turn_view import Consent, TurnView
@@ -70,12 +70,9 @@ class ChatView(TurnView):
         text = call.labeled(label)
         if len(text) > _MAX_CHARACTERS:
             text = f"{text[:_MAX_CHARACTERS]}… ({len(text) - _MAX_CHARACTERS} more characters)"
-        print(sanitize(f"calls {text}"), flush=True)
+        print(call_row(text), flush=True)
 
     def show_result(self, message: Message) -> None:
-        # Imported here: it would delay the prompt.
-        from swiftchat.chat.render.reprint import result_rows
-
         self.status.clear()
         print("\n".join(result_rows(message)), flush=True)
 
@@ -92,7 +89,7 @@ class ChatView(TurnView):
             if word in ("", "n", "no"):
                 return "no"
             if word == "s" and is_cut:
-                print(sanitize(f"calls {text}"))
+                print(call_row(text))
             else:
                 write(f"{_CHOICES}{', s = show all of the call' if is_cut else ''}\n")
 

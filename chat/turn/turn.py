@@ -10,6 +10,7 @@ from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.answer import Answer
+from swiftchat.chat.render.message_rows import STOPPED
 from swiftchat.chat.tools.toolbox import Toolbox
 from swiftchat.chat.turn.answer_saver import AnswerSaver
 from swiftchat.chat.turn.model_tools import max_result_characters
@@ -157,7 +158,7 @@ class Turn:
             raise
         finally:
             view.status.clear()
-        view.close("⏹ stopped" if is_stopped and (answer.text or answer.reasoning) else "")
+        view.close(STOPPED if is_stopped and (answer.text or answer.reasoning) else "")
         calls: list[ToolCall] = [] if is_stopped else answer.tool_calls
         if prefix and not (is_stopped or answer.text or calls):
             raise UsageError("the model added no text", "/regen answers the last message again")

@@ -2,8 +2,9 @@
 
 import pytest
 
-from swiftchat.chat.options.roles import parse_role, parse_values
+from swiftchat.chat.options.roles import parse_values
 from swiftchat.errors import UsageError
+from tests.support.roles import parse_role
 
 REVIEW = """---
 temp: 0.25

@@ -9,12 +9,12 @@ import pytest
 
 from swiftchat.chat.options.chat_options import typed
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.chat.options.roles import parse_role
 from swiftchat.chat.options.token_texts import TokenTexts, parse_bias
 from swiftchat.errors import UsageError
 from swiftchat.tokenizer import Tokenizer
 from tests.chat.slash.test_commands import Chat, chat
 from tests.support import fake_engine
+from tests.support.roles import parse_role
 
 __all__ = ["chat"]
 

@@ -14,12 +14,12 @@ import pytest
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS, FILE_NAMES, saved_settings
 from swiftchat.chat.options.option_files import load_config_file, parse_toml
 from swiftchat.chat.options.project import FILE_NAME, find_project
-from swiftchat.chat.options.roles import parse_role
 from swiftchat.chat.options.user_files import config_path
 from swiftchat.chat.subcommands.batch.answers import error_record
 from swiftchat.chat.subcommands.batch.lines import Line, parse_request
 from swiftchat.errors import UsageError
 from tests.support.program import Program, assert_error
+from tests.support.roles import parse_role
 
 MANY = "9" * 400
 TOO_MANY = "9" * 5000

@@ -14,10 +14,10 @@ from swiftchat.chat.history.importer import import_conversations
 from swiftchat.chat.history.store import SessionStore, sessions_path
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.history.transcript import as_json, as_markdown
-from swiftchat.chat.options.roles import parse_role
 from swiftchat.errors import FileSystemError, UsageError
 from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
+from tests.support.roles import parse_role
 
 
 @pytest.fixture
