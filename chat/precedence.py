@@ -7,6 +7,7 @@ import click
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.options.chat_options import ENGINE_FIELDS, saved_settings
+from swiftchat.chat.options.parameter import flag_of
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import UsageError
 
@@ -27,7 +28,7 @@ def check_connect(ctx: click.Context, options: dict[str, Any]) -> None:
             is_given = context.get_parameter_source(param.name or "") is _COMMAND_LINE
             if is_given and param.name in determined:
                 raise UsageError(
-                    f"--{param.name.replace('_', '-')} has no effect with --connect",
+                    f"{flag_of(param.name)} has no effect with --connect",
                     "choose it where the engine is started",
                 )
 

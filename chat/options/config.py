@@ -1,5 +1,6 @@
 """The options of a chat, from flags, environment and configuration file, in one frozen value."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from swiftchat.chat.options.chat_options import (
     TEXTS_PARAMETERS,
 )
 from swiftchat.chat.options.model_defaults import model_defaults
+from swiftchat.chat.options.parameter import flag_of
 from swiftchat.chat.options.table import Options
 from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
@@ -44,8 +46,9 @@ class ChatConfig(Options):
             )
         for name in TEXTS_PARAMETERS:
             if "" in getattr(self, name):
-                flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"a {flag} text is empty", "leave out the option, or give a text")
+                raise UsageError(
+                    f"a {flag_of(name)} text is empty", "leave out the option, or give a text"
+                )
         check_texts(self.texts({}))
         if self.variables and self.role is None:
             raise UsageError("-v is for the variables of a role", "add --role NAME")
@@ -88,12 +91,7 @@ class ChatConfig(Options):
             "a second -m": self.compared,
             "--mcp": self.mcp,
         }
-        for other, is_given in others.items():
-            if is_given:
-                raise UsageError(
-                    f"--samples {self.samples} cannot be combined with {other}",
-                    f"leave out --samples or {other}",
-                )
+        _check_alone("--samples", self.samples, others)
         if self.temperature == 0 and self.beams is None:
             raise UsageError(
                 f"--samples {self.samples} with --temperature 0 would give the same answer "
@@ -103,28 +101,15 @@ class ChatConfig(Options):
 
     def _check_beams(self) -> None:
         """Raise `UsageError` for what cannot be combined with a beam search."""
-        others = {
-            "--schema": self.schema,
-            "--json-object": self.json_object,
-            "--regex": self.regex,
-            "--grammar": self.grammar,
-            "--mcp": self.mcp,
-            "--draft": self.draft,
-            "--tp": self.tp != 1,
-            "--pp": self.pp != 1,
-        }
+        names = ("schema", "json_object", "regex", "grammar", "mcp", "draft")
+        others = {flag_of(name): getattr(self, name) for name in names}
+        others |= {"--tp": self.tp != 1, "--pp": self.pp != 1}
         if self.beams is None:
             for name in BEAM_PARAMETERS:
                 if getattr(self, name) is not None:
-                    flag = f"--{name.replace('_', '-')}"
-                    raise UsageError(f"{flag} is for a beam search", "add --beams N")
+                    raise UsageError(f"{flag_of(name)} is for a beam search", "add --beams N")
             return
-        for other, is_given in others.items():
-            if is_given:
-                raise UsageError(
-                    f"--beams {self.beams} cannot be combined with {other}",
-                    f"leave out --beams or {other}",
-                )
+        _check_alone("--beams", self.beams, others)
 
     def sampling(
         self,
@@ -174,6 +159,14 @@ class ChatConfig(Options):
         if self.system is not None:
             raise UsageError("--system and --system-file were both given", "choose one")
         return read_text(self.system_file).told()
+
+
+def _check_alone(flag: str, value: object, others: Mapping[str, object]) -> None:
+    """Raise `UsageError` if an option cannot be combined with another one that is given."""
+    for other, is_given in others.items():
+        if is_given:
+            message = f"{flag} {value} cannot be combined with {other}"
+            raise UsageError(message, f"leave out {flag} or {other}")
 
 
 def without_lengths(settings: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:

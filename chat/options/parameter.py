@@ -15,6 +15,11 @@ def shown(value: object) -> str:
     return repr(text) if isinstance(value, str) else text
 
 
+def flag_of(name: str) -> str:
+    """Return the long flag of an option: `--top-k`."""
+    return f"--{name.replace('_', '-')}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Named:
     """A parameter by its name, that of the option and of the engine's parameter.
@@ -30,8 +35,8 @@ class _Named:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The long flags: `--top-k`."""
-        return tuple(f"--{name.replace('_', '-')}" for name in (self.name, *self.aliases))
+        """The long flags of all names."""
+        return tuple(map(flag_of, (self.name, *self.aliases)))
 
 
 @dataclass(frozen=True, kw_only=True)

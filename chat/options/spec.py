@@ -12,7 +12,7 @@ from swiftchat.chat.options.option_types import (
     OnceOption,
     TextsOption,
 )
-from swiftchat.chat.options.parameter import ChoiceParameter, Parameter, TextsParameter
+from swiftchat.chat.options.parameter import ChoiceParameter, Parameter, TextsParameter, flag_of
 from swiftchat.engine.api.params import SAMPLING_RANGES, Range, SamplingParams
 
 AnyParameter = Parameter | ChoiceParameter | TextsParameter
@@ -63,7 +63,7 @@ def click_option(entry: "Field[Any]", spec: Spec) -> click.Option:
         else:
             settings |= {"type": Number(found)}
     else:
-        own = () if any(flag.startswith("--") for flag in spec.flags) else (_flag(name),)
+        own = () if any(flag.startswith("--") for flag in spec.flags) else (flag_of(name),)
         flags = (*spec.flags, *own)
     if entry.default == ():
         settings |= {"multiple": True}
@@ -77,10 +77,6 @@ def click_option(entry: "Field[Any]", spec: Spec) -> click.Option:
     return spec.kind(
         (*flags, name), envvar=variables if spec.env else None, help=spec.help, **settings
     )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 _SPEC_FIELDS = Spec.__dataclass_fields__.keys()
