@@ -59,7 +59,7 @@ def main() -> None:
     args = parser.parse_args()
     config = EngineConfig(device="cuda", dummy=args.shape, ctx_size_tokens=16384)
     engine = build_engine(Path(tempfile.gettempdir()), config, cubins=CUBINS)
-    runner = engine.graph_decode.runner
+    runner = engine.graphs.decode.runner
     for number in range(max(args.rows)):
         runner.put_adapters(number, random_set(engine, args.rank), MAX_SETS)
     for num_rows in args.rows:
@@ -74,7 +74,7 @@ def main() -> None:
 
 def measure(engine: Engine, num_rows: int, context: int, *, adapted: bool) -> float:
     """Return the microseconds of a step whose rows have an adapter each."""
-    runner = engine.graph_decode.runner
+    runner = engine.graphs.decode.runner
     runner.discard_adapted_graphs()
     runner.graph(num_rows, adapted=adapted)
     load_rows(engine, num_rows, context, SamplingParams(temperature=0))

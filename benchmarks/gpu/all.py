@@ -95,7 +95,7 @@ class Subject:
 
 def step_us(engine: Engine, rows: int, context: int) -> float:
     load_rows(engine, rows, context, SAMPLED)
-    return median_us(engine.graph_decode.runner.graph(rows).replay)
+    return median_us(engine.graphs.decode.runner.graph(rows).replay)
 
 
 def decode(of: Subject) -> Iterator[Figure]:

@@ -10,6 +10,7 @@ import argparse
 import random
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -58,12 +59,13 @@ def main() -> None:
         engine = build_engine(Path(), config)
         while engine.can_prepare:
             engine.prepare()
-        graphs = engine.prefill_graphs
+        graphs = engine.graphs
         for num_cached in args.cached:
             prefix = random.choices(range(1, engine.vocab_size), k=num_cached)
             for num_tokens in args.tokens:
                 times = []
-                for engine.prefill_graphs in (None, graphs):
+                for used in (replace(graphs, prefill=None), graphs):
+                    engine.use_graphs(used)
                     times.append(median_ms(engine, prefix, num_tokens, args.repeats))
                 print(
                     f"| {shape} | {num_cached} | {num_tokens} | {times[0]:.1f} | {times[1]:.1f} |",

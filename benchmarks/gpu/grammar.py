@@ -97,14 +97,14 @@ def main() -> None:
         max_num_seqs=max(args.rows),
     )
     engine = build_engine(Path(), config, cubins=CUBINS)
-    assert engine.graph_decode is not None
+    assert engine.graphs.decode is not None
     for num_rows in args.rows:
         plain = ms_per_token(engine, num_rows, args.tokens, None)
         masked = ms_per_token(engine, num_rows, args.tokens, spec)
-        launch = engine.graph_decode.launch
-        engine.graph_decode.launch = lambda *_: False  # type: ignore[method-assign]
+        launch = engine.graphs.decode._launch
+        engine.graphs.decode._launch = lambda *_: False  # type: ignore[method-assign]
         by_host = ms_per_token(engine, num_rows, args.tokens, spec)
-        engine.graph_decode.launch = launch  # type: ignore[method-assign]
+        engine.graphs.decode._launch = launch  # type: ignore[method-assign]
         print(
             f"{num_rows:2} rows, ms per token: plain {plain:.3f}, schema {masked:.3f} "
             f"({masked / plain - 1:+.1%}), schema sampled by the host {by_host:.3f} "

@@ -4,8 +4,8 @@
 
 Wall time of proposing K tokens, which ends when the host has them, and of a whole engine step:
 proposing, the verification and its tokens. With mean accepted lengths of a trained head this gives
-the expected tokens a second. The first line is a captured decode step with and without the copies
-of hidden states.
+the expected tokens a second. The first line is a captured decode step without the head, and one
+that stores its tokens for it.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def write_head(folder: Path, config: ModelConfig) -> None:
 
 def step_us(engine: Engine) -> float:
     load_rows(engine, 1, 1024, SamplingParams(temperature=0))
-    return median_us(engine.graph_decode.runner.graph(1).replay)
+    return median_us(engine.graphs.decode.runner.graph(1).replay)
 
 
 def measure(engine: Engine, num_tokens: int) -> None:
@@ -103,7 +103,7 @@ def measure(engine: Engine, num_tokens: int) -> None:
         started = time.perf_counter()
         engine.step()
         steps.append(time.perf_counter() - started)
-    chain_us = median_us(proposer._layer._graph(num_tokens).replay)
+    chain_us = median_us(proposer._chain.__self__._graph(num_tokens).replay)
     propose_ms, step_ms = (1e3 * statistics.median(each[4:]) for each in (durations, steps))
     expected = PUBLISHED.get(num_tokens, 0) / step_ms * 1e3
     print(
@@ -127,7 +127,7 @@ def main() -> None:
         plain = build_engine(Path(folder), EngineConfig(**options), cubins=CUBINS)
         plain_us = step_us(plain)
         engine = build_engine(Path(folder), EngineConfig(**options, draft=folder), cubins=CUBINS)
-    print(f"{args.shape}: step {plain_us:.0f} us, with hidden states {step_us(engine):.0f} us")
+    print(f"{args.shape}: step {plain_us:.0f} us, with a head {step_us(engine):.0f} us")
     for num_tokens in args.tokens:
         measure(engine, num_tokens)
 

@@ -10,6 +10,7 @@ whole verification from the host: loading the rows, the step, and its tokens.
 import argparse
 import statistics
 import time
+from typing import Any
 
 import torch
 from decode import CUBINS, load_rows
@@ -18,10 +19,12 @@ from timing import median_us
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.capture import Captured
+from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
 from swiftchat.engine.gpu.steps.verification import Verification
 from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
+from swiftchat.engine.steps.runner import StepInputs
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -30,7 +33,8 @@ def verification(engine: Engine) -> Verification:
     """Return verification steps with a graph for each of SIZES."""
     ops, vocab_size = engine.decoder.ops, engine.vocab_size
     blocks = -(-engine.ctx_size_tokens // engine.config.block_size)
-    batch = DecodeBatch(ops.gpu, SIZES[-1], blocks, engine.config.block_size, vocab_size)
+    states = engine.cache.states.layers
+    batch = DecodeBatch(ops.gpu, SIZES[-1], blocks, engine.config.block_size, vocab_size, states)
     runner = GraphRunner(engine.decoder, ops, engine.cache, batch, SIZES, shares_blocks=True)
     return Verification(runner)
 
@@ -38,7 +42,7 @@ def verification(engine: Engine) -> Verification:
 def measure(engine: Engine, verifier: Verification, context: int) -> None:
     params = SamplingParams(temperature=0)
     load_rows(engine, 1, context, params)
-    graph = engine.graph_decode.runner.graph(1)
+    graph = engine.graphs.decode.runner.graph(1)
     plain_us = median_us(graph.replay)
     print(f"context {context}: decode step {plain_us:.0f} us")
     sequence = TokenSequence(0, [5] * (context + 1), params)
@@ -53,7 +57,7 @@ def measure(engine: Engine, verifier: Verification, context: int) -> None:
         batch.load_rows([row], [7])
         graph = verifier.runner.graph(num_rows)
 
-        def replay(graph: torch.cuda.CUDAGraph = graph) -> None:
+        def replay(graph: Captured[Any] = graph) -> None:
             graph.replay()
             if has_states:  # the slots of an even step; takes about 2 us
                 batch.step.zero_()
@@ -63,7 +67,7 @@ def measure(engine: Engine, verifier: Verification, context: int) -> None:
         whole = []
         for _ in range(30 if 1 < num_rows <= 8 else 0):
             started = time.perf_counter()
-            verifier.sample(Step([row], []), [7])
+            verifier.compute(StepInputs(Step([row], []), [7], engine.config.block_size))
             whole.append(1e6 * (time.perf_counter() - started))
         host = f"{statistics.median(whole):8.0f} us" if whole else ""
         print(f"  {num_rows} rows {step_us:8.0f} us  {step_us / plain_us:5.2f} x {host}")

@@ -166,7 +166,7 @@ class Writer:
 
     def _answered(self, requests: Sequence[Request]) -> list[list[int]]:
         """Return the answers to requests that run together."""
-        engine, graphs = self._engine, self._engine.graph_decode
+        engine, graphs = self._engine, self._engine.graphs.decode
         first, found = self._num_requests, [list[int]() for _ in requests]
         self._num_requests += len(requests)
         for key, (prompt, params) in enumerate(requests, first):
@@ -175,7 +175,7 @@ class Writer:
             for key, event in engine.step():
                 if isinstance(event, Tokens):
                     found[key - first] += event.ids
-            if isinstance(graphs, AsyncDecode) and _all_decode(engine):
+            if graphs is not None and _all_decode(engine):
                 for sequence, ids in replayed(engine, graphs).items():
                     found[sequence.id - first] += ids
                     engine.cancel(sequence.id)

@@ -7,23 +7,24 @@ from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.help.conversation_pages import CONVERSATION_PAGES, KEYS
 from swiftchat.chat.help.engine_pages import ENGINE_PAGES
 from swiftchat.chat.help.setup_pages import EXIT_CODES, SETUP_PAGES
+from swiftchat.chat.help.wrap import wrapped
 from swiftchat.chat.options.chat_options import ALL_PARAMETERS, option_name
 from swiftchat.chat.options.parameter import TextsParameter
 
 PAGES = {**CONVERSATION_PAGES, **ANSWER_PAGES, **ENGINE_PAGES, **SETUP_PAGES}
 
 
-def page(topic: str, commands: str) -> str:
-    """Return the text of a page; raise `KeyError` for an unknown topic.
+def page(topic: str, command_table: Callable[[int], str], width: int = 80) -> str:
+    """Return the text of a page in lines of `width`; raise `KeyError` for an unknown topic.
 
-    `commands` is the table of slash commands.
+    `command_table` returns the table of slash commands.
     """
     text = PAGES[topic].text
-    for name, fill in {"commands": lambda: commands, **FILLED}.items():
+    for name, fill in {"commands": command_table, **FILLED}.items():
         mark = f"{{{{{name}}}}}"
         if mark in text:
-            text = text.replace(mark, fill())
-    return text
+            text = text.replace(mark, fill(width))
+    return wrapped(text, width)
 
 
 def parameter_help(name: str) -> str:
@@ -37,71 +38,72 @@ def parameter_help(name: str) -> str:
     return ""
 
 
-def _keys() -> str:
-    return two_columns(KEYS)
+def _keys(width: int) -> str:
+    return two_columns(KEYS, width)
 
 
-def _parameters() -> str:
+def _parameters(width: int) -> str:
     rows = []
     for one in ALL_PARAMETERS:
         also = f" Also {', '.join(one.aliases)}." if one.aliases else ""
         rows.append((one.name, f"{one.help}{also}"))
-    return two_columns(rows)
+    return two_columns(rows, width)
 
 
-def _exit_codes() -> str:
+def _exit_codes(_: int) -> str:
     return "\n".join(f"{code:5}  {meaning}" for code, meaning in EXIT_CODES)
 
 
-def _templates() -> str:
+def _templates(_: int) -> str:
     from swiftchat.tokenizer.template.builtin import BUILT_IN
 
     return ", ".join(BUILT_IN)
 
 
-def _short_names() -> str:
+def _short_names(width: int) -> str:
     import textwrap
 
     from swiftchat.weights.hub.aliases import known_names
 
-    return textwrap.indent(textwrap.fill(", ".join(known_names()), 76), "  ")
+    names = textwrap.fill(
+        ", ".join(known_names()), width - 4, break_long_words=False, break_on_hyphens=False
+    )
+    return textwrap.indent(names, "  ")
 
 
-def _default_model() -> str:
+def _default_model(_: int) -> str:
     from swiftchat.weights.hub.aliases import DEFAULT_MODEL
 
     return DEFAULT_MODEL
 
 
-def _models_folder() -> str:
+def _models_folder(_: int) -> str:
     from swiftchat.weights.store import default_store
 
     return str(default_store().root)
 
 
-def _roles_folder() -> str:
+def _roles_folder(_: int) -> str:
     from swiftchat.chat.options.user_files import roles_folder
 
     return str(roles_folder())
 
 
-def _config_path() -> str:
+def _config_path(_: int) -> str:
     from swiftchat.chat.options.user_files import config_path
 
     return str(config_path())
 
 
-def _colors() -> str:
-    import textwrap
+def _colors(_: int) -> str:
     from dataclasses import fields
 
     from swiftchat.chat.terminal.theme import Theme
 
-    names = "The parts are " + ", ".join(field.name for field in fields(Theme))
-    return textwrap.fill(names, 78).removeprefix("The parts are ")
+    return ", ".join(field.name for field in fields(Theme))
 
 
-FILLED: dict[str, Callable[[], str]] = {
+FILLED: dict[str, Callable[[int], str]] = {
     "keys": _keys,
     "parameters": _parameters,
     "exit_codes": _exit_codes,

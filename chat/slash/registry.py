@@ -3,13 +3,12 @@
 import contextlib
 import difflib
 import os
-import shutil
-import textwrap
 from collections.abc import Mapping
 
 from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.help.conversation_pages import KEYS
 from swiftchat.chat.help.pages import PAGES, page, parameter_help
+from swiftchat.chat.help.wrap import page_width, wrapped
 from swiftchat.chat.options.chat_options import ALL_PARAMETERS
 from swiftchat.chat.options.parameter import shown
 from swiftchat.chat.slash.adapters import ADAPTER_COMMANDS
@@ -29,13 +28,13 @@ from swiftchat.errors import SwiftchatError, UsageError
 
 def _help(state: ChatState, argument: str) -> None:
     if argument in PAGES:
-        print(page(argument, command_table()).rstrip())
+        print(page(argument, command_table, page_width()), end="")
     elif argument:
         _help_about(argument)
     else:
-        width = shutil.get_terminal_size().columns
-        topics = textwrap.fill(f"/help TOPIC: {', '.join(PAGES)}", width, break_on_hyphens=False)
-        print(f"{command_table(width)}\n\n{two_columns(KEYS, width)}\n\n{topics}")
+        width = page_width()
+        topics = wrapped(f"/help TOPIC: {', '.join(PAGES)}", width)
+        print(f"{command_table(width)}\n\n{two_columns(KEYS, width)}\n\n{topics}", end="")
 
 
 def command_table(width: int = 80) -> str:
@@ -46,7 +45,7 @@ def command_table(width: int = 80) -> str:
 def _help_about(name: str) -> None:
     command = BY_NAME.get(name) or BY_NAME.get(f"/{name}")
     if command is None and (text := parameter_help(name)):
-        print(text)
+        print("".join(wrapped(line, page_width()) for line in text.splitlines()), end="")
         return
     if command is None:
         parameters = [one.name for one in ALL_PARAMETERS]
@@ -54,7 +53,8 @@ def _help_about(name: str) -> None:
         hint = f"did you mean /help {near[0]}? " if near else ""
         raise UsageError(f"no help on {shown(name)}", f"{hint}/help lists commands and topics")
     usage, summary = command.help_row
-    print("\n".join(filter(None, (f"{usage}  {summary}", command.details))))
+    width = page_width()
+    print(wrapped(f"{usage}  {summary}", width) + wrapped(command.details, width), end="")
 
 
 def _leave(state: ChatState, argument: str) -> Next:

@@ -29,6 +29,7 @@ class AdaptedDecoder(Decoder):
     def __init__(self, base: Decoder, selection: Selection) -> None:
         weights = adapted_weights(base.weights, selection)
         super().__init__(base.config, weights, base.ops, base.ranks, base.stages)
+        self.head = base.head
         self.embeddings: Sequence[EmbeddingChange] = ()
 
     def look_up(self, plan: Any) -> Tensor:

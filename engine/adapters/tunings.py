@@ -30,6 +30,7 @@ from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.content import Digest
 from swiftchat.engine.schedule.sequence import Step
 from swiftchat.engine.schedule.tuning import SequenceTuning
+from swiftchat.engine.steps.runner import StepInputs, StepLogits
 from swiftchat.errors import FileSystemError, OutOfMemory, UsageError
 from swiftchat.weights.adapters.adapter import Adapter
 from swiftchat.weights.adapters.open import open_adapter
@@ -162,9 +163,11 @@ class Tunings:
         self._forget_prompts()
         return loaded
 
-    def are_used_by(self, batch: Batch) -> bool:
-        """Whether the batch needs this object's `forward`."""
-        return any(span.tuning is not None for span in batch.spans)
+    def compute(self, inputs: StepInputs) -> StepLogits | None:
+        """Compute a step whose sequences use adapters or soft prompts; None for others."""
+        if all(row.sequence.tuning is None for row in inputs.step.rows):
+            return None
+        return StepLogits(self.forward(inputs.batch))
 
     def forward(self, batch: Batch) -> Tensor | None:
         """As `Decoder.forward`, with the adapters and soft prompts of the batch's sequences."""

@@ -53,6 +53,8 @@ class AttentionOps:
                 raise CannotRecordError("no kernel has values of another width than keys")
             if self._num_positions > (attention.scores.chunk or self._num_positions):
                 raise CannotRecordError("no kernel attends in chunks")
+            if attention.scores.first_key:
+                raise CannotRecordError("no kernel leaves out the first keys")
 
     def rotary(
         self, layer: int, cache: native.LayerCache, norms: tuple[Tensor, Tensor] | None

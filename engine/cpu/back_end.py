@@ -68,7 +68,14 @@ class NativeBackEnd:
         if parts.ranks.size * parts.stages.size > 1:
             raise CannotRecordError("there are several ranks")
         cache, config = parts.new_cache(True), parts.shard.local_config
-        decoder = NativeDecoder(config, parts.weights, cache, parts.ctx_size_tokens, self.pool)
+        decoder = NativeDecoder(
+            config,
+            parts.weights,
+            cache,
+            parts.ctx_size_tokens,
+            self.pool,
+            parts.hidden_layers,
+        )
         decoder.reserve(parts.max_tokens, parts.max_num_seqs)
         # The kernels' threads compute everything but sampling; torch's would take their cores.
         torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """A decoder whose forward pass is one call of the native kernels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -26,7 +26,8 @@ class NativeDecoder(Decoder):
     """A decoder on one rank and stage, recorded as a program for these weights and this cache.
 
     The cache must be `heads_first`. Raises `CannotRecordError` for a model that the kernels cannot
-    compute. `deltas` are the changes of adapters in its `AdaptedWeight`s.
+    compute. `deltas` are the changes of adapters in its `AdaptedWeight`s. The program keeps the
+    hidden states of `hidden_layers`, as `HiddenStates` names them.
     """
 
     def __init__(
@@ -36,67 +37,89 @@ class NativeDecoder(Decoder):
         cache: KVCache,
         ctx_size_tokens: int,
         pool: Pool,
+        hidden_layers: Collection[int] = (),
     ) -> None:
         recorder = Recorder(config, weights, ctx_size_tokens)
         super().__init__(config, weights, recorder)
         self._ctx_size_tokens = ctx_size_tokens
         self._cache, self._recorder, self._pool = cache, recorder, pool
-        recording = recorder.record(cache)
+        self._hidden_layers = hidden_layers
+        recording = recorder.record(cache, hidden_layers)
         self.deltas: Mapping[Site, NativeDeltas] = recording.deltas
-        self._program = self._program_of(recording)
+        self._main = self._observed_of(recording)
         # Recorded when they are needed.
-        self._hidden_program: Program | None = None
-        self._observed: _Observed | None = None
+        self._other: _Observed | None = None
+        self._pooled: _Observed | None = None
         two_dimensional = config.rope is not None and config.rope.two_dimensional
         self._inputs = _Inputs(cache.block_size, two_dimensional)
 
     @property
     def workspace_bytes(self) -> int:
         """The memory of activations and temporary results."""
-        return self._program.memory_bytes
+        return self._main.program.memory_bytes
 
     def with_weights(self, weights: DecoderWeights) -> "NativeDecoder":
         """Return a decoder with the same cache and threads, recorded for other weights."""
-        return NativeDecoder(self.config, weights, self._cache, self._ctx_size_tokens, self._pool)
+        decoder = NativeDecoder(
+            self.config,
+            weights,
+            self._cache,
+            self._ctx_size_tokens,
+            self._pool,
+            self._hidden_layers,
+        )
+        decoder.head = self.head
+        return decoder
 
     def reserve(self, num_tokens: int, num_logits: int) -> None:
         """Allocate memory for batches of this size; a larger batch allocates more."""
-        self._program.reserve(num_tokens, num_logits)
+        self._main.program.reserve(num_tokens, num_logits)
 
     def grow(self) -> None:
         """Allocate memory for the present `deltas`."""
-        self._program.grow()
+        self._main.program.grow()
 
     def forward(
         self, batch: Batch, cache: KVCache, hidden: HiddenStates | None = None
     ) -> Tensor | None:
         """As `Decoder.forward`; `cache` is the one that the decoder was made with."""
         assert cache is self._cache
-        if hidden is None:
-            return self._program.run(self._inputs.of(batch))
-        layers = frozenset(hidden.layers)
-        if self._observed is None or self._observed.buffers.keys() != layers:
-            recording = self._recorder.record(cache, layers)
-            program = self._program_of(recording)  # which renumbers the buffers
-            self._observed = _Observed(program, recording.hidden)
-        program = self._observed.program
-        logits = program.run(self._inputs.of(batch))
-        for layer, buffer in self._observed.buffers.items():
-            hidden.found[layer] = program.buffer(buffer).clone()
+        observed = self._main
+        if hidden is not None and not observed.keeps(hidden):
+            if self._other is None or not self._other.keeps(hidden):
+                self._other = self._observed_of(self._recorder.record(cache, hidden.layers))
+            observed = self._other
+        logits = observed.program.run(self._inputs.of(batch))
+        self._keep(batch, observed, hidden)
         return logits
 
-    def forward_hidden(self, batch: Batch, cache: KVCache) -> Tensor | None:
+    def _keep(
+        self, batch: Batch, observed: "_Observed", hidden: HiddenStates | None = None
+    ) -> None:
+        """Copy the hidden states of a batch that has been computed to who reads them."""
+        kept = self.kept(hidden)
+        if kept is not None:
+            observed.copy(kept)
+            self.store_for_head(batch, kept)
+
+    def forward_hidden(
+        self, batch: Batch, cache: KVCache, hidden: HiddenStates | None = None
+    ) -> Tensor | None:
         """As `Decoder.forward_hidden`; `cache` is the one that the decoder was made with."""
         assert cache is self._cache
-        if self._hidden_program is None:
-            self._hidden_program = self._program_of(self._recorder.record_hidden(cache))
-        return self._hidden_program.run(self._inputs.of(batch))
+        if self._pooled is None:
+            layers = () if self.head is None else self.head.hidden_layers
+            self._pooled = self._observed_of(self._recorder.record_hidden(cache, layers))
+        pooled = self._pooled.program.run(self._inputs.of(batch))
+        self._keep(batch, self._pooled, hidden)
+        return pooled
 
-    def _program_of(self, recording: Recording) -> Program:
-        fuse(recording)
-        return Program(
+    def _observed_of(self, recording: Recording) -> "_Observed":
+        fuse(recording)  # which renumbers the buffers
+        program = Program(
             self._pool, recording.ops, recording.buffers, recording.references, recording.output
         )
+        return _Observed(program, recording.hidden)
 
     def forward_tuned(
         self, batch: Batch, sets: Sequence[int] | None, embeddings: EmbeddingRows | None
@@ -104,7 +127,10 @@ class NativeDecoder(Decoder):
         """As `forward`, with the set of adapters of each token, -1 for none, and embeddings."""
         inputs = self._inputs.of(batch)
         tokens = None if sets is None else torch.tensor(sets, dtype=torch.int32)
-        return self._program.run(replace(inputs, sets=tokens, embeddings=embeddings))
+        inputs = replace(inputs, sets=tokens, embeddings=embeddings)
+        logits = self._main.program.run(inputs)
+        self._keep(batch, self._main)
+        return logits
 
 
 @dataclass(frozen=True)
@@ -113,6 +139,14 @@ class _Observed:
 
     program: Program
     buffers: Mapping[int, int]
+
+    def keeps(self, hidden: HiddenStates) -> bool:
+        return self.buffers.keys() >= set(hidden.layers)
+
+    def copy(self, hidden: HiddenStates) -> None:
+        """Copy the hidden states of the batch that has been run; those of no logits are left."""
+        for layer in self.buffers.keys() & set(hidden.layers):
+            hidden.found[layer] = self.program.buffer(self.buffers[layer]).clone()
 
 
 class _Inputs:

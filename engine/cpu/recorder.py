@@ -73,20 +73,26 @@ class Recorder(WithoutKernels):
         hidden = HiddenStates(hidden_layers)
         decoder = Decoder(self._config, self._weights, self)
         logits = self.activations(decoder.forward(_EMPTY, cache, hidden))
-        recording = Recording(
-            self.ops, self.buffers, logits.buffer, self._references.owners, self.deltas
-        )
-        recording.hidden = {i: self.activations(x).buffer for i, x in hidden.found.items()}
-        return recording
+        return self._recording(logits, hidden)
 
-    def record_hidden(self, cache: KVCache) -> Recording:
+    def record_hidden(self, cache: KVCache, hidden_layers: Collection[int] = ()) -> Recording:
         """Record `Decoder.forward_hidden`, as `record` does."""
         self._begin(cache)
-        decoder = Decoder(self._config, self._weights, self)
-        hidden = self.activations(decoder.forward_hidden(_EMPTY, cache))
+        decoder, hidden = Decoder(self._config, self._weights, self), HiddenStates(hidden_layers)
+        pooled = self.activations(decoder.forward_hidden(_EMPTY, cache, hidden))
         # The result has a buffer of its own, which `fuse` does not join with others.
-        output = self.activations(self.copy(hidden, 1.0))
-        return Recording(self.ops, self.buffers, output.buffer, self._references.owners)
+        output = self.activations(self.copy(pooled, 1.0))
+        return self._recording(output, hidden)
+
+    def _recording(self, output: Activations, hidden: HiddenStates) -> Recording:
+        return Recording(
+            self.ops,
+            self.buffers,
+            output.buffer,
+            self._references.owners,
+            self.deltas,
+            {i: self.activations(x).buffer for i, x in hidden.found.items()},
+        )
 
     def _begin(self, cache: KVCache) -> None:
         self.ops, self.buffers, self.deltas = [], [], {}
@@ -220,6 +226,19 @@ class Recorder(WithoutKernels):
         self._append_to(out, op)
         return out
 
+    def store(
+        self,
+        plan: None,
+        layer: int,
+        qkv: Tensor,
+        kv: LayerKV,
+        norms: tuple[Tensor, Tensor] | None,
+        latent: LatentWeights | None,
+    ) -> None:
+        self._attention.check()
+        source, cache = self.activations(qkv), layer_cache(kv, self._block_size)
+        self._append_to(source, self._attention.rotary(layer, cache, norms))
+
     def attend(
         self,
         plan: None,
@@ -230,9 +249,8 @@ class Recorder(WithoutKernels):
         sinks: Tensor | None,
         latent: LatentWeights | None,
     ) -> Tensor:
-        self._attention.check()
+        self.store(plan, layer, qkv, kv, norms, latent)
         source, cache = self.activations(qkv), layer_cache(kv, self._block_size)
-        self._append_to(source, self._attention.rotary(layer, cache, norms))
         op = self._attention.attention(layer, cache, sinks)
         op.qkv = source.buffer
         return self._append(op, source.row_set, op.num_heads * op.head_dim)

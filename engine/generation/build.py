@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.generation.setup import EngineSetup, set_up, with_large_chunks
 from swiftchat.engine.generation.speculation import draft_model, draft_proposer, speculation_of
 from swiftchat.engine.gpu.ops import CudaOps
-from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.kv_store.identity import ModelFiles
 from swiftchat.engine.kv_store.open_store import DeviceCache, open_store
@@ -72,17 +72,19 @@ def build_engine(
     if config.draft is not None and not has_heads:
         draft = build_engine(*draft_model(config), on_progress, cubins)
     setup = set_up(path, config, cubins, ranks, stages)
-    heads = Heads.open(setup) if has_heads else None
+    heads, head_bytes = Heads.open(setup) if has_heads else None, 0
     if heads is not None:
         setup = replace(setup, available_bytes=setup.available_bytes - heads.num_bytes)
+        head_bytes = heads.bytes_per_token
     model = ModelFiles.of(path, config, setup.device.type)
     weights_bytes = _estimated_bytes(setup)
     setup = with_large_chunks(setup, weights_bytes, ranks)
-    plan = _plan_cache(setup, weights_bytes, ranks, stages)
+    plan = _plan_cache(setup, weights_bytes, ranks, stages, head_bytes)
     weights = _load_weights(setup, on_progress)
     if setup.is_quantized:  # the loader may have dequantized some matrices
-        plan = _plan_cache(setup, resident_bytes(weights), ranks, stages)
-    setup, decoder, cache = _build_decoder(setup, weights, plan, ranks, stages)
+        plan = _plan_cache(setup, resident_bytes(weights), ranks, stages, head_bytes)
+    read_layers = () if heads is None else heads.hidden_layers
+    setup, decoder, cache = _build_decoder(setup, weights, plan, ranks, stages, read_layers)
     allocator = BlockAllocator(plan.num_blocks, config.block_size)
     scheduler = Scheduler(allocator, setup.chunk_tokens, config.max_num_seqs)
     if plan.num_states:
@@ -91,13 +93,12 @@ def build_engine(
         scheduler.limit = setup.back_end.chunk_limit(setup.chunk_tokens)
     proposer: Proposer | None = None
     if heads is not None:
-        proposer = heads.load(weights, plan.ctx_size_tokens)
+        proposer = heads.load(decoder, cache, scheduler, plan.ctx_size_tokens)
     elif draft is not None:
         proposer = draft_proposer(draft, decoder.config.vocab_size)
     graphs = Graphs()
     if isinstance(decoder.ops, CudaOps):
-        layers = () if proposer is None else proposer.hidden_layers
-        graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress, layers)
+        graphs = build_graphs(decoder, decoder.ops, cache, scheduler, plan, on_progress)
     store = BlockStore(allocator)
     if ranks.size * stages.size == 1 and not plan.num_states:
         device = DeviceCache(cache, allocator, setup.back_end.gpu)
@@ -107,7 +108,7 @@ def build_engine(
     return Engine(
         EngineParts(
             config=config,
-            info=replace(info, replays_steps=graphs.decode is not None),
+            info=replace(info, replays_steps=graphs.replays_steps),
             device=setup.device,
             back_end=setup.back_end,
             decoder=decoder,
@@ -121,9 +122,7 @@ def build_engine(
                 scheduler.states.num_verified,
                 is_on_gpu=setup.back_end.gpu is not None,
             ),
-            graph_decode=graphs.decode,
-            prefill_graphs=graphs.prefill,
-            verification=graphs.verification,
+            graphs=graphs,
             checkpoint=setup.checkpoint,
             store=store,
             tunings=_tunings(setup, decoder, cache, graphs),
@@ -156,7 +155,11 @@ def _estimated_bytes(setup: EngineSetup) -> int | None:
 
 
 def _plan_cache(
-    setup: EngineSetup, weights_bytes: int | None, ranks: Communicator, stages: Pipeline
+    setup: EngineSetup,
+    weights_bytes: int | None,
+    ranks: Communicator,
+    stages: Pipeline,
+    head_bytes_per_token: int,
 ) -> CachePlan:
     """Plan the KV cache: the largest that fits on every rank.
 
@@ -170,6 +173,7 @@ def _plan_cache(
         setup.available_bytes,
         weights_bytes,
         has_spares=setup.back_end.has_spare_states,
+        head_bytes_per_token=head_bytes_per_token,
     )
     return CachePlan(
         _min_across_ranks(plan.num_blocks, ranks, stages),
@@ -210,8 +214,9 @@ def _build_decoder(
     plan: CachePlan,
     ranks: Communicator,
     stages: Pipeline,
+    hidden_layers: Collection[int],
 ) -> tuple[EngineSetup, Decoder, KVCache]:
-    """Build the decoder of the back end, and its cache.
+    """Build the decoder of the back end, and its cache; heads read hidden states of some layers.
 
     Torch's operators compute a model that the native kernels cannot record; the setup that is
     returned says so.
@@ -225,6 +230,7 @@ def _build_decoder(
         plan.ctx_size_tokens,
         max_tokens=setup.chunk_tokens + setup.config.max_num_seqs,
         max_num_seqs=setup.config.max_num_seqs,
+        hidden_layers=hidden_layers,
     )
     try:
         return setup, *setup.back_end.decoder(parts)
@@ -235,9 +241,8 @@ def _build_decoder(
 
 
 def _tunings(setup: EngineSetup, decoder: Decoder, cache: KVCache, graphs: Graphs) -> Tunings:
-    decode = graphs.decode
-    has_runner = isinstance(decode, AsyncDecode) and decoder.config.mixer is None
-    runner = decode.runner if isinstance(decode, AsyncDecode) and has_runner else None
+    has_runner = graphs.decode is not None and decoder.config.mixer is None
+    runner = graphs.decode.runner if graphs.decode is not None and has_runner else None
     return Tunings(decoder, cache, setup.shard, setup.checkpoint, setup.device, runner)
 
 

@@ -3,6 +3,7 @@
 import math
 import secrets
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,13 +24,11 @@ from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.generation.admission import Admission
 from swiftchat.engine.generation.beams import Beams, BeamStep
 from swiftchat.engine.generation.generation import Generation
-from swiftchat.engine.generation.graphs import GraphDecode
+from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.generation.pooling import Pooler
 from swiftchat.engine.gpu.counters import GpuCounters
-from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.kv_store.block_store import BlockStore
-from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.sampling.distributed import DistributedSampler
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sampling_error
 from swiftchat.engine.schedule.batch import Batch
@@ -37,7 +36,8 @@ from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 from swiftchat.engine.schedule.sliding import drop_middle
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.engine.schedule.twins import find_twins, fork
-from swiftchat.engine.speculation.proposer import observed_decode_rows, observed_rows
+from swiftchat.engine.steps.plain import PlainRunner
+from swiftchat.engine.steps.runner import SampledStep, StepInputs, StepLogits, first_result
 from swiftchat.errors import SwiftchatError, UsageError
 
 Outcome = tuple[int, Event | SwiftchatError]
@@ -60,9 +60,6 @@ class Engine:
         self.scheduler = parts.scheduler
         self.allocator = parts.scheduler.allocator
         self.speculation = parts.speculation
-        self.graph_decode = parts.graph_decode
-        self.prefill_graphs = parts.prefill_graphs
-        self.verification = parts.verification
         self.ctx_size_tokens = parts.info.ctx_size_tokens
         self.vocab_size = parts.decoder.config.vocab_size
         self.checkpoint = parts.checkpoint
@@ -70,6 +67,7 @@ class Engine:
         ranks, stages = parts.decoder.ranks, parts.decoder.stages
         self._sampler = DistributedSampler(self.vocab_size, ranks, stages, self.gpu)
         self._pooler = Pooler(parts.decoder, parts.cache)
+        self.use_graphs(parts.graphs)
         self._beams = Beams(parts)
         self.use_store(parts.store)
         self._generations: dict[int, Generation] = {}
@@ -87,6 +85,11 @@ class Engine:
         """Use these tiers below the device; before any prompt is added."""
         self.store = store
         self.scheduler.restorer = store if store.has_tiers else None
+
+    def use_graphs(self, graphs: Graphs) -> None:
+        """Replay these captured steps, and compute others one kernel after the other."""
+        self.graphs = graphs
+        self._runners = graphs.runners(self.tunings, PlainRunner(self.decoder, self.cache))
 
     def add(
         self,
@@ -139,8 +142,8 @@ class Engine:
 
     def abort_all(self, error: SwiftchatError) -> list[Outcome]:
         """End every generation with an error; the engine stays usable."""
-        if self.graph_decode is not None:
-            self.graph_decode.drop()
+        if self.graphs.decode is not None:
+            self.graphs.decode.drop()
         self.scheduler.step_failed()
         return [self._fail(generation, error) for generation in list(self._generations.values())]
 
@@ -159,16 +162,16 @@ class Engine:
     @property
     def can_prepare(self) -> bool:
         """Whether `prepare` would make later prompts faster."""
-        graphs = self.prefill_graphs
-        return self.has_unsaved or (graphs is not None and graphs.can_capture)
+        prefill = self.graphs.prefill
+        return self.has_unsaved or (prefill is not None and prefill.can_capture)
 
     @torch.inference_mode()
     def prepare(self) -> None:
         """Save a KV block or capture a graph, in some tenths of a second; only without work."""
         if self.store.has_unsaved:
             self.store.save()
-        elif self.prefill_graphs is not None:
-            self.prefill_graphs.capture_next()
+        elif self.graphs.prefill is not None:
+            self.graphs.prefill.capture_next()
 
     def stats(self, measure: bool = False) -> dict[str, Any]:
         """Return counters: blocks by state and tier, tokens computed and reused since loading.
@@ -186,8 +189,9 @@ class Engine:
 
     @torch.inference_mode()
     def _compute(self) -> list[Outcome]:
-        if self.graph_decode is not None and self.graph_decode.is_in_flight:
-            return self._collect(self.graph_decode)
+        decode = self.graphs.decode
+        if decode is not None and decode.is_in_flight:
+            return self._append_rows(decode.collect(continues=not self._proposes_next()))
         if failed := self._beams.reserve():
             return [self._fail(self._generations[id_], error) for id_, error in failed]
         self.speculation.propose(self.scheduler.running)
@@ -196,24 +200,52 @@ class Engine:
             assert step.restoring is not None
             return [(step.restoring.id, self.store.progress(step.restoring))]
         self.cache.states.copy(step.state_copies)
-        verification, seeds = self.verification, self._seeds(step.rows)
-        if verification is not None and (tokens := verification.sample(step, seeds)) is not None:
-            return self._append_rows(step.rows, tokens, verification.hidden)
-        if self.graph_decode is not None and self.graph_decode.launch(step, seeds):
-            return self._collect(self.graph_decode)
-        return self._forward(step)
-
-    def _forward(self, step: Step) -> list[Outcome]:
-        """Compute a step with the decoder's operations and sample the next tokens."""
-        outcomes: list[Outcome] = []
         self.tunings.prepare_blocks(step)
         self.store.prefill_started([row.sequence for row in step.rows])
         pooled = [row for row in step.rows if row.sequence.params.pooling is not None]
-        generating = Step([row for row in step.rows if row not in pooled], step.copies)
-        batch, started = Batch.pack(generating.rows, self.config.block_size), time.perf_counter()
-        local_logits = self.local_logits(generating, batch) if generating.rows else None
+        generating = replace(step, rows=[row for row in step.rows if row not in pooled])
+        inputs = self._inputs(generating, needs_logits=bool(pooled))
+        started, logits = time.perf_counter(), None
+        if generating.rows:
+            result = first_result(self._runners, inputs)
+            if isinstance(result, SampledStep):
+                return self._append_rows(result)
+            logits = result.logits
         embeddings = self._pooler.compute(pooled)
-        duration_s = time.perf_counter() - started
+        return self._sample(step, inputs.batch, logits, embeddings, started)
+
+    def _inputs(self, step: Step, *, needs_logits: bool) -> StepInputs:
+        return StepInputs(
+            step,
+            self._seeds(step.rows),
+            self.config.block_size,
+            needs_logits,
+            self._proposes_next,
+        )
+
+    def _proposes_next(self) -> bool:
+        return self.speculation.would_propose(self.scheduler.running)
+
+    def logits(self, step: Step) -> Tensor | None:
+        """Return the logits of a step's rows, for a draft model; its blocks must be ready."""
+        inputs = StepInputs(step, [0] * len(step.rows), self.config.block_size, needs_logits=True)
+        result = first_result(self._runners, inputs)
+        assert isinstance(result, StepLogits)
+        return result.logits
+
+    def _sample(
+        self,
+        step: Step,
+        batch: Batch,
+        local_logits: Tensor | None,
+        embeddings: dict[TokenSequence, list[float]],
+        started: float,
+    ) -> list[Outcome]:
+        """Sample the next tokens of a step, which this process began to compute at `started`.
+
+        `batch` are its generating rows with their logits; `embeddings` are those of the other rows.
+        """
+        outcomes, duration_s = list[Outcome](), time.perf_counter() - started
         batch, beams = self._beams.split(batch)
         twins = find_twins(batch.sampled_rows, self.scheduler)
         batch = batch.also_sampled(twins)
@@ -280,49 +312,22 @@ class Engine:
         id_ = generation.sequence.id
         return [(id_, Embedding(values)), (id_, self._finish(generation, "length"))]
 
-    def local_logits(self, step: Step, batch: Batch) -> Tensor | None:
-        """Return `Decoder.forward`, from a captured graph if there is one for such a step."""
-        if self.tunings.are_used_by(batch):
-            return self.tunings.forward(batch)
-        # With several ranks, the graph's logits are those of all ranks, which the sampler gathers.
-        hidden, logits = self.speculation.hidden_states(step.rows), None
-        if isinstance(self.graph_decode, AsyncDecode) and self.decoder.ranks.size == 1:
-            logits = self.graph_decode.forward(step, hidden)
-        if logits is None and self.prefill_graphs is not None:
-            logits = self.prefill_graphs.forward(batch, hidden)
-        elif logits is None:
-            logits = self.decoder.forward(batch, self.cache, hidden)
-        if hidden is not None:
-            self.speculation.observe(observed_rows(step.rows, batch, hidden))
-        return logits
-
     def _seeds(self, rows: list[Row]) -> list[int]:
         """Return the seed of each row; a context that slid has used positions before."""
         sequences = [row.sequence for row in rows]
         return [(self._generations[s.id].seed + s.num_slides) % 2**64 for s in sequences]
 
-    def _collect(self, graph_decode: GraphDecode) -> list[Outcome]:
-        """Add the tokens of the step in flight to their sequences."""
-        is_next_verified = self.speculation.would_propose(self.scheduler.running)
-        collected = graph_decode.collect(continues=not is_next_verified)
-        rows, tokens = [Row(s, 1) for s, _ in collected], [[token] for _, token in collected]
-        return self._append_rows(rows, tokens, graph_decode.collected_hidden)
-
-    def _append_rows(
-        self, rows: list[Row], tokens: list[list[int]], hidden: HiddenStates | None = None
-    ) -> list[Outcome]:
-        """Add the tokens of a replayed step to their sequences."""
-        if hidden is not None:
-            self.speculation.observe(observed_decode_rows(rows, hidden))
-        outcomes = list[Outcome]()
+    def _append_rows(self, step: SampledStep) -> list[Outcome]:
+        """Add the tokens of a step that the device sampled to their sequences."""
+        rows, outcomes = step.rows, list[Outcome]()
         self._num_computed += sum(1 + len(row.proposed) for row in rows)
         self._gpu_counters.num_replayed += 1
         self.speculation.computed(rows)
-        # All rows advance before any token is added, as in `_forward`: another stage may compute
+        # All rows advance before any token is added, as in `_sample`: another stage may compute
         # this step there, and the schedulers of all stages must change in the same order.
         for row in rows:
             self.scheduler.advance(row)
-        for row, sampled in zip(rows, tokens, strict=True):
+        for row, sampled in zip(rows, step.tokens, strict=True):
             outcomes += self._process_row(row, sampled)
         return outcomes
 

@@ -47,7 +47,7 @@ class FastForward:
 
         With captured steps only in a captured chunk, and not beside others, which would wait.
         """
-        if self._graphs.decode is None:
+        if not self._graphs.replays_steps:
             return True
         is_alone = len(self._scheduler.running) == 1 and not self._scheduler.waiting
         chunks = self._graphs.prefill

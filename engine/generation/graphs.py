@@ -1,40 +1,53 @@
 """The CUDA graphs of an engine: compile its kernels and capture its decode step."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import OnProgress
-from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.capture import compile_kernels
 from swiftchat.engine.gpu.graph_sizes import DECODE_ROWS
+from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner
 from swiftchat.engine.gpu.steps.pipeline_decode import PipelineDecode
-from swiftchat.engine.gpu.steps.prefill_graphs import PrefillGraphs, computes_experts
+from swiftchat.engine.gpu.steps.prefill_graphs import PrefillGraphs
 from swiftchat.engine.gpu.steps.verification import VERIFIED_ROWS, Verification
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import CachePlan
-from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.scheduler import Scheduler
-from swiftchat.engine.schedule.sequence import Row, TokenSequence
-
-GraphDecode = AsyncDecode | PipelineDecode
+from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
+from swiftchat.engine.steps.runner import StepInputs, StepRunner
 
 
 @dataclass(frozen=True)
 class Graphs:
     """What replays captured steps; None: these steps are never captured.
 
-    A MoE model whose experts the kernels cannot select has none: the host must route each step.
+    With several pipeline stages `pipeline` takes the place of `decode`. A MoE model whose experts
+    the kernels cannot select has none: the host must route each step.
     """
 
-    decode: GraphDecode | None = None
+    decode: AsyncDecode | None = None
+    pipeline: PipelineDecode | None = None
     prefill: PrefillGraphs | None = None
     verification: Verification | None = None
+
+    @property
+    def replays_steps(self) -> bool:
+        """Whether decode steps are captured."""
+        return self.decode is not None or self.pipeline is not None
+
+    def runners(self, tunings: StepRunner, plain: StepRunner) -> list[StepRunner]:
+        """Return the step runners of an engine, in the order in which they are asked.
+
+        `tunings` computes steps with adapters and soft prompts, `plain` all that are left.
+        """
+        runners = self.verification, self.decode, self.pipeline, tunings, self.prefill, plain
+        return [runner for runner in runners if runner is not None]
 
 
 @torch.inference_mode()
@@ -45,43 +58,58 @@ def build_graphs(
     scheduler: Scheduler,
     plan: CachePlan,
     on_progress: OnProgress,
-    hidden_layers: Collection[int] = (),
 ) -> Graphs:
     """Compile the kernels of a single conversation on all cores and capture its decode step.
 
-    The cache must not be in use yet. Graphs keep the hidden states of `hidden_layers`.
+    The cache must not be in use yet.
     """
     max_blocks = -(-plan.ctx_size_tokens // cache.block_size)
-    max_num_seqs = scheduler.max_num_seqs
-    runner = _graph_runner(decoder, ops, cache, max_num_seqs, max_blocks, hidden_layers)
-    verifier = _verifier(decoder, ops, cache, max_blocks, hidden_layers)
+    runner: GraphRunner | None = None
+    verifier: GraphRunner | None = None
     prefill: PrefillGraphs | None = None
-    if PrefillGraphs.supports(decoder, ops):
-        chunk_tokens = scheduler.chunk_tokens
-        prefill = PrefillGraphs(decoder, ops, cache, chunk_tokens, max_blocks, hidden_layers)
-    with ops.gpu.collecting() as specs:
+    if _computes_experts(decoder, ops):
+        max_num_seqs, chunk_tokens = scheduler.max_num_seqs, scheduler.chunk_tokens
+        runner = _graph_runner(decoder, ops, cache, max_num_seqs, max_blocks)
+        verifier = _verifier(decoder, ops, cache, max_blocks)
+        if decoder.config.mixer is None or ops.mixers.scans:
+            prefill = PrefillGraphs(decoder, ops, cache, chunk_tokens, max_blocks)
+
+    def launch() -> None:
         if runner is None:
-            decoder.forward(_prompt(1, cache.block_size), cache)
+            decoder.forward(_prompt(1, cache.block_size).batch, cache)
         else:
             runner.launch_kernels(1)
         if verifier is not None:
             for num_rows in VERIFIED_ROWS:
                 verifier.launch_kernels(num_rows)
-        decoder.forward(_prompt(32, cache.block_size), cache)
+        decoder.forward(_prompt(32, cache.block_size).batch, cache)
         if prefill is not None:
-            prefill.forward(_prompt(32, cache.block_size))
-    ops.gpu.compile(specs, lambda done, total: on_progress("compiling kernels", done, total))
+            prefill.compute(_prompt(32, cache.block_size))
+
+    compile_kernels(
+        ops.gpu, launch, lambda done, total: on_progress("compiling kernels", done, total)
+    )
     if runner is None:
-        return Graphs(None, prefill)
+        return Graphs()
     runner.graph(1)
     if verifier is not None and decoder.ranks.size > 1:
         # Later, one rank alone might have no memory for them, and compute another step.
         for num_rows in VERIFIED_ROWS:
             verifier.graph(num_rows)
     if decoder.stages.size > 1:
-        return Graphs(PipelineDecode(runner, decoder.stages), prefill)
-    decode = AsyncDecode(runner, scheduler, plan.ctx_size_tokens)
-    return Graphs(decode, prefill, None if verifier is None else Verification(verifier))
+        return Graphs(pipeline=PipelineDecode(runner, decoder.stages), prefill=prefill)
+    # With several ranks, the graph's logits are those of all ranks, which the sampler gathers.
+    has_logits = decoder.ranks.size == 1
+    decode = AsyncDecode(runner, scheduler, plan.ctx_size_tokens, has_logits=has_logits)
+    verification = None if verifier is None else Verification(verifier)
+    return Graphs(decode=decode, prefill=prefill, verification=verification)
+
+
+def _computes_experts(decoder: Decoder, ops: CudaOps) -> bool:
+    """Return whether all ranks and stages compute the experts of their layers in kernels."""
+    own = ops.computes_experts(decoder.weights.layers)
+    everywhere = decoder.ranks.min_across_ranks(int(own))
+    return min(decoder.stages.gather_from_stages(everywhere)) > 0
 
 
 def _graph_runner(
@@ -90,15 +118,12 @@ def _graph_runner(
     cache: KVCache,
     max_num_seqs: int,
     max_blocks: int,
-    hidden_layers: Collection[int],
-) -> GraphRunner | None:
-    """Return the runner of decode steps, None if they cannot be captured on some rank."""
-    if not computes_experts(decoder, ops):
-        return None
+) -> GraphRunner:
+    """Return the runner of decode steps."""
     max_rows = min(max_num_seqs, DECODE_ROWS[-1])
-    vocab_size = decoder.config.vocab_size
-    batch = DecodeBatch(ops.gpu, max_rows, max_blocks, cache.block_size, vocab_size)
-    return GraphRunner(decoder, ops, cache, batch, hidden_layers=hidden_layers)
+    sizes = max_blocks, cache.block_size, decoder.config.vocab_size
+    batch = DecodeBatch(ops.gpu, max_rows, *sizes, cache.states.layers)
+    return GraphRunner(decoder, ops, cache, batch)
 
 
 def _verifier(
@@ -106,30 +131,28 @@ def _verifier(
     ops: CudaOps,
     cache: KVCache,
     max_blocks: int,
-    hidden_layers: Collection[int],
 ) -> GraphRunner | None:
-    """Return the runner of verification steps, None if there are several stages or no graphs.
+    """Return the runner of verification steps, None if there are several stages.
 
     Several ranks have one if all of them use their peer buffers alone, which mixers with a state do
     not.
     """
-    if decoder.stages.size > 1 or not computes_experts(decoder, ops):
+    if decoder.stages.size > 1:
         return None
     if decoder.ranks.size > 1 and decoder.config.mixer is not None:
         return None
-    vocab_size = decoder.config.vocab_size
-    batch = DecodeBatch(ops.gpu, VERIFIED_ROWS[-1], max_blocks, cache.block_size, vocab_size)
+    sizes = max_blocks, cache.block_size, decoder.config.vocab_size
+    batch = DecodeBatch(ops.gpu, VERIFIED_ROWS[-1], *sizes, cache.states.layers)
     runner = GraphRunner(
         *(decoder, ops, cache, batch, VERIFIED_ROWS),
         shares_blocks=True,
-        hidden_layers=hidden_layers,
     )
     return runner if runner.exchanges_directly else None
 
 
-def _prompt(num_tokens: int, block_size: int) -> Batch:
-    """Return a prompt in the first blocks of the cache and slots of states, not used yet."""
+def _prompt(num_tokens: int, block_size: int) -> StepInputs:
+    """Return the step of a prompt in the first blocks and slots of states, not used yet."""
     prompt = TokenSequence(0, [0] * num_tokens, SamplingParams())
     prompt.state_slot, prompt.spare_slot = 0, 1
     prompt.block_table = [0] * -(-num_tokens // block_size)
-    return Batch.pack([Row(prompt, num_tokens)], block_size)
+    return StepInputs(Step([Row(prompt, num_tokens)], []), [0], block_size)

@@ -1,8 +1,9 @@
 """The prediction heads of `--draft`: what an engine must have for them, and their weights."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeGuard
 
 import torch
 from torch import Tensor
@@ -10,24 +11,22 @@ from torch import Tensor
 from swiftchat.engine.generation.setup import EngineSetup
 from swiftchat.engine.gpu.back_end import GpuBackEnd
 from swiftchat.engine.gpu.coverage import kernels_cover
-from swiftchat.engine.gpu.heads.captured_chain import CHAIN_ROWS, CapturedChain
-from swiftchat.engine.gpu.heads.eagle3_kernels import Eagle3Kernels, eagle3_kernels_cover
-from swiftchat.engine.gpu.heads.mtp_kernels import MtpKernels
 from swiftchat.engine.gpu.linear.plain import LinearKernels
 from swiftchat.engine.gpu.ops import CudaOps
+from swiftchat.engine.gpu.steps.head_chain import HeadChain
 from swiftchat.engine.linear.factory import WeightFactory
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
+from swiftchat.engine.model.head_cache import Features, HeadCache
+from swiftchat.engine.model.hidden_states import LAST_NORM
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.rope import cos_sin_table
-from swiftchat.engine.model.weights import DecoderWeights
+from swiftchat.engine.model.prediction_head import Eagle3Input, HeadInput, MtpInput, PredictionHead
+from swiftchat.engine.model.weights import DecoderWeights, LayerWeights, TokenInput
 from swiftchat.engine.reference.ops import TorchOps
-from swiftchat.engine.speculation.chain import ChainHead
-from swiftchat.engine.speculation.eagle3 import Eagle3Layer
-from swiftchat.engine.speculation.head_blocks import BLOCK_TOKENS
+from swiftchat.engine.schedule.scheduler import Scheduler
+from swiftchat.engine.speculation.head import HeadProposer
 from swiftchat.engine.speculation.medusa import MedusaHead, MedusaHeads
-from swiftchat.engine.speculation.mtp import MtpLayer
 from swiftchat.engine.speculation.proposer import Proposer
 from swiftchat.engine.speculation.step_costs import gpu_step_s
 from swiftchat.errors import UsageError
@@ -45,7 +44,6 @@ from swiftchat.weights.quantization.scheme import Int8
 # 2.2 ms for a token on an H200.
 _LAUNCH_S = 2e-3
 _REPLAY_S = 20e-6  # the same of a captured chain, for each token
-_MAX_HEAD_BLOCKS = 512  # for the tokens of all sequences; those beyond get no proposals
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,7 @@ class Heads:
     """Prediction heads whose files fit the model of an engine; their weights are not loaded yet."""
 
     files: HeadFiles | MtpFiles
-    factory: WeightFactory
-    dtype: torch.dtype
-    device: torch.device
-    kernels: LinearKernels | None
-    quantizes: bool  # the matrices of the heads, to int8
+    setup: EngineSetup
 
     @classmethod
     def open(cls, setup: EngineSetup) -> Self:
@@ -68,114 +62,169 @@ class Heads:
         """
         path, config = setup.config.draft, setup.shard.config
         assert path is not None
-        files: HeadFiles | MtpFiles
         if path != MTP:
-            files = open_heads(Path(path), config)
-        elif setup.checkpoint is None:
+            return cls(open_heads(Path(path), config), setup)
+        if setup.checkpoint is None:
             raise UsageError(
                 "a dummy model has no multi-token prediction layer", "leave out --draft"
             )
-        else:
-            settings = Model.open(setup.checkpoint.path).quantization_config
-            files = MtpFiles.open(setup.checkpoint, config, settings)
-        is_exact = setup.dtype == torch.float32 and not setup.is_quantized
-        quantizes = setup.factory.keeps_quantized and not is_exact
-        kernels = setup.back_end.kernels if isinstance(setup.back_end, GpuBackEnd) else None
-        return cls(files, setup.factory, setup.dtype, setup.device, kernels, quantizes)
+        settings = Model.open(setup.checkpoint.path).quantization_config
+        return cls(MtpFiles.open(setup.checkpoint, config, settings), setup)
 
     @property
     def num_bytes(self) -> int:
         """The stored size of the heads."""
         return self.files.num_bytes
 
-    def load(self, model: DecoderWeights, ctx_size_tokens: int) -> Proposer:
-        """Read the weights; raises `BadModelFile` if an element is not finite.
+    @property
+    def bytes_per_token(self) -> int:
+        """The bytes of a token in the KV cache."""
+        config, item_bytes = self._layer_config, self.setup.dtype.itemsize
+        if config is None:
+            return self.setup.shard.config.head_width * item_bytes
+        return HeadCache.bytes_per_token(config, item_bytes)
 
-        `model` are the weights of the model.
+    @property
+    def hidden_layers(self) -> Collection[int]:
+        """The hidden states of the model that the heads read, as in `HiddenStates`."""
+        match self.files:
+            case MedusaFiles():
+                return (LAST_NORM,)
+            case Eagle3Files():
+                return self.files.config.hidden_layers
+            case MtpFiles():
+                return (self.setup.shard.config.num_layers,)
+
+    @property
+    def _layer_config(self) -> ModelConfig | None:
+        """The model of one layer that the heads are, if they are one."""
+        match self.files:
+            case MedusaFiles():
+                return None
+            case Eagle3Files():
+                return self.files.config.decoder
+            case MtpFiles():
+                return self.files.config
+
+    def load(
+        self, decoder: Decoder, cache: KVCache, scheduler: Scheduler, ctx_size_tokens: int
+    ) -> Proposer:
+        """Read the weights, and let the steps of the decoder store what the heads read.
+
+        That is in the blocks of `cache`. Raises `BadModelFile` if an element is not finite.
         """
         match self.files:
             case MedusaFiles():
-                heads = _medusa(self.files, self._reader(self.files.file))
-                return MedusaHeads(heads, self._step_s(len(heads), is_captured=True))
+                return self._medusa(self.files, decoder, cache, scheduler.allocator.num_blocks)
             case Eagle3Files():
-                reader = self._reader(self.files.file)
-                eagle3, table = _eagle3(self.files, reader, model.embed, ctx_size_tokens)
-                chain = self._captured_eagle3(eagle3, table, ctx_size_tokens)
-                return ChainHead(chain or eagle3, self._step_s(is_captured=chain is not None))
+                inputs, weights, token_ids = _eagle3(
+                    self.files, self._reader(self.files.file), decoder.weights.embed
+                )
+                own, name, chains_normed = self.files.config.decoder, "eagle3", False
             case MtpFiles():
-                layer, mtp_chain = self._mtp(self.files, model, ctx_size_tokens)
-                is_captured = mtp_chain is not None
-                return ChainHead(mtp_chain or layer, self._step_s(is_captured=is_captured))
+                inputs, weights = self._mtp(self.files, decoder.weights)
+                token_ids = torch.arange(weights.lm_head.shape[0])
+                own, name, chains_normed = self.files.config, "mtp", self.files.chains_normed
+        ops = self._ops(own, weights, ctx_size_tokens)
+        device = self.setup.device
+        head = PredictionHead(
+            name,
+            Decoder(own, weights, ops),
+            inputs,
+            HeadCache(
+                own,
+                scheduler.allocator.num_blocks,
+                cache.block_size,
+                self.setup.dtype,
+                device,
+                heads_first=ops.heads_first,
+            ),
+            token_ids.to(device, torch.int32),
+            chains_normed,
+        )
+        decoder.head = head
+        cache.share_blocks(head.cache)
+        chain, is_captured = head.chain, _chains_on_device(ops, weights)
+        if _chains_on_device(ops, weights):
+            chain = HeadChain(head, ops, ctx_size_tokens).chain
+        step_s = self._step_s(is_captured=is_captured)
+        return HeadProposer(name, chain, scheduler.reserve, step_s)
+
+    def _medusa(
+        self, files: MedusaFiles, decoder: Decoder, cache: KVCache, num_blocks: int
+    ) -> MedusaHeads:
+        heads = _medusa(files, self._reader(files.file))
+        width, size = decoder.hidden_width, cache.block_size
+        features = Features(num_blocks, size, width, self.setup.dtype, self.setup.device)
+        step_s = self._step_s(len(heads), is_captured=True)
+        decoder.head = medusa = MedusaHeads(heads, features, size, step_s)
+        cache.share_blocks(features)
+        return medusa
+
+    @property
+    def _quantizes(self) -> bool:
+        """Whether the matrices of heads become int8."""
+        is_exact = self.setup.dtype == torch.float32 and not self.setup.is_quantized
+        return self.setup.factory.keeps_quantized and not is_exact
 
     def _reader(self, file: TensorFile) -> "_Reader":
-        return _Reader(file, self.factory, self.dtype, self.device, self.quantizes)
+        setup = self.setup
+        return _Reader(file, setup.factory, setup.dtype, setup.device, self._quantizes)
 
     def _step_s(self, num_heads: int = 1, *, is_captured: bool = False) -> float | None:
         """Estimate the duration of proposing a token on a GPU in seconds; None: it is measured."""
-        if self.device.type == "cpu":
+        if self.setup.device.type == "cpu":
             return None
         launch_s = _REPLAY_S if is_captured else _LAUNCH_S / num_heads
-        num_bytes = self.num_bytes // (2 if self.quantizes else 1)
+        num_bytes = self.num_bytes // (2 if self._quantizes else 1)
         return gpu_step_s(num_bytes // num_heads, 1) + launch_s
 
-    def _captured_eagle3(
-        self, layer: Eagle3Layer, table: LinearWeight, ctx_size_tokens: int
-    ) -> CapturedChain | None:
-        """Return the layer with captured chains if the kernels compute it."""
-        if self.kernels is None or len(table.kernel_matrices) != 1:
-            return None
-        gpu, (embeddings,) = self.kernels.gpu, table.kernel_matrices
-        if not eagle3_kernels_cover(gpu, layer):
-            return None
-        num_blocks = _num_blocks(ctx_size_tokens)
-        kernels = Eagle3Kernels(gpu, layer, embeddings, num_blocks)
-        return CapturedChain(gpu, layer, kernels, num_blocks)
+    def _ops(
+        self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int
+    ) -> CudaOps | TorchOps:
+        """Return what computes a layer: kernels if they compute the model.
 
-    def _mtp(
-        self, files: MtpFiles, model: DecoderWeights, ctx_size_tokens: int
-    ) -> tuple[MtpLayer, CapturedChain | None]:
-        """Return the layer, and its captured chains if the kernels compute all of it."""
-        config, device = files.config, self.device
+        Raises `UsageError` for a layer that these kernels cannot compute.
+        """
+        back_end, device = self.setup.back_end, self.setup.device
+        if not isinstance(back_end, GpuBackEnd):
+            return TorchOps(config, ctx_size_tokens, device)
+        if not kernels_cover(config, self.setup.dtype) or len(weights.embed.kernel_matrices) != 1:
+            raise UsageError(
+                f"no kernel computes the heads in {self.setup.config.draft}", "leave out --draft"
+            )
+        kernels = LinearKernels(back_end.gpu, config.hidden_size)
+        return CudaOps(kernels, Shard(config), ctx_size_tokens, max_num_seqs=1)
+
+    def _mtp(self, files: MtpFiles, model: DecoderWeights) -> tuple[HeadInput, DecoderWeights]:
+        setup, form = self.setup, files.form
         weights = load_weights(
-            *(config, files.checkpoint, self.dtype, device, lambda done, total: None),
-            factory=self.factory,
+            files.config,
+            files.checkpoint,
+            setup.dtype,
+            setup.device,
+            lambda done, total: None,
+            factory=setup.factory,
         )
         assert model.final_norm is not None
-        kernels = self._mtp_ops(config, weights, ctx_size_tokens)
-        layer = MtpLayer(
-            Decoder(config, weights, kernels or TorchOps(config, ctx_size_tokens, device)),
+
+        def read(name: str) -> Tensor:
+            return torch.from_numpy(files.read(name)).to(setup.device)
+
+        inputs = MtpInput(
             len(model.layers),
-            model.final_norm,
-            self._read(files, files.form.embedding_norm),
-            self._read(files, files.form.hidden_norm),
-            self.factory.plain(self._read(files, files.form.projection).to(self.dtype)),
-            chains_normed=files.chains_normed,
+            model.final_norm.float(),
+            read(form.embedding_norm),
+            read(form.hidden_norm),
+            setup.factory.plain(read(form.projection).to(setup.dtype)),
+            files.config.norm,
         )
-        if kernels is None:
-            return layer, None
-        num_blocks = _num_blocks(ctx_size_tokens)
-        cache = KVCache(config, num_blocks, BLOCK_TOKENS, self.dtype, device, heads_first=True)
-        chain = MtpKernels(kernels.gpu, layer, cache)
-        return layer, CapturedChain(kernels.gpu, layer, chain, num_blocks)
-
-    def _mtp_ops(
-        self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int
-    ) -> CudaOps | None:
-        """Return what computes the layer on a GPU; None without attention by our kernels."""
-        if self.kernels is None or config.attention.latent is not None:
-            return None
-        if not kernels_cover(config, self.dtype):
-            return None
-        ops = CudaOps(self.kernels, Shard(config), ctx_size_tokens, CHAIN_ROWS)
-        return ops if ops.computes_experts(weights.layers) else None
-
-    def _read(self, files: MtpFiles, name: str) -> Tensor:
-        return torch.from_numpy(files.read(name)).to(self.device)
+        return inputs, weights
 
 
-def _num_blocks(ctx_size_tokens: int) -> int:
-    """Return the blocks for the tokens of all sequences."""
-    return min(2 * -(-ctx_size_tokens // BLOCK_TOKENS) + 1, _MAX_HEAD_BLOCKS)
+def _chains_on_device(ops: CudaOps | TorchOps, weights: DecoderWeights) -> TypeGuard[CudaOps]:
+    """Return whether kernels compute a layer without the host."""
+    return isinstance(ops, CudaOps) and ops.heads_first and ops.computes_experts(weights.layers)
 
 
 @dataclass(frozen=True)
@@ -192,14 +241,17 @@ class _Reader:
     quantizes: bool
 
     def tensor(self, name: str) -> Tensor:
-        return torch.from_numpy(self.file.reader(name)()).to(self.device, self.dtype)
+        """Return a matrix, or the weights of a norm."""
+        return torch.from_numpy(self.file.reader(f"{name}.weight")()).to(self.device, self.dtype)
 
-    def norm(self, name: str) -> Tensor:
-        return self.tensor(f"{name}.weight").float()
+    def bias(self, name: str) -> Tensor:
+        return torch.from_numpy(self.file.reader(f"{name}.bias")()).to(self.device, self.dtype)
 
     def matrix(self, *names: str) -> LinearWeight:
         """Return matrices one below the other."""
-        tensor = torch.cat([self.tensor(f"{name}.weight") for name in names])
+        return self.weight(torch.cat([self.tensor(name) for name in names]))
+
+    def weight(self, tensor: Tensor) -> LinearWeight:
         quantized: LinearWeight | None = None
         if self.quantizes:
             quantized = self.factory.quantized([_as_int8(tensor)], self.dtype)
@@ -217,31 +269,46 @@ def _medusa(files: MedusaFiles, reader: _Reader) -> list[MedusaHead]:
     heads = []
     for head in range(files.num_heads):
         names = [files.block(head, block) for block in range(files.num_blocks)]
-        blocks = [(reader.matrix(name), reader.tensor(f"{name}.bias")) for name in names]
+        blocks = [(reader.matrix(name), reader.bias(name)) for name in names]
         heads.append(MedusaHead(blocks, reader.matrix(files.lm_head(head))))
     return heads
 
 
 def _eagle3(
-    files: Eagle3Files, reader: _Reader, embeddings: LinearWeight, ctx_size_tokens: int
-) -> tuple[Eagle3Layer, LinearWeight]:
-    """Return the layer, and the embeddings that it looks up."""
-    config, device = files.config, reader.device
+    files: Eagle3Files, reader: _Reader, embeddings: LinearWeight
+) -> tuple[HeadInput, DecoderWeights, Tensor]:
+    """Return what is before the layer, the layer, and the ids of its tokens.
+
+    Without embeddings of its own the layer looks up those of the model, `embeddings`.
+    """
+    config = files.config
     table = reader.matrix(EMBEDDINGS) if files.has_embeddings else embeddings
-    layer = Eagle3Layer(
-        config=config,
-        token_ids=torch.from_numpy(files.token_ids).to(device),
-        cos_sin=cos_sin_table(config.rope, config.head_dim, ctx_size_tokens, device),
-        embed=lambda ids: table.rows(ids).float(),
-        fc=reader.matrix("fc"),
-        input_norm=reader.norm(f"{LAYER}input_layernorm"),
-        hidden_norm=reader.norm(f"{LAYER}hidden_norm"),
-        qkv=reader.matrix(*(f"{LAYER}self_attn.{name}_proj" for name in "qkv")),
-        o=reader.matrix(f"{LAYER}self_attn.o_proj"),
-        mlp_norm=reader.norm(f"{LAYER}post_attention_layernorm"),
-        gate_up=reader.matrix(*(f"{LAYER}mlp.{name}_proj" for name in ("gate", "up"))),
-        down=reader.matrix(f"{LAYER}mlp.down_proj"),
-        norm=reader.norm("norm"),
-        lm_head=reader.matrix("lm_head"),
+    width = config.decoder.hidden_size
+    qkv = torch.cat([reader.tensor(f"{LAYER}self_attn.{name}_proj") for name in "qkv"])
+    # The first columns read the embedding, the others the stream.
+    token = TokenInput(
+        table, reader.tensor(f"{LAYER}input_layernorm"), reader.weight(qkv[:, :width].contiguous())
     )
-    return layer, table
+    hidden_norm = reader.tensor(f"{LAYER}hidden_norm")
+    adds_normed = config.norm_before_residual
+    layer = LayerWeights(
+        attn_norm=None if adds_normed else hidden_norm,
+        qkv=reader.weight(qkv[:, width:].contiguous()),
+        qkv_bias=None,
+        o=reader.matrix(f"{LAYER}self_attn.o_proj"),
+        o_bias=None,
+        mlp_norm=reader.tensor(f"{LAYER}post_attention_layernorm"),
+        gate_up=reader.matrix(*(f"{LAYER}mlp.{name}_proj" for name in ("gate", "up"))),
+        gate_up_bias=None,
+        down=reader.matrix(f"{LAYER}mlp.down_proj"),
+        down_bias=None,
+        token_input=token,
+    )
+    inputs = Eagle3Input(
+        config.hidden_layers,
+        reader.matrix("fc"),
+        config.decoder.norm.eps,
+        hidden_norm if adds_normed else None,
+    )
+    weights = DecoderWeights(table, [layer], reader.tensor("norm"), reader.matrix("lm_head"))
+    return inputs, weights, torch.from_numpy(files.token_ids)

@@ -9,9 +9,7 @@ from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.engine.generation.fast_forward import FastForward
 from swiftchat.engine.generation.grammars import Grammars
-from swiftchat.engine.generation.graphs import GraphDecode
-from swiftchat.engine.gpu.steps.prefill_graphs import PrefillGraphs
-from swiftchat.engine.gpu.steps.verification import Verification
+from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.model.back_end import BackEnd
 from swiftchat.engine.model.decoder import Decoder
@@ -25,8 +23,6 @@ from swiftchat.weights.model.checkpoint import Checkpoint
 class EngineParts:
     """The parts that `build_engine` makes an engine of.
 
-    `graph_decode` is None if no decode step is captured,
-    `prefill_graphs` if no prefill chunk is, and `verification` if no step with proposed tokens is.
     The checkpoint is held because weights may be views of its mapped files.
     """
 
@@ -38,9 +34,7 @@ class EngineParts:
     cache: KVCache
     scheduler: Scheduler
     speculation: Speculation
-    graph_decode: GraphDecode | None
-    prefill_graphs: PrefillGraphs | None
-    verification: Verification | None
+    graphs: Graphs
     checkpoint: Checkpoint | None
     grammars: Grammars
     fast_forward: FastForward

@@ -12,7 +12,6 @@ from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.weights import has_quantized, resident_bytes
-from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.sequence import Step
 from swiftchat.engine.speculation.draft import DraftModel
 from swiftchat.engine.speculation.proposer import Proposer
@@ -113,6 +112,6 @@ def _compute(engine: Engine) -> Callable[[Step], Tensor | None]:
         engine.cache.states.copy(step.state_copies)
         if not step.rows:
             return None
-        return engine.local_logits(step, Batch.pack(step.rows, engine.config.block_size))
+        return engine.logits(step)
 
     return compute

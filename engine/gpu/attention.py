@@ -1,7 +1,5 @@
 """Attention to the keys and values of heads, by the project's kernels."""
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
@@ -14,6 +12,7 @@ from swiftchat.cuda.ops.attention.prefill_attention import prefill_attention
 from swiftchat.cuda.ops.attention.rotary import HeadNorm, head_norm_fits, rotary
 from swiftchat.cuda.ops.attention.rotate_heads import rotate_heads
 from swiftchat.cuda.quantized_kv import KVScales, scheme_of
+from swiftchat.engine.gpu.inputs.device_batch import Rows
 from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.norms import norm_heads_
 from swiftchat.engine.model.rope import cos_sin_table, query_factor_table
@@ -21,28 +20,6 @@ from swiftchat.engine.reference.attention import alibi_slopes
 from swiftchat.engine.schedule.batch import padded_rows
 from swiftchat.weights.architectures.parts.attention import NO_ATTENTION
 from swiftchat.weights.parallel.tensor_parallel import Shard
-
-
-@dataclass(frozen=True)
-class DecodeRows:
-    """Sequences with one token each: `block_tables` [n, max_blocks] and `context_lens` [n]."""
-
-    block_tables: Tensor
-    context_lens: Tensor
-
-
-@dataclass(frozen=True)
-class PrefillRows:
-    """Sequences with several tokens each.
-
-    `block_tables` [n, max_blocks] and `context_lens` [n]. The tokens of sequence i are
-    `query_starts[i] : query_starts[i + 1]` of all prefill tokens, at most `max_num_tokens`.
-    """
-
-    block_tables: Tensor
-    context_lens: Tensor
-    query_starts: Tensor
-    max_num_tokens: int
 
 
 def kernel_kv(kv: LayerKV) -> tuple[Tensor, KVScales | None]:
@@ -184,7 +161,7 @@ class AttentionKernels:
         layer: int,
         q: Tensor,
         kv: LayerKV,
-        rows: DecodeRows,
+        rows: Rows,
         sinks: Tensor | None,
         out: Tensor,
         *,
@@ -208,6 +185,7 @@ class AttentionKernels:
             workspace=self._workspace,
             window=self._window(layer),
             chunk=self._chunk(layer),
+            first_key=self.layers[layer].scores.first_key,
             softcap=self._softcap,
             alibi_slopes=self._alibi_slopes,
             sinks=sinks,
@@ -222,11 +200,12 @@ class AttentionKernels:
         layer: int,
         q: Tensor,
         kv: LayerKV,
-        rows: PrefillRows,
+        rows: Rows,
         sinks: Tensor | None,
         out: Tensor,
     ) -> None:
         """Write the attention of all tokens of the rows to `out` [n, num_heads, head_dim]."""
+        assert rows.query_starts is not None and not self.layers[layer].scores.first_key
         cache, kv_scales = kernel_kv(kv)
         prefill_attention(
             self._gpu,

@@ -40,8 +40,12 @@ class LatentKernels:
         self._torch = TorchOps(shard.local_config, ctx_size_tokens, gpu.device, shard)
 
     def plan(self, batch: Batch, cache: KVCache) -> TorchPlan | None:
-        """Return the plan of a batch with prompts; None for decode steps, as kernels compute."""
-        if all(span.num_tokens == 1 for span in batch.spans):
+        """Return the plan of a batch with prompts; None for decode steps, as kernels compute.
+
+        The kernels see all keys, so with a first key there always is a plan.
+        """
+        first_key = self._config.attention.scores.first_key
+        if all(span.num_tokens == 1 for span in batch.spans) and not first_key:
             return None
         return self._torch.plan(batch, cache)
 
@@ -50,6 +54,12 @@ class LatentKernels:
     ) -> Tensor:
         """As `Ops.attend`."""
         return self._torch.attend(plan, layer, projected, kv, None, None, weights)
+
+    def store_by_torch(
+        self, plan: TorchPlan, layer: int, projected: Tensor, kv: Tensor, weights: LatentWeights
+    ) -> None:
+        """As `Ops.store`."""
+        self._torch.store(plan, layer, projected, kv, None, weights)
 
     def decode(
         self,
@@ -69,14 +79,49 @@ class LatentKernels:
         output.
         """
         latent = self._config.attention.latent
+        assert latent is not None and not self._config.attention.scores.first_key
+        q = self.store(
+            projected,
+            kv,
+            weights,
+            cos_sin=cos_sin,
+            positions=positions,
+            slot_mapping=slot_mapping,
+        )
+        n, num_heads, nope = len(q), q.shape[1], latent.nope_dim
+        out = q.new_empty(n, num_heads, latent.kv_rank)
+        latent_attention(
+            self._gpu,
+            torch.bmm(q[..., :nope].transpose(0, 1), weights.kv_b[:, :nope]),
+            q[..., nope:],
+            kv.transpose(1, 2),
+            block_tables=block_tables,
+            context_lens=context_lens,
+            scale=self._config.attention.scores.scale * latent.q_scale,
+            out=out,
+        )
+        values = torch.bmm(out.transpose(0, 1), weights.kv_b[:, nope:].transpose(1, 2))
+        return values.transpose(0, 1).reshape(n, -1)
+
+    def store(
+        self,
+        projected: Tensor,
+        kv: Tensor,
+        weights: LatentWeights,
+        *,
+        cos_sin: Tensor | None,
+        positions: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        """Store latents and keys; return the rotated queries [n, num_heads, head_dim]."""
+        latent = self._config.attention.latent
         assert latent is not None
         q, row = self._queries(projected, latent, weights)
-        kv = kv.transpose(1, 2)  # the same memory: a token has a single row
         latent_rotary(
             self._gpu,
             q,
             row,
-            kv,
+            kv.transpose(1, 2),  # the same memory: a token has a single row
             norm_weight=weights.kv_norm,
             cos_sin=cos_sin,
             positions=positions,
@@ -85,20 +130,7 @@ class LatentKernels:
             eps=latent.norm_eps,
             kv_scale=latent.kv_scale,
         )
-        n, num_heads, nope = len(q), q.shape[1], latent.nope_dim
-        out = q.new_empty(n, num_heads, latent.kv_rank)
-        latent_attention(
-            self._gpu,
-            torch.bmm(q[..., :nope].transpose(0, 1), weights.kv_b[:, :nope]),
-            q[..., nope:],
-            kv,
-            block_tables=block_tables,
-            context_lens=context_lens,
-            scale=self._config.attention.scores.scale * latent.q_scale,
-            out=out,
-        )
-        values = torch.bmm(out.transpose(0, 1), weights.kv_b[:, nope:].transpose(1, 2))
-        return values.transpose(0, 1).reshape(n, -1)
+        return q
 
     def _queries(
         self, projected: Tensor, config: LatentAttention, weights: LatentWeights

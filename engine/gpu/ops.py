@@ -1,9 +1,6 @@
 """The decoder's operations as the project's kernels; large GEMMs are cuBLAS's, through torch."""
 
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, takewhile
 
 import torch
 from torch import Tensor
@@ -13,10 +10,11 @@ from swiftchat.cuda.ops.layers.act_and_mul import KINDS, act_and_mul, sigmoid_ga
 from swiftchat.cuda.ops.layers.embedding import embed, gather_rows
 from swiftchat.cuda.ops.layers.norm import add_norm, norm
 from swiftchat.engine.comm.communicator import Communicator
-from swiftchat.engine.gpu.attention import AttentionKernels, DecodeRows, PrefillRows
+from swiftchat.engine.gpu.attention import AttentionKernels
+from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch
 from swiftchat.engine.gpu.latent_attention import LatentKernels
 from swiftchat.engine.gpu.linear.plain import LinearKernels
-from swiftchat.engine.gpu.mixers.mix import MixerKernels, StatePlan
+from swiftchat.engine.gpu.mixers.mix import MixerKernels
 from swiftchat.engine.gpu.moe import ExpertKernels
 from swiftchat.engine.gpu.per_layer import PerLayerKernels
 from swiftchat.engine.linear.weight import LinearWeight
@@ -29,33 +27,8 @@ from swiftchat.engine.model.weights import LayerWeights
 from swiftchat.engine.reference import activations
 from swiftchat.engine.reference.elementwise import Elementwise
 from swiftchat.engine.reference.moe import moe, shared_expert
-from swiftchat.engine.reference.ops import TorchPlan
-from swiftchat.engine.schedule.batch import Batch, Span
+from swiftchat.engine.schedule.batch import Batch
 from swiftchat.weights.parallel.tensor_parallel import Shard
-
-
-@dataclass(frozen=True)
-class CudaPlan:
-    """A batch on the device; all int32.
-
-    `ids`, `positions` and `slot_mapping` have an element for each token; a token with a slot below
-    0 is not stored. The tokens of the `decode` rows come first, then those of the `prefill` rows.
-    `logits_indices` None means all tokens. `states` are those of a model with mixers. Latent
-    attention has `latents` if torch computes it, else every token is a `decode` row.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    slot_mapping: Tensor
-    decode: DecodeRows | None = None
-    prefill: PrefillRows | None = None
-    logits_indices: Tensor | None = None
-    states: StatePlan | None = None
-    latents: TorchPlan | None = None
-
-    @property
-    def num_decode(self) -> int:
-        return 0 if self.decode is None else len(self.decode.context_lens)
 
 
 class CudaOps(Elementwise):
@@ -83,48 +56,12 @@ class CudaOps(Elementwise):
         self.first_id = shard.vocab[0]  # of this rank's embeddings
         self._config = config
 
-    def plan(self, batch: Batch, cache: KVCache) -> CudaPlan:
-        """Upload the whole batch in one copy.
-
-        The scheduler puts rows of one token first; one after a longer row is computed as prefill.
-        """
-        spans, size = batch.spans, cache.block_size
-        num_decode = sum(1 for _ in takewhile(lambda span: span.num_tokens == 1, spans))
-        rows, rest = spans[:num_decode], spans[num_decode:]
-        parts: list[Sequence[int]] = [
-            batch.ids,
-            batch.positions,
-            batch.slot_mapping,
-            _block_tables(rows, size),
-            [span.context_len for span in rows],
-            _block_tables(rest, size),
-            [span.context_len for span in rest],
-            list(accumulate((span.num_tokens for span in rest), initial=0)),
-            batch.logits_indices,
-        ]
-        # Each part begins at a multiple of 16 bytes, as kernels require. Arrays take lists of
-        # thousands of integers in a fifth of the time of `torch.tensor`.
-        padded = [array("i", [*part, *([0] * (-len(part) % 4))]) for part in parts]
-        packed = torch.frombuffer(bytearray().join(padded), dtype=torch.int32)
-        on_device = torch.split(packed.to(self.gpu.device), [len(part) for part in padded])
-        ids, positions, slot_mapping, tables, lens, rest_tables, rest_lens, starts, indices = (
-            tensor[: len(part)] for tensor, part in zip(on_device, parts, strict=True)
-        )
-        decode = DecodeRows(tables.view(len(rows), -1), lens) if rows else None
-        prefill: PrefillRows | None = None
-        if rest:
-            most = max(span.num_tokens for span in rest)
-            prefill = PrefillRows(rest_tables.view(len(rest), -1), rest_lens, starts, most)
-        has_all_logits = len(batch.logits_indices) == len(batch.ids)
-        logits_indices, states = None if has_all_logits else indices, None
-        if self._config.mixer is not None:
-            states = self.mixers.plan(spans, positions, cache.states.layers)
+    def plan(self, batch: Batch, cache: KVCache) -> DeviceBatch:
         latents = None if self._latent is None else self._latent.plan(batch, cache)
-        return CudaPlan(
-            ids, positions, slot_mapping, decode, prefill, logits_indices, states, latents
-        )
+        has_scans = self.mixers.scans
+        return DeviceBatch.pack(batch, cache, self.gpu.device, has_scans=has_scans, latents=latents)
 
-    def embed(self, plan: CudaPlan, table: LinearWeight) -> Tensor:
+    def embed(self, plan: DeviceBatch, table: LinearWeight) -> Tensor:
         x = torch.empty(len(plan.ids), table.shape[1], device=self.gpu.device)
         (matrix,) = table.kernel_matrices
         embed(self.gpu, plan.ids, matrix, x, first_id=self.first_id)
@@ -157,7 +94,7 @@ class CudaOps(Elementwise):
 
     def attend(
         self,
-        plan: CudaPlan,
+        plan: DeviceBatch,
         layer: int,
         qkv: Tensor,
         kv: LayerKV,
@@ -175,8 +112,33 @@ class CudaOps(Elementwise):
             self.attention.prefill(layer, q[split:], kv, plan.prefill, sinks, out[split:])
         return out.view(len(qkv), -1)
 
+    def store(
+        self,
+        plan: DeviceBatch,
+        layer: int,
+        qkv: Tensor,
+        kv: LayerKV,
+        norms: tuple[Tensor, Tensor] | None,
+        latent: LatentWeights | None,
+    ) -> None:
+        if latent is None:
+            self.attention.rotate(layer, qkv, kv, norms, plan.positions, plan.slot_mapping)
+            return
+        assert self._latent is not None and isinstance(kv, Tensor)
+        if plan.latents is not None:
+            self._latent.store_by_torch(plan.latents, layer, qkv, kv, latent)
+            return
+        self._latent.store(
+            qkv,
+            kv,
+            latent,
+            cos_sin=self.attention.cos_sin(layer),
+            positions=plan.positions,
+            slot_mapping=plan.slot_mapping,
+        )
+
     def _attend_to_latents(
-        self, plan: CudaPlan, layer: int, projected: Tensor, kv: LayerKV, weights: LatentWeights
+        self, plan: DeviceBatch, layer: int, projected: Tensor, kv: LayerKV, weights: LatentWeights
     ) -> Tensor:
         assert self._latent is not None and isinstance(kv, Tensor)
         if plan.latents is not None:
@@ -195,11 +157,10 @@ class CudaOps(Elementwise):
         )
 
     def mix(
-        self, plan: CudaPlan, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
+        self, plan: DeviceBatch, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
     ) -> Tensor:
-        assert plan.states is not None
         projected = mixer.project_in.matmul(x, mixer.project_in_bias)
-        out = self.mixers.mix(plan.states, layer, projected, mixer, ranks)
+        out = self.mixers.mix(plan, layer, projected, mixer, ranks)
         return mixer.project_out.matmul(out, mixer.project_out_bias)
 
     def gate(self, x: Tensor, scores: Tensor, *, softplus: bool = False) -> Tensor:
@@ -230,7 +191,7 @@ class CudaOps(Elementwise):
         return out
 
     def per_layer_embeddings(
-        self, plan: CudaPlan, x: Tensor, table: PerLayerTable
+        self, plan: DeviceBatch, x: Tensor, table: PerLayerTable
     ) -> Sequence[Tensor]:
         return self.per_layer.embeddings(plan.ids, x, table)
 
@@ -253,7 +214,7 @@ class CudaOps(Elementwise):
         moe_layers = [(i, layer.experts) for i, layer in enumerate(layers) if layer.experts]
         return all(self.experts.support(*each) for each in moe_layers)
 
-    def logits_rows(self, plan: CudaPlan, x: Tensor) -> Tensor:
+    def logits_rows(self, plan: DeviceBatch, x: Tensor) -> Tensor:
         if plan.logits_indices is None:
             return x
         if x.shape[1] * x.itemsize % 4:
@@ -268,10 +229,3 @@ class CudaOps(Elementwise):
             pairs = torch.tensor(together, dtype=torch.int32, device=self.gpu.device)
             for tensor in cache.tensors:
                 copy_blocks(self.gpu, tensor, pairs)
-
-
-def _block_tables(spans: Sequence[Span], block_size: int) -> list[int]:
-    """Return the used blocks of each sequence, padded to the same number."""
-    used = [span.block_table[: -(-span.context_len // block_size)] for span in spans]
-    width = max(map(len, used), default=0)
-    return [block for table in used for block in table + [0] * (width - len(table))]

@@ -12,6 +12,8 @@ from swiftchat.engine.kv_store.run_file import RunLayout
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.formats.safetensors import TensorSpec
+from swiftchat.weights.heads.mtp import MTP
+from swiftchat.weights.heads.open import are_heads
 from swiftchat.weights.model.digest import model_digest
 
 _VERSION = "2"  # of the layout of blocks and files
@@ -37,6 +39,13 @@ class ModelFiles:
         if engine.dummy is not None:  # random numbers differ between kinds of devices
             return cls(f"dummy {engine.dummy}", f"dummy {engine.dummy} on {device}")
         return cls(str(path.resolve()), model_digest(path))
+
+
+def _heads_digest(engine: EngineConfig) -> str:
+    """Return a digest of prediction heads, which have a part of each block; "" without heads."""
+    if engine.draft is None or not are_heads(engine.draft):
+        return ""
+    return engine.draft if engine.draft == MTP else model_digest(Path(engine.draft))
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class CacheIdentity:
             digest=model.digest,
             dtype=dtype if engine.kv_dtype == "auto" else engine.kv_dtype,
             layout=RunLayout(cache.block_size, tuple(shapes)),
-            details=f"{config!r} {engine.dtype} {is_longrope and is_long}",
+            details=f"{config!r} {engine.dtype} {is_longrope and is_long} {_heads_digest(engine)}",
         )
 
     @property

@@ -29,13 +29,7 @@ class AttentionPart:
     def __call__(self, plan: Any, x: Tensor, kv: LayerKV) -> Tensor:
         """Return the output for the normed input x, before the all-reduce."""
         ops, weights = self.ops, self.weights
-        qkv, gates = self._projected(x)
-        if self.config.clip is not None:
-            ops.clamp_(qkv, self.config.clip)
-        norms, kind = weights.head_norms, self.config.head_norms
-        if norms is not None and kind is not None and kind.over == "width" and self.ranks.size > 1:
-            norm_widths_(qkv, *norms, self.norm, self.ranks)
-            norms = None
+        qkv, gates, norms = self._inputs(plan, x)
         out = ops.attend(plan, self.number, qkv, kv, norms, weights.sinks, weights.latent)
         if gates is not None:
             gate = self.config.gate
@@ -44,10 +38,31 @@ class AttentionPart:
             out = ops.norm_inside(out, weights.attn_inner_norm, self.norm.eps)
         return scaled(ops.linear(out, weights.o, weights.o_bias), self.config.out_scale, ops)
 
-    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def store(self, plan: Any, x: Tensor, kv: LayerKV) -> None:
+        """Write keys and values for the normed input x to the cache; attend to nothing."""
+        qkv, _, norms = self._inputs(plan, x)
+        self.ops.store(plan, self.number, qkv, kv, norms, self.weights.latent)
+
+    def _inputs(
+        self, plan: Any, x: Tensor
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]:
+        """Return q k v, the scores of the output's gate, and the norms of heads still to come."""
+        qkv, gates = self._projected(plan, x)
+        if self.config.clip is not None:
+            self.ops.clamp_(qkv, self.config.clip)
+        norms, kind = self.weights.head_norms, self.config.head_norms
+        if norms is not None and kind is not None and kind.over == "width" and self.ranks.size > 1:
+            norm_widths_(qkv, *norms, self.norm, self.ranks)
+            norms = None
+        return qkv, gates, norms
+
+    def _projected(self, plan: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return queries, keys and values, and the scores of the output's gate if it has one."""
         ops, weights = self.ops, self.weights
         qkv = ops.linear(x, weights.qkv, weights.qkv_bias)
+        if (token := weights.token_input) is not None:
+            embedded = ops.norm_(ops.embed(plan, token.embed), None, token.norm, None)
+            qkv = ops.add(qkv, ops.linear(embedded, token.qkv, None))
         if weights.attn_gate is not None:
             return qkv, ops.linear(x, weights.attn_gate, None)
         if self.config.gate is not None:

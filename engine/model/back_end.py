@@ -1,6 +1,6 @@
 """The interface of a back end: how a device computes a model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +23,7 @@ class DecoderParts:
     """What a back end makes the decoder of one rank of.
 
     `new_cache` allocates the KV cache in a layout, `heads_first` or not. Batches have at most
-    `max_tokens` tokens and `max_num_seqs` sequences.
+    `max_tokens` tokens and `max_num_seqs` sequences. Hidden states of `hidden_layers` are read.
     """
 
     shard: Shard
@@ -34,6 +34,7 @@ class DecoderParts:
     ctx_size_tokens: int
     max_tokens: int
     max_num_seqs: int
+    hidden_layers: Collection[int] = ()
 
 
 class BackEnd(Protocol):

@@ -10,7 +10,7 @@ from torch import Tensor
 from swiftchat.engine.comm.communicator import Communicator, SingleRank
 from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
 from swiftchat.engine.model import altup
-from swiftchat.engine.model.hidden_states import LAST_NORM, HiddenStates
+from swiftchat.engine.model.hidden_states import LAST_NORM, HeadLayer, HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.layer import Layer, norm_stream_
 from swiftchat.engine.model.ops import Ops
@@ -22,7 +22,9 @@ from swiftchat.weights.architectures.config import ModelConfig
 class Decoder:
     """A model ready to run: configuration, weights, and the operations of its device.
 
-    With several `ranks` or `stages`, configuration and weights are those of this rank's shard.
+    With several `ranks` or `stages`, configuration and weights are those of this rank's shard. A
+    prediction head is one more layer, `head`: every token that is computed is stored in its cache,
+    too, so that blocks of the cache are whole whoever reads them.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Decoder:
         self.ops = ops
         self.ranks: Communicator = SingleRank() if ranks is None else ranks
         self.stages: Pipeline = SingleStage() if stages is None else stages
+        self.head: HeadLayer | None = None
         # Models are trained with the scale in the dtype of their weights.
         scale = torch.tensor(config.embeddings.scale, dtype=weights.dtype)
         self.embedding_scale = float(scale) / config.residual_scale
@@ -56,24 +59,45 @@ class Decoder:
         for `Communicator.all_gather`. With several stages, all but the last return None. `hidden`
         receives hidden states, on one rank and stage.
         """
-        return self.forward_plan(self.ops.plan(batch, cache), cache, hidden)
+        plan = self.ops.plan(batch, cache)
+        return self.forward_plan(plan, cache, hidden, batch)
 
     def forward_plan(
-        self, plan: Any, cache: KVCache, hidden: HiddenStates | None = None
+        self,
+        plan: Any,
+        cache: KVCache,
+        hidden: HiddenStates | None = None,
+        batch: Batch | None = None,
     ) -> Tensor | None:
-        """As `forward`, for a batch that is on the device."""
-        normed = self._forward_stages(plan, cache, hidden)
-        return None if normed is None else self.logits(plan, normed, hidden)
+        """As `forward`, for a batch that is on the device; a head reads the packed one if given."""
+        kept = self.kept(hidden)
+        normed = self._forward_stages(plan, cache, kept)
+        logits = None if normed is None else self.logits(plan, normed, kept)
+        self.store_for_head(plan if batch is None else batch, kept)
+        return logits
 
-    def forward_hidden(self, batch: Batch, cache: KVCache) -> Tensor | None:
+    def forward_hidden(
+        self, batch: Batch, cache: KVCache, hidden: HiddenStates | None = None
+    ) -> Tensor | None:
         """As `forward`, but return the hidden states that the logits would be computed from.
 
         [len(batch.logits_indices), `hidden_width`], after the last norm, on all ranks of the last
         stage.
         """
-        plan = self.ops.plan(batch, cache)
-        normed = self._forward_stages(plan, cache)
+        plan, kept = self.ops.plan(batch, cache), self.kept(hidden)
+        normed = self._forward_stages(plan, cache, kept)
+        self.store_for_head(batch, kept)
         return None if normed is None else self._hidden(plan, normed)
+
+    def kept(self, hidden: HiddenStates | None) -> HiddenStates | None:
+        """Return what receives the hidden states of a batch: `hidden`, or what the head reads."""
+        return hidden if self.head is None else HiddenStates(self.head.hidden_layers)
+
+    def store_for_head(self, batch: Batch | Any, hidden: HiddenStates | None) -> None:
+        """Add the tokens of a computed batch to the cache of the head, if there is one."""
+        if self.head is not None:
+            assert hidden is not None
+            self.head.store(batch, hidden)
 
     @property
     def hidden_width(self) -> int:
@@ -109,7 +133,7 @@ class Decoder:
         if weights.per_layer is not None:
             own = self.ops.per_layer_embeddings(plan, x, weights.per_layer)
         streams = None if weights.streams is None else altup.expand(x, weights.streams)
-        for i, (layer, kv) in enumerate(zip(self._layers(), cache.layers, strict=True)):
+        for i, (layer, kv) in enumerate(zip(self.layers(), cache.layers, strict=True)):
             if streams is not None:
                 streams = layer.update_streams(plan, kv, streams, own[i])
                 continue
@@ -124,7 +148,8 @@ class Decoder:
         self.keep(hidden, len(weights.layers), x)
         return normed
 
-    def _layers(self) -> Iterator[Layer]:
+    def layers(self) -> Iterator[Layer]:
+        """Yield the layers of this stage."""
         ranks, dtype = self.ranks, self.weights.dtype
         for number, weights in enumerate(self.weights.layers):
             yield Layer(self.config, number, weights, self.ops, ranks, dtype)

@@ -1,9 +1,12 @@
-"""Hidden states that a forward pass leaves for a proposer of tokens."""
+"""Hidden states that a forward pass leaves for a prediction head."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from torch import Tensor
+
+from swiftchat.engine.schedule.batch import Batch
 
 # Stands for what the LM head reads.
 LAST_NORM = -1
@@ -21,15 +24,16 @@ class HiddenStates:
     layers: Collection[int]
     found: dict[int, Tensor] = field(default_factory=dict)
 
-    def copied(self, num_tokens: int, num_logits: int) -> "HiddenStates":
-        """Return copies of the states of the first tokens, and of the first computed logits."""
-        rows = {
-            layer: states[: num_logits if layer == LAST_NORM else num_tokens].clone()
-            for layer, states in self.found.items()
-        }
-        return HiddenStates(self.layers, rows)
 
-    def selected(self, rows: Sequence[int]) -> "HiddenStates":
-        """Return the states of some rows of a decode step."""
-        found = {layer: states[list(rows)] for layer, states in self.found.items()}
-        return HiddenStates(self.layers, found)
+class HeadLayer(Protocol):
+    """What prediction heads compute behind a decoder's own layers, in each step."""
+
+    @property
+    def hidden_layers(self) -> Collection[int]:
+        """The hidden states of the decoder that it reads, as in `HiddenStates`."""
+
+    def store(self, batch: Batch | Any, hidden: HiddenStates) -> None:
+        """Add the tokens of a computed batch to the part of the KV cache that the heads have.
+
+        It is packed, or on the device already, as captured steps have it.
+        """

@@ -1,7 +1,7 @@
 """The tensors of the KV cache."""
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,13 @@ LayerKV = Tensor | QuantizedKV
 T = TypeVar("T")
 
 
+class SharedBlocks(Protocol):
+    """What else belongs to the tokens of each block: tensors [_, num_blocks, …]."""
+
+    @property
+    def tensors(self) -> Sequence[Tensor]: ...
+
+
 class KVCache:
     """Keys and values of every layer, allocated once.
 
@@ -24,7 +31,8 @@ class KVCache:
     contiguous. With latent attention a token has one row of `LatentAttention.cached_dim` elements
     instead: its latent and its rotated key. With `kv_dtype` int8, fp8 or int5 it is a `QuantizedKV`
     of that layout. `tensors` hold all layers with rows of one width, [num_layers, num_blocks, ...],
-    one group after the other; a copy of a block copies each of them. On the CPU the system commits
+    one group after the other, and those of `share_blocks`; a copy of a block copies each of them.
+    On the CPU the system commits
     the memory of a block when it is first written. Layers with a mixer have an empty tensor in
     `layers`, none in `tensors`, and `states` with `num_states` slots. `numbers` are the places of
     the other layers among those with keys and values of their own; layers that share them have the
@@ -57,7 +65,8 @@ class KVCache:
             for i, each in enumerate(row_shapes)
         ]
         self.is_quantized = kv_dtype in SCHEMES
-        self.tensors: tuple[Tensor, ...] = ()
+        self._own: tuple[Tensor, ...] = ()
+        self._shared: tuple[Tensor, ...] = ()
         own: list[Sequence[LayerKV]] = []
         for rows, width in self._groups:
             block = (rows, block_size) if heads_first else (block_size, rows)
@@ -72,24 +81,35 @@ class KVCache:
                     for size in sizes
                 )
                 scales = torch.empty(shape, device=device)
-                self.tensors += (values, key_bits, value_bits, scales)
+                self._own += (values, key_bits, value_bits, scales)
                 parts = zip(values, scales, key_bits, value_bits, strict=True)
                 own.append([QuantizedKV(kv_dtype, *each) for each in parts])
             elif self.is_quantized:
                 values = torch.empty(*shape, width, dtype=torch.int8, device=device)
                 scales = torch.empty(shape, device=device)
-                self.tensors += (values, scales)
+                self._own += (values, scales)
                 pairs = zip(values, scales, strict=True)
                 own.append([QuantizedKV(kv_dtype, *each) for each in pairs])
             else:
-                self.tensors += (torch.empty(*shape, width, dtype=dtype, device=device),)
-                own.append(self.tensors[-1].unbind())
+                self._own += (torch.empty(*shape, width, dtype=dtype, device=device),)
+                own.append(self._own[-1].unbind())
         empty: LayerKV = torch.empty(0, device=device)
         in_order = [*self.by_number(own), empty]
         self.layers = [in_order[self.numbers.get(i, -1)] for i in range(config.num_layers)]
         self.states = StateCache(config, num_states, device)
         self.block_size, self._heads_first = block_size, heads_first
-        self.num_bytes = sum(tensor.nbytes for tensor in self.tensors) + self.states.num_bytes
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self._own + self._shared
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors) + self.states.num_bytes
+
+    def share_blocks(self, other: SharedBlocks) -> None:
+        """Let blocks have more tensors: those of a prediction head are copied with them."""
+        self._shared += tuple(other.tensors)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination), in all layers, one after the other."""
@@ -104,8 +124,8 @@ class KVCache:
         In a quantized cache such a row has a scale that is not finite.
         """
         blocks = list(block_table[: -(-num_tokens // self.block_size)])
-        per_group = len(self.tensors) // len(self._groups)
-        last = self.tensors[per_group - 1 :: per_group]
+        per_group = len(self._own) // len(self._groups)
+        last = self._own[per_group - 1 :: per_group]
         for layer, number in self.numbers.items():
             group, place = self._places[number]
             rows = last[group][place, blocks]
@@ -119,7 +139,7 @@ class KVCache:
 
         Not for a quantized cache or `heads_first`.
         """
-        return [each.flatten(1, 2)[:, first : first + num_tokens] for each in self.tensors]
+        return [each.flatten(1, 2)[:, first : first + num_tokens] for each in self._own]
 
     def by_number(self, groups: Sequence[Sequence[T]]) -> Sequence[T]:
         """Return what each group has for its layers, in the order of `numbers`."""

@@ -89,6 +89,12 @@ class Layer:
         out = self._mix(plan, normed, kv)
         return self.ranks.all_reduce(self.ops.add(out, self._mlp(mlp_input)))
 
+    def store(self, plan: Any, x: Tensor, kv: LayerKV) -> None:
+        """Write the keys and values for the stream x to the cache, and compute nothing else."""
+        weights = self.weights
+        normed = self._norm(x, None, (weights.attn_norm, weights.attn_norm_bias), 0)
+        self._attention().store(plan, normed, kv)
+
     def second_branch(
         self, x: Tensor, delta: Tensor | None, shortcut: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
@@ -154,12 +160,13 @@ class Layer:
         if self.config.attention is None:
             assert mixed is not None
             return mixed
-        norm, weights = self.model.norm, self.weights
-        attention = AttentionPart(
-            self.config.attention, norm, weights, self.number, self.ops, self.ranks
-        )
-        out = attention(plan, x, kv)
+        out = self._attention()(plan, x, kv)
         return out if mixed is None else self.ops.add(out, mixed)
+
+    def _attention(self) -> AttentionPart:
+        config, norm, weights = self.config.attention, self.model.norm, self.weights
+        assert config is not None
+        return AttentionPart(config, norm, weights, self.number, self.ops, self.ranks)
 
     def _mlp(self, x: Tensor) -> Tensor:
         """Return this rank's part of the MLP's output, before the all-reduce."""

@@ -95,11 +95,12 @@ def plan_shard_cache(
     weights_bytes: int | None = None,
     *,
     has_spares: bool = False,
+    head_bytes_per_token: int = 0,
 ) -> CachePlan:
     """`plan_cache` for one rank's shard of a model.
 
     `weights_bytes` is the size of all weights if some of them are quantized. With `has_spares`
-    every sequence has two slots for states.
+    every sequence has two slots for states. A prediction head adds `head_bytes_per_token`.
     """
     local = shard.local_config
     # Several ranks do not capture steps that verify proposed tokens of models with states.
@@ -108,12 +109,13 @@ def plan_shard_cache(
     num_states, state_bytes = _plan_states(config, local, available_bytes, *slots)
     if weights_bytes is None:
         weights_bytes = plain_weight_bytes(shard, dtype)
+    kv_bytes = kv_bytes_per_token(local, dtype.itemsize, config.kv_dtype) + head_bytes_per_token
     plan = plan_cache(
         config,
         max_context_tokens=local.max_context_tokens,
         longest_context_tokens=shard.config.longest_context_tokens,
         # A model without attention needs none: its blocks are only numbers.
-        bytes_per_token=max(1, kv_bytes_per_token(local, dtype.itemsize, config.kv_dtype)),
+        bytes_per_token=max(1, kv_bytes),
         weights_bytes=weights_bytes,
         workspace_bytes=workspace_bytes + num_states * state_bytes,
         available_bytes=available_bytes,

@@ -91,6 +91,17 @@ class Ops(Protocol):
         `norms` are the weights of the query and key norms, which come first. Overwrites `qkv`.
         """
 
+    def store(
+        self,
+        plan: Any,
+        layer: int,
+        qkv: Tensor,
+        kv: LayerKV,
+        norms: tuple[Tensor, Tensor] | None,
+        latent: LatentWeights | None,
+    ) -> None:
+        """Write keys and values to the layer's cache, as `attend` does, without attention."""
+
     def mix(
         self, plan: Any, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
     ) -> Tensor:

@@ -15,6 +15,18 @@ from swiftchat.engine.model.per_layer import PerLayerBranch, PerLayerTable
 
 
 @dataclass(frozen=True)
+class TokenInput:
+    """What attention reads besides the stream: the norm of each token's embedding (EAGLE-3).
+
+    The rows of `qkv` give queries, keys and values, which are added to those of the stream.
+    """
+
+    embed: LinearWeight
+    norm: Tensor
+    qkv: LinearWeight
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """The weights of one layer; matrices are [out, in].
 
@@ -27,7 +39,8 @@ class LayerWeights:
     `latent` the rows of `qkv` are those of the queries, or of their low-rank projection, and of the
     latents. A layer with a `mixer` has no attention but beside it. At the end of a layer
     `per_layer` adds the token's embedding for it, then the stream is multiplied by `scale` [1].
-    `residual` is added to the attention's output; `streams` update the others.
+    `residual` is added to the attention's output; `streams` update the others. `token_input` is
+    read by the attention, too.
     """
 
     attn_norm: Tensor | None
@@ -59,6 +72,7 @@ class LayerWeights:
     expert_norms: ExpertNorms | None = None
     streams: StreamMixing | None = None
     residual: LowRankResidual | None = None
+    token_input: TokenInput | None = None
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
@@ -114,6 +128,7 @@ def resident_bytes(weights: DecoderWeights) -> int:
         tensors += [] if layer.streams is None else layer.streams.tensors
         tensors += [] if layer.residual is None else [layer.residual.norm]
         tensors += [] if layer.expert_norms is None else vars(layer.expert_norms).values()
+        tensors += [] if layer.token_input is None else [layer.token_input.norm]
     if weights.per_layer is not None:
         tensors += [weights.per_layer.project, weights.per_layer.norm]
     if weights.streams is not None:
@@ -147,5 +162,6 @@ def _matrices(weights: DecoderWeights) -> Iterator[LinearWeight]:
         yield from (() if layer.latent is None else layer.latent.matrices)
         yield from (() if layer.per_layer is None else layer.per_layer.matrices)
         yield from (() if layer.residual is None else (layer.residual.left, layer.residual.right))
+        yield from (() if layer.token_input is None else (layer.token_input.qkv,))
         for expert in layer.experts.all if layer.experts is not None else ():
             yield from (expert.gate_up, expert.down)

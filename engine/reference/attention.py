@@ -35,34 +35,35 @@ class AttentionPlan:
     kv_views: Sequence[tuple[Tensor, Tensor]] | None
 
 
+# Of `Scores.visible`: window, chunk and first key.
+Visible = tuple[int | None, int | None, int]
+
+
 def plan_attention(
     spans: Sequence[Span],
     cache: KVCache,
-    window: int | None,
+    visible: Visible,
     device: torch.device,
     slopes: Tensor | None = None,
-    chunk: int | None = None,
 ) -> list[AttentionPlan]:
-    """Plan causal attention of each span over its blocks, over the last `window` tokens if set.
+    """Plan causal attention of each span over its blocks, to the keys that are `visible`.
 
-    With `chunk` only over the tokens since the last multiple of it. `slopes` [num_heads] are
-    ALiBi's.
+    `slopes` [num_heads] are ALiBi's.
     """
-    return [_plan_span(span, cache, window, device, slopes, chunk) for span in spans]
+    return [_plan_span(span, cache, visible, device, slopes) for span in spans]
 
 
 def _plan_span(
     span: Span,
     cache: KVCache,
-    window: int | None,
+    visible: Visible,
     device: torch.device,
     slopes: Tensor | None,
-    chunk: int | None,
 ) -> AttentionPlan:
     context_len = span.context_len
     used = span.block_table[: -(-context_len // cache.block_size)]
     is_contiguous = used[-1] - used[0] == len(used) - 1 and used == sorted(used)
-    mask = _mask(span, window, device, slopes, chunk)
+    mask = _mask(span, visible, device, slopes)
     first_slot = used[0] * cache.block_size
     has_views = is_contiguous and not cache.is_quantized
     return AttentionPlan(
@@ -77,16 +78,13 @@ def _plan_span(
 
 
 def _mask(
-    span: Span,
-    window: int | None,
-    device: torch.device,
-    slopes: Tensor | None,
-    chunk: int | None,
+    span: Span, visible: Visible, device: torch.device, slopes: Tensor | None
 ) -> Tensor | None:
+    window, chunk, first_key = visible
     n, length, prefix = span.num_tokens, span.context_len, span.bidirectional_prefix.length
     is_windowed = any(limit is not None and length > limit for limit in (window, chunk))
     is_partial = n > 1 and (n != length or prefix > 1)
-    if slopes is None and not is_windowed and not is_partial:
+    if slopes is None and not is_windowed and not is_partial and not first_key:
         return None
     keys = torch.arange(length, device=device)
     queries = torch.arange(length - n, length, device=device).unsqueeze(1)
@@ -95,6 +93,8 @@ def _mask(
         mask &= keys > queries - window
     if chunk is not None:
         mask &= keys // chunk == queries // chunk
+    if first_key:
+        mask &= (keys >= first_key) | (keys == queries)
     if slopes is None:
         return mask
     # Relative to the query's position: biases of near keys are small and therefore precise.

@@ -24,12 +24,13 @@ from swiftchat.engine.model.state_cache import LayerStates, StateRows, plan_stat
 from swiftchat.engine.reference.activations import ACTIVATIONS, act_and_mul
 from swiftchat.engine.reference.attention import (
     AttentionPlan,
+    Visible,
     alibi_slopes,
     attention,
     plan_attention,
 )
 from swiftchat.engine.reference.elementwise import Elementwise
-from swiftchat.engine.reference.latent_attention import latent_attention, project
+from swiftchat.engine.reference.latent_attention import LatentInputs, latent_attention, project
 from swiftchat.engine.reference.mixers.mix import mix
 from swiftchat.engine.reference.moe import moe
 from swiftchat.engine.reference.per_layer import per_layer_embeddings
@@ -45,7 +46,7 @@ class TorchPlan:
     """A batch on the device: int64 `ids`, `positions`, `slot_mapping` [n], and `logits_indices`.
 
     `slot_views` are those of `slot_views()`. `cos_sin` has cosines and sines [n, 1, head_dim] for
-    each table of angles; `attention` is planned for each window and chunk of
+    each table of angles; `attention` is planned for all that is `Scores.visible` in
     layers. `state_rows` are for the layers with a mixer, whose states are `states`; `kv_numbers`
     are the others' places in the cache.
     """
@@ -56,7 +57,7 @@ class TorchPlan:
     slot_views: Sequence[Tensor] | None
     cos_sin: Sequence[Sequence[Tensor]]
     logits_indices: Tensor
-    attention: Mapping[tuple[int | None, int | None], list[AttentionPlan]]
+    attention: Mapping[Visible, list[AttentionPlan]]
     state_rows: list[StateRows]
     states: Mapping[int, LayerStates]
     kv_numbers: Mapping[int, int]
@@ -93,11 +94,11 @@ class TorchOps(Elementwise):
         def tensor(values: Sequence[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=self._device)
 
-        def attention_plans(window: int | None, chunk: int | None) -> list[AttentionPlan]:
-            return plan_attention(batch.spans, cache, window, self._device, self._slopes, chunk)
+        def attention_plans(visible: Visible) -> list[AttentionPlan]:
+            return plan_attention(batch.spans, cache, visible, self._device, self._slopes)
 
         config, positions = self._config, tensor(batch.positions)
-        spans = {(each.scores.window, each.scores.chunk) for each in config.attentions}
+        visible = {each.scores.visible for each in config.attentions}
         if config.rope is not None and config.rope.two_dimensional:
             first, second = zip(*batch.position_pairs(), strict=True)
             rows = [_halves(t[tensor(first)], t[tensor(second)]) for t in self._cos_sin_tables]
@@ -110,7 +111,7 @@ class TorchOps(Elementwise):
             positions=positions,
             cos_sin=[t.unsqueeze(2).unbind(1) for t in rows],
             logits_indices=tensor(batch.logits_indices),
-            attention={span: attention_plans(*span) for span in spans},
+            attention={keys: attention_plans(keys) for keys in visible},
             state_rows=plan_states(batch.spans, self._device) if config.mixer is not None else [],
             states=cache.states.layers,
             kv_numbers=cache.numbers,
@@ -148,10 +149,57 @@ class TorchOps(Elementwise):
         sinks: Tensor | None,
         latent: LatentWeights | None,
     ) -> Tensor:
-        config, norm = self._config.layers[layer].attention, self._config.norm
-        assert config is not None
+        config = self._attention(layer)
         if latent is not None and config.latent is not None:
             return self._attend_to_latents(plan, layer, qkv, kv, config, latent)
+        queries = self._rotated(plan, layer, qkv, kv, norms)
+        out = attention(
+            queries,
+            plan.kv_numbers[layer],
+            kv,
+            plan.attention[config.scores.visible],
+            config.scores.scale,
+            config.num_heads != config.num_kv_heads,
+            config.scores.softcap,
+            sinks,
+        )
+        if config.values.dim == queries.shape[2]:
+            return out
+        return out.view(queries.shape)[..., : config.values.dim].reshape(len(out), -1)
+
+    def store(
+        self,
+        plan: TorchPlan,
+        layer: int,
+        qkv: Tensor,
+        kv: LayerKV,
+        norms: tuple[Tensor, Tensor] | None,
+        latent: LatentWeights | None,
+    ) -> None:
+        config = self._attention(layer)
+        if latent is not None and config.latent is not None:
+            self._latent_inputs(plan, layer, qkv, kv, config, latent)
+        else:
+            self._rotated(plan, layer, qkv, kv, norms)
+
+    def _attention(self, layer: int) -> Attention:
+        config = self._config.layers[layer].attention
+        assert config is not None
+        return config
+
+    def _rotated(
+        self,
+        plan: TorchPlan,
+        layer: int,
+        qkv: Tensor,
+        kv: LayerKV,
+        norms: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """Return the queries [n, num_heads, head_dim], with norms and rotated; store keys, values.
+
+        Overwrites `qkv`.
+        """
+        config, norm = self._attention(layer), self._config.norm
         if config.values.are_keys:
             qkv = torch.cat([qkv, qkv[:, config.num_heads * config.head_dim :]], 1)
         if config.values.dim != config.head_dim:
@@ -171,22 +219,9 @@ class TorchOps(Elementwise):
             norm_heads_(qkv, *norms, config, norm)
         if growth := config.scores.growth:
             queries *= query_factors(growth, plan.positions).view(-1, 1, 1)
-        number = plan.kv_numbers[layer]
         if new_kv.shape[1]:
-            store(plan, number, kv, new_kv)
-        out = attention(
-            queries,
-            number,
-            kv,
-            plan.attention[config.scores.window, config.scores.chunk],
-            config.scores.scale,
-            config.num_heads != config.num_kv_heads,
-            config.scores.softcap,
-            sinks,
-        )
-        if config.values.dim == queries.shape[2]:
-            return out
-        return out.view(queries.shape)[..., : config.values.dim].reshape(len(out), -1)
+            store(plan, plan.kv_numbers[layer], kv, new_kv)
+        return queries
 
     def mix(
         self, plan: TorchPlan, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
@@ -207,17 +242,31 @@ class TorchOps(Elementwise):
     ) -> Tensor:
         latent = config.latent
         assert latent is not None
-        inputs = project(projected, latent, weights)
+        inputs = self._latent_inputs(plan, layer, projected, kv, config, weights)
+        number, attention = plan.kv_numbers[layer], plan.attention[config.scores.visible]
+        scale = config.scores.scale
+        return latent_attention(inputs, number, kv, attention, scale, latent, weights.kv_b)
+
+    def _latent_inputs(
+        self,
+        plan: TorchPlan,
+        layer: int,
+        projected: Tensor,
+        kv: LayerKV,
+        config: Attention,
+        weights: LatentWeights,
+    ) -> LatentInputs:
+        """Return the rotated inputs of latent attention; store the latents and keys."""
+        assert config.latent is not None
+        inputs = project(projected, config.latent, weights)
         if config.rope is not None:
             table = plan.cos_sin[self._ropes.index((config.rope, config.rope_width))]
             for part in inputs.rotated:
                 rotate_(part, *table)
         if growth := config.scores.growth:
             inputs.queries.mul_(query_factors(growth, plan.positions).view(-1, 1, 1))
-        number, scores = plan.kv_numbers[layer], config.scores
-        store(plan, number, kv, inputs.rows)
-        attention = plan.attention[scores.window, scores.chunk]
-        return latent_attention(inputs, number, kv, attention, scores.scale, latent, weights.kv_b)
+        store(plan, plan.kv_numbers[layer], kv, inputs.rows)
+        return inputs
 
     def act_and_mul(self, gate_up: Tensor) -> Tensor:
         return act_and_mul(gate_up, self._config.activation)

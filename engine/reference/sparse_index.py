@@ -26,6 +26,8 @@ def sparse_plan(
         products = (queries[:, head].float() @ wide.t()).relu_()
         scores.addcmul_(products, columns[:, head : head + 1])
     causal = torch.ones(n, length, dtype=torch.bool, device=scores.device).tril_(length - n)
+    if plan.mask is not None:
+        causal &= plan.mask
     scores.masked_fill_(~causal, float("-inf"))
     chosen = scores.topk(index.top_k, dim=-1).indices
     mask = torch.zeros_like(causal).scatter_(1, chosen, True).logical_and_(causal)

@@ -68,6 +68,20 @@ class Batch:
     sampled_logits: list[int] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
 
+    @property
+    def logits_slots(self) -> list[int]:
+        """The slots of the tokens whose logits are computed."""
+        return [self.slot_mapping[i] for i in self.logits_indices]
+
+    def previous_slots(self, block_size: int) -> list[int]:
+        """Return the slot of the token before each one; -1 for the first of a sequence."""
+        slots: list[int] = []
+        for span in self.spans:
+            first = self.positions[span.start]
+            slots += _slots(span.block_table, first - 1, first, block_size) if first else [-1]
+            slots += self.slot_mapping[span.start : span.start + span.num_tokens - 1]
+        return slots
+
     def position_pairs(self) -> list[tuple[int, int]]:
         """Return both positions of every token, for models with two-dimensional positions."""
         return [

@@ -11,7 +11,6 @@ from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
 from swiftchat.engine.schedule.states import StateSlots
-from swiftchat.engine.speculation.proposer import ObservedRow
 from swiftchat.engine.speculation.step_costs import smoothed
 
 _PARAMS = SamplingParams(temperature=0)
@@ -42,7 +41,6 @@ class DraftModel:
     """
 
     name = "draft"
-    hidden_layers = ()
 
     def __init__(
         self,
@@ -60,9 +58,6 @@ class DraftModel:
         self._ctx_size_tokens, self._vocab_size = ctx_size_tokens, vocab_size
         self.step_s, self._measures = step_s, step_s is None
         self._followed: dict[int, _Followed] = {}
-
-    def observe(self, row: ObservedRow) -> None:
-        """Do nothing: it reads no hidden states."""
 
     def propose(self, sequence: TokenSequence, num_tokens: int) -> list[int]:
         """Return up to `num_tokens` tokens; none while the prompt is computed, chunk by chunk."""

@@ -1,15 +1,14 @@
 """Speculation: proposes tokens for the running sequences and keeps account of the acceptance."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import Speculated
-from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from swiftchat.engine.speculation.acceptance import AcceptanceRate
 from swiftchat.engine.speculation.lookup import PromptLookup
-from swiftchat.engine.speculation.proposer import ObservedRow, Proposer
+from swiftchat.engine.speculation.proposer import Proposer
 from swiftchat.engine.speculation.step_costs import StepCosts
 from swiftchat.errors import UsageError
 
@@ -84,20 +83,6 @@ class Speculation:
         """Raise `UsageError` for a proposer that the engine does not have."""
         if params.speculate == "draft" and self._draft is None:
             raise UsageError("speculate is draft, but there is no draft model", "add --draft MODEL")
-
-    def hidden_states(self, rows: Sequence[Row]) -> HiddenStates | None:
-        """Return what receives the hidden states of a step, if a proposer reads them."""
-        if self._draft is None or not self._draft.hidden_layers:
-            return None
-        if not any(self._may_draft(row.sequence) for row in rows):
-            return None
-        return HiddenStates(self._draft.hidden_layers)
-
-    def observe(self, rows: Iterable[ObservedRow]) -> None:
-        """Receive the hidden states of a computed step, before its tokens are added."""
-        for row in rows:
-            if self._draft is not None and self._may_draft(row.sequence):
-                self._draft.observe(row)
 
     def computed(self, rows: Sequence[Row], duration_s: float | None = None) -> None:
         """Receive the rows of a computed step and its duration, before they get new tokens.

@@ -102,12 +102,12 @@ def test_error_after_a_worker_is_killed_while_loading(folder: Path) -> None:
 
 _NO_MEMORY_ONCE = """
 import swiftchat.engine.generation.engine as engine
-local_logits, calls = engine.Engine.local_logits, iter(range(10**9))
+first_result, calls = engine.first_result, iter(range(10**9))
 def failing(*args):
     if next(calls) == 4:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 B")
-    return local_logits(*args)
-engine.Engine.local_logits = failing
+    return first_result(*args)
+engine.first_result = failing
 """
 
 

@@ -380,8 +380,8 @@ MUTANTS = (
     ),
     Mutant(
         "captured steps do not know the adapters of their rows",
-        "engine/gpu/decode_batch.py",
-        'ints[index["adapter_sets"], rows] = sequence.tuning.set_index',
+        "engine/gpu/inputs/decode_batch.py",
+        'host["adapter_sets"][rows] = sequence.tuning.set_index',
         "pass",
         (f"{_ADAPTED}::test_captured_steps_use_adapters",),
     ),

@@ -87,7 +87,7 @@ def logits(
         step = engine.scheduler.schedule()
         engine.tunings.prepare_blocks(step)
         batch = Batch.pack(step.rows, engine.config.block_size)
-        rows = engine.local_logits(step, batch)
+        rows = engine.logits(step)
         assert rows is not None
         for scored in batch.scored:
             end = scored.start + len(scored.targets)

@@ -1,6 +1,7 @@
 """Engines of tiny models on a GPU."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from torch import Tensor
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from tests.support import tiny
 
 
@@ -25,14 +25,15 @@ def decode_logits(engine: Engine, ids: list[int]) -> torch.Tensor:
     found = []
     forward = engine.decoder.forward_plan
 
-    def record(plan: object, cache: object, hidden: object = None) -> torch.Tensor | None:
-        found.append(forward(plan, cache, hidden))
+    def record(*args: Any) -> torch.Tensor | None:
+        found.append(forward(*args))
         return found[-1]
 
     engine.decoder.forward_plan = record  # type: ignore[method-assign]
-    graphs, engine.graph_decode = engine.graph_decode, None
+    graphs = engine.graphs
+    engine.use_graphs(replace(graphs, decode=None))
     tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1))
-    engine.graph_decode = graphs
+    engine.use_graphs(graphs)
     engine.decoder.forward_plan = forward  # type: ignore[method-assign]
     return next(rows for rows in reversed(found) if len(rows))[0].double()
 
@@ -42,8 +43,8 @@ def step_logits(engine: Engine, num_rows: int) -> tuple[list[list[int]], Tensor]
 
     The host samples, so that the runner returns logits: fp64 [num_rows, vocab_size].
     """
-    decode, found = engine.graph_decode, list[tuple[list[list[int]], Tensor]]()
-    assert isinstance(decode, AsyncDecode)
+    decode, found = engine.graphs.decode, list[tuple[list[list[int]], Tensor]]()
+    assert decode is not None
     forward = decode.runner.forward
 
     def record(sequences: Sequence[Any]) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu.steps.head_chain import HeadChain
 from swiftchat.engine.schedule.sequence import TokenSequence
 from swiftchat.errors import BadModelFile
 from tests.support import tiny
@@ -28,7 +29,7 @@ EAGLE3_CONFIG: Mapping[str, Any] = {
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 12,
+    "head_dim": 16,
     "rms_norm_eps": 1e-5,
     "rope_theta": 5000.0,
     "vocab_size": VOCAB_SIZE,
@@ -70,7 +71,7 @@ def write_medusa(folder: Path, tensors: Mapping[str, Tensor], **config: Any) -> 
     return folder
 
 
-def eagle3_tensors(seed: int = 0, head_dim: int = 12) -> dict[str, Tensor]:
+def eagle3_tensors(seed: int = 0, head_dim: int = 16) -> dict[str, Tensor]:
     """Return random tensors for `EAGLE3_CONFIG`; the head's tokens are every second id."""
     random = torch.Generator().manual_seed(seed)
     shapes = {
@@ -109,6 +110,12 @@ def write_eagle3(folder: Path, tensors: Mapping[str, Tensor], **config: Any) -> 
     (folder / "config.json").write_text(json.dumps(present))
     save_file(dict(tensors), folder / "model.safetensors")
     return folder
+
+
+def is_captured(engine: Engine) -> bool:
+    """Return whether CUDA graphs compute the proposals of a head."""
+    proposer: Any = engine.speculation._draft
+    return isinstance(getattr(proposer._chain, "__self__", None), HeadChain)
 
 
 def propose_always(engine: Engine) -> list[Proposal]:

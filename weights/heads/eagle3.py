@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.architectures.config import ModelConfig
+from swiftchat.weights.architectures.parts.attention import Attention, Scores, Values
+from swiftchat.weights.architectures.parts.embeddings import Embeddings, Head
 from swiftchat.weights.architectures.parts.fields import (
     MAX_HEAD_DIM,
     MAX_VOCAB,
@@ -27,6 +29,8 @@ from swiftchat.weights.architectures.parts.fields import (
     number,
     optional_integer,
 )
+from swiftchat.weights.architectures.parts.layers import LayerConfig, Norm
+from swiftchat.weights.architectures.parts.mlp import Activation, Mlp
 from swiftchat.weights.architectures.parts.rope import RopeConfig
 from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.model.tensor_file import TensorFile
@@ -40,20 +44,15 @@ _MAX_LAYERS = 8
 
 @dataclass(frozen=True)
 class Eagle3Config:
-    """The sizes of a head in elements.
+    """A head as a model of one layer, `decoder`, and what comes before and after it.
 
     `hidden_layers`: the layers of the model whose inputs the head reads, as in `HiddenStates`. With
-    `norm_before_residual` the layer adds to its normed input.
+    `norm_before_residual` the layer adds to its normed input. The LM head has `draft_vocab_size`
+    rows, the embeddings those of the model.
     """
 
     hidden_layers: tuple[int, ...]
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    norm_eps: float
-    rope: RopeConfig
+    decoder: ModelConfig
     draft_vocab_size: int
     norm_before_residual: bool
 
@@ -83,23 +82,37 @@ class Eagle3Config:
         rope = RopeConfig.from_hf(settings, head_dim)
         if rope.rotary_dim not in (None, head_dim):
             raise invalid("partial_rotary_factor", "1 in an EAGLE-3 head", rope.rotary_dim)
+        # The layer reads each token with the hidden states before it, which the first one has not.
+        scores = Scores(head_dim**-0.5, first_key=1)
+        attention = Attention(heads, kv_heads, head_dim, Values(head_dim), scores, rope=rope)
+        mlp = Mlp(integer(settings, "intermediate_size", 1, 8 * MAX_WIDTH), Activation("silu"))
+        eps = number(settings, "rms_norm_eps", above=0.0, below=1.0, default=1e-6)
+        decoder = ModelConfig(
+            family="eagle3",
+            architecture="LlamaForCausalLMEagle3",
+            dtype=model.dtype,
+            max_context_tokens=model.max_context_tokens,
+            bos_id=None,
+            eos_ids=(),
+            hidden_size=width,
+            norm=Norm("rms", eps),
+            embeddings=Embeddings(model.vocab_size),
+            layers=(LayerConfig(attention, mixer=None, mlp=mlp, moe=None),),
+            head=Head(tied=False),
+        )
         return cls(
             hidden_layers=_hidden_layers(settings, model.num_layers),
-            hidden_size=width,
-            intermediate_size=integer(settings, "intermediate_size", 1, 8 * MAX_WIDTH),
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            norm_eps=number(settings, "rms_norm_eps", above=0.0, below=1.0, default=1e-6),
-            rope=rope,
+            decoder=decoder,
             draft_vocab_size=integer(settings, "draft_vocab_size", 1, model.vocab_size),
             norm_before_residual=flag(settings, "norm_before_residual"),
         )
 
     def shapes(self, model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the name and the shape of every float tensor but the embeddings."""
-        width, inner = self.hidden_size, self.intermediate_size
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        width, attention, mlp = self.decoder.hidden_size, self.decoder.attention, self.decoder.mlp
+        inner = 0 if mlp is None else mlp.intermediate_size
+        queries = attention.num_heads * attention.head_dim
+        keys = attention.num_kv_heads * attention.head_dim
         yield "fc.weight", (width, len(self.hidden_layers) * model.hidden_size)
         for norm in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
             yield f"{LAYER}{norm}.weight", (width,)
@@ -141,8 +154,9 @@ class Eagle3Files:
             if name.startswith(LAYER) and name not in shapes:
                 raise BadModelFile(f"{file.file}: tensor {name} is not one of an EAGLE-3 head")
         table = f"{EMBEDDINGS}.weight"
-        if table in file.tensors or config.hidden_size != model.hidden_size:
-            shapes[table] = (model.vocab_size, config.hidden_size)
+        width = config.decoder.hidden_size
+        if table in file.tensors or width != model.hidden_size:
+            shapes[table] = (model.vocab_size, width)
         for name, shape in shapes.items():
             file.require(name, shape)
             file.require_floats(name)

@@ -136,6 +136,8 @@ def _one_layer(config: ModelConfig) -> ModelConfig:
     rotated = [each for each in config.attentions if each.rope is not None]
     windowed = [each for each in rotated if each.scores.window is not None]
     attention = (windowed or rotated or [config.attention])[0]
+    # The layer reads each token with the hidden state before it, which the first one has not.
+    attention = replace(attention, scores=replace(attention.scores, first_key=1))
     own = replace(layer, attention=attention, mixer=None, is_shortcut=False, file_layer=0)
     return replace(config, layers=(own,), head=replace(config.head, tied=False))
 

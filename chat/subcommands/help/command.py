@@ -1,7 +1,6 @@
 """`swiftchat help`: help pages, the help of a command, the manual page."""
 
 import difflib
-import shutil
 import sys
 
 import click
@@ -9,6 +8,7 @@ from click.shell_completion import CompletionItem
 
 from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.help.pages import PAGES, page, parameter_help
+from swiftchat.chat.help.wrap import page_width, wrapped
 from swiftchat.chat.options.completion import matching
 from swiftchat.errors import UsageError
 
@@ -42,17 +42,16 @@ def help_command(ctx: click.Context, topic: str, man: bool) -> None:
     elif topic in PAGES:
         from swiftchat.chat.slash.registry import command_table
 
-        print(page(topic, command_table()), end="")
+        print(page(topic, command_table, page_width()), end="")
     elif not topic:
         rows = [(f"swiftchat help {name}", found.summary) for name, found in PAGES.items()]
         rows.append(("swiftchat COMMAND --help", "Options of a command."))
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
-        print(two_columns(rows, width))
+        print(two_columns(rows, page_width()))
     elif command := root.command.get_command(root, topic):
         with click.Context(command, info_name=topic, parent=root) as inner:
             print(command.get_help(inner))
     elif text := parameter_help(topic):
-        print(text)
+        print("".join(wrapped(line, page_width()) for line in text.splitlines()), end="")
     else:
         known = (*PAGES, *root.command.list_commands(root))
         near = difflib.get_close_matches(topic, known, n=1)

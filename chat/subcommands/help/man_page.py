@@ -54,7 +54,7 @@ def _lines(root: click.Group) -> Iterator[str]:
         yield from _command(ctx, root.get_command(ctx, name), name)
     for topic in _TOPICS:
         yield f".SH {_escaped(topic.upper())}"
-        yield from _verbatim(page(topic, command_table()))
+        yield from _verbatim(page(topic, command_table))
     yield ".SH EXIT STATUS"
     for code, meaning in EXIT_CODES:
         yield from (".TP", f".B {code}", _escaped(meaning))

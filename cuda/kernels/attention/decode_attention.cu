@@ -21,6 +21,7 @@
 //   group_size    query heads on each KV head
 //   window        only the last `window` tokens are visible; 0: all
 //   chunk         of these only the tokens from the last multiple of `chunk` on, up to the query; 0: all (Llama 4)
+//   first_key     of these only the tokens from this one on, and the query's own; 0: all
 //   num_splits    blocks of a sequence and column; short sequences use few_splits of them
 //   together      with HEAD_DIM from 256 on: all splits of a sequence combine the results, not the last one alone
 //   new_tokens    context_lens, block_tables, and all keys and values except those of this many newest tokens
@@ -251,7 +252,7 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
                         const int* block_tables, const int* context_lens, const float* alibi_slopes,
                         const float* sinks, T* out, float* workspace, i64 q_stride,
                         int num_kv_heads, int group_size, int head_dim, int log2_block_size, int max_blocks,
-                        int window, int chunk, int new_tokens, int num_splits, int few_splits, int together,
+                        int window, int chunk, int first_key, int new_tokens, int num_splits, int few_splits, int together,
                         int num_seqs, float scale, float softcap
 #ifdef KV_SCHEME
                         , const float* kv_scales
@@ -283,7 +284,7 @@ decode_attention_kernel(const __grid_constant__ TensorMap map, const T* q, const
     const int* table = block_tables + (i64)work.sequence * max_blocks;
     // The context length and the first block numbers are loaded together.
     int early = lane() < max_blocks ? table[lane()] : 0, length = context_lens[work.sequence];
-    TokenRange range(work, length, window, chunk);
+    TokenRange range(work, length, window, chunk, first_key);
     if (length <= 0 || work.split >= range.splits) {
         // Blocks that ended early would leave two blocks of the next matmul to some multiprocessors, none to others.
         wait_for_upstream();

@@ -26,8 +26,9 @@ struct TokenRange {
     int begin, end, splits;
     int first, stride, count;  // this warp's steps: their first tokens, and how many
 
-    __device__ TokenRange(const BlockWork& work, int length, int window, int chunk) {
-        begin = window > 0 ? max(0, length - window) : 0;
+    __device__ TokenRange(const BlockWork& work, int length, int window, int chunk, int first_key) {
+        begin = max(0, min(first_key, length - 1));
+        if (window > 0) begin = max(begin, length - window);
         if (chunk > 0 && length > chunk) begin = max(begin, (length - 1) / chunk * chunk);
         end = length;
         int start = begin / STEP, steps = (end + STEP - 1) / STEP - start;

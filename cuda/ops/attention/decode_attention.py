@@ -140,6 +140,7 @@ def decode_attention(
     workspace: Tensor,
     window: int = 0,
     chunk: int = 0,
+    first_key: int = 0,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -156,7 +157,8 @@ def decode_attention(
     as `rotary` leaves it, and `out` is not. `context_lens` int32 [num_seqs] include
     the query's token; 0 gives zeros. Entries of `block_tables` int32 [num_seqs, max_blocks] without
     a visible token are not used. The last `window` tokens are visible (0: all), of these those from
-    the last multiple of `chunk` up to the query on (0: all); `softcap` caps the scores (0: off),
+    the last multiple of `chunk` up to the query on (0: all), of these those from `first_key` on and
+    the query's own; `softcap` caps the scores (0: off),
     and `alibi_slopes` fp32 [num_heads] times the distance to the last token is added. `sinks` fp32
     [num_heads] are the scores of one more key, whose value is 0. `new_tokens`, if not 0, promises
     that since the stream was idle, or since the current graph began, no kernel has written anything
@@ -170,7 +172,7 @@ def decode_attention(
     if len(q) == 0:
         return
     num_kv_heads = cache.shape[1] // 2
-    _check_sizes(cache, q.shape[2], q.shape[1], (window, chunk), softcap)
+    _check_sizes(cache, q.shape[2], q.shape[1], (window, chunk, first_key), softcap)
     if kv_scales is not None:
         kv_scales.check(q.shape[2], q.dtype)
     if rotary is not None:
@@ -202,6 +204,7 @@ def decode_attention(
         num_kv_heads=num_kv_heads,
         window=window,
         chunk=chunk,
+        first_key=first_key,
         new_tokens=new_tokens,
         scale=scale,
         softcap=softcap,
@@ -286,7 +289,7 @@ def _num_splits(
 
 
 def _check_sizes(
-    cache: Tensor, head_dim: int, num_heads: int, limits: tuple[int, int], softcap: float
+    cache: Tensor, head_dim: int, num_heads: int, limits: tuple[int, int, int], softcap: float
 ) -> None:
     num_blocks, kv_rows, block_size, _ = cache.shape
     if head_dim % 8 or not 8 <= head_dim <= _HEAD_DIMS[-1]:
@@ -298,4 +301,6 @@ def _check_sizes(
     if num_blocks * kv_rows * block_size >= 2**31:
         raise ValueError(f"a cache of {list(cache.shape)} has 2^31 rows or more")
     if min(*limits, softcap) < 0:
-        raise ValueError(f"window, chunk and softcap must be 0 or more, not {(*limits, softcap)}")
+        raise ValueError(
+            f"window, chunk, first_key and softcap must be 0 or more, not {(*limits, softcap)}"
+        )

@@ -26,7 +26,8 @@ from swiftchat.engine.gpu.fused.pending import (
     computed,
     readings,
 )
-from swiftchat.engine.gpu.ops import CudaOps, CudaPlan
+from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch
+from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.kv_cache import LayerKV
 from swiftchat.engine.model.latent_attention import LatentWeights
@@ -43,8 +44,8 @@ class FusedOps(CudaOps):
     So `Decoder` computes a plain layer with five kernels. What no kernel computes together is
     computed as by `ops`. `residual` fp32 [max_rows, hidden_size] is the memory of the stream.
 
-    Rows may be tokens of one sequence only with `shares_blocks`. `deltas` are the adapters of the
-    rows.
+    Rows may be tokens of one sequence only with `shares_blocks`. With `reads_earlier` a step may
+    read what another one of the same graph has written. `deltas` are the adapters of the rows.
     """
 
     def __init__(
@@ -53,10 +54,12 @@ class FusedOps(CudaOps):
         residual: Tensor,
         *,
         shares_blocks: bool = False,
+        reads_earlier: bool = False,
         deltas: FusedDeltas | None = None,
     ) -> None:
         vars(self).update(vars(ops))  # the same kernels, tables and workspaces
         self._residual, self._shares_blocks, self._deltas = residual, shares_blocks, deltas
+        self._reads_earlier = reads_earlier
         self._kernels = MatmulKernels(ops.gpu, ops.linear_workspace, deltas)
         max_rows = min(len(residual), MAX_GEMV_ROWS)
         self._scratch = Scratch(ops.gpu, max_rows, residual.shape[1])
@@ -85,7 +88,7 @@ class FusedOps(CudaOps):
         if rows.data_ptr() != residual.data_ptr():
             residual.copy_(rows)
 
-    def embed(self, plan: CudaPlan, table: LinearWeight) -> Tensor:
+    def embed(self, plan: DeviceBatch, table: LinearWeight) -> Tensor:
         (matrix,) = table.kernel_matrices
         embedding = Embedding(self.gpu, plan.ids, matrix, self.first_id)
         n, width = len(plan.ids), table.shape[1]
@@ -208,11 +211,10 @@ class FusedOps(CudaOps):
         )
 
     def mix(
-        self, plan: CudaPlan, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
+        self, plan: DeviceBatch, layer: int, x: Tensor, mixer: MixerWeights, ranks: Communicator
     ) -> Tensor:
-        assert plan.states is not None
         projected = computed(self.linear(x, mixer.project_in, mixer.project_in_bias))
-        out = self.mixers.mix(plan.states, layer, projected, mixer, ranks)
+        out = self.mixers.mix(plan, layer, projected, mixer, ranks)
         return self.linear(out, mixer.project_out, mixer.project_out_bias)
 
     def split_gate(self, qkv: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -221,7 +223,7 @@ class FusedOps(CudaOps):
 
     def attend(
         self,
-        plan: CudaPlan,
+        plan: DeviceBatch,
         layer: int,
         qkv: Tensor,
         kv: LayerKV,
@@ -233,11 +235,12 @@ class FusedOps(CudaOps):
             return super().attend(plan, layer, computed(qkv), kv, norms, sinks, latent)
         assert plan.decode is not None
         queries, rotary = self._queries(plan, layer, qkv, kv, norms)
+        # Rows that share blocks attend to keys and values of all of them.
+        new_tokens = len(queries) if self._shares_blocks else 1
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         self.attention.decode(
             *(layer, queries, kv, plan.decode, sinks, out),
-            # Rows that share blocks attend to keys and values of all of them.
-            new_tokens=len(out) if self._shares_blocks else 1,
+            new_tokens=0 if self._reads_earlier else new_tokens,
             even_lengths=self._shares_blocks,
             rotary=rotary,
         )
@@ -245,7 +248,7 @@ class FusedOps(CudaOps):
 
     def _queries(
         self,
-        plan: CudaPlan,
+        plan: DeviceBatch,
         layer: int,
         qkv: Tensor,
         kv: LayerKV,
@@ -255,7 +258,9 @@ class FusedOps(CudaOps):
 
         Else keys and values are stored in the cache.
         """
-        rope = self._rope(plan, layer, kv) if norms is None else None
+        # What is written to the cache together with other work reads positions ahead.
+        waits = self._reads_earlier
+        rope = self._rope(plan, layer, kv) if norms is None and not waits else None
         if rope is not None and isinstance(qkv, Matmul) and qkv.rotates(rope):
             return qkv.rotate(rope), None
         config, num_gate_heads = self.attention.layers[layer], 0
@@ -265,12 +270,13 @@ class FusedOps(CudaOps):
             heads = computed(qkv)
         what = kv, norms, plan.positions, plan.slot_mapping, num_gate_heads
         # Other rows may need the new keys and values of a row, if they share its blocks.
-        rotary = None if self._shares_blocks else self.attention.decode_rotary(layer, *what)
+        is_apart = not (self._shares_blocks or waits)
+        rotary = self.attention.decode_rotary(layer, *what) if is_apart else None
         if rotary is None:
             return self.attention.rotate(layer, heads, *what), None
         return heads.view(len(heads), -1, config.head_dim)[:, : config.num_heads], rotary
 
-    def _rope(self, plan: CudaPlan, layer: int, kv: LayerKV) -> RopeCache | None:
+    def _rope(self, plan: DeviceBatch, layer: int, kv: LayerKV) -> RopeCache | None:
         """Return what a matmul needs to rotate the heads of a layer; None: it cannot.
 
         It computes a part of a head at a time, so it neither scales queries nor quantizes.
@@ -292,7 +298,7 @@ class FusedOps(CudaOps):
         return super().gate(computed(x), computed(scores), softplus=softplus)
 
     def per_layer_embeddings(
-        self, plan: CudaPlan, x: Tensor, table: PerLayerTable
+        self, plan: DeviceBatch, x: Tensor, table: PerLayerTable
     ) -> Sequence[Tensor]:
         return super().per_layer_embeddings(plan, computed(x), table)
 

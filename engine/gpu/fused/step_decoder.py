@@ -5,7 +5,8 @@ from torch import Tensor
 from swiftchat.engine.gpu.fused.deltas import FusedDeltas
 from swiftchat.engine.gpu.fused.ops import FusedOps
 from swiftchat.engine.gpu.fused.ranks import FusedRanks
-from swiftchat.engine.gpu.ops import CudaOps, CudaPlan
+from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch
+from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.linear.adapted import Selection
 from swiftchat.engine.model.adapted_weights import adapted_weights
 from swiftchat.engine.model.decoder import Decoder
@@ -35,6 +36,7 @@ class StepDecoder(Decoder):
         self._fused = FusedOps(ops, residual, shares_blocks=shares_blocks, deltas=deltas)
         self._fused_ranks = FusedRanks(ops.gpu, base.ranks, base.config.hidden_size)
         super().__init__(base.config, weights, self._fused, self._fused_ranks, base.stages)
+        self.head = base.head
 
     @property
     def exchanges_directly(self) -> bool:
@@ -42,7 +44,7 @@ class StepDecoder(Decoder):
         return self._fused_ranks.sends
 
     def launch(
-        self, plan: CudaPlan, cache: KVCache, logits: Tensor, hidden: HiddenStates | None = None
+        self, batch: DeviceBatch, cache: KVCache, logits: Tensor, hidden: HiddenStates | None = None
     ) -> None:
         """Launch the kernels of this stage.
 
@@ -50,14 +52,15 @@ class StepDecoder(Decoder):
         The last stage writes `logits` fp32 [n, vocab_size], those of all ranks. `hidden` receives
         hidden states, on one rank and stage.
         """
-        n, stages = len(plan.ids), self.stages
+        n, stages, kept = len(batch.ids), self.stages, self.kept(hidden)
         self._fused.begin()
         self._fused_ranks.begin(n)
-        x = self.embed(plan) if stages.is_first else self._fused.stream(n)
-        normed = self.forward_layers(plan, x, cache, hidden)
+        x = self.embed(batch) if stages.is_first else self._fused.stream(n)
+        normed = self.forward_layers(batch, x, cache, kept)
         if stages.is_last:
-            self._fused_ranks.write_logits(self.raw_logits(plan, normed, hidden), logits)
+            self._fused_ranks.write_logits(self.raw_logits(batch, normed, kept), logits)
             self.softcap_(logits)
         else:
             self._fused.write_stream(x)
         self._fused.end()
+        self.store_for_head(batch, kept)

@@ -1,15 +1,14 @@
 """Async decode: each step is launched before the tokens of the previous one are read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from swiftchat.engine.gpu.steps.graph_runner import GraphRunner, Part
-from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.schedule.scheduler import Scheduler
-from swiftchat.engine.schedule.sequence import Step, TokenSequence
+from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
+from swiftchat.engine.steps.runner import SampledStep, StepInputs, StepLogits
 from swiftchat.errors import OutOfMemory
 
 
@@ -17,27 +16,25 @@ from swiftchat.errors import OutOfMemory
 class _InFlight:
     """A step that was launched but not collected: its sequences and the end of its launched part.
 
-    `number` is that of the step, None while only its forward pass is launched. `hidden` are its
-    hidden states, if prediction heads read them.
+    `number` is that of the step, None while only its forward pass is launched.
     """
 
     sequences: list[TokenSequence]
     number: int | None
     done: torch.cuda.Event
-    hidden: HiddenStates | None
 
 
 def is_decode_step(step: Step, max_rows: int) -> bool:
     """Return whether a scheduled step only decodes one token for each of at most `max_rows` rows.
 
-    False if it also reports logprobs of the prompt, or computes an embedding.
+    False if it also reports logprobs of the prompt.
     """
     rows = step.rows
     return (
         not (step.copies or step.stored)
         and 0 < len(rows) <= max_rows
         and all(row.num_tokens == 1 and row.reaches_end and not row.proposed for row in rows)
-        and not any(row.scored_positions or row.sequence.params.pooling for row in rows)
+        and not any(row.scored_positions for row in rows)
     )
 
 
@@ -71,12 +68,20 @@ class AsyncDecode:
     row's extra token. Other rows are not affected.
     """
 
-    def __init__(self, runner: GraphRunner, scheduler: Scheduler, ctx_size_tokens: int) -> None:
+    def __init__(
+        self,
+        runner: GraphRunner,
+        scheduler: Scheduler,
+        ctx_size_tokens: int,
+        *,
+        has_logits: bool = True,
+    ) -> None:
+        """Also return logits that the host samples from, with `has_logits`: on one rank."""
         self.runner = runner
+        self._has_logits = has_logits
         self._scheduler = scheduler
         self._ctx_size_tokens = ctx_size_tokens
         self._in_flight: _InFlight | None = None
-        self.collected_hidden: HiddenStates | None = None  # of the sequences of the last `collect`
 
     @property
     def is_in_flight(self) -> bool:
@@ -84,9 +89,18 @@ class AsyncDecode:
         step = self._in_flight
         return step is not None and any(map(self._is_current, step.sequences))
 
-    def launch(self, step: Step, seeds: Sequence[int]) -> bool:
-        """Launch a scheduled step; return False if it cannot be replayed or blocks are missing."""
+    def compute(self, inputs: StepInputs) -> SampledStep | StepLogits | None:
+        """Launch a step, and the next one if it can be predicted; wait for the tokens.
+
+        Of a step that the host samples, return the logits.
+        """
         self.drop()
+        if not inputs.needs_logits and self._launch(inputs.step, inputs.seeds):
+            return self.collect(continues=not inputs.proposes_next())
+        return self._forward(inputs) if self._has_logits else None
+
+    def _launch(self, step: Step, seeds: Sequence[int]) -> bool:
+        """Launch a scheduled step; return False if it cannot be replayed or blocks are missing."""
         if not can_replay(step, self.runner.batch.max_rows):
             return False
         sequences = [row.sequence for row in step.rows]
@@ -98,37 +112,30 @@ class AsyncDecode:
         self._start(sequences)
         return True
 
-    def forward(self, step: Step, hidden: HiddenStates | None = None) -> Tensor | None:
-        """Return the logits of a decode step that the host samples, fp32 [rows, vocab_size].
-
-        None if it cannot be replayed. They are valid until the next step. `hidden` receives hidden
-        states.
-        """
-        self.drop()
-        sequences = [row.sequence for row in step.rows]
-        if not is_decode_step(step, self.runner.batch.max_rows) or _use_adapters(sequences):
+    def _forward(self, inputs: StepInputs) -> StepLogits | None:
+        """Return the logits of a decode step that the host samples; None if it is not captured."""
+        sequences = [row.sequence for row in inputs.step.rows]
+        if not is_decode_step(inputs.step, self.runner.batch.max_rows):
+            return None
+        if any(sequence.tuning is not None for sequence in sequences):
             return None
         try:
-            logits = self.runner.forward(sequences)
-            found = self.runner.copy_hidden(len(sequences)) if hidden is not None else None
-            if hidden is not None and found is not None:
-                hidden.found.update(found.found)
-            return logits
+            return StepLogits(self.runner.forward(sequences))
         except (OutOfMemory, torch.OutOfMemoryError):
             return None  # the step needs less memory without a graph
 
-    def collect(self, *, continues: bool = True) -> list[tuple[TokenSequence, int]]:
+    def collect(self, *, continues: bool = True) -> SampledStep:
         """Launch the next step if it can be predicted, then return the tokens of the previous one.
 
         Without `continues` no step is launched, because the next one will have proposed tokens.
-        Negative tokens are for `sampling_error`. Sequences that ended meanwhile are omitted,
-        and those that got tokens without this step (`FastForward`).
+        Sequences that ended meanwhile are omitted, and those that got tokens without this step
+        (`FastForward`).
         """
         step = self._in_flight
         assert step is not None
         if step.number is None:
             self.runner.batch.load_masks(step.sequences)
-            step = replace(self._replay(step.sequences, "sampling"), hidden=step.hidden)
+            step = self._replay(step.sequences, "sampling")
         self._in_flight = None
         sequences = step.sequences
         if continues and self._can_continue(sequences) and self._prepare(sequences, num_ahead=2):
@@ -138,11 +145,9 @@ class AsyncDecode:
         ring = self.runner.batch.ring
         assert step.number is not None
         tokens = ring[step.number % len(ring), : len(sequences)].tolist()
-        rows = [row for row, sequence in enumerate(sequences) if self._is_current(sequence)]
-        self.collected_hidden = step.hidden
-        if step.hidden is not None and len(rows) < len(sequences):
-            self.collected_hidden = step.hidden.selected(rows)
-        return [(sequences[row], tokens[row]) for row in rows]
+        current = [row for row, sequence in enumerate(sequences) if self._is_current(sequence)]
+        rows = [Row(sequences[row], 1) for row in current]
+        return SampledStep(rows, [[tokens[row]] for row in current])
 
     def drop(self) -> None:
         """Wait for the step in flight and discard its tokens."""
@@ -173,10 +178,9 @@ class AsyncDecode:
     def _replay(self, sequences: list[TokenSequence], part: Part) -> _InFlight:
         number = None if part == "forward" else self.runner.batch.num_steps
         self.runner.replay(len(sequences), part, adapted=_use_adapters(sequences))
-        hidden = None if part == "sampling" else self.runner.copy_hidden(len(sequences))
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stubs
         done.record()
-        return _InFlight(sequences, number, done, hidden)
+        return _InFlight(sequences, number, done)
 
     def _is_current(self, sequence: TokenSequence) -> bool:
         """Return whether the step in flight computes the newest token of a running sequence."""

@@ -1,6 +1,6 @@
 """Decode steps as CUDA graphs: captured once for a number of rows, replayed for each token."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from swiftchat.cuda.ops.linear.layout import MAX_GEMV_ROWS
-from swiftchat.cuda.ops.mixers.steps import StepSlots
 from swiftchat.cuda.ops.sampling.sampling import (
     advance,
     argmax,
@@ -17,17 +16,14 @@ from swiftchat.cuda.ops.sampling.sampling import (
     sample,
     sample_workspace,
 )
-from swiftchat.engine.gpu.attention import DecodeRows
-from swiftchat.engine.gpu.capture import capture
-from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.capture import Captured, captured, compile_kernels
 from swiftchat.engine.gpu.fused.deltas import FusedDeltas, needed_ranks
 from swiftchat.engine.gpu.fused.step_decoder import StepDecoder
 from swiftchat.engine.gpu.graph_sizes import DECODE_ROWS
-from swiftchat.engine.gpu.mixers.mix import StatePlan
-from swiftchat.engine.gpu.ops import CudaOps, CudaPlan
+from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.linear.adapted import AdapterSet
 from swiftchat.engine.model.decoder import Decoder
-from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.sequence import TokenSequence
 
@@ -43,8 +39,6 @@ class GraphRunner:
     stage read the residual stream from `residual`, fp32 [max_rows, hidden_size]; all but the last
     write it there. The last stage writes the tokens to `sampled`, int32 [max_rows], and
     `append_tokens` prepares the next step. With one stage the graph does that itself.
-
-    Graphs keep the hidden states of `hidden_layers`, as `HiddenStates`; `copy_hidden` returns them.
 
     There are graphs for the numbers of rows in `sizes`; other steps are padded. Rows may be tokens
     of one sequence, and have its blocks and states in common, only with `shares_blocks`.
@@ -62,15 +56,11 @@ class GraphRunner:
         sizes: Sequence[int] = DECODE_ROWS,
         *,
         shares_blocks: bool = False,
-        hidden_layers: Collection[int] = (),
     ) -> None:
-        self._hidden_layers = hidden_layers
-        self._hidden: dict[tuple[Part, int, bool], HiddenStates] = {}
-        self._last_hidden: HiddenStates | None = None
         self._decoder, self._ops, self._cache, self.batch = decoder, ops, cache, batch
         self.sizes = sizes
         self._shares_blocks = shares_blocks
-        self._graphs: dict[tuple[Part, int, bool], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[Part, int, bool], Captured[None]] = {}
         self._deltas: FusedDeltas | None = None
         self._computable: set[int] = set()  # sets of adapters
         config, gpu, max_rows = decoder.config, ops.gpu, batch.max_rows
@@ -104,8 +94,6 @@ class GraphRunner:
     def replay(self, num_rows: int, part: Part = "step", *, adapted: bool = False) -> None:
         """Start a decode step of the first rows, or a part, without waiting for the device."""
         self.graph(num_rows, part, adapted=adapted).replay()
-        if part != "sampling":
-            self._last_hidden = self._hidden.get(self._key(num_rows, part, adapted))
         self.batch.num_steps += part != "forward"
 
     def forward(self, sequences: Sequence[TokenSequence]) -> Tensor:
@@ -114,19 +102,10 @@ class GraphRunner:
         For one rank and stage. The device must be idle. The logits are valid until the next step.
         """
         num_rows = len(sequences)
-        graph = self.graph(num_rows, "forward")
+        self.graph(num_rows, "forward")  # without memory for it, nothing is loaded
         self.batch.load(sequences, [0] * num_rows)
-        graph.replay()
-        self._last_hidden = self._hidden.get(self._key(num_rows, "forward", adapted=False))
+        self.replay(num_rows, "forward")
         return self._logits[:num_rows]
-
-    def copy_hidden(self, num_rows: int) -> HiddenStates | None:
-        """Return the hidden states of the last step's first rows, if its graph keeps them.
-
-        Launches copies of them, so that the next step may overwrite them.
-        """
-        hidden = self._last_hidden
-        return None if hidden is None else hidden.copied(num_rows, num_rows)
 
     def append_tokens(self, sequences: Sequence[TokenSequence]) -> None:
         """Make each sequence's newest token the input of its row.
@@ -162,7 +141,6 @@ class GraphRunner:
 
     def discard_adapted_graphs(self) -> None:
         self._graphs = {key: graph for key, graph in self._graphs.items() if not key[2]}
-        self._hidden = {key: states for key, states in self._hidden.items() if not key[2]}
 
     def _new_deltas(
         self, ranks: dict[str, int], num_sets: int, older: FusedDeltas | None
@@ -181,103 +159,44 @@ class GraphRunner:
         size = next(size for size in self.sizes if size >= len(sequences))
         return sets <= self._computable and min(size, self.batch.max_rows) <= MAX_GEMV_ROWS
 
-    def graph(
-        self, num_rows: int, part: Part = "step", *, adapted: bool = False
-    ) -> torch.cuda.CUDAGraph:
+    def graph(self, num_rows: int, part: Part = "step", *, adapted: bool = False) -> Captured[None]:
         """Return the graph for a number of rows; capture it on first use."""
         key = self._key(num_rows, part, adapted)
         if key not in self._graphs:
-            _, size, adapted = key
-            hidden = HiddenStates(self._hidden_layers) if self._hidden_layers else None
-            launches: dict[Part, Callable[[int], None]] = {
-                "step": partial(self.launch_kernels, adapted=adapted, hidden=hidden),
-                "forward": partial(self._launch_forward, adapted=adapted, hidden=hidden),
-                "sampling": self._launch_sampling,
-            }
-            launch = launches[part]
-            self._graphs[key] = self._capture(min(size, self.batch.max_rows), launch)
-            if hidden is not None:
-                self._hidden[key] = hidden
+            self._graphs[key] = self._capture(*key)
         return self._graphs[key]
 
     def _key(self, num_rows: int, part: Part, adapted: bool) -> tuple[Part, int, bool]:
         size = next(size for size in self.sizes if size >= num_rows)
         return part, size, adapted and part != "sampling"
 
-    def _capture(self, n: int, launch: Callable[[int], None]) -> torch.cuda.CUDAGraph:
-        """Compile the kernels that `launch` uses for n rows, run them once, and capture them.
+    def _capture(self, part: Part, size: int, adapted: bool) -> Captured[None]:
+        n, gpu = min(size, self.batch.max_rows), self._ops.gpu
+        launches: dict[Part, Callable[[], None]] = {
+            "step": partial(self.launch_kernels, n, adapted=adapted),
+            "forward": partial(self._launch_forward, n, adapted=adapted),
+            "sampling": partial(self._launch_sampling, n),
+        }
+        compile_kernels(gpu, partial(self._advance, n))  # for `append_tokens`
+        return captured(launches[part], gpu=gpu, unused=self.batch.unused())
 
-        The rows are unused meanwhile, because their blocks may belong to other sequences by now;
-        the batch is restored before the capture.
-        """
-        batch = self.batch
-        state = [
-            batch.tokens,
-            batch.positions,
-            batch.context_lens,
-            batch.slot_mapping,
-            batch.state_slots,
-            batch.step,
-            batch.counts,
-        ]
-        saved = [tensor.clone() for tensor in state]
-        batch.context_lens.zero_()
-        batch.slot_mapping.fill_(-1)
-        batch.state_slots.fill_(-1)
-        with self._ops.gpu.collecting() as specs:
-            launch(n)
-            self._advance(n)
-        self._ops.gpu.compile(specs)
-        try:
-            launch(n)
-        finally:  # also without memory for it: a step may go on with the rows
-            for tensor, before in zip(state, saved, strict=True):
-                tensor.copy_(before)
-        torch.cuda.synchronize(self._ops.gpu.device)
-        return capture(lambda: launch(n))[0]
-
-    def launch_kernels(
-        self, n: int, *, adapted: bool = False, hidden: HiddenStates | None = None
-    ) -> None:
+    def launch_kernels(self, n: int, *, adapted: bool = False) -> None:
         """Launch the kernels of a step of n rows one by one."""
-        self._launch_forward(n, adapted=adapted, hidden=hidden)
+        self._launch_forward(n, adapted=adapted)
         if self._decoder.stages.is_last:
             self._launch_sampling(n)
 
-    def _launch_forward(
-        self, n: int, *, adapted: bool = False, hidden: HiddenStates | None = None
-    ) -> None:
+    def _launch_forward(self, n: int, *, adapted: bool) -> None:
         """Launch the kernels from the embeddings to the logits."""
-        batch = self.batch
-        plan = CudaPlan(
-            batch.tokens[:n],
-            batch.positions[:n],
-            batch.slot_mapping[:n],
-            DecodeRows(batch.block_tables[:n], batch.context_lens[:n]),
-            states=self._states(n),
-        )
+        batch = self.batch.decode_rows(slice(0, n), shares_states=self._shares_blocks)
         decoder = self._adapted if adapted else self._plain
-        decoder.launch(plan, self._cache, self._logits[:n], hidden)
+        decoder.launch(batch, self._cache, self._logits[:n])
 
     def _launch_sampling(self, n: int) -> None:
         """Launch the kernels from the logits to the next step's inputs, on the last stage."""
         self._sample(n, self._logits[:n])
         if self._decoder.stages.size == 1:
             self._advance(n)
-
-    def _states(self, n: int) -> StatePlan | None:
-        """Return the slots of the states of n rows, for a model with states."""
-        if self._decoder.config.mixer is None:
-            return None
-        batch = self.batch
-        rows = StepSlots(
-            batch.state_slots,
-            batch.positions[:n],
-            batch.step,
-            early_reads=True,
-            chained=self._shares_blocks,
-        )
-        return StatePlan(self._cache.states.layers, rows)
 
     def _sample(self, n: int, logits: Tensor) -> None:
         """Apply bias, penalties, bans and masks to the logits in place, and sample n tokens."""
@@ -319,7 +238,7 @@ class GraphRunner:
         advance(
             self._ops.gpu,
             self.sampled[:n],
-            tokens=batch.tokens[:n],
+            tokens=batch.ids[:n],
             positions=batch.positions[:n],
             context_lens=batch.context_lens[:n],
             slot_mapping=batch.slot_mapping[:n],

@@ -1,31 +1,24 @@
 """Short prefill chunks as CUDA graphs: captured while the engine is idle, replayed for prompts."""
 
-from collections.abc import Collection
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from swiftchat.engine.gpu.capture import capture
+from swiftchat.engine.gpu.capture import Captured, captured
 from swiftchat.engine.gpu.graph_sizes import prefill_sizes
-from swiftchat.engine.gpu.ops import CudaOps, CudaPlan
-from swiftchat.engine.gpu.steps.prefill_inputs import PrefillInputs
+from swiftchat.engine.gpu.inputs.fixed_batch import FixedBatch
+from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.model.decoder import Decoder
-from swiftchat.engine.model.hidden_states import HiddenStates
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.schedule.batch import Batch
+from swiftchat.engine.steps.runner import StepInputs, StepLogits
 from swiftchat.errors import KernelCompileError, OutOfMemory
 
 # Queries times cached tokens times heads for which latent attention takes one query at a time, as
 # graphs need it: with 16 heads, 512 queries and 6,144 tokens. Torch's operators read the latents
 # once for all queries, but need the host.
 _MAX_LATENT_SCORES = 3 * 2**24
-
-
-def computes_experts(decoder: Decoder, ops: CudaOps) -> bool:
-    """Return whether all ranks and stages compute the experts of their layers in kernels."""
-    own = ops.computes_experts(decoder.weights.layers)
-    everywhere = decoder.ranks.min_across_ranks(int(own))
-    return min(decoder.stages.gather_from_stages(everywhere)) > 0
 
 
 class PrefillGraphs:
@@ -45,34 +38,22 @@ class PrefillGraphs:
         cache: KVCache,
         max_tokens: int,
         max_blocks: int,
-        hidden_layers: Collection[int] = (),
     ) -> None:
-        """Prepare for chunks of at most `max_tokens` and contexts of at most `max_blocks`.
-
-        Graphs keep the hidden states of `hidden_layers`, as `HiddenStates`.
-        """
-        self._hidden_layers = hidden_layers
-        self._hidden: dict[int, HiddenStates] = {}
+        """Prepare for chunks of at most `max_tokens` and contexts of at most `max_blocks`."""
         self._decoder, self._ops, self._cache = decoder, ops, cache
-        sizes = (size for size in prefill_sizes(decoder.config) if size <= max_tokens)
-        contexts = {size: self._max_context(size, max_blocks) for size in sizes}
+        lengths = (size for size in prefill_sizes(decoder.config) if size <= max_tokens)
+        contexts = {size: self._max_context(size, max_blocks) for size in lengths}
         # The most tokens of a context by the size of its chunk, which is longer than half of that;
         # in ascending order of sizes.
         self._max_contexts = {size: most for size, most in contexts.items() if most > size // 2}
         # Stages exchange the residual stream outside graphs.
         self._to_capture = list(self._max_contexts) if decoder.stages.size == 1 else []
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[int, Captured[Tensor | None]] = {}
         most = max(self._max_contexts, default=0)
-        self._inputs = PrefillInputs(decoder.config, cache, most, max_blocks, ops.gpu.device)
+        sizes = most, 1, max_blocks, cache.block_size
+        self._inputs = FixedBatch(ops.gpu.device, *sizes, cache.states.layers)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's stubs
         self._pool = torch.cuda.graph_pool_handle()  # graphs never run at the same time
-        self._logits: dict[int, Tensor] = {}
-
-    @classmethod
-    def supports(cls, decoder: Decoder, ops: CudaOps) -> bool:
-        """Return whether the kernels compute a decoder's chunks without the host, on all ranks."""
-        if decoder.config.mixer is not None and not ops.mixers.scans:
-            return False
-        return computes_experts(decoder, ops)
 
     @property
     def can_capture(self) -> bool:
@@ -88,7 +69,7 @@ class PrefillGraphs:
         Without memory for it on some rank, this size and larger ones get none.
         """
         size = self._to_capture.pop(0)
-        graph: torch.cuda.CUDAGraph | None
+        graph: Captured[Tensor | None] | None
         try:
             graph = self._capture(size)
         except (OutOfMemory, KernelCompileError, torch.OutOfMemoryError):
@@ -99,23 +80,22 @@ class PrefillGraphs:
         else:
             self._to_capture = []
 
-    def forward(self, batch: Batch, hidden: HiddenStates | None = None) -> Tensor | None:
-        """As `Decoder.forward`; from a graph, logits are valid until the next call."""
-        num_tokens, num_logits = len(batch.ids), len(batch.logits_indices)
-        size = self._size_for(batch)
+    def compute(self, inputs: StepInputs) -> StepLogits | None:
+        """Compute a short chunk of one sequence, padded; None for other steps.
+
+        From a graph, the logits are valid until the next call.
+        """
+        size = self._size_for(inputs.batch)
         if size is None:
-            return self._decoder.forward(batch, self._cache, hidden)
-        self._inputs.load(batch, size)
+            return None
+        return StepLogits(self.forward(inputs.batch, size))
+
+    def forward(self, batch: Batch, size: int) -> Tensor | None:
+        """As `Decoder.forward`, with a batch padded to `size` tokens."""
+        self._load(batch, size)
         graph = self._graphs.get(size)
-        if graph is None:
-            padded = None if hidden is None else HiddenStates(hidden.layers)
-            logits = self._decoder.forward_plan(self._plan(size), self._cache, padded)
-        else:
-            graph.replay()
-            logits, padded = self._logits[size], self._hidden.get(size)
-        if hidden is not None and padded is not None:
-            hidden.found.update(padded.copied(num_tokens, num_logits).found)
-        return None if logits is None else logits[:num_logits]
+        logits = self._launch(size) if graph is None else graph.replay()
+        return None if logits is None else logits[: len(batch.logits_indices)]
 
     def _max_context(self, size: int, max_blocks: int) -> int:
         """Return the most tokens of a context after which a padded chunk is computed."""
@@ -140,25 +120,22 @@ class PrefillGraphs:
         """Return the smallest size for so many tokens; None if they are too many."""
         return next((size for size in self._max_contexts if size >= num_tokens), None)
 
-    def _plan(self, size: int) -> CudaPlan:
-        return self._inputs.plan(size, self._max_contexts[size])
+    def _load(self, batch: Batch | None, size: int) -> None:
+        """Copy a chunk to the device, padded to a size; None: padding only."""
+        self._copied.synchronize()  # the copy before has read the host's memory
+        self._inputs.put_chunk(batch, size)
+        self._inputs.copy(1)
+        self._copied.record()
 
-    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
-        """Compile the kernels of a chunk, compute padding once to load them, and capture it."""
-        self._inputs.load(None, size)
-        hidden = HiddenStates(self._hidden_layers) if self._hidden_layers else None
+    def _launch(self, size: int) -> Tensor | None:
+        """Launch the kernels of a chunk that is loaded; return its logits."""
+        one_by_one = (
+            self._decoder.config.attention.latent is not None
+        )  # as the kernels attend to latents
+        chunk = self._inputs.chunk(size, self._max_contexts[size], one_by_one=one_by_one)
+        return self._decoder.forward_plan(chunk, self._cache)
 
-        def launch() -> Tensor | None:
-            return self._decoder.forward_plan(self._plan(size), self._cache, hidden)
-
-        with self._ops.gpu.collecting() as specs:
-            launch()
-        self._ops.gpu.compile(specs)
-        launch()
-        torch.cuda.synchronize(self._ops.gpu.device)
-        graph, logits = capture(launch, self._pool)
-        assert logits is not None  # there is one stage
-        self._logits[size] = logits
-        if hidden is not None:
-            self._hidden[size] = hidden
-        return graph
+    def _capture(self, size: int) -> Captured[Tensor | None]:
+        """Capture a chunk after one of padding only."""
+        self._load(None, size)
+        return captured(partial(self._launch, size), gpu=self._ops.gpu, pool=self._pool)

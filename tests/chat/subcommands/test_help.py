@@ -42,7 +42,7 @@ def options_of(command: click.Command) -> set[str]:
 
 @pytest.mark.parametrize("topic", PAGES)
 def test_pages_name_only_existing_options_and_commands(topic: str) -> None:
-    text = page(topic, command_table())
+    text = page(topic, command_table)
     known = options_of(cli.swiftchat) | {"--help", "--listen", "--no-python"}  # of other programs
     assert set(re.findall(r"(?<!\S)--?[a-z][a-z-]*\b", text)) - {"-m"} <= known
     commands = {name for name in BY_NAME if name.startswith("/")}
@@ -89,7 +89,7 @@ def test_help_is_short_and_every_option_has_a_section() -> None:
     options = {option for param in cli.chat.params for option in param.opts}
     aliases = {flag for parameter in ALL_PARAMETERS for flag in parameter.flags[1:]}
     assert all(option in whole for option in options - aliases)
-    parameters = page("parameters", "")
+    parameters = page("parameters", command_table)
     assert all(flag.removeprefix("--").replace("-", "_") in parameters for flag in aliases)
 
 
@@ -170,7 +170,9 @@ def test_completion_imports_no_slow_modules(words: str) -> None:
 
 
 def test_the_lines_of_the_page_on_hosts_can_be_run() -> None:
-    lines = [shlex.split(line) for line in page("hosts", "").splitlines() if line[:2] == "  "]
+    lines = [
+        shlex.split(line) for line in page("hosts", command_table).splitlines() if line[:2] == "  "
+    ]
     workers = [line[1:] for line in lines if line[0] == "swiftchat-engine"]
     assert [_parser().parse_args(args).listen for args in workers] == ["127.0.0.1:4000"]
     chats = [line[1:] for line in lines if line[0] == "swiftchat"]

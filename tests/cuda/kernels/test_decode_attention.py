@@ -118,7 +118,7 @@ class Case:
 
 def first_visible(length: int, options: Mapping[str, Any]) -> int:
     """Return the first token that the query of a sequence sees."""
-    first = 0
+    first = max(0, min(options.get("first_key", 0), length - 1))
     if window := options.get("window"):
         first = max(first, length - window)
     if chunk := options.get("chunk"):
@@ -326,6 +326,16 @@ def test_chunk(gpu: Gpu, dtype, chunk: int, block_size: int) -> None:
     """Only tokens from the last multiple of `chunk` on: a query at one sees itself."""
     for options in ({}, {"window": 40}):
         case = make_case(dtype, MIXED, 2, 5, 64, block_size, chunk=chunk, **options)
+        assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [4, 64])
+@pytest.mark.parametrize("first_key", [1, 3, 64, 200])
+def test_first_key(gpu: Gpu, dtype, first_key: int, block_size: int) -> None:
+    """A query before the first key sees itself."""
+    for options in ({}, {"window": 40}, {"chunk": 64}):
+        case = make_case(dtype, MIXED, 2, 5, 64, block_size, first_key=first_key, **options)
         assert_close(case.run(gpu), case.expected(), ROUNDING[dtype])
 
 

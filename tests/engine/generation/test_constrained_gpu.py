@@ -61,7 +61,7 @@ def test_ids_equal_the_cpu_alone_and_together(folder: Path, cubins: Path) -> Non
     assert json.loads(text(expected[0])).keys() == {"ok", "n"}
     assert engine.allocator.num_used == 0
     without = gpu_engine(folder, cubins)
-    without.graph_decode = None
+    without.use_graphs(replace(without.graphs, decode=None))
     assert run(without, REQUESTS)[0] == expected
 
 

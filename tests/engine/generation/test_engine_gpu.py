@@ -13,7 +13,6 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Beam
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
 from tests.support import tiny
@@ -74,7 +73,7 @@ def gpu_engine(folder: Path, cubins: Path, *, graphs: bool = True, **config: Any
     engine = build_engine(folder, EngineConfig(**settings), cubins=cubins)
     assert (engine.gpu is None) == (not settings.get("kernels", True))
     if not graphs:
-        engine.graph_decode = None
+        engine.use_graphs(replace(engine.graphs, decode=None))
     return engine
 
 
@@ -83,8 +82,8 @@ def recorded_logits(engine: Engine) -> list[Tensor]:
     found: list[Tensor] = []
     forward = engine.decoder.forward_plan
 
-    def record(plan: Any, cache: KVCache, hidden: Any = None) -> Tensor | None:
-        logits = forward(plan, cache, hidden)
+    def record(*args: Any) -> Tensor | None:
+        logits = forward(*args)
         assert logits is not None
         found.append(logits)
         return logits
@@ -165,7 +164,7 @@ def test_steps_that_the_host_samples_replay_a_graph(folder: Path, cubins: Path) 
     num_prefill = len(found)
     logged = SamplingParams(temperature=0, max_tokens=40, logprobs=2)
     assert tiny.run(engine, prompts, logged)[0] == expected
-    if engine.graph_decode is not None:
+    if engine.graphs.decode is not None:
         assert len(found) <= 2 * num_prefill  # only prompts were computed without a graph
     # The steps before and after are replayed with sampling.
     alone, _ = tiny.run(engine, {7: prompts[0]}, logged)
@@ -208,9 +207,10 @@ def test_a_quantized_kv_cache_is_close_to_fp32(
     ):
         engine = gpu_engine(tmp_path, cubins, kv_dtype=kv_dtype, **config)
         found = recorded_logits(engine)
-        graphs, engine.graph_decode = engine.graph_decode, None  # they would bypass `forward_plan`
+        graphs = engine.graphs
+        engine.use_graphs(replace(graphs, decode=None))  # they would bypass `forward_plan`
         tiny.run(engine, {1: ids}, SamplingParams(temperature=0, max_tokens=1))
-        engine.graph_decode = graphs
+        engine.use_graphs(graphs)
         logits.append(next(rows for rows in reversed(found) if len(rows))[0].double())
         # In a graph, from the cached prefix.
         assert len(tiny.run(engine, {2: ids}, GREEDY)[0][2]) == GREEDY.max_tokens
@@ -354,8 +354,8 @@ def test_capture_changes_neither_cache_nor_decode_batch(tmp_path: Path, cubins: 
     tiny.run(engine, {1: tiny.random_ids(9)}, GREEDY)
     (cache,) = engine.cache.tensors
     cache = cache.view(torch.int32)  # unwritten elements may be NaN
-    runner, before = engine.graph_decode.runner, cache.clone()
-    state = [runner.batch.tokens, runner.batch.slot_mapping, runner.batch.context_lens]
+    runner, before = engine.graphs.decode.runner, cache.clone()
+    state = [runner.batch.ids, runner.batch.slot_mapping, runner.batch.context_lens]
     state_before = [tensor.clone() for tensor in state]
     assert runner.batch.context_lens.any()
     with torch.inference_mode():  # as in the engine

@@ -19,7 +19,6 @@ from torch import Tensor
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
-from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.weights.model.dummy import DUMMY_CONFIGS
 from tests.support import gemma3n, gemma4, kimi, llama4, tiny
 from tests.support.gpu_engines import decode_logits, gpu_engine, step_logits
@@ -122,7 +121,7 @@ def test_fp32_ids_equal_the_cpu(folder: Path, cubins: Path, path: str) -> None:
     engine = gpu_engine(folder, cubins, dtype="float32", chunk_tokens=16, **settings)
     assert (engine.gpu is None) == (path == "torch")
     if path == "no graphs":
-        engine.graph_decode = None
+        engine.use_graphs(replace(engine.graphs, decode=None))
     together, _ = tiny.run(engine, prompts(5), PLAIN)
     assert together == on_cpu
     assert run_alone(engine, PLAIN) == list(on_cpu.values())
@@ -145,7 +144,7 @@ def test_captured_prompts_give_the_same_ids(folder: Path, cubins: Path) -> None:
     before, _ = tiny.run(engine, prompts(5), GREEDY)
     while engine.can_prepare:
         engine.prepare()
-    assert engine.prefill_graphs is not None and engine.prefill_graphs.is_captured(20)
+    assert engine.graphs.prefill is not None and engine.graphs.prefill.is_captured(20)
     assert run_alone(engine, GREEDY) == list(before.values())
 
 
@@ -170,7 +169,7 @@ def test_verified_tokens_in_16_bits(folder: Path, cubins: Path, dtype: str) -> N
     prompt, params = {1: tiny.random_ids(20, seed=5)}, replace(PLAIN, max_tokens=40)
     plain, _ = tiny.run(gpu_engine(folder, cubins, dtype=dtype), prompt, params)
     engine = use_oracle(gpu_engine(folder, cubins, dtype=dtype), plain, eager=True)
-    assert engine.verification is not None
+    assert engine.graphs.verification is not None
     ids, ends = tiny.run(engine, prompt, replace(params, speculate="auto"))
     engine.scheduler.check_integrity()
     assert ids[1][:10] == plain[1][:10]
@@ -205,7 +204,7 @@ def test_captured_steps_are_close_to_fp32(
 ) -> None:
     """The logits of a captured step, for one row and for several."""
     engine = gpu_engine(folder, cubins, dtype=dtype)
-    assert isinstance(engine.graph_decode, AsyncDecode)
+    assert engine.graphs.decode is not None
     rows, found = step_logits(engine, num_rows)
     assert error(found, exact_logits(folder, cubins, *rows)) <= tolerance(folder, dtype)
     tiny.run(engine, {1: rows[0]}, SamplingParams(temperature=0, max_tokens=8))

@@ -1,5 +1,6 @@
 """Models with latent attention on a GPU: decode steps by kernels, captured."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,10 @@ def test_decode_steps_are_captured_and_do_not_depend_on_neighbors(
     prompts = {i: tiny.random_ids(5 + 40 * i, seed=i) for i in range(3)}
     together, _ = tiny.run(engine, prompts, GREEDY)
     assert engine.stats()["graph_steps"] > 0
-    graphs, engine.graph_decode = engine.graph_decode, None
+    graphs = engine.graphs
+    engine.use_graphs(replace(graphs, decode=None))
     without_graphs, _ = tiny.run(engine, prompts, GREEDY)
-    engine.graph_decode = graphs
+    engine.use_graphs(graphs)
     assert together == without_graphs
 
 
@@ -73,7 +75,7 @@ def test_captured_prompts_are_bitwise_those_without_graphs(folder: Path, tmp_pat
         engine = gpu_engine(folder, tmp_path, dtype="float16")
         while captures and engine.can_prepare:
             engine.prepare()
-        graphs = engine.prefill_graphs
+        graphs = engine.graphs.prefill
         assert graphs is not None and graphs.is_captured(60) == captures
         found.append([tiny.logprobs(engine, ids[:n], params) for n in (40, 100)])
     assert found[0] == found[1]

@@ -4,6 +4,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from swiftchat.engine.schedule.blocks import Content
 from swiftchat.engine.schedule.content import ROOT
 from swiftchat.errors import OutOfMemory
 from swiftchat.weights.model.directory import Model
+from tests.support import heads
 from tests.support.tiny import SamplingParams, engine, random_ids, run
 
 _SIZE = 4
@@ -51,8 +53,11 @@ def copy_on_cpu(source: Tensors, destination: Tensors, copies: Sequence[tuple[in
 class Tiers:
     """An engine on the CPU with few blocks, a host tier that a GPU would have, and a disk."""
 
-    def __init__(self, model: Path, folder: Path, num_blocks: int, host_blocks: int) -> None:
+    def __init__(
+        self, model: Path, folder: Path, num_blocks: int, host_blocks: int, draft: str | None = None
+    ) -> None:
         config: dict[str, Any] = {
+            "draft": draft,
             "block_size": _SIZE,
             "ctx_size_tokens": _CTX,
             "cache_tokens": num_blocks * _SIZE,
@@ -232,6 +237,33 @@ def test_preempted_and_evicted_sequences_come_back_by_copies(model: Path, tmp_pa
     assert sum(swapped) > 4 * 20 and all(num <= 24 for num in swapped)
     computed = tiers.engine.stats()["computed_tokens"] - before["computed_tokens"]
     assert computed < 6 * (25 + 6) - sum(swapped) + 40
+
+
+def test_heads_know_the_tokens_of_blocks_that_come_back(model: Path, tmp_path: Path) -> None:
+    """Blocks from main memory, and of another chat from the disk."""
+    draft = str(heads.write_eagle3(tmp_path / "draft", heads.eagle3_tensors()))
+    params = replace(heads.DRAFT, max_tokens=6, speculate_tokens=2, saves_cache=True)
+    prompts = {i: random_ids(25, seed=i) for i in range(5)}
+    plain = engine(model, block_size=_SIZE, ctx_size_tokens=_CTX, num_threads=1, draft=draft)
+    expected, counts = heads.propose_always(plain), list[int]()
+    assert not any(_restored(plain, i, prompt, params) for i, prompt in prompts.items())
+    for _ in range(2):
+        tiers = Tiers(model, tmp_path / "kv", num_blocks=10, host_blocks=60, draft=draft)
+        found = heads.propose_always(tiers.engine)
+        for _ in range(2):
+            found.clear()
+            counts += [_restored(tiers.engine, i, prompt, params) for i, prompt in prompts.items()]
+            assert found == expected and len(found) > 10
+    assert all(count > 15 for count in counts[5:])  # the first turn computes everything
+
+
+def _restored(engine: Engine, key: int, prompt: list[int], params: SamplingParams) -> int:
+    """Generate and save; return how many tokens came from the tiers below the device."""
+    end = run(engine, {key: prompt}, params)[1][key]
+    while engine.has_unsaved:
+        engine.prepare()
+    assert isinstance(end, Finished)
+    return end.restored_tokens + end.swapped_tokens
 
 
 def test_restoring_does_not_overwrite_a_block_that_another_admission_copies(

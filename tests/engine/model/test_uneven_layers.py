@@ -112,9 +112,20 @@ def test_chunks_begin_at_multiples_of_their_size(gemma4) -> None:
     span = Span(0, 3, 10, [0, 1, 2])
     cpu = torch.device("cpu")
     cache = KVCache(config_of(gemma4[0]), 3, 4, torch.float32, cpu)
-    (plan,) = plan_attention([span], cache, None, cpu, chunk=4)
+    (plan,) = plan_attention([span], cache, (None, 4, 0), cpu)
     rows = [[int(key) for key in row.nonzero()] for row in plan.mask]
     assert rows == [[4, 5, 6, 7], [8], [8, 9]]
+
+
+def test_keys_before_the_first_one_are_seen_by_their_own_query(gemma4) -> None:
+    cpu = torch.device("cpu")
+    cache = KVCache(config_of(gemma4[0]), 3, 4, torch.float32, cpu)
+    for span, expected in (
+        (Span(0, 4, 4, [0]), [[0], [1], [2], [2, 3]]),
+        (Span(0, 1, 6, [0, 1]), [[2, 3, 4, 5]]),
+    ):
+        (plan,) = plan_attention([span], cache, (None, None, 2), cpu)
+        assert [[int(key) for key in row.nonzero()] for row in plan.mask] == expected
 
 
 def test_show_lists_the_heads_of_all_layers(gemma4) -> None:

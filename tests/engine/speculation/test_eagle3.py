@@ -10,9 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from swiftchat.engine.speculation import chain
-from swiftchat.engine.speculation.chain import ChainHead
-from swiftchat.engine.speculation.eagle3 import Eagle3Layer
+from swiftchat.engine.model.prediction_head import Eagle3Input, PredictionHead
 from swiftchat.weights.convert.convert import convert
 from swiftchat.weights.quantization.quantize import QuantizationSpec
 from tests.support import heads, tiny
@@ -37,7 +35,7 @@ class Reference:
         layers: tuple[int, ...] = (2, 1, 0),
         theta: float = 5000.0,
         adds_normed: bool = False,
-        head_dim: int = 12,
+        head_dim: int = 16,
     ) -> None:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float64)
         self.weights = {n: t.double() for n, t in tensors.items() if t.is_floating_point()}
@@ -110,12 +108,8 @@ def check_some(reference: Reference, proposals: list[heads.Proposal]) -> None:
 
 
 @tiny.each_backend
-def test_proposals_are_those_of_the_reference(
-    llama: Path, eagle3: Path, native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proposals_are_those_of_the_reference(llama: Path, eagle3: Path, native: bool) -> None:
     """Two sequences, of which one prompt is computed in chunks; nearly all tokens are rejected."""
-    monkeypatch.setattr(chain, "_MAX_PENDING", 24)
-    monkeypatch.setattr(chain, "CHUNK_TOKENS", 19)
     engine = tiny.engine(llama, draft=str(eagle3), kernels=native, num_threads=1, chunk_tokens=16)
     proposals = heads.propose_always(engine)
     _, ends = tiny.run(engine, PROMPTS, replace(heads.DRAFT, speculate_tokens=3))
@@ -231,9 +225,7 @@ def test_preempted_and_canceled_answers(llama: Path, eagle3: Path) -> None:
         engine.step()
     engine.cancel(9)
     engine.step()
-    proposer = engine.speculation._draft
-    assert isinstance(proposer, ChainHead)
-    assert not proposer._followed and len(proposer._ended) <= 4
+    assert engine.allocator.num_used == 0
 
 
 def test_a_sliding_context(llama: Path, eagle3: Path) -> None:
@@ -265,9 +257,9 @@ DAMAGED: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
         r"expected \[48, 144\], found \[48, 192",
     ),
     "narrow": (
-        heads.changed(TENSORS, Q, torch.zeros(48, 48)),
+        heads.changed(TENSORS, Q, torch.zeros(64, 48)),
         {},
-        r"expected \[48, 96\], found \[48, 48\]",
+        r"expected \[64, 96\], found \[64, 48\]",
     ),
     "t2d": (
         heads.changed(TENSORS, "t2d", torch.zeros(96)),
@@ -334,11 +326,10 @@ def test_heads_of_a_quantized_model_are_int8(
     convert(llama, tmp_path / "int8", quantization=QuantizationSpec("int8", 32))
     options: dict[str, Any] = {"kernels": native, "num_threads": 1}
     engine = tiny.engine(tmp_path / "int8", draft=str(eagle3), **options)
-    proposer = engine.speculation._draft
-    assert isinstance(proposer, ChainHead)
-    layer = proposer._layer
-    assert isinstance(layer, Eagle3Layer)
-    weights = (layer.fc, layer.qkv, layer.down, layer.lm_head)
+    head = engine.decoder.head
+    assert isinstance(head, PredictionHead) and isinstance(head.inputs, Eagle3Input)
+    (layer,) = head.decoder.weights.layers
+    weights = (head.inputs.project, layer.qkv, layer.down, head.decoder.weights.lm_head)
     assert all(weight.is_quantized == native for weight in weights)
     proposals = heads.propose_always(engine)
     expected, _ = tiny.run(tiny.engine(tmp_path / "int8", **options), PROMPTS, heads.OFF)

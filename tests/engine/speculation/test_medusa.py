@@ -104,15 +104,6 @@ def test_files_of_torch_with_a_prefix_and_more_heads(llama: Path, tmp_path: Path
     assert max(len(proposed) for _, proposed in proposals) == 3
 
 
-def test_no_hidden_states_without_a_need(llama: Path, medusa: Path) -> None:
-    engine = tiny.engine(llama, draft=str(medusa))
-    expected, _ = tiny.run(tiny.engine(llama), PROMPTS, heads.OFF)
-    speculation = engine.speculation
-    speculation.observe = None  # type: ignore[assignment]  # an observation would raise
-    assert tiny.run(engine, PROMPTS, heads.OFF)[0] == expected
-    assert tiny.run(engine, PROMPTS, replace(heads.OFF, speculate="ngram"))[0] == expected
-
-
 BLOCK, HEAD = "1.0.linear.weight", "2.2.weight"
 TENSORS = heads.medusa_tensors()
 DAMAGED = {

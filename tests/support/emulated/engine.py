@@ -17,10 +17,9 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.generation import build, heads
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu import capture
 from swiftchat.engine.gpu.back_end import GpuBackEnd
-from swiftchat.engine.gpu.heads import captured_chain
 from swiftchat.engine.gpu.linear.plain import LinearKernels
-from swiftchat.engine.gpu.steps import graph_runner
 from swiftchat.engine.load import loader
 from tests.support import tiny
 from tests.support.emulated.kernels import aligned, emulated_gpu
@@ -40,8 +39,7 @@ def use_emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "set_up", set_up_kernels)
     for user in (build, heads):
         monkeypatch.setattr(user, "load_weights", lambda *args, **kw: aligned(load(*args, **kw)))
-    for captured in (graph_runner, captured_chain):
-        monkeypatch.setattr(captured, "capture", _capture)
+    monkeypatch.setattr(capture, "record", _record)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
@@ -78,5 +76,5 @@ def emulated_engine(folder: Path, **config: Any) -> Engine:
     return engine
 
 
-def _capture(run: Callable[[], None], pool: Any = None) -> tuple[Any, None]:
-    return SimpleNamespace(replay=run), None
+def _record(run: Callable[[], Any], pool: Any = None) -> Any:
+    return SimpleNamespace(replay=run)

@@ -9,12 +9,11 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.mixers.steps import StepSlots
 from swiftchat.engine.comm.communicator import Communicator
-from swiftchat.engine.gpu.attention import DecodeRows
 from swiftchat.engine.gpu.fused.step_decoder import StepDecoder
+from swiftchat.engine.gpu.inputs.device_batch import DeviceBatch, Rows
 from swiftchat.engine.gpu.linear.factory import KernelWeights
 from swiftchat.engine.gpu.linear.plain import LinearKernels
-from swiftchat.engine.gpu.mixers.mix import StatePlan
-from swiftchat.engine.gpu.ops import CudaOps, CudaPlan
+from swiftchat.engine.gpu.ops import CudaOps
 from swiftchat.engine.load.loader import load_weights
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.hidden_states import HiddenStates
@@ -128,7 +127,7 @@ class KernelBench:
         """Return the memory of the stream of a few rows."""
         return torch.zeros(4, self.config.hidden_size)
 
-    def plan(self, positions: list[int]) -> CudaPlan:
+    def plan(self, positions: list[int]) -> DeviceBatch:
         """Return the rows of a step that compute these tokens of the prompt."""
         table = torch.tensor(self.sequence(0).block_table, dtype=torch.int32)
         block_tables = torch.zeros(len(positions), 8, dtype=torch.int32)
@@ -136,12 +135,15 @@ class KernelBench:
         places = torch.tensor(positions, dtype=torch.int32)
         ids = torch.tensor([self.ids[at] for at in positions], dtype=torch.int32)
         slots = table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
-        rows = DecodeRows(block_tables, places + 1)
-        return CudaPlan(ids, places, slots.int(), rows, states=self._states(places))
+        return DeviceBatch(
+            *(ids, places, slots.int(), Rows(block_tables, places + 1)),
+            states=self.cache.states.layers,
+            steps=self._steps(places),
+        )
 
-    def _states(self, positions: Tensor) -> StatePlan | None:
+    def _steps(self, positions: Tensor) -> StepSlots | None:
         """Return the slots before and after a step of one row, for a model with states."""
         if self.config.mixer is None:
             return None
         slots = torch.tensor(self._state_slots, dtype=torch.int32).view(2, 1)
-        return StatePlan(self.cache.states.layers, StepSlots(slots, positions))
+        return StepSlots(slots, positions)

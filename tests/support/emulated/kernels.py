@@ -237,6 +237,8 @@ def _attend(a: _Launch, q: Tensor, table: Tensor, context: int) -> Tensor:
         visible &= distance < a.window
     if a.chunk:
         visible &= positions >= own // a.chunk * a.chunk
+    if getattr(a, "first_key", 0):
+        visible &= (positions >= a.first_key) | (positions == own)
     weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
     return torch.einsum("hnt,thd->nhd", weights, values)
 

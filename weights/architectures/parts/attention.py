@@ -16,6 +16,8 @@ class Scores:
     """How many of the last tokens a query attends to; None: all."""
     chunk: int | None = None
     """The tokens of the chunks within which queries attend; None: there are none."""
+    first_key: int = 0
+    """The keys before it are seen by no query but their own."""
     softcap: float | None = None
     """Scores x become c·tanh(x/c)."""
     sinks: bool = False
@@ -24,6 +26,11 @@ class Scores:
     """The factor of linear biases (ALiBi); None: there are none."""
     growth: QueryGrowth | None = None
     """How queries at late positions are scaled; None: they are not."""
+
+    @property
+    def visible(self) -> tuple[int | None, int | None, int]:
+        """What decides which keys a query sees: `window`, `chunk`, `first_key`."""
+        return self.window, self.chunk, self.first_key
 
 
 @dataclass(frozen=True)

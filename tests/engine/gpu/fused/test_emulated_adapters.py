@@ -14,9 +14,8 @@ from torch import Tensor
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.api.tuning import Tuning
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu import capture
 from swiftchat.engine.gpu.fused.deltas import FusedDeltas
-from swiftchat.engine.gpu.steps import graph_runner
-from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.errors import ContextOverflow, SwiftchatError
 from tests.support import adapters, tiny
 from tests.support.emulated.engine import emulated_engine, use_emulated_gpu
@@ -123,8 +122,7 @@ def test_a_running_answer_keeps_its_adapter_when_another_is_loaded(
     running, (low, high) = engine(max_num_seqs=max_num_seqs), made[1]
 
     def add() -> None:
-        assert isinstance(running.graph_decode, AsyncDecode)
-        assert running.graph_decode.is_in_flight
+        assert running.graphs.decode is not None and running.graphs.decode.is_in_flight
         running.add(1, PROMPTS[1], PARAMS, tuning=high)
 
     assert answers(running, {0: (PROMPTS[0], low)}, add) == dict(enumerate(expected))
@@ -164,11 +162,11 @@ def test_without_memory_for_a_new_graph_answers_go_on(
 
     def add() -> None:
         running.add(1, PROMPTS[1], PARAMS, tuning=high)
-        assert isinstance(running.graph_decode, AsyncDecode)
+        assert running.graphs.decode is not None
         if failing == "capture":
-            monkeypatch.setattr(graph_runner, "capture", fails)
+            monkeypatch.setattr(capture, "record", fails)
         else:
-            monkeypatch.setattr(running.graph_decode.runner, "_launch_sampling", fails)
+            monkeypatch.setattr(running.graphs.decode.runner, "_launch_sampling", fails)
 
     assert answers(running, {0: (PROMPTS[0], low)}, add) == dict(enumerate(expected))
     assert attempts

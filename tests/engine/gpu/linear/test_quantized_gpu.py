@@ -13,7 +13,6 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.gpu.linear.factory import KernelWeights
 from swiftchat.engine.gpu.linear.plain import LinearKernels
 from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight, packed_matrix
-from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.linear.merged import MergedWeight
 from swiftchat.engine.linear.plain import PlainWeight
 from swiftchat.engine.load.loader import stream_weights
@@ -242,7 +241,7 @@ def test_quantized_experts_are_computed_without_graphs_in_fp32(tmp_path: Path) -
     engine = tiny.engine(tmp_path / "out", device="cuda", dtype="float32")
     experts = engine.decoder.weights.layers[0].experts
     assert experts is not None and isinstance(experts.each[0].down, GpuQuantizedWeight)
-    assert engine.graph_decode is None
+    assert engine.graphs.decode is None
     assert tiny.run(engine, prompts, params)[0] == on_cpu
 
 
@@ -260,7 +259,7 @@ def test_quantized_experts_stay_packed_in_half_precision(
     settings = {"dtype": "float32", "kernels": False}
     exact = decode_logits(gpu_engine(out, tmp_path, **settings), ids)
     engine = gpu_engine(out, tmp_path, dtype="bfloat16", chunk_tokens=chunk_tokens)
-    assert engine.graph_decode is not None
+    assert engine.graphs.decode is not None
     rounded = decode_logits(engine, ids)
     assert torch.linalg.norm(rounded - exact) <= 0.06 * torch.linalg.norm(exact)
 
@@ -296,7 +295,7 @@ def test_merged_weights_of_several_schemes_on_a_gpu(tmp_path: Path, source: str)
     assert isinstance(weights.layers[0].qkv, MergedWeight)
     assert isinstance(weights.layers[0].gate_up, MergedWeight)
     assert isinstance(weights.embed, GpuQuantizedWeight) == (source == "Q4_K_M")
-    assert isinstance(engine.graph_decode, AsyncDecode)
+    assert engine.graphs.decode is not None
     for n in (1, 3):
         prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(n)}
         expected, _ = tiny.run(on_cpu, prompts, params)

@@ -115,7 +115,7 @@ def test_w8a8_logprobs_on_gpu_are_near_cpu(models: dict[str, Path], scheme: str)
             models[scheme], device="cuda", dtype="bfloat16", chunk_tokens=chunk_tokens
         )
         assert isinstance(engine.decoder.weights.layers[0].qkv, W8A8Weight)
-        assert "dequantized" not in engine.info.device and engine.graph_decode is not None
+        assert "dequantized" not in engine.info.device and engine.graphs.decode is not None
         _, found = tiny.logprobs(engine, prompt, params)
         for token, logprob in found[0].top:
             assert logprob == pytest.approx(near.get(token, logprob), abs=0.8)

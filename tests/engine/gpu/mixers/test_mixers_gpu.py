@@ -40,7 +40,7 @@ def gpu_engine(folder: Path, cubins: Path, *, graphs: bool = True, **config: Any
     for tensor in engine.cache.states.tensors:
         tensor.fill_(float("nan"))
     if not graphs:
-        engine.graph_decode = None
+        engine.use_graphs(replace(engine.graphs, decode=None))
     return engine
 
 
@@ -91,7 +91,7 @@ def test_captured_prompts_give_the_ids_of_the_cpu(folder: Path, cubins: Path) ->
     assert checked_run(engine, {1: PROMPT}, GREEDY) == first
     while engine.can_prepare:
         engine.prepare()
-    graphs = engine.prefill_graphs
+    graphs = engine.graphs.prefill
     is_captured = graphs is not None and graphs.is_captured(40)
     assert is_captured != any(name in folder.name for name in NOT_CAPTURED)
     turn = PROMPT + first[0][1] + tiny.random_ids(9, seed=8)

@@ -14,8 +14,6 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.gpu.heads.captured_chain import CapturedChain
-from swiftchat.engine.speculation.chain import ChainHead
 from tests.engine.speculation.test_mtp import BesideReference
 from tests.support import heads, mtp_models, reference, tiny
 from tests.support.emulated.engine import emulated_engine, use_emulated_gpu
@@ -82,7 +80,7 @@ def make(make_any: MakeEngine, folder: Path) -> MakeEngine:
     def make(**config: Any) -> Engine:
         engine = make_any(folder, **config)
         is_captured = not any(name in folder.name for name in NOT_CAPTURED)
-        assert (engine.verification is not None) == is_captured
+        assert (engine.graphs.verification is not None) == is_captured
         assert engine.scheduler.states.num_verified == 8
         return engine
 
@@ -129,7 +127,7 @@ def test_ids_are_those_of_plain_decoding(
     expected = alone(plain, PROMPTS, off)
     engine = use_oracle(make(), expected, eager=True)
     if not graphs:
-        engine.graph_decode = engine.verification = None
+        engine.use_graphs(replace(engine.graphs, decode=None, verification=None))
     for key, prompt in PROMPTS.items():
         ids, ends = tiny.run(engine, {key: prompt}, auto)
         assert ids[key] == expected[key]
@@ -213,7 +211,7 @@ def test_look_up_between_async_steps(make: MakeEngine, plain: Engine) -> None:
     ids, ends = tiny.run(engine, prompts, replace(params, speculate="auto"))
     assert ids == expected
     speculated = [end.speculated for end in ends.values() if end.speculated is not None]
-    assert engine.verification is None or any(each.num_proposed > 0 for each in speculated)
+    assert engine.graphs.verification is None or any(each.num_proposed > 0 for each in speculated)
 
 
 @emulate_few
@@ -226,7 +224,7 @@ def test_a_draft_model_with_states(make: MakeEngine, folder: Path, plain: Engine
         expected = run(plain, {key: prompt}, OFF)
         ids, ends = tiny.run(engine, {key: prompt}, drafted)
         assert ids == expected
-        assert (ends[key].speculated is not None) == (engine.verification is not None)
+        assert (ends[key].speculated is not None) == (engine.graphs.verification is not None)
         assert ends[key].speculated is None or ends[key].speculated.acceptance_rate == 1
         turn = {key: prompt + ids[key] + tiny.random_ids(4, seed=7)}
         assert run(engine, turn, drafted) == run(plain, turn, OFF)
@@ -243,12 +241,11 @@ def test_the_models_own_prediction_layer(
     made = tmp_path, mtp_models.make_beside(model_type, tmp_path)
     expected = run(make_any(tmp_path), PROMPTS, OFF)
     engine = make_any(tmp_path, draft="mtp")
-    proposer = engine.speculation._draft
-    assert isinstance(proposer, ChainHead) and isinstance(proposer._layer, CapturedChain)
+    assert heads.is_captured(engine)
     proposals = heads.propose_always(engine)
     ids, ends = tiny.run(engine, PROMPTS, replace(OFF, speculate="draft", speculate_tokens=3))
     assert ids == expected
-    assert engine.verification is not None
+    assert engine.graphs.verification is not None
     assert ends[1].speculated is not None and ends[1].speculated.proposer == "mtp"
     assert len(proposals) > 20 and all(proposed for _, proposed in proposals)
     beside = BesideReference(made)

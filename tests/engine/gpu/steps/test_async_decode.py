@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.steps.async_decode import AsyncDecode
 from swiftchat.engine.gpu.steps.graph_runner import Part
 from swiftchat.engine.schedule.blocks import BlockAllocator
 from swiftchat.engine.schedule.scheduler import Scheduler
-from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
+from swiftchat.engine.schedule.sequence import Step, TokenSequence
+from swiftchat.engine.steps.runner import StepInputs
 
 BLOCK_SIZE, VOCAB_SIZE, CTX_SIZE = 4, 97, 60
 
@@ -67,9 +68,6 @@ class FakeRunner:
     def graph(self, num_rows: int, part: Part, *, adapted: bool) -> None:
         assert num_rows <= self.batch.max_rows and not adapted
 
-    def copy_hidden(self, num_rows: int) -> None:
-        """There are no prediction heads."""
-
     def replay(self, num_rows: int, part: Part, *, adapted: bool) -> None:
         batch = self.batch
         assert part != "sampling" or self.has_logits
@@ -84,9 +82,9 @@ class FakeRunner:
             block = int(batch.block_tables[row, position // BLOCK_SIZE])
             assert slot == block * BLOCK_SIZE + position % BLOCK_SIZE
             mask = batch.masks[row] if batch.has_mask[row] else None
-            token = choose(int(batch.tokens[row]), mask)
+            token = choose(int(batch.ids[row]), mask)
             ring[row] = token
-            batch.tokens[row], batch.positions[row] = token, position + 1
+            batch.ids[row], batch.positions[row] = token, position + 1
             batch.context_lens[row] = position + 2
             block = int(batch.block_tables[row, (position + 1) // BLOCK_SIZE])
             batch.slot_mapping[row] = block * BLOCK_SIZE + (position + 1) % BLOCK_SIZE
@@ -111,15 +109,21 @@ class Loop:
         self.fast_forwards = fast_forwards
         self.scheduler = Scheduler(BlockAllocator(num_blocks, BLOCK_SIZE), 512, 8)
         self.runner = FakeRunner()
-        self.decode = AsyncDecode(self.runner, self.scheduler, CTX_SIZE)  # type: ignore[arg-type]
+        self.decode = AsyncDecode(
+            self.runner,  # type: ignore[arg-type]
+            self.scheduler,
+            CTX_SIZE,
+            has_logits=False,
+        )
 
     def run_once(self) -> None:
         if self.decode.is_in_flight:
-            self._collect()
+            self._append(self.decode.collect())
             return
         step: Step = self.scheduler.schedule()
-        if self.decode.launch(step, [1] * len(step.rows)):
-            self._collect()
+        sampled = self.decode.compute(StepInputs(step, [1] * len(step.rows), BLOCK_SIZE))
+        if sampled is not None:
+            self._append(sampled)
             return
         for row in step.rows:
             reaches_end = row.reaches_end
@@ -129,10 +133,10 @@ class Loop:
                 mask = constraint.mask if constraint else None
                 self._append_token(row.sequence, choose(row.sequence.tokens[-1], mask))
 
-    def _collect(self) -> None:
-        for sequence, token in self.decode.collect():
-            self.scheduler.advance(Row(sequence, 1))
-            self._append_token(sequence, token)
+    def _append(self, step: Any) -> None:
+        for row, (token,) in zip(step.rows, step.tokens, strict=True):
+            self.scheduler.advance(row)
+            self._append_token(row.sequence, token)
 
     def _append_token(self, sequence: TokenSequence, token: int) -> None:
         if token in sequence.params.stop_ids:

@@ -14,7 +14,8 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.comm.pipeline import GlooPipeline, SingleStage
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.generation.graphs import Graphs
+from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.gpu.linear.factory import KernelWeights
 from swiftchat.engine.gpu.linear.plain import LinearKernels
 from swiftchat.engine.gpu.ops import CudaOps
@@ -26,6 +27,7 @@ from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sample, sampling_error
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.engine.schedule.sequence import Row, Step, TokenSequence
+from swiftchat.engine.steps.runner import SampledStep, StepInputs
 from swiftchat.errors import BadModelFile, OutOfMemory
 from swiftchat.weights.architectures.config import ModelConfig
 from swiftchat.weights.model.directory import Model
@@ -89,7 +91,7 @@ class FakeRunner:
         for row, sequence in enumerate(sequences):
             token = sequence.tokens[-1]
             batch.counts[row, token] += 1
-            batch.tokens[row] = token
+            batch.ids[row] = token
             position = int(batch.positions[row]) + 1
             batch.positions[row], batch.context_lens[row] = position, position + 1
             block = int(batch.block_tables[row, position // size])
@@ -105,7 +107,7 @@ class FakeRunner:
         ]
         spans = [Span(i, 1, lens[i], blocks[i]) for i in range(n)]
         return Batch(
-            batch.tokens[:n].tolist(),
+            batch.ids[:n].tolist(),
             batch.positions[:n].tolist(),
             batch.slot_mapping[:n].tolist(),
             list(range(n)),
@@ -189,7 +191,8 @@ def run_stages(folder: Path, num_stages: int, run, **config):
         settings = {"pp": num_stages, "cache_tokens": 256, **config}
         engine = build_engine(folder, replace(TWO, **settings), stages=stages)
         runner = FakeRunner(engine)
-        engine.graph_decode = PipelineDecode(runner, stages)  # type: ignore[arg-type]
+        pipeline = PipelineDecode(runner, stages)  # type: ignore[arg-type]
+        engine.use_graphs(Graphs(pipeline=pipeline))
         return run(stage, engine, runner)
 
     with frequent_thread_switches(), ThreadPoolExecutor(num_stages) as pool:
@@ -229,12 +232,12 @@ def test_rows_are_reloaded_unless_each_has_one_more_token(between, appends: bool
     decode = PipelineDecode(runner, SingleStage())  # type: ignore[arg-type]
     sequence = TokenSequence(1, [5, 6], GREEDY)
     sequence.num_computed, sequence.block_table = 1, [3]
-    assert decode.launch(Step([Row(sequence, 1)], []), [1])
-    assert decode.is_in_flight and decode.collect() == [(sequence, 7)] and not decode.is_in_flight
+    row = Row(sequence, 1)
+    assert decode.compute(StepInputs(Step([row], []), [1], 4)) == SampledStep([row], [[7]])
     sequence.num_computed += 1
     sequence.tokens.append(7)
     between(sequence)
-    assert decode.launch(Step([Row(sequence, 1)], []), [1])
+    assert decode.compute(StepInputs(Step([Row(sequence, 1)], []), [1], 4)) is not None
     assert calls == ["load", "append" if appends else "load"]
 
 

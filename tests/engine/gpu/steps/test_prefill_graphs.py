@@ -1,6 +1,7 @@
 """Prefill chunks replayed from graphs against the same chunks computed without."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
+from swiftchat.engine.gpu.capture import Captured
 from swiftchat.engine.gpu.graph_sizes import PREFILL_TOKENS
 from swiftchat.engine.schedule.batch import Batch
 from tests.support import tiny
@@ -52,16 +54,16 @@ def prepared_engine(folder: Path, cubins: Path, **config: object) -> Engine:
 def recorded(engine: Engine) -> list[int]:
     """Return a list that receives the size of every replayed chunk."""
     replayed: list[int] = []
-    graphs = engine.prefill_graphs
+    graphs = engine.graphs.prefill
     assert graphs is not None and graphs._graphs
 
     class Recorded:
-        def __init__(self, size: int, graph: torch.cuda.CUDAGraph) -> None:
+        def __init__(self, size: int, graph: Captured[Any]) -> None:
             self._size, self._graph = size, graph
 
-        def replay(self) -> None:
+        def replay(self) -> Any:
             replayed.append(self._size)
-            self._graph.replay()
+            return self._graph.replay()
 
     graphs._graphs = {size: Recorded(size, graph) for size, graph in graphs._graphs.items()}  # type: ignore[misc]
     return replayed
@@ -96,17 +98,17 @@ def test_ids_equal_those_without_graphs(folder: Path, cubins: Path) -> None:
 def test_logits_of_padded_chunks(folder: Path, cubins: Path) -> None:
     """Close to those without padding; bitwise equal to those of a padded chunk without a graph."""
     engine = prepared_engine(folder, cubins)
-    graphs, forward = engine.prefill_graphs, engine.decoder.forward
+    graphs, forward = engine.graphs.prefill, engine.decoder.forward
     assert graphs is not None
     replay, captured = graphs.forward, dict(graphs._graphs)
     rows: list[tuple[Tensor, ...]] = []
 
-    def three_ways(batch: Batch, hidden: None = None) -> Tensor | None:
-        found = replay(batch, hidden)
+    def three_ways(batch: Batch, size: int, hidden: None = None) -> Tensor | None:
+        found = replay(batch, size, hidden)
         assert found is not None
         replayed = found.clone()
         graphs._graphs = {}
-        without_graph, without_padding = replay(batch), forward(batch, engine.cache)
+        without_graph, without_padding = replay(batch, size), forward(batch, engine.cache)
         graphs._graphs = captured
         assert without_graph is not None and without_padding is not None
         rows.append((replayed, without_graph, without_padding))
@@ -157,11 +159,11 @@ def test_no_memory_for_a_graph(tmp_path: Path, cubins: Path) -> None:
     tiny.make("llama", tmp_path)
     settings = {"device": "cuda", "dtype": "float32", "block_size": tiny.BLOCK_SIZE}
     engine = build_engine(tmp_path, EngineConfig(**settings), cubins=cubins)
-    graphs = engine.prefill_graphs
+    graphs = engine.graphs.prefill
     assert graphs is not None
     capture = graphs._capture
 
-    def capture_small(size: int) -> torch.cuda.CUDAGraph:
+    def capture_small(size: int) -> Captured[Any]:
         if size > PREFILL_TOKENS[1]:
             raise torch.OutOfMemoryError("no memory")
         return capture(size)

@@ -11,7 +11,7 @@ import torch
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.gpu.decode_batch import DecodeBatch
+from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch
 from swiftchat.engine.schedule.sequence import Row, TokenSequence
 from tests.support import tiny
 from tests.support.speculation import use_oracle
@@ -32,7 +32,7 @@ def test_rows_of_proposed_tokens_follow_each_other(batch: DecodeBatch) -> None:
     first.num_computed, first.block_table = 5, [7, 2, 6]
     second.num_computed, second.block_table = 1, [4]
     batch.load_rows([Row(first, 1, (11, 12, 13)), Row(second, 1)], [21, 22])
-    assert batch.tokens[:5].tolist() == [10, 11, 12, 13, 4]
+    assert batch.ids[:5].tolist() == [10, 11, 12, 13, 4]
     assert batch.positions[:5].tolist() == [5, 6, 7, 8, 1]
     assert batch.context_lens.tolist() == [6, 7, 8, 9, 2, 0, 0, 0]
     assert batch.slot_mapping.tolist() == [9, 10, 11, 24, 17, -1, -1, -1]
@@ -99,7 +99,7 @@ def test_verified_ids_are_those_of_plain_decoding(
         i: tiny.run(gpu_engine(folder, cubins), {i: p}, params)[0][i] for i, p in prompts.items()
     }
     engine = use_oracle(gpu_engine(folder, cubins), plain, most=15)
-    assert engine.verification is not None
+    assert engine.graphs.verification is not None
     verified = replace(params, speculate="auto")
     for key, prompt in prompts.items():
         ids, ends = tiny.run(engine, {key: prompt}, verified)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swiftchat.engine.api.params import SamplingParams
-from swiftchat.engine.gpu.decode_batch import DecodeBatch, device_bias
+from swiftchat.engine.gpu.inputs.decode_batch import DecodeBatch, device_bias
 from swiftchat.engine.schedule.sequence import Row, TokenSequence
 
 
@@ -47,7 +47,7 @@ def test_proposed_tokens_have_rows_after_their_sequence(monkeypatch: pytest.Monk
     )
     penalized.num_computed, penalized.block_table = 2, [1]
     batch.load_rows([Row(speculating, 1, (11, 12)), Row(penalized, 1)], [21, 2**64 - 1])
-    assert batch.tokens[:4].tolist() == [9, 11, 12, 4]
+    assert batch.ids[:4].tolist() == [9, 11, 12, 4]
     assert batch.positions[:4].tolist() == [2, 3, 4, 2]
     assert batch.context_lens.tolist() == [3, 4, 5, 3, 0, 0, 0, 0]
     assert batch.slot_mapping.tolist() == [22, 23, 24, 6, -1, -1, -1, -1]

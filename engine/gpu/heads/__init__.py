@@ -1,1 +1,0 @@
-"""Prediction heads in CUDA kernels."""

@@ -1,0 +1,1 @@
+"""What computes a step: the interface of step runners, and the plain one."""
