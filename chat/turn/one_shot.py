@@ -52,10 +52,12 @@ def prompt_text(config: ChatConfig) -> str:
 
 
 def one_shot_style(config: ChatConfig) -> Style:
+    """Return how an answer on stdout looks."""
     return choose_style(config, os.environ, sys.stdout.isatty())
 
 
 def one_shot_status(config: ChatConfig) -> StatusLine:
+    """Return the status line of a program that answers once; with --quiet it shows nothing."""
     return StatusLine(not is_accessible(config, os.environ), config.quiet)
 
 
