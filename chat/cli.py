@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import (
-    CHAT_OPTIONS,
-    CONFIG_NAMES,
-    FILE_NAMES,
-)
+from swiftchat.chat.options.chat_options import CHAT_OPTIONS
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
 from swiftchat.chat.options.option_types import OnceOption, compared_models, given_twice
@@ -174,13 +170,13 @@ def _is_given(ctx: click.Context, name: str | None) -> bool:
 def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
     """Answer once or start the interactive chat; return the exit code."""
     from swiftchat.chat.options.config import ChatConfig
-    from swiftchat.chat.start import autosave_for, check_connect, conversation_for
+    from swiftchat.chat.precedence import autosave_for, check_connect, conversation_for
 
     options["compared"] = compared_models(ctx)
     check_connect(ctx, options)
     ChatConfig(**options).check()
     with contextlib.closing(autosave_for(options)) as autosave:
-        conversation = conversation_for(ctx, options, CONFIG_NAMES)
+        conversation = conversation_for(ctx, options)
         config = ChatConfig(**options)
         config.check()
         conversation.system = config.system_text()
@@ -244,55 +240,22 @@ def _is_oneshot(config: "ChatConfig") -> bool:
 def _run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Autosave") -> int:
     """Answer one prompt, then start the interactive chat with -i; return the exit code."""
     from swiftchat.chat.history.conversation import title_of
-    from swiftchat.chat.oneshot import prompt_text
+    from swiftchat.chat.turn.one_shot import OneShot, prompt_text
 
     text = prompt_text(config)
     question = config.opening if config.prompt in (None, "-") else config.prompt
     conversation.title = conversation.title or title_of(question or text)
     conversation.add("user", text)
     try:
-        return _answer_once(config, conversation, autosave)
+        if not config.interactive:
+            return OneShot(config, conversation, autosave).run()
+        with _open_keyboard() as keyboard:
+            from swiftchat.chat.repl.loop import run_repl
+
+            return run_repl(config, conversation, autosave, keyboard)
     finally:
         conversation.forget_unanswered()
         autosave.finish(conversation)
-
-
-def _answer_once(config: "ChatConfig", conversation: "Conversation", autosave: "Autosave") -> int:
-    from swiftchat.chat.model.chat_model import chat_model_for
-    from swiftchat.chat.model.tools import start_tools
-    from swiftchat.chat.oneshot import OneShot
-    from swiftchat.chat.terminal.echo import hide_typing
-
-    if config.interactive:
-        with (
-            _open_keyboard() as keyboard,
-            chat_model_for(config) as chat_model,
-            start_tools(config, chat_model) as toolbox,
-        ):
-            one_shot = OneShot(chat_model, config, autosave, toolbox=toolbox)
-            # Imported while the engine loads, because it takes 0.1 s.
-            from swiftchat.chat.repl.loop import Repl
-
-            with keyboard.erasing(one_shot.pause):
-                one_shot.run(conversation)
-            repl = Repl(chat_model, config, conversation, (), autosave, keyboard, toolbox)
-            return repl.run(shows_end=False)
-    if config.compared:
-        from swiftchat.chat.comparison import Comparison
-        from swiftchat.chat.terminal.output import print_notice
-
-        if config.mcp:
-            print_notice("note: two models are compared without the tools of --mcp")
-        return Comparison(config, autosave).run(conversation)
-    if config.samples > 1:
-        from swiftchat.chat.samples import Samples
-
-        return Samples(config, autosave).run(conversation)
-    at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    with chat_model_for(config) as chat_model, start_tools(config, chat_model) as toolbox:
-        one_shot = OneShot(chat_model, config, autosave, toolbox=toolbox)
-        with hide_typing(one_shot.pause) if at_terminal else contextlib.nullcontext():
-            return one_shot.run(conversation)
 
 
 def main() -> None:
@@ -346,7 +309,7 @@ def _run() -> None:
     is_help = {"--help", "-h", "--version"} & set(sys.argv)
     values, project = {}, None
     if not is_help:
-        values, project = load_config_file(FILE_NAMES), current_project()
+        values, project = load_config_file(), current_project()
         values |= project.values if project else {}
     # `token_file` is that of --connect; serve's option of this name is another.
     serve = {name: value for name, value in values.items() if name != "token_file"}

@@ -36,10 +36,7 @@ TORCH_FREE_TO_IMPORT = (
     "chat.cli",
 )
 # The imports that close a circle of files, and may only become fewer: (file, what it imports).
-CLOSES_CIRCLE = {
-    ("chat.options.completion", "chat.options.chat_options"),
-    ("chat.options.completion", "chat.options.roles"),
-}
+CLOSES_CIRCLE: set[tuple[str, str]] = set()
 MAX_LINES = 420
 _STRENGTH = ("", "types only", "lazy", "top")
 

@@ -13,10 +13,10 @@ from swiftchat.tokenizer.core.word_cache import WordCache
 from swiftchat.tokenizer.definition import TokenizerDefinition
 from swiftchat.tokenizer.huggingface.files import read_files
 from swiftchat.tokenizer.prompt import Prompt, PromptSpan, split_at_control_tokens
+from swiftchat.tokenizer.template.process import TemplateProcess
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer.template.messages import MessageForms
-    from swiftchat.tokenizer.template.template import ChatTemplate
 
 # A Python string can hold these (undecodable bytes); UTF-8 cannot.
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
@@ -49,7 +49,8 @@ class Tokenizer:
         eos_id = ids.get(named_tokens.get("eos_token", ""))
         eos_ids = dict.fromkeys([*([] if eos_id is None else [eos_id]), *definition.more_eos_ids])
         self.eos_ids = tuple(i for i in eos_ids if 0 <= i < self.vocab_size)
-        self._chat_templates: dict[str, tuple[ChatTemplate, MessageForms]] = {}
+        self._message_forms: dict[str, MessageForms] = {}
+        self._template_process = TemplateProcess()
         self._special_ids = frozenset(self.special_tokens.values())
         self._tokens = {token_id: token for token, token_id in ids.items()}
         self._pipeline = pipeline
@@ -178,6 +179,10 @@ class Tokenizer:
 
         return token_bytes
 
+    def start_templates(self) -> None:
+        """Start the process that renders chat templates, so that the first prompt need not wait."""
+        self._template_process.start()
+
     def apply_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -215,26 +220,25 @@ class Tokenizer:
         so a generated answer keeps its ids in later turns. `answer_prefix` is the
         beginning of an answer that the model continues; it ends the prompt.
         """
-        # Imported here: a program without templates does not load Jinja.
+        # Imported here: many programs use no template.
         from swiftchat.tokenizer.template.messages import MessageForms, messages_for_template
         from swiftchat.tokenizer.template.provenance import render
-        from swiftchat.tokenizer.template.template import ChatTemplate
 
         source = self._template_source(variables.get("tools")) if template is None else template
-        if source not in self._chat_templates:
-            chat_template = ChatTemplate(source)
+        if source not in self._message_forms:
             own = {**self.named_tokens, "add_generation_prompt": True}
-            forms = MessageForms(
-                lambda example, more: chat_template.render({**more, "messages": example}, own, ())
+            self._message_forms[source] = MessageForms(
+                lambda example, more: self._template_process.render(
+                    source, {**more, "messages": example}, own, ()
+                )
             )
-            self._chat_templates[source] = chat_template, forms
-        chat_template, forms = self._chat_templates[source]
+        forms = self._message_forms[source]
         adapted = forms.adapted(messages_for_template(messages), variables)
         inputs = {**variables, "messages": adapted}
         own = {name: text for name, text in self.named_tokens.items() if name not in inputs} | {
             "add_generation_prompt": add_generation_prompt
         }
-        text, content = render(chat_template, inputs, own, self.special_tokens)
+        text, content = render(self._template_process, source, inputs, own, self.special_tokens)
         if answer_prefix:
             content = [*content, (len(text), len(text) + len(answer_prefix))]
         return self._prompt(text + answer_prefix, content, earlier)

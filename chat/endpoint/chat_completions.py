@@ -18,7 +18,6 @@ from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.context_budget import message_versions
 from swiftchat.chat.tools.typed_arguments import typed_arguments
-from swiftchat.engine.api.params import SamplingParams
 
 
 def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], AnswerGroup]:
@@ -35,16 +34,15 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
         variables = _template_variables(chat_model, body)
         tool_format = chat_model.prompts.require_tools().tool_format if tools else None
         encode = chat_model.prompts.encoder(tools=tools, more_variables=variables)
-        fitted, fitting = chat_model.fit(message_versions(messages), encode, params)
-
-        def start_one(params: SamplingParams) -> Answer:
-            answer = chat_model.start_answer(
-                fitted.prompt, params, stops, tool_format=tool_format, output_format=output_format
-            )
-            answer.num_left_out = fitted.num_tokens
-            return answer
-
-        return AnswerGroup(start_one, fitting, body.num_answers)
+        return chat_model.start_answers(
+            message_versions(messages),
+            encode,
+            params,
+            stops,
+            body.num_answers,
+            tool_format=tool_format,
+            output_format=output_format,
+        )
 
     return start
 

@@ -5,9 +5,9 @@ would change the answer and are not supported are refused.
 """
 
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.chat.history.tool_call import is_shallow
@@ -16,32 +16,20 @@ from swiftchat.chat.model.output_format import (
     json_object_format,
     json_schema_format,
 )
-from swiftchat.chat.options.parameters import BEAM_PARAMETERS
-from swiftchat.engine.api.params import LOGIT_BIAS_RANGE, MAX_BEAMS, MAX_SAMPLES, SamplingParams
+from swiftchat.chat.options.chat_options import BEAM_PARAMETERS, PARAMETERS
+from swiftchat.chat.options.parameter import ChoiceParameter, Parameter, shown
+from swiftchat.engine.api.params import LOGIT_BIAS_RANGE, MAX_BEAMS, MAX_SAMPLES
 from swiftchat.errors import UsageError
 
 _MAX_STOPS = 16
 _MAX_ID_DIGITS = 9
-# By the name in a request: our name.
+# By the name in a request: our parameter of answers. `logprobs` is of another type there.
 _SAMPLING = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repeat_penalty": "repeat_penalty",
-    "repetition_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "seed": "seed",
-    "max_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "overflow": "overflow",
-    "overflow_keep": "overflow_keep",
-    "beams": "beams",
-    "length_penalty": "length_penalty",
-    "early_stopping": "early_stopping",
-    "diversity_rate": "diversity_rate",
-}
+    name: found
+    for found in PARAMETERS.values()
+    if found.is_sampled and found.name != "logprobs"
+    for name in (found.name, *found.aliases)
+} | {"max_completion_tokens": PARAMETERS["max_tokens"]}
 # Variables of a chat template that the request has fields for, or that the server sets.
 _OWN_VARIABLES = {"messages", "tools", "add_generation_prompt"}
 # Fields of other servers, and what to use instead of them.
@@ -68,32 +56,32 @@ class StreamOptions(_Fields):
     include_usage: bool | None = None
 
 
-class GenerationRequest(_Fields):
-    """The fields that chat completions and completions have in common."""
+def _field(found: Parameter | ChoiceParameter) -> Any:
+    kind = found.kind if isinstance(found, Parameter) else Literal[found.choices]
+    return kind | None, None
+
+
+if TYPE_CHECKING:
+    _SamplingFields = _Fields
+else:
+    _SamplingFields = create_model(
+        "_SamplingFields",
+        __base__=_Fields,
+        **{name: _field(found) for name, found in _SAMPLING.items()},
+    )
+
+
+class GenerationRequest(_SamplingFields):
+    """The fields that chat completions and completions have in common: also all of `_SAMPLING`."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
     stop: str | list[str] | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_SAMPLES)
     beams: int | None = Field(default=None, ge=1, le=MAX_BEAMS)
-    length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
-    diversity_rate: float | None = None
     logit_bias: dict[str, float] | None = None
-    overflow: Literal["error", "drop-oldest", "sliding"] | None = None
-    overflow_keep: int | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -119,18 +107,17 @@ class GenerationRequest(_Fields):
         return stops
 
     def sampling(self) -> dict[str, Any]:
-        """Return the sampling parameters that are set, by our names."""
+        """Return the sampling parameters that are set, by our names. Raises `UsageError`."""
         self.check()
-        values = {
-            ours: value
-            for theirs, ours in _SAMPLING.items()
-            if (value := getattr(self, theirs)) is not None
-        }
-        # JSON does not distinguish 1 from 1.0, the engine does.
-        values = {
-            name: float(value) if SamplingParams.__annotations__[name] is float else value
-            for name, value in values.items()
-        }
+        values: dict[str, Any] = {}
+        for theirs, found in _SAMPLING.items():
+            value = getattr(self, theirs)
+            if isinstance(found, Parameter) and value is not None:
+                value = found.kind(value)  # JSON does not distinguish 1 from 1.0, the engine does
+                if value not in found.range:
+                    raise UsageError(f"{theirs} must be {found.rule}, not {shown(value)}")
+            if value is not None:
+                values[found.name] = value
         if isinstance(self.early_stopping, bool):
             values["early_stopping"] = "true" if self.early_stopping else "false"
         return {**values, "logprobs": self.num_logprobs}

@@ -8,7 +8,8 @@ from swiftchat.chat.help.conversation_pages import CONVERSATION_PAGES, KEYS
 from swiftchat.chat.help.engine_pages import ENGINE_PAGES
 from swiftchat.chat.help.setup_pages import EXIT_CODES, SETUP_PAGES
 from swiftchat.chat.help.wrap import wrapped
-from swiftchat.chat.options.parameters import ALL_PARAMETERS, TextsParameter, option_name
+from swiftchat.chat.options.chat_options import ALL_PARAMETERS, option_name
+from swiftchat.chat.options.parameter import TextsParameter
 
 PAGES = {**CONVERSATION_PAGES, **ANSWER_PAGES, **ENGINE_PAGES, **SETUP_PAGES}
 
@@ -83,13 +84,13 @@ def _models_folder(_: int) -> str:
 
 
 def _roles_folder(_: int) -> str:
-    from swiftchat.chat.options.roles import roles_folder
+    from swiftchat.chat.options.user_files import roles_folder
 
     return str(roles_folder())
 
 
 def _config_path(_: int) -> str:
-    from swiftchat.chat.options.config import config_path
+    from swiftchat.chat.options.user_files import config_path
 
     return str(config_path())
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from swiftchat.chat.history.conversation import Conversation, EncodedTurn
 from swiftchat.chat.model.adapters import Adapters, open_adapters
 from swiftchat.chat.model.answer import Answer
+from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.constraints import AnswerConstraints
-from swiftchat.chat.model.context_budget import Fitted, Messages, check_fits, fit_prompt
+from swiftchat.chat.model.context_budget import Messages, check_fits, fit_prompt
 from swiftchat.chat.model.draft import draft_kept, with_draft
+from swiftchat.chat.model.engine_start import StartEngine, attach_or_start, start_engine
 from swiftchat.chat.model.files import ModelFiles
 from swiftchat.chat.model.output_format import Encode, OutputFormat, chosen_format
 from swiftchat.chat.model.prompt_encoder import PromptEncoder
-from swiftchat.chat.model.start import StartEngine, attach_or_start, start_engine
 from swiftchat.chat.model.template_choice import TemplateChoice
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.options.token_texts import check_texts
@@ -26,7 +27,7 @@ from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
-    from swiftchat.tokenizer import Prompt, Tokenizer
+    from swiftchat.tokenizer import Tokenizer
     from swiftchat.weights.model.directory import Model
 
 _RESTORED_HINT = "the engine's options are those before /set again; send the message again"
@@ -254,18 +255,27 @@ class ChatModel:
         on_wait: Callable[[Wait], None] | None = None,
         new_seed: bool = False,
         prefix: str = "",
-        seed: int | None = None,
     ) -> Answer:
-        """Start to answer a conversation.
+        """Start to answer a conversation; see `answers`."""
+        return self.answers(conversation, on_dropped, on_wait, new_seed, prefix).started[0]
+
+    def answers(
+        self,
+        conversation: Conversation,
+        on_dropped: Callable[[int], None],
+        on_wait: Callable[[Wait], None] | None = None,
+        new_seed: bool = False,
+        prefix: str = "",
+        count: int = 1,
+    ) -> AnswerGroup:
+        """Start `count` answers to a conversation.
 
         `on_dropped` receives the number of messages that did not fit the context. `new_seed`
-        ignores a fixed seed, `seed` replaces it. With `prefix` the answer continues this text,
-        which is not part of it.
+        ignores a fixed seed. With `prefix` an answer continues this text, which is not part of it.
         """
-        params = replace(self.params, seed=seed) if new_seed or seed is not None else self.params
+        params = replace(self.params, seed=None) if new_seed else self.params
         is_kept = not (self.config.no_save or self.config.no_template)
-        params = replace(params, saves_cache=is_kept)
-        self.wait_ready()
+        tool_format = self.prompts.require_tools().tool_format if self.tools else None
         encode = (
             self.prompts.encode_plain_messages
             if self.config.no_template
@@ -273,53 +283,66 @@ class ChatModel:
         )
         if self.output_format is not None:
             encode = self.output_format.instructed(encode)
-        fitted, params = self.fit(conversation.versions(), encode, params)
+        group = self.start_answers(
+            conversation.versions(),
+            encode,
+            replace(params, saves_cache=is_kept),
+            self.stops,
+            count,
+            on_dropped=on_dropped,
+            on_wait=on_wait,
+            tool_format=tool_format,
+            output_format=self.output_format,
+        )
+        first = group.started[0]
+        conversation.last_turn = EncodedTurn(first.prompt, first.ids)
+        return group
+
+    def start_answers(
+        self,
+        versions: Iterable[tuple[int, Messages]],
+        encode: Encode,
+        params: SamplingParams,
+        stops: Sequence[str],
+        count: int = 1,
+        *,
+        on_dropped: Callable[[int], None] = lambda num_messages: None,
+        on_wait: Callable[[Wait], None] | None = None,
+        tool_format: ToolFormat | None = None,
+        output_format: OutputFormat | None = None,
+    ) -> AnswerGroup:
+        """Start `count` answers to the version of the messages that the context has room for.
+
+        They end before any of `stops` and of the template's ends. Calls of tools are text without
+        `tool_format`. The answers match `output_format`.
+        """
+        fitted, params = fit_prompt(versions, encode, params, self._prompt_context)
+        prompt = fitted.prompt
+        if not len(prompt):
+            raise UsageError("the prompt is empty", "type a message")
         if fitted.num_messages:
             on_dropped(fitted.num_messages)
-        tool_format = self.prompts.require_tools().tool_format if self.tools else None
-        answer = self.start_answer(
-            fitted.prompt, params, self.stops, on_wait, tool_format, self.output_format
-        )
-        answer.num_left_out = fitted.num_tokens
-        conversation.last_turn = EncodedTurn(fitted.prompt, answer.ids)
-        return answer
+        text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
+        if tool_format is None and not (self.config.raw or self.config.no_template):
+            tool_format = find_plain_format(self._files.template_source)
 
-    def fit(
-        self, versions: Iterable[tuple[int, Messages]], encode: Encode, params: SamplingParams
-    ) -> "tuple[Fitted[Prompt], SamplingParams]":
-        """Return the prompt that the context has room for, see `fit_prompt`."""
-        return fit_prompt(versions, encode, params, self._prompt_context)
+        def start(params: SamplingParams) -> Answer:
+            constraint: ConstraintSpec | None = None
+            if output_format is not None:
+                constraint = self._constraints.of(output_format, prompt, params, self.prompts.think)
+            answer = Answer(
+                *(self.engine, self.tokenizer, prompt, params, [*stops, *text_ends], on_wait),
+                *(self.prompts.reasoning_format(), tool_format, constraint, self.adapters.tuning),
+            )
+            answer.num_left_out = fitted.num_tokens
+            return answer
+
+        return AnswerGroup(start, params, count)
 
     @property
     def _prompt_context(self) -> int:
         """The context without the virtual tokens of a soft prompt."""
         return self.wait_ready().ctx_size_tokens - self.adapters.num_virtual_tokens
-
-    def start_answer(
-        self,
-        prompt: "Prompt",
-        params: SamplingParams,
-        stops: Sequence[str],
-        on_wait: Callable[[Wait], None] | None = None,
-        tool_format: ToolFormat | None = None,
-        output_format: OutputFormat | None = None,
-    ) -> Answer:
-        """Start to answer a prompt. It ends before any of `stops` and of the template's ends.
-
-        Calls of tools are text without `tool_format`. The answer matches `output_format`.
-        """
-        if not len(prompt):
-            raise UsageError("the prompt is empty", "type a message")
-        text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
-        if tool_format is None and not (self.config.raw or self.config.no_template):
-            tool_format = find_plain_format(self._files.template_source)
-        constraint: ConstraintSpec | None = None
-        if output_format is not None:
-            constraint = self._constraints.of(output_format, prompt, params, self.prompts.think)
-        return Answer(
-            *(self.engine, self.tokenizer, prompt, params, [*stops, *text_ends], on_wait),
-            *(self.prompts.reasoning_format(), tool_format, constraint, self.adapters.tuning),
-        )
 
     def complete(
         self, text_or_ids: str | Sequence[int], params: SamplingParams, stops: Sequence[str]

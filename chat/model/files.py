@@ -88,10 +88,10 @@ class ModelFiles:
         try:
             self._model = Model.open(self._path)
             self._tokenizer = Tokenizer.load(self._path)
+            if not self._config.no_template:
+                self._tokenizer.start_templates()
             self._token_texts = TokenTexts(self._tokenizer)
             self._template = self._choose_template()
-            # Imports jinja2 now instead of during the first answer.
-            import swiftchat.tokenizer.template.template  # noqa: F401
         except Exception as error:  # noqa: BLE001  (raised again when the files are used)
             self._failure = error
 

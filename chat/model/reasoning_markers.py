@@ -29,18 +29,16 @@ def derive_markers(source: str) -> tuple[str, str] | None:
     if not any(name in source for name in _FIELDS):
         return None
     # Imported here, because it would delay the prompt.
-    from swiftchat.tokenizer.template.template import ChatTemplate
+    from swiftchat.tokenizer.template.process import TemplateProcess
 
-    try:
-        template = ChatTemplate(source)
-    except BadModelFile:
-        return None
+    process = TemplateProcess()
 
     def shown(**fields: Any) -> str:
         message = {"role": "assistant", "content": _ANSWER, **fields}
         variables = {"messages": [_QUESTION, message], "add_generation_prompt": False}
         try:
-            return template.render({**variables, "enable_thinking": True, "thinking": True}, {}, ())
+            thinking = {"enable_thinking": True, "thinking": True}
+            return process.render(source, {**variables, **thinking}, {}, ())
         except BadModelFile:
             return ""
 

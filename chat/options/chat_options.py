@@ -1,274 +1,75 @@
-"""The options of `swiftchat` and `swiftchat chat`, by the sections of `--help`."""
+"""What follows from the table of options: the command line, its sections, names by their use."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import click
 
-from swiftchat.chat.options.answer_options import ANSWER
-from swiftchat.chat.options.completion import (
-    complete_files,
-    complete_models,
-    complete_roles,
-    complete_sessions,
-    complete_shapes,
-    complete_templates,
-    complete_variables,
-)
-from swiftchat.chat.options.config import SESSION_OPTIONS
-from swiftchat.chat.options.option_types import (
-    MAX_RANKS,
-    Colors,
-    ModelOption,
-    RankCount,
-    TextsOption,
-    UserPath,
-    Whole,
-    flag,
-    once,
-    option,
-    parameter,
-)
-from swiftchat.chat.options.parameters import option_name
-from swiftchat.chat.options.size import Size
+from swiftchat.chat.options.parameter import TextsParameter
+from swiftchat.chat.options.spec import AnyParameter, Spec, click_option, spec_of
+from swiftchat.chat.options.table import Options
 from swiftchat.errors import UsageError
 
-_INPUT = (
-    ModelOption(
-        ("-m", "--model"),
-        envvar="SWIFTCHAT_MODEL",
-        help="Name, directory or .gguf file; twice: both answer.",
-        shell_complete=complete_models,
-    ),
-    TextsOption(
-        ("--lora",),
-        envvar="SWIFTCHAT_LORA",
-        multiple=True,
-        metavar="DIR[=SCALE]",
-        shell_complete=complete_files,
-        help="Use a LoRA adapter (repeatable); see swiftchat help adapters.",
-    ),
-    once(
-        "--soft-prompt",
-        type=UserPath(),
-        metavar="DIR",
-        shell_complete=complete_files,
-        help="Put a soft prompt before the prompt: prefix, prompt or p-tuning.",
-    ),
-    once("-p", "--prompt", env=False, help="Answer this prompt and exit; - reads stdin."),
-    flag("-i", "--interactive", env=False, help="Continue interactively after -p."),
-    option(
-        "-f",
-        "--file",
-        env=False,
-        multiple=True,
-        metavar="FILE|URL",
-        shell_complete=complete_files,
-        help="Put a file or page before the prompt (repeatable).",
-    ),
-    once("-s", "--system", help="System prompt."),
-    once("--system-file", type=UserPath(), help="Read the system prompt from a file."),
-    once(
-        "--role",
-        env=False,
-        metavar="NAME",
-        shell_complete=complete_roles,
-        help="System prompt and options of a role; see swiftchat help roles.",
-    ),
-    option(
-        "-v",
-        "--var",
-        "variables",
-        env=False,
-        multiple=True,
-        metavar="NAME=VALUE",
-        shell_complete=complete_variables,
-        help="Value of a variable of the role (repeatable).",
-    ),
-    flag("--no-template", env=False, help="Complete the prompt as plain text."),
-    once(
-        "--template",
-        metavar="NAME|FILE",
-        shell_complete=complete_templates,
-        help="Chat template: one of the model's, a built-in one (chatml, llama-2 …), a file.",
-    ),
-    option(
-        "--think",
-        type=click.Choice(["auto", "on", "off", "low", "medium", "high", "max"]),
-        default="auto",
-        help="Let the model think first, or how long: what its template can set.",
-    ),
-)
-_CONVERSATIONS = (
-    flag("-c", "--continue", "continue_", env=False, help="Continue the last conversation."),
-    once(
-        "--session",
-        env=False,
-        metavar="ID|NAME",
-        help="Continue this conversation.",
-        shell_complete=complete_sessions,
-    ),
-    flag("--no-save", help="Do not save this conversation."),
-    parameter("overflow"),
-    parameter("overflow_keep"),
-)
-_TOOLS = (
-    option(
-        "--mcp",
-        env=False,
-        multiple=True,
-        metavar="COMMAND|FILE|URL",
-        help="Give the model the tools of this MCP server (repeatable); see swiftchat help tools.",
-    ),
-    option(
-        "--allow-tool",
-        env=False,
-        multiple=True,
-        metavar="NAME|all",
-        help="Call this tool without asking (repeatable).",
-    ),
-    option(
-        "--max-tool-rounds",
-        type=Whole(1, 100),
-        default=8,
-        metavar="N",
-        help="How often the model may call tools for one answer.",
-    ),
-)
-_FORMAT = (
-    once(
-        "--schema",
-        env=False,
-        metavar="FILE|JSON",
-        shell_complete=complete_files,
-        help="Answer with JSON that matches this JSON schema.",
-    ),
-    flag("--json-object", env=False, help="Answer with a JSON object."),
-    once("--regex", env=False, metavar="REGEX", help="Answer with text that matches this."),
-    once(
-        "--grammar",
-        env=False,
-        type=UserPath(),
-        metavar="FILE",
-        shell_complete=complete_files,
-        help="Answer with text of this grammar (Lark or GBNF).",
-    ),
-    flag("--no-schema-prompt", env=False, help="Do not show the schema to the model."),
-)
-_OUTPUT = (
-    flag("--json", env=False, help="Print one JSON object instead of text."),
-    flag("--stream-json", env=False, help="Print JSON lines while the answer is generated."),
-    flag("-x", "--extract", env=False, help="Print only the answer's code blocks."),
-    flag("--raw", help="Print the model's text as is: no Markdown, reasoning included."),
-    option(
-        "--color",
-        type=click.Choice(["auto", "always", "never"]),
-        default="auto",
-        help="always renders and colors even into a pipe.",
-    ),
-    option(
-        "--theme",
-        type=click.Choice(["auto", "dark", "light", "none"]),
-        default="auto",
-        help="Colors for this background; auto asks the terminal.",
-    ),
-    option(
-        "--colors",
-        type=Colors(),
-        help="Colors of parts of an answer, as code=blue,keyword=bold red.",
-    ),
-    flag("--accessible", help="For screen readers: no redrawing, speaker labels."),
-    option(
-        "--editing-mode",
-        type=click.Choice(["emacs", "vi"]),
-        default="emacs",
-        help="Keys of the input line.",
-    ),
-    flag("--stats", help="Print speed and token counts on stderr."),
-    flag("-q", "--quiet", help="No banner, no progress."),
-    flag("--debug", help="Print tracebacks; with -p also the time of each phase of the start."),
-)
-# What the engine's process gets, see `ChatConfig.engine`; a running engine has its own.
-_ENGINE = (
-    option(
-        "--draft",
-        metavar="MODEL",
-        shell_complete=complete_models,
-        help="Small model with the same vocabulary, or heads, that propose tokens.",
-    ),
-    parameter("ctx_size"),
-    option("--device", default="auto", help="auto, cpu, cuda or cuda:N."),
-    option(
-        "--tp",
-        type=RankCount(),
-        default=1,
-        help="Tensor parallelism over N GPUs; auto: as few as the model needs.",
-    ),
-    option(
-        "--pp",
-        type=Whole(1, MAX_RANKS),
-        default=1,
-        metavar="N",
-        help="Pipeline parallelism: N stages of --tp GPUs each, for GPUs with slow links.",
-    ),
-    option(
-        "--dtype",
-        type=click.Choice(["bfloat16", "float16", "float32"]),
-        help="Compute type; default: the type of the weights.",
-    ),
-    option(
-        "--kv-dtype",
-        type=click.Choice(["auto", "int8", "fp8", "int5"]),
-        default="auto",
-        help="KV cache type: 8 bits allow twice the context, int5 nearly three times.",
-    ),
-    option(
-        "--cache-max-bytes",
-        type=Size(),
-        help="Maximum size of the KV cache on disk; 0: none; default: 8GiB or 5 % of the disk,"
-        " whichever is less.",
-    ),
-    option(
-        "--swap-size",
-        type=Size(),
-        default=0,
-        help="Main memory for KV blocks that a GPU has no room for; default: 0.",
-    ),
-    parameter("threads"),
-    option(
-        "--dummy",
-        env=False,
-        metavar="NAME|CONFIG.JSON",
-        shell_complete=complete_shapes,
-        help="Random weights in this shape; only the tokenizer of the model is used.",
-    ),
-)
-_CONNECTION = (
-    option(
-        "--connect",
-        metavar="HOST:PORT|PATH",
-        help="Use a running engine; see swiftchat help hosts.",
-    ),
-    option("--token-file", type=UserPath(), help="File with the token of that engine."),
-    flag("--no-attach", help="Load the model even if swiftchat serve has it."),
-    flag("--offline", help="Never use the network."),
-)
+_FIELDS = {entry.name: entry for entry in fields(Options)}
+_SPECS = {name: spec for name, entry in _FIELDS.items() if (spec := spec_of(entry)) is not None}
+_OPTIONS = {name: click_option(_FIELDS[name], spec) for name, spec in _SPECS.items()}
+CHAT_OPTIONS = list(_OPTIONS.values())
 
-SECTIONS: dict[str, tuple[click.Option, ...]] = {
-    "Input": _INPUT,
-    "Conversations": _CONVERSATIONS,
-    "Answer": ANSWER,
-    "Tools": _TOOLS,
-    "Format": _FORMAT,
-    "Output": _OUTPUT,
-    "Machine": (*_ENGINE, *_CONNECTION),
+
+def _sections() -> dict[str, list[click.Option]]:
+    sections: dict[str, list[click.Option]] = {}
+    title = ""
+    for name, spec in _SPECS.items():
+        title = spec.section or title
+        sections.setdefault(title, []).append(_OPTIONS[name])
+    return sections
+
+
+def _names(is_wanted: Callable[[Spec], object]) -> tuple[str, ...]:
+    return tuple(name for name, spec in _SPECS.items() if is_wanted(spec))
+
+
+SECTIONS = _sections()  # of `--help`
+ALL_PARAMETERS: tuple[AnyParameter, ...] = tuple(
+    spec.parameter(name) for name, spec in _SPECS.items() if spec.parameter is not None
+)
+PARAMETERS = {
+    found.name: found for found in ALL_PARAMETERS if not isinstance(found, TextsParameter)
 }
-ENGINE_NAMES = tuple(option.name for option in _ENGINE if option.name)
-CHAT_OPTIONS = [option for options in SECTIONS.values() for option in options]
+TEXTS_PARAMETERS = {
+    found.name: found for found in ALL_PARAMETERS if isinstance(found, TextsParameter)
+}
+# Parameters of each answer; those that are saved with a conversation; those of a beam search.
+SAMPLED = tuple(found.name for found in ALL_PARAMETERS if found.is_sampled)
+SAMPLING_OPTIONS = tuple(name for name in SAMPLED if _SPECS[name].is_saved)
+BEAM_PARAMETERS = _names(lambda spec: spec.of_beams)
+# By their names in generation_config.json.
+MODEL_NAMES = {name: spec.in_model for name, spec in _SPECS.items() if spec.in_model}
+# Options that are saved with a conversation.
+SESSION_OPTIONS = _names(lambda spec: spec.is_saved)
+# What the engine's process gets, by the fields of `EngineConfig`; a running engine has its own.
+ENGINE_FIELDS = {name: spec.engine for name, spec in _SPECS.items() if spec.engine}
 # The options that have a variable; roles may set them too.
-CONFIG_NAMES = {option.name for option in CHAT_OPTIONS if option.name and option.envvar}
+CONFIG_NAMES = set(_names(lambda spec: spec.env))
 # The options that the configuration file may set: also lists, which a variable could not separate.
-FILE_NAMES = CONFIG_NAMES | {"mcp", "allow_tool"}
+FILE_NAMES = CONFIG_NAMES | set(_names(lambda spec: spec.in_file))
+
+_BY_ANY_NAME = {
+    name: found.name for found in ALL_PARAMETERS for name in (found.name, *found.aliases)
+}
+_VALUE_HINT = "swiftchat chat --help explains the options"
+
+
+def option_name(name: str) -> str:
+    """Return the name of the option that a name or alias stands for, with `_` for `-`."""
+    name = name.replace("-", "_")
+    return _BY_ANY_NAME.get(name, name)
+
+
+def options_of(command: str) -> list[click.Option]:
+    """Return the options of the chat that a subcommand has too."""
+    return [_OPTIONS[name] for name in _names(lambda spec: command in spec.commands)]
 
 
 def typed(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
@@ -277,6 +78,13 @@ def typed(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
     Raises `UsageError` for an invalid value, which begins with `place`.
     """
     return {name: _typed(name, value, place) for name, value in settings.items()}
+
+
+def _typed(name: str, value: object, place: str) -> Any:
+    try:
+        return _OPTIONS[name].type_cast_value(click.Context(click.Command("swiftchat")), value)
+    except click.BadParameter as error:
+        raise UsageError(f"{place}{name}: {error.message}", _VALUE_HINT) from None
 
 
 def saved_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -297,32 +105,6 @@ def saved_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     return found, problems
 
 
-_VALUE_HINT = "swiftchat chat --help explains the options"
-_BY_NAME = {option.name: option for option in CHAT_OPTIONS}
-
-
-def _typed(name: str, value: object, place: str) -> Any:
-    try:
-        return _BY_NAME[name].type_cast_value(click.Context(click.Command("swiftchat")), value)
-    except click.BadParameter as error:
-        raise UsageError(f"{place}{name}: {error.message}", _VALUE_HINT) from None
-
-
-EVERYDAY = (
-    "model",
-    "prompt",
-    "interactive",
-    "file",
-    "system",
-    "role",
-    "continue_",
-    "session",
-    "max_tokens",
-    "temperature",
-    "ctx_size",
-    "json",
-    "extract",
-    "quiet",
-    "version",
-    "help",
-)
+def sampling_changes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters in the settings of a conversation or role."""
+    return {name: value for name, value in settings.items() if name in SAMPLING_OPTIONS}

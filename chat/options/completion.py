@@ -78,7 +78,7 @@ def complete_sessions(
 def complete_roles(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    from swiftchat.chat.options.roles import role_names
+    from swiftchat.chat.options.user_files import role_names
 
     return matching(((name, "") for name in role_names()), incomplete)
 
@@ -87,12 +87,11 @@ def complete_variables(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete the variables of the role that was typed before."""
-    from swiftchat.chat.options.chat_options import CONFIG_NAMES
-    from swiftchat.chat.options.roles import load_role
+    from swiftchat.chat.options.role_text import read_role
     from swiftchat.errors import SwiftchatError
 
     try:
-        role = load_role(ctx.params.get("role") or "", CONFIG_NAMES)
+        role = read_role(ctx.params.get("role") or "")
     except SwiftchatError:
         return []
     return matching(((f"{name}=", text or "") for name, text in role.defaults.items()), incomplete)

@@ -1,124 +1,33 @@
 """The options of a chat, from flags, environment and configuration file, in one frozen value."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from swiftchat.chat.attachments.user_text import read_text
-from swiftchat.chat.options.model_defaults import model_defaults
-from swiftchat.chat.options.parameters import (
+from swiftchat.chat.options.chat_options import (
     BEAM_PARAMETERS,
-    PARAMETERS,
+    ENGINE_FIELDS,
+    SAMPLED,
+    SESSION_OPTIONS,
     TEXTS_PARAMETERS,
 )
+from swiftchat.chat.options.model_defaults import model_defaults
+from swiftchat.chat.options.parameter import flag_of
+from swiftchat.chat.options.table import Options
 from swiftchat.chat.options.token_texts import check_texts
-from swiftchat.engine.api.params import EngineConfig, NumRanks, SamplingParams
+from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import user_path
 
-_LOGPROBS = ("logprobs", "prompt_logprobs")  # parameters of each answer that are not saved
-_NUMBERS = tuple(
-    name for name, one in PARAMETERS.items() if one.is_sampled and name not in _LOGPROBS
-)
-# Parameters of each answer.
-SAMPLING_OPTIONS = (*_NUMBERS, *TEXTS_PARAMETERS)
 _LENGTHS = ("max_tokens", "min_tokens")
-# Options that are saved with a conversation.
-SESSION_OPTIONS = ("model", "template", *SAMPLING_OPTIONS)
+# Parameters of each answer with a number or one of a few texts.
+_VALUES = tuple(name for name in (*SAMPLED, "prompt_logprobs") if name not in TEXTS_PARAMETERS)
 
 
 @dataclass(frozen=True)
-class ChatConfig:
-    """The options of `swiftchat chat`; None leaves the choice to the model."""
-
-    model: str | None = None
-    compared: tuple[str, ...] = ()  # models that answer after `model`
-    prompt: str | None = None
-    interactive: bool = False
-    system: str | None = None
-    system_file: str | None = None
-    file: tuple[str, ...] = ()
-    continue_: bool = False
-    session: str | None = None
-    no_save: bool = False
-    role: str | None = None
-    variables: tuple[str, ...] = ()
-    opening: str = ""  # the prompt of the role
-    parallel: int | None = None  # answers at a time, of `batch`
-    no_template: bool = False
-    template: str | None = None
-    lora: tuple[str, ...] = ()
-    soft_prompt: str | None = None
-    max_tokens: int | None = None
-    ctx_size: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repeat_last_n: int | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_breaker: tuple[str, ...] = ()
-    no_repeat_ngram: int | None = None
-    top_p_decay: float | None = None
-    top_p_min: float | None = None
-    top_p_reset: tuple[str, ...] = ()
-    typical_p: float | None = None
-    logit_bias: tuple[str, ...] = ()
-    ban: tuple[str, ...] = ()
-    min_tokens: int | None = None
-    seed: int | None = None
-    samples: int = 1
-    beams: int | None = None
-    length_penalty: float | None = None
-    early_stopping: str | None = None
-    diversity_rate: float | None = None
-    speculate: str | None = None
-    speculate_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    schema: str | None = None
-    json_object: bool = False
-    regex: str | None = None
-    grammar: str | None = None
-    no_schema_prompt: bool = False
-    think: str = "auto"
-    overflow: str | None = None
-    overflow_keep: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    mcp: tuple[str, ...] = ()
-    allow_tool: tuple[str, ...] = ()
-    max_tool_rounds: int = 8
-    draft: str | None = None
-    device: str = "auto"
-    tp: NumRanks = 1
-    pp: int = 1
-    dtype: str | None = None
-    kv_dtype: str = "auto"
-    cache_max_bytes: int | None = None
-    swap_size: int = 0
-    threads: int | None = None
-    dummy: str | None = None
-    connect: str | None = None
-    token_file: str | None = None
-    no_attach: bool = False
-    offline: bool = False
-    json: bool = False
-    stream_json: bool = False
-    raw: bool = False
-    extract: bool = False
-    color: str = "auto"
-    theme: str = "auto"
-    colors: str | None = None
-    accessible: bool = False
-    editing_mode: str = "emacs"
-    stats: bool = False
-    quiet: bool = False
-    debug: bool = False
+class ChatConfig(Options):
+    """The options, checked against each other, and what model and engine get of them."""
 
     def check(self) -> None:
         """Raise `UsageError` for impossible or contradictory options, before a model is loaded."""
@@ -137,8 +46,9 @@ class ChatConfig:
             )
         for name in TEXTS_PARAMETERS:
             if "" in getattr(self, name):
-                flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"a {flag} text is empty", "leave out the option, or give a text")
+                raise UsageError(
+                    f"a {flag_of(name)} text is empty", "leave out the option, or give a text"
+                )
         check_texts(self.texts({}))
         if self.variables and self.role is None:
             raise UsageError("-v is for the variables of a role", "add --role NAME")
@@ -181,12 +91,7 @@ class ChatConfig:
             "a second -m": self.compared,
             "--mcp": self.mcp,
         }
-        for other, is_given in others.items():
-            if is_given:
-                raise UsageError(
-                    f"--samples {self.samples} cannot be combined with {other}",
-                    f"leave out --samples or {other}",
-                )
+        _check_alone("--samples", self.samples, others)
         if self.temperature == 0 and self.beams is None:
             raise UsageError(
                 f"--samples {self.samples} with --temperature 0 would give the same answer "
@@ -196,28 +101,15 @@ class ChatConfig:
 
     def _check_beams(self) -> None:
         """Raise `UsageError` for what cannot be combined with a beam search."""
-        others = {
-            "--schema": self.schema,
-            "--json-object": self.json_object,
-            "--regex": self.regex,
-            "--grammar": self.grammar,
-            "--mcp": self.mcp,
-            "--draft": self.draft,
-            "--tp": self.tp != 1,
-            "--pp": self.pp != 1,
-        }
+        names = ("schema", "json_object", "regex", "grammar", "mcp", "draft")
+        others = {flag_of(name): getattr(self, name) for name in names}
+        others |= {"--tp": self.tp != 1, "--pp": self.pp != 1}
         if self.beams is None:
             for name in BEAM_PARAMETERS:
                 if getattr(self, name) is not None:
-                    flag = f"--{name.replace('_', '-')}"
-                    raise UsageError(f"{flag} is for a beam search", "add --beams N")
+                    raise UsageError(f"{flag_of(name)} is for a beam search", "add --beams N")
             return
-        for other, is_given in others.items():
-            if is_given:
-                raise UsageError(
-                    f"--beams {self.beams} cannot be combined with {other}",
-                    f"leave out --beams or {other}",
-                )
+        _check_alone("--beams", self.beams, others)
 
     def sampling(
         self,
@@ -230,9 +122,8 @@ class ChatConfig:
         None in `changes` unsets an option. Without those that `texts` stand for: see `TokenTexts`.
         """
         values = model_defaults(generation_config)
-        numbers = (*_NUMBERS, *_LOGPROBS)
-        options = {name: getattr(self, name) for name in numbers}
-        options |= {name: value for name, value in (changes or {}).items() if name in numbers}
+        options = {name: getattr(self, name) for name in _VALUES}
+        options |= {name: value for name, value in (changes or {}).items() if name in _VALUES}
         values |= {name: value for name, value in options.items() if value is not None}
         if "beams" in values:
             given = options["temperature"]
@@ -258,20 +149,8 @@ class ChatConfig:
 
     def engine(self) -> EngineConfig:
         """Return the options of the engine. Raises `UsageError` for impossible ones."""
-        return EngineConfig(
-            device=self.device,
-            dtype=self.dtype,
-            kv_dtype=self.kv_dtype,
-            cache_max_bytes=self.cache_max_bytes,
-            swap_bytes=self.swap_size,
-            ctx_size_tokens=self.ctx_size,
-            num_threads=self.threads,
-            dummy=self.dummy,
-            draft=self.draft,
-            tp=self.tp,
-            pp=self.pp,
-            max_num_seqs=self.parallel or EngineConfig.max_num_seqs,
-        )
+        values = {field: getattr(self, name) for name, field in ENGINE_FIELDS.items()}
+        return EngineConfig(**values, max_num_seqs=self.parallel or EngineConfig.max_num_seqs)
 
     def system_text(self) -> str | None:
         """Return the system prompt, from `system_file` if given."""
@@ -282,6 +161,14 @@ class ChatConfig:
         return read_text(self.system_file).told()
 
 
+def _check_alone(flag: str, value: object, others: Mapping[str, object]) -> None:
+    """Raise `UsageError` if an option cannot be combined with another one that is given."""
+    for other, is_given in others.items():
+        if is_given:
+            message = f"{flag} {value} cannot be combined with {other}"
+            raise UsageError(message, f"leave out {flag} or {other}")
+
+
 def without_lengths(settings: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """Return settings with the lengths of an answer from `before`, or without them.
 
@@ -289,14 +176,3 @@ def without_lengths(settings: dict[str, Any], before: dict[str, Any]) -> dict[st
     """
     kept = {name: value for name, value in before.items() if name in _LENGTHS}
     return {name: value for name, value in settings.items() if name not in _LENGTHS} | kept
-
-
-def sampling_changes(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters in the settings of a conversation or role."""
-    return {name: value for name, value in settings.items() if name in SAMPLING_OPTIONS}
-
-
-def config_path() -> Path:
-    import platformdirs
-
-    return platformdirs.user_config_path("swiftchat") / "config.toml"

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from swiftchat.chat.options.parameters import shown
+from swiftchat.chat.options.parameter import shown
 
 _MAX_S = 100 * 366 * 86400
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

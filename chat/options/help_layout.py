@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import click
 
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS, EVERYDAY, SECTIONS
+from swiftchat.chat.options.chat_options import CHAT_OPTIONS, SECTIONS
 
 EXAMPLES = (
     ("swiftchat", "chat"),
@@ -13,6 +13,10 @@ EXAMPLES = (
     ("swiftchat -c", "continue the last conversation"),
     ("swiftchat -m ./model.gguf", "run a file"),
     ("swiftchat download qwen3:8b", "download a model from the hub"),
+)
+_EVERYDAY = (
+    *("model", "prompt", "interactive", "file", "system", "role", "continue_", "session"),
+    *("max_tokens", "temperature", "ctx_size", "json", "extract", "quiet", "version", "help"),
 )
 
 
@@ -33,7 +37,7 @@ def write_everyday_options(
     with formatter.section("Examples"):
         formatter.write_dl(list(EXAMPLES), col_max=40)
     params = {param.name: param for param in command.get_params(ctx)}
-    everyday = [params[name] for name in EVERYDAY if name in params]
+    everyday = [params[name] for name in _EVERYDAY if name in params]
     _write_options(ctx, formatter, "Everyday options", everyday)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from swiftchat.chat.options.parameters import option_name
+from swiftchat.chat.options.chat_options import option_name
 from swiftchat.errors import SwiftchatError
 from swiftchat.weights.store import Store
 

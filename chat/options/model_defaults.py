@@ -4,24 +4,16 @@ import contextlib
 from dataclasses import fields
 from typing import Any
 
+from swiftchat.chat.options.chat_options import MODEL_NAMES
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.errors import UsageError
-
-# The names of sampling parameters in generation_config.json.
-_GENERATION_NAMES = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repeat_penalty": "repetition_penalty",
-}
 
 
 def model_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
     """Return the valid sampling parameters of `generation_config.json`, by our names."""
     if generation_config.get("do_sample") is False:
         return {"temperature": 0.0}
-    found = {ours: _model_default(generation_config, ours) for ours in _GENERATION_NAMES}
+    found = {ours: _model_default(generation_config, ours) for ours in MODEL_NAMES}
     # Invalid values are ignored: the model can run without them.
     return {name: value for name, value in found.items() if value is not None}
 
@@ -30,7 +22,7 @@ def invalid_model_defaults(generation_config: dict[str, Any]) -> list[str]:
     """Return the keys of `generation_config.json` whose values are ignored because of an error."""
     return [
         theirs
-        for ours, theirs in _GENERATION_NAMES.items()
+        for ours, theirs in MODEL_NAMES.items()
         if generation_config.get(theirs) is not None
         and _model_default(generation_config, ours) is None
     ]
@@ -38,11 +30,11 @@ def invalid_model_defaults(generation_config: dict[str, Any]) -> list[str]:
 
 def _model_default(generation_config: dict[str, Any], name: str) -> int | float | None:
     """Return the model's value of a sampling parameter, None if there is no valid one."""
-    value = generation_config.get(_GENERATION_NAMES[name])
+    value = generation_config.get(MODEL_NAMES[name])
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        number = int(value) if name == "top_k" else float(value)
+        number = int(value) if SamplingParams.__annotations__[name] is int else float(value)
         options: dict[str, Any] = {name: number}
         SamplingParams(**options)
     except (UsageError, ValueError, OverflowError):  # the last two: NaN, infinity

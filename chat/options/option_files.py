@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from swiftchat.chat.attachments.user_text import read_text
-from swiftchat.chat.options.chat_options import typed
-from swiftchat.chat.options.config import config_path
-from swiftchat.chat.options.parameters import option_name, shown
+from swiftchat.chat.options.chat_options import FILE_NAMES, option_name, typed
+from swiftchat.chat.options.parameter import shown
+from swiftchat.chat.options.user_files import config_path
 from swiftchat.errors import UsageError
 
 # tomllib needs memory that grows with the square of the number of parts of a key.
@@ -49,7 +49,7 @@ def read_options(values: Mapping[str, Any], known: Collection[str], source: str)
     return found
 
 
-def load_config_file(known: Collection[str]) -> dict[str, Any]:
+def load_config_file() -> dict[str, Any]:
     """Return the values of the configuration file by option name, {} without a file.
 
     Raises `UsageError` for invalid TOML and as `read_options` does.
@@ -61,7 +61,7 @@ def load_config_file(known: Collection[str]) -> dict[str, Any]:
         values = parse_toml(read_text(str(path)).told())
     except ValueError as error:
         raise UsageError(f"{path}: {error}", "correct the file, or remove it") from error
-    return read_options(values, known, str(path))
+    return read_options(values, FILE_NAMES, str(path))
 
 
 def _unknown_option(source: str, name: str, known: Collection[str]) -> UsageError:

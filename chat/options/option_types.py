@@ -7,13 +7,7 @@ from typing import Any, Self
 
 import click
 
-from swiftchat.chat.options.parameters import (
-    PARAMETERS,
-    TEXTS_PARAMETERS,
-    ChoiceParameter,
-    Parameter,
-    shown,
-)
+from swiftchat.chat.options.parameter import ChoiceParameter, Parameter, shown
 from swiftchat.chat.options.size import Size
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import user_path
@@ -238,42 +232,3 @@ def compared_models(ctx: click.Context) -> tuple[str, ...]:
     """Return the values of `-m` after the first one."""
     found: tuple[str, ...] = ctx.meta.get(_COMPARED, ())
     return found
-
-
-def option(
-    *names: str, env: bool = True, kind: type[ChatOption] = ChatOption, **settings: Any
-) -> click.Option:
-    """An option, with SWIFTCHAT_* variables and a place in the configuration file if `env`."""
-    flags = [name.removeprefix("--") for name in names if name.startswith("--")]
-    variables = ["SWIFTCHAT_" + flag.replace("-", "_").upper() for flag in flags]
-    return kind(names, envvar=variables if env else None, **settings)
-
-
-def once(*names: str, env: bool = True, **settings: Any) -> click.Option:
-    """An option that may be given once."""
-    return option(*names, env=env, kind=OnceOption, **settings)
-
-
-def parameter(name: str, *short: str, env: bool = True, **settings: Any) -> click.Option:
-    """The option of a parameter in the table."""
-    found = PARAMETERS[name]
-    return option(
-        *short, *found.flags, name, env=env, type=Number(found), help=found.help, **settings
-    )
-
-
-def texts(name: str) -> click.Option:
-    """The option of a parameter with texts."""
-    found = TEXTS_PARAMETERS[name]
-    variables = ["SWIFTCHAT_" + flag[2:].replace("-", "_").upper() for flag in found.flags]
-    return TextsOption(
-        (*found.flags, name),
-        envvar=variables,
-        multiple=True,
-        metavar=found.metavar,
-        help=found.help,
-    )
-
-
-def flag(*names: str, help: str, env: bool = True) -> click.Option:
-    return option(*names, env=env, is_flag=True, help=help)

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swiftchat.chat.options.chat_options import typed
-from swiftchat.chat.options.config import SAMPLING_OPTIONS
+from swiftchat.chat.options.chat_options import SAMPLING_OPTIONS, option_name, typed
 from swiftchat.chat.options.option_files import parse_toml
-from swiftchat.chat.options.parameters import option_name
 from swiftchat.errors import UsageError
 
 FILE_NAME = ".swiftchat.toml"
@@ -92,7 +90,7 @@ def _checked(name: str, value: Any, folder: Path) -> Any:
     if name == "model":
         return _checked_model(value, folder)
     if name == "role":
-        from swiftchat.chat.options.roles import role_file
+        from swiftchat.chat.options.user_files import role_file
 
         role_file(value)
     return value

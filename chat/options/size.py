@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from swiftchat.chat.options.parameters import shown
+from swiftchat.chat.options.parameter import shown
 
 _MAX_BYTES = 1 << 62
 _UNITS = ("", "K", "M", "G", "T")

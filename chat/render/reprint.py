@@ -3,20 +3,18 @@
 import itertools
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.text import Text
 
 from swiftchat.chat.history.conversation import Message
 from swiftchat.chat.history.transcript import author
 from swiftchat.chat.render.blocks import BlockStream
 from swiftchat.chat.render.markdown_view import AnsiEncoder
+from swiftchat.chat.render.message_rows import STOPPED, call_row, question_rows, result_rows
 from swiftchat.chat.render.rows import MarkdownRows
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.render.verbatim import VerbatimStream, is_json
 from swiftchat.chat.terminal.sanitize import sanitize, sanitize_prose
 
-_CONSOLE = Console(width=80)  # rich reads the tab size from it
-_MAX_RESULT_ROWS, _MAX_RESULT_COLUMNS = 6, 200  # of a tool
 _MAX_QUESTION_ROWS = 6  # in a bounded reprint
 
 
@@ -64,12 +62,12 @@ def _turns(messages: Sequence[Message]) -> list[list[Message]]:
 
 def _rows(style: Style, message: Message, width: int) -> list[str]:
     if message.role == "user":
-        return _question_rows(style, message.content, width)
+        return question_rows(style, message.content, width)
     if message.role == "tool":
         return result_rows(message)
     label = [f"{sanitize(author(message))}:"] if style.mode == "accessible" else []
-    note = [sanitize(f"calls {call.text}") for call in message.tool_calls]
-    note += ["⏹ stopped"] if message.interrupted else []
+    note = [call_row(call.text) for call in message.tool_calls]
+    note += [STOPPED] if message.interrupted else []
     if not style.is_rendered:
         return [*sanitize_prose(message.content).splitlines(), *note, ""]
     encoder, rows = AnsiEncoder(style), MarkdownRows(style.mode == "accessible")
@@ -78,28 +76,3 @@ def _rows(style: Style, message: Message, width: int) -> list[str]:
     for block in (*blocks.push(sanitize_prose(message.content)), *blocks.finish()):
         found += rows.render(block, width)
     return [*label, *map(encoder.encode, found), *note, ""]
-
-
-def result_rows(message: Message) -> list[str]:
-    """Return the beginning of the result of a tool."""
-    names = ", ".join(call.name for call in message.tool_calls)
-    lines = message.content.splitlines()
-    shown = [
-        line if len(line) <= _MAX_RESULT_COLUMNS else f"{line[:_MAX_RESULT_COLUMNS]}…"
-        for line in lines[:_MAX_RESULT_ROWS]
-    ]
-    shown += ["…"] if len(lines) > _MAX_RESULT_ROWS else []
-    return [sanitize(f"result of {names}:"), *map(sanitize, shown), ""]
-
-
-def _question_rows(style: Style, text: str, width: int) -> list[str]:
-    """Return a message behind the prompts of the input line."""
-    first = "You >>> " if style.mode == "accessible" else ">>> "
-    rows: list[str] = []
-    for line in sanitize(text).split("\n"):
-        prompt = "... " if rows else first
-        wrapped = Text(line).wrap(_CONSOLE, max(1, width - len(prompt)), overflow="fold") or [
-            Text()
-        ]
-        rows += [(" " * len(prompt) if i else prompt) + row.plain for i, row in enumerate(wrapped)]
-    return [row.rstrip() for row in rows]

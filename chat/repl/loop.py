@@ -7,14 +7,9 @@ from pathlib import Path
 
 from swiftchat.chat.attachments.attachment import Attachment, message_with
 from swiftchat.chat.attachments.files import read_attachments
-from swiftchat.chat.commands.command import Next
-from swiftchat.chat.commands.registry import BY_NAME, complete_argument, is_command, run
-from swiftchat.chat.commands.sessions import show_end
-from swiftchat.chat.commands.state import ChatState
 from swiftchat.chat.history.autosave import Autosave
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
-from swiftchat.chat.model.tools import start_tools
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.style import (
     can_ask_background,
@@ -23,19 +18,25 @@ from swiftchat.chat.render.style import (
     is_colored,
     is_dumb,
 )
-from swiftchat.chat.repl.comparison import compare
 from swiftchat.chat.repl.hints import Hints, hints_file
 from swiftchat.chat.repl.input import InputLine
 from swiftchat.chat.repl.message import message_of
 from swiftchat.chat.repl.plain_input import PlainPrompt
 from swiftchat.chat.repl.toolbar import toolbar
-from swiftchat.chat.repl.turn import InterruptTimer, TurnRunner
+from swiftchat.chat.repl.turn_runner import InterruptTimer, TurnRunner
+from swiftchat.chat.slash.command import Next
+from swiftchat.chat.slash.registry import BY_NAME, complete_argument, is_command, run
+from swiftchat.chat.slash.sessions import show_end
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.terminal.theme import choose_theme, parse_colors
 from swiftchat.chat.tools.toolbox import Toolbox
+from swiftchat.chat.turn.model_tools import start_tools
+from swiftchat.chat.turn.one_shot import answer_prompt, one_shot_status, one_shot_style
+from swiftchat.chat.turn.text_view import TextView
 from swiftchat.errors import ContextOverflow
 
 _ANSWER_WAIT_S = 0.15  # from the question for the background color to the first rendered text
@@ -49,15 +50,24 @@ _ATTACHED_HINT = "/attach none drops the attachments, /attach lists them; "
 def run_repl(
     config: ChatConfig, conversation: Conversation, autosave: Autosave, keyboard: Keyboard
 ) -> int:
-    """Find the model, start to load it, and run the loop; return the exit code."""
-    attachments = read_attachments(config.file, offline=config.offline)
+    """Find the model, start to load it, and run the loop; return the exit code.
+
+    With `--interactive` the message at the tip is answered first.
+    """
+    is_asked = config.interactive
+    attachments = () if is_asked else read_attachments(config.file, offline=config.offline)
     with chat_model_for(config) as chat_model:
-        status = StatusLine(not is_accessible(config, os.environ))
+        status = one_shot_status(config)
         with start_tools(config, chat_model, status.show) as toolbox:
             status.clear()
             repl = Repl(chat_model, config, conversation, attachments, autosave, keyboard, toolbox)
-            repl.state.draft = config.opening
-            return repl.run()
+            if is_asked:
+                view = TextView(chat_model, config, one_shot_style(config), status)
+                with keyboard.erasing(view.pause):
+                    answer_prompt(view, conversation, autosave, toolbox)
+            else:
+                repl.state.draft = config.opening
+            return repl.run(shows_end=not is_asked)
 
 
 class Repl:
@@ -219,7 +229,7 @@ class Repl:
             case Next.CONTINUE:
                 self._turns.continue_answer()
             case Next.COMPARE:
-                compare(self.state, self._turns)
+                self._turns.compare()
             case Next.HINT_UNDONE:
                 self._hints.show("undone")
         return True

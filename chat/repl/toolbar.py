@@ -2,7 +2,7 @@
 
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 
-from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.sanitize import sanitize
 
 

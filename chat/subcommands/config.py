@@ -24,7 +24,7 @@ def config(ctx: click.Context) -> None:
 @config.command(name="path")
 def config_path_command() -> None:
     """Print the path of the configuration file, which may not exist yet."""
-    from swiftchat.chat.options.config import config_path
+    from swiftchat.chat.options.user_files import config_path
 
     print(config_path())
 
@@ -72,8 +72,7 @@ def _value_text(value: object) -> str:
 
 def _role_values(root: click.Context) -> dict[str, Any]:
     """Return the options of the role that is chosen."""
-    from swiftchat.chat.options.chat_options import CONFIG_NAMES, typed
     from swiftchat.chat.options.roles import load_role
 
     name = root.params["role"]
-    return {} if name is None else typed(load_role(name, CONFIG_NAMES).settings)
+    return {} if name is None else load_role(name).settings

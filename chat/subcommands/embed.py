@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS
+from swiftchat.chat.options.chat_options import options_of
 from swiftchat.chat.options.completion import complete_files
 from swiftchat.chat.options.option_types import OnceOption, UserPath
-from swiftchat.chat.subcommands.score import ENGINE_OPTIONS, MODEL
+from swiftchat.chat.subcommands.score import MODEL
 from swiftchat.engine.api.params import POOLINGS
 from swiftchat.errors import FileSystemError, UsageError
 from swiftchat.weights.files.output import is_stdout, is_stream, open_output
@@ -42,7 +42,7 @@ class Input:
         return self.file if self.line is None else f"{self.file}, line {self.line},"
 
 
-@click.command(params=[MODEL, *(one for one in CHAT_OPTIONS if one.name in ENGINE_OPTIONS)])
+@click.command(params=[MODEL, *options_of("embed")])
 @click.argument(
     "inputs", metavar="TEXT|FILE|-...", nargs=-1, required=True, shell_complete=complete_files
 )
@@ -85,7 +85,7 @@ def embed(
     """
     from swiftchat.chat.model.chat_model import chat_model_for
     from swiftchat.chat.options.config import ChatConfig
-    from swiftchat.chat.start import check_connect
+    from swiftchat.chat.precedence import check_connect
     from swiftchat.chat.terminal.status_line import StatusLine
     from swiftchat.engine.api.embed import check_prompts, normalized
     from swiftchat.engine.api.embed import embed as embed_ids

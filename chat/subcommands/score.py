@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS, ENGINE_NAMES
+from swiftchat.chat.options.chat_options import options_of
 from swiftchat.chat.options.completion import complete_models
 from swiftchat.chat.options.option_types import UserPath, Whole
 from swiftchat.engine.api.params import MAX_COUNT, MAX_LOGPROBS
@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from swiftchat.chat.model.chat_model import ChatModel
     from swiftchat.engine.api.score import Score
 
-ENGINE_OPTIONS = (
-    *(name for name in ENGINE_NAMES if name not in ("draft", "cache_max_bytes", "swap_size")),
-    *("connect", "token_file", "no_attach", "offline", "quiet"),
-)
 MODEL = click.Option(
     ["-m", "--model"],
     envvar="SWIFTCHAT_MODEL",
@@ -28,7 +24,7 @@ MODEL = click.Option(
 SCHEMA = 1
 
 
-@click.command(params=[MODEL, *(one for one in CHAT_OPTIONS if one.name in ENGINE_OPTIONS)])
+@click.command(params=[MODEL, *options_of("score")])
 @click.argument("file", type=UserPath())
 @click.option(
     "--context",
@@ -71,7 +67,7 @@ def score(
     from swiftchat.chat.attachments.user_text import read_text
     from swiftchat.chat.model.chat_model import chat_model_for
     from swiftchat.chat.options.config import ChatConfig
-    from swiftchat.chat.start import check_connect
+    from swiftchat.chat.precedence import check_connect
     from swiftchat.chat.terminal.status_line import StatusLine
     from swiftchat.engine.api.score import score as score_ids
     from swiftchat.errors import UsageError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS, ENGINE_NAMES
+from swiftchat.chat.options.chat_options import options_of
 from swiftchat.chat.options.completion import complete_models
 from swiftchat.chat.options.duration import Duration, format_duration
 from swiftchat.chat.options.option_types import UserPath
@@ -23,16 +23,12 @@ if TYPE_CHECKING:
     from swiftchat.chat.options.config import ChatConfig
     from swiftchat.engine.api.params import ServeConfig
 
-_ENGINE_OPTIONS = (
-    *ENGINE_NAMES,
-    *("template", "think", "offline", "quiet"),
-)
 _MODEL = click.Argument(
     ["model"], required=False, envvar="SWIFTCHAT_MODEL", shell_complete=complete_models
 )
 
 
-@click.command(params=[_MODEL, *(one for one in CHAT_OPTIONS if one.name in _ENGINE_OPTIONS)])
+@click.command(params=[_MODEL, *options_of("serve")])
 @click.option(
     "--keep-alive",
     type=Duration(),
@@ -143,7 +139,7 @@ def _run(
     """Run until the engine ends; raises the reason."""
     status = StatusLine(may_erase=True, is_quiet=chat_model.config.quiet)
     with status.waiting("starting the engine"):
-        info = chat_model.wait_ready(lambda at: status.show(at.label, at.done, at.total))
+        info = chat_model.wait_ready(status.show_progress)
     if not chat_model.config.quiet:
         print_notice(f"{chat_model.name} is ready · {info.device} · {info.ctx_size_tokens} tokens")
         if serve_config.keep_alive_s is not None:

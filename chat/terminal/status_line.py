@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from swiftchat.chat.terminal.sanitize import sanitize
-from swiftchat.engine.api.protocol import Prefill, Searching, Wait
+from swiftchat.engine.api.protocol import Prefill, Progress, Searching, Wait
 
 _FRAMES = "|/-\\"
 _FIRST_S, _INTERVAL_S = 0.3, 0.15  # a short wait shows nothing
@@ -39,6 +39,10 @@ class StatusLine:
                 target=draw, args=(self._stop,), name="status", daemon=True
             )
             self._thread.start()
+
+    def show_progress(self, progress: Progress) -> None:
+        """Show how far the engine is loaded, until `clear`."""
+        self.show(progress.label, progress.done, progress.total)
 
     def show_wait(self, wait: Wait) -> None:
         """Show what a generation without text reports, until `clear`."""

@@ -9,13 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from swiftchat.chat import cli
-from swiftchat.chat.commands.models import change_model
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
-from swiftchat.chat.options.chat_options import ENGINE_NAMES
+from swiftchat.chat.options.chat_options import ENGINE_FIELDS, options_of
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.repl.loop import Repl
-from swiftchat.chat.subcommands.score import ENGINE_OPTIONS as SCORE_OPTIONS
+from swiftchat.chat.slash.models import change_model
 from swiftchat.engine.api.protocol import Tokens
 from swiftchat.errors import DeviceError, UsageError
 from tests.support.remote_engine import chat_model_folder, serving
@@ -85,12 +84,12 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("name", ["model", *ENGINE_NAMES, "no_attach"])
+@pytest.mark.parametrize("name", ["model", *ENGINE_FIELDS, "no_attach"])
 def test_what_the_engine_determines_is_rejected_with_connect(name: str) -> None:
     flag = f"--{name.replace('_', '-')}"
     args = [flag, VALUES[name]] if name in VALUES else [flag]
     lines = [["--connect", "x", *args], [*args, "chat", "--connect", "x"]]
-    if name in SCORE_OPTIONS:
+    if name in [option.name for option in options_of("score")]:
         lines += [
             [command, "-", "--connect", "x", *args] for command in ("score", "embed", "batch")
         ]
@@ -109,7 +108,7 @@ def test_the_engine_gets_what_it_determines() -> None:
             value = 7
         if replace(plain, **{field.name: value}).engine() != plain.engine():
             changed.append(field.name)
-    assert set(changed) == {*ENGINE_NAMES, "parallel"}
+    assert set(changed) == {*ENGINE_FIELDS, "parallel"}
 
 
 def answer_text(chat_model: ChatModel) -> str:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from swiftchat.chat.commands.registry import run
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.slash.registry import run
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.errors import DeviceError
 from tests.support import fake_engine

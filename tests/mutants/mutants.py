@@ -47,14 +47,14 @@ MUTANTS = (
     ),
     Mutant(
         "the last save of an answer is left out",
-        "chat/model/answer_saver.py",
+        "chat/turn/answer_saver.py",
         '            message.params["seed"] = answer.result.seed\n        self._save()\n',
         '            message.params["seed"] = answer.result.seed\n',
         (f"{_KILLED}::test_an_answer_is_saved_before_the_prompt_is_back",),
     ),
     Mutant(
         "an answer is not saved while it grows",
-        "chat/model/answer_saver.py",
+        "chat/turn/answer_saver.py",
         "_INTERVAL_S = 0.25",
         "_INTERVAL_S = 1e9",
         (f"{_KILLED}::test_a_killed_chat_continues_with_its_partial_answer",),
@@ -123,7 +123,7 @@ MUTANTS = (
     ),
     Mutant(
         "a tool is called without consent",
-        "chat/tools/rounds.py",
+        "chat/turn/tool_rounds.py",
         "        if not self.toolbox.is_allowed(tool, self.conversation.id):\n",
         "        if False:\n",
         ("tests/chat/tools/test_oneshot_tools.py::test_a_tool_that_is_not_allowed_is_refused",),

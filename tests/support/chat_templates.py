@@ -323,8 +323,6 @@ STYLES = {
     "macros": _MACROS,
     **{f"built in: {name}": built_in.source for name, built_in in BUILT_IN.items()},
 }
-# Templates with macros or a loop over tools inside the loop over messages run in a worker process.
-RUN_IN_WORKER = ("macros", "mistral-v3")
 WITH_TOOLS = ("llama-3.1", "mistral-v3", "qwen-3", "macros")
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 

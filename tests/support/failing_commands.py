@@ -7,9 +7,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from swiftchat.chat.commands.command import Next
-from swiftchat.chat.commands.registry import BY_NAME
-from swiftchat.chat.commands.state import ChatState
+from swiftchat.chat.slash.command import Next
+from swiftchat.chat.slash.registry import BY_NAME
+from swiftchat.chat.slash.state import ChatState
 from tests.support import fake_engine
 from tests.support.program import Program
 from tests.support.terminal import Terminal

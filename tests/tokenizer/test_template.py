@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
-from swiftchat.tokenizer.template.bounded import is_bounded
-from swiftchat.tokenizer.template.process import TemplateProcess, TemplateProcessError
-from swiftchat.tokenizer.template.sandbox import TemplateLimitExceeded, parse_template
+from swiftchat.tokenizer.template.process import TemplateProcess, TemplateStopped
 from tests.support.chat_templates import trained_tokenizer
 from tests.support.worker_processes import command_line
 
@@ -84,7 +82,6 @@ MARKED = (
     "{% for m in messages %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
     "{% endfor %}"
 )
-# Macros are not provably bounded, so the worker process renders this one.
 MACRO = (
     "{% macro turn(m) %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endmacro %}"
     "{% for m in messages %}{{ turn(m) }}{% endfor %}"
@@ -244,9 +241,8 @@ def test_message_text_never_becomes_a_control_token(name: str) -> None:
     """The prompt has the control tokens of one with harmless contents, whatever is done to them."""
     tokenizer = our_tokenizer(TEMPLATES[name])
     control = set(tokenizer.special_tokens.values())
-    in_worker = name == "replaced"
 
-    @settings(max_examples=6 if in_worker else 80, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(st.lists(HOSTILE_TEXTS, min_size=1, max_size=3))
     def check(contents: list[str]) -> None:
         roles = ["user", "assistant", "user"]
@@ -275,33 +271,7 @@ def test_template_and_message_text_are_encoded_as_one_span() -> None:
     assert any(ids[n : n + len(span)] == span for n in range(len(ids)))
 
 
-# Constructs in the templates of Llama 3.1, Qwen 2.5 and similar models.
-COMMON = [
-    "{%- if custom_tools is defined %}{%- set tools = custom_tools %}{%- endif %}"
-    "{%- if not tools is defined %}{%- set tools = none %}{%- endif %}"
-    "{%- for t in tools %}{{- t | tojson(indent=4) }}{{- '\n\n' }}{%- endfor %}",
-    "{%- for message in messages %}{%- set tool_call = message.tool_calls[0].function %}"
-    "{%- for name, value in tool_call.arguments | items %}{{- name + '=' + value }}"
-    "{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{%- endfor %}",
-    "{% set loop_messages = messages %}{% for message in loop_messages %}"
-    "{% set content = '<|start|>' + message['role'] + '\n\n' + message['content'] | trim %}"
-    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
-    "{{ content }}{% endfor %}",
-    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('alternate') }}{% endif %}{{ m.content }}{% endfor %}",
-]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [*(TEMPLATES[n] for n in ("chatml", "stripping", "thinking", "generation", "upper")), *COMMON],
-)
-def test_common_templates_are_bounded(source: str) -> None:
-    assert is_bounded(parse_template(source))
-
-
-def test_worker_process_gives_the_same_ids() -> None:
-    assert not is_bounded(parse_template(MACRO))
+def test_macros_give_the_same_ids() -> None:
     messages = [{"role": "user", "content": "hello <|im_start|>\n"}]
     ids = our_tokenizer(MACRO).apply_template(messages, add_generation_prompt=False)
     assert ids.count(0) == 1
@@ -333,22 +303,28 @@ def test_worker_process_stays_and_is_replaced() -> None:
     """It renders until a limit ends it; the next rendering starts another one."""
     source = "{{ pid }}{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}"
     others = workers()  # of templates that still exist
-    process = TemplateProcess(source)
-    arguments: tuple[Any, ...] = ({}, (), datetime(2026, 1, 2), 60)
-    assert process.render({"n": 1, "pid": 7}, *arguments) == "7"
+    process = TemplateProcess()
+    render = partial(_rendered, process, source)
+    assert render(1, 7) == "7"
     first = workers() - others
     assert len(first) == 1
-    with pytest.raises(TemplateProcessError, match="as an integer"):
-        process.render({"n": "x"}, *arguments)
-    assert process.render({"n": 2, "pid": 8}, *arguments) == "8"
+    with pytest.raises(BadModelFile, match="as an integer"):
+        render("x")
+    assert render(2, 8) == "8"
     assert workers() - others == first
-    with pytest.raises(TemplateLimitExceeded, match="exceeds its time limit"):
-        process.render({"n": 99999}, *arguments[:-1], 0.05)
-    assert process.render({"n": 2, "pid": 9}, *arguments) == "9"
+    with pytest.raises(TemplateStopped, match="exceeds its time limit"):
+        render(99999, seconds=0.05)
+    assert render(2, 9) == "9"
     second = workers() - others
     assert len(second) == 1 and second != first
-    del process
+    del process, render
     assert workers() <= others
+
+
+def _rendered(
+    process: TemplateProcess, source: str, n: int | str, pid: int = 0, seconds: float = 60
+) -> str:
+    return process.render(source, {"n": n, "pid": pid}, {}, (), seconds)
 
 
 def workers() -> set[int]:

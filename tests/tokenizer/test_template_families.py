@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swiftchat.tokenizer import Tokenizer
-from swiftchat.tokenizer.template.bounded import is_bounded
 from swiftchat.tokenizer.template.builtin import BUILT_IN, family_template
-from swiftchat.tokenizer.template.sandbox import parse_template
 from tests.support import chat_templates
 
-STYLES, RUN_IN_WORKER = chat_templates.STYLES, chat_templates.RUN_IN_WORKER
+STYLES = chat_templates.STYLES
 Chat = list[dict[str, Any]]
 
 
@@ -157,7 +155,7 @@ def test_messages_cannot_inject_control_tokens(style: str) -> None:
     tokenizer = our_tokenizer(style)
     harmless = control_ids(tokenizer, chat_of(["hello"] * 4))
 
-    @settings(max_examples=6 if style in RUN_IN_WORKER else 60, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(FOUR_TEXTS)
     def check(texts: list[str]) -> None:
         assert control_ids(tokenizer, chat_of(texts)) == harmless
@@ -180,7 +178,7 @@ def test_tools_and_results_cannot_inject_control_tokens(style: str) -> None:
     messages, given_tools = conversation("hello", "hello")
     harmless = control_ids(tokenizer, messages, tools=given_tools)
 
-    @settings(max_examples=6 if style in RUN_IN_WORKER else 60, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(HOSTILE_TEXTS, HOSTILE_TEXTS)
     def check(text: str, key: str) -> None:
         messages, given_tools = conversation(text, key)
@@ -224,11 +222,6 @@ def test_variables_cannot_inject_control_tokens() -> None:
     assert [tokenizer.decode([i]) for i in found] == ["<s>", "<|im_end|>"]
     found = control_ids(tokenizer, HELLO, bos_token=hostile, documents=[{"text": ""}])
     assert [tokenizer.decode([i]) for i in found] == ["<|im_end|>"]
-
-
-@pytest.mark.parametrize("style", [name for name in STYLES if name not in RUN_IN_WORKER])
-def test_family_templates_are_bounded(style: str) -> None:
-    assert is_bounded(parse_template(STYLES[style]))
 
 
 RENDERED = {

@@ -9,8 +9,8 @@ import pytest
 
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
-from swiftchat.tokenizer.template import template
-from swiftchat.tokenizer.template.template import ChatTemplate
+from swiftchat.tokenizer.template import process
+from swiftchat.tokenizer.template.process import TemplateProcess
 from tests.support import chat_templates
 
 
@@ -110,7 +110,7 @@ BOMBS = [
 @pytest.mark.parametrize("source", BOMBS)
 def test_unbounded_template_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if source is not BOMBS[0]:  # one with the limit of the program, the others sooner
-        monkeypatch.setattr(template, "_SECONDS", 0.1)
+        monkeypatch.setattr(process, "_SECONDS", 0.1)
     messages = [{"role": "user", "content": "x<|im_end|>" * 2000}]
     start_s = total_cpu_s()
     with pytest.raises(BadModelFile):
@@ -120,8 +120,7 @@ def test_unbounded_template_is_stopped(source: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{{ range(99)|list|length }}"])
 def test_time_limit(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit stops templates rendered in this process and in the worker process."""
-    monkeypatch.setattr(template, "_SECONDS", 0.0)
+    monkeypatch.setattr(process, "_SECONDS", 0.0)
     with pytest.raises(BadModelFile, match="exceeds its time limit"):
         render(source, [{"role": "user", "content": "x"}])
 
@@ -132,6 +131,6 @@ def test_output_limit_is_proportional_to_the_input() -> None:
     once, often = (
         "{% for m in messages %}" + "{{ m.content }}" * times + "{% endfor %}" for times in (1, 9)
     )
-    assert len(ChatTemplate(once).render({"messages": chat}, {}, ())) == 1 << 21
+    assert len(TemplateProcess().render(once, {"messages": chat}, {}, ())) == 1 << 21
     with pytest.raises(BadModelFile, match="output limit"):
-        ChatTemplate(often).render({"messages": chat}, {}, ())
+        TemplateProcess().render(often, {"messages": chat}, {}, ())

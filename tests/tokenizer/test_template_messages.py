@@ -8,7 +8,7 @@ import transformers.utils.chat_template_utils as reference
 
 from swiftchat.errors import BadModelFile
 from swiftchat.tokenizer import Tokenizer
-from swiftchat.tokenizer.template import template as template_module
+from swiftchat.tokenizer.template import process as template_module
 from tests.support import chat_templates
 
 Chat = list[dict[str, Any]]
@@ -227,13 +227,13 @@ def test_a_template_that_rejects_all_forms_says_so() -> None:
 def test_a_stopped_template_is_not_tried_in_other_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(template_module, "_SECONDS", 0.0)
-    original = template_module.ChatTemplate.render
+    original = template_module.TemplateProcess.render
 
     def counted(self: Any, *args: Any) -> str:
         calls.append(args)
         return original(self, *args)
 
-    monkeypatch.setattr(template_module.ChatTemplate, "render", counted)
+    monkeypatch.setattr(template_module.TemplateProcess, "render", counted)
     for source in ("{{ messages[0].content }}", "{{ range(99) | list | length }}"):
         calls.clear()
         with pytest.raises(BadModelFile, match="exceeds its time limit"):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from swiftchat.errors import BadModelFile
-from swiftchat.tokenizer.template.template import TemplateStopped
+from swiftchat.tokenizer.template.process import TemplateStopped
 
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], Mapping[str, Any]], str]

@@ -4,17 +4,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from swiftchat.tokenizer.template.own_text import Ranges, own_ranges
-from swiftchat.tokenizer.template.template import ChatTemplate
+from swiftchat.tokenizer.template.process import TemplateProcess
 from swiftchat.tokenizer.template.variables import harmless_words
 
 
 def render(
-    template: ChatTemplate,
+    process: TemplateProcess,
+    source: str,
     inputs: Mapping[str, Any],
     own: Mapping[str, Any],
     special_tokens: Iterable[str],
 ) -> tuple[str, Ranges]:
-    """Return the conversation as text and the ranges of it that are not the template's.
+    """Return what a template writes, and the ranges of it that are the caller's.
 
     `inputs` are `messages`, `tools` and other variables of the caller; `own` are variables that
     count as the template's, such as `bos_token`. The template is rendered once, with the caller's
@@ -23,7 +24,7 @@ def render(
 
     Raises `BadModelFile` if the template fails.
     """
-    text = template.render(inputs, own, harmless_words(inputs, special_tokens))
+    text = process.render(source, inputs, own, harmless_words(inputs, special_tokens))
     return str.__str__(text), _complement(own_ranges(text), len(text))
 
 

@@ -57,10 +57,6 @@ class TemplateLimitExceeded(jinja2.TemplateError):
     """The template exceeded its time limit or its output limit."""
 
 
-class UnboundedTemplate(Exception):
-    """The template needs a process of its own."""
-
-
 class _Generation(Extension):
     """`{% generation %}`, which marks the assistant's text for training: rendered as a scope."""
 
@@ -152,7 +148,6 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+"})
     deadline = float("inf")
     max_characters = _FREE_CHARACTERS
-    may_join_lists = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -160,8 +155,6 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         self.check_time()
-        if not self.may_join_lists and isinstance(left, list | tuple):
-            raise UnboundedTemplate
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, str | list | tuple):
             self.check_size(len(result))
@@ -205,33 +198,19 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise TemplateLimitExceeded("the chat template exceeds its output limit")
 
 
-def parse_template(source: str) -> nodes.Template:
-    """Return the syntax tree without evaluating anything."""
-    return _environment(datetime.now).parse(source)
-
-
 def compile_template(source: str, now: Callable[[], datetime]) -> jinja2.Template:
     """Compile the template; Jinja evaluates its constant parts while compiling."""
     return _environment(now).from_string(source)
 
 
-def render(
-    template: jinja2.Template,
-    variables: Mapping[str, Any],
-    seconds: float,
-    *,
-    may_join_lists: bool,
-) -> str:
+def render(template: jinja2.Template, variables: Mapping[str, Any], seconds: float) -> str:
     """Render; the result is an `OwnText` if the template wrote any of it.
 
-    `seconds` limits the processor time of this thread. Raises `UnboundedTemplate` if lists are
-    concatenated and `may_join_lists` is false: repeated concatenation of a list with itself grows
-    exponentially.
+    `seconds` limits the processor time of this thread.
     """
     environment = template.environment
     assert isinstance(environment, _Environment)
     environment.deadline = time.thread_time() + seconds
-    environment.may_join_lists = may_join_lists
     input_characters = len(json.dumps(variables, ensure_ascii=False))
     environment.max_characters = _FREE_CHARACTERS + _MAX_COPIES * input_characters
     pieces: list[str] = []

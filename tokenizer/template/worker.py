@@ -1,10 +1,9 @@
-"""The process that renders a chat template which is not provably bounded.
+"""The process that renders chat templates, which are untrusted.
 
-It reads lines of JSON from stdin: first `{source}`, then tasks
-`{inputs, places, own, words, now, seconds}`. It answers each task with a line on stdout:
-`{text, ranges}`, with the ranges that the template wrote, or `{error}`, or `{exceeded}` for a
-limit. It ends with its stdin, and by a signal when a task takes more than `seconds` of processor
-time.
+It reads tasks from stdin, lines of JSON: `{source, inputs, places, own, words, now, seconds}`. It
+answers each with a line on stdout: `{text, ranges}`, with the ranges that the template wrote, or
+`{error}`, or `{exceeded}` for a limit. It ends with its stdin, and by SIGPROF when a task takes
+more than `seconds` of processor time.
 """
 
 import json
@@ -25,26 +24,26 @@ from swiftchat.tokenizer.template.sandbox import (
 )
 from swiftchat.tokenizer.template.variables import restore_own_places, variables_with_own
 
-TIME_LIMIT_SIGNAL = signal.SIGPROF
 _MEMORY_BYTES = 1 << 30
 
 
-class _Renderer:
-    """A template, compiled by the first task: compiling can take unbounded time."""
+class Renderer:
+    """Renders templates; a task compiles its template first, which can take unbounded time."""
 
-    def __init__(self, source: str) -> None:
-        self._source = source
+    def __init__(self) -> None:
         self._now = datetime.now()
-        self._template: jinja2.Template | None = None
+        self._templates: dict[str, jinja2.Template] = {}
 
     def render(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a task, see above."""
         self._now = datetime.fromisoformat(task["now"])
+        source = task["source"]
         try:
-            if self._template is None:
-                self._template = compile_template(self._source, lambda: self._now)
+            if source not in self._templates:
+                self._templates[source] = compile_template(source, lambda: self._now)
             restore_own_places(task["inputs"], task["places"])
             variables = variables_with_own(task["inputs"], task["own"], task["words"])
-            text = render(self._template, variables, task["seconds"], may_join_lists=True)
+            text = render(self._templates[source], variables, task["seconds"])
         except TemplateLimitExceeded as error:
             return {"exceeded": str(error)}
         except TEMPLATE_ERRORS as error:
@@ -57,10 +56,10 @@ def main() -> None:
     # Ctrl-C is for the parent, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    renderer = _Renderer(json.loads(sys.stdin.readline())["source"])
+    renderer = Renderer()
     for line in sys.stdin:
         task = json.loads(line)
-        # When this processor time is over, the signal ends the process.
+        # When this processor time is over, SIGPROF ends the process.
         signal.setitimer(signal.ITIMER_PROF, task["seconds"])
         answer = renderer.render(task)
         signal.setitimer(signal.ITIMER_PROF, 0)

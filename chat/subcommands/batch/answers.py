@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.context_budget import message_versions
-from swiftchat.chat.options.parameters import BEAM_PARAMETERS
+from swiftchat.chat.options.chat_options import BEAM_PARAMETERS
 from swiftchat.chat.render.logprobs import as_json, cumulative_logprob
 from swiftchat.chat.subcommands.batch.lines import Line, parse_request
-from swiftchat.engine.api.params import SamplingParams
 from swiftchat.errors import (
     BadModelFile,
     ContextOverflow,
@@ -110,14 +109,9 @@ def _start(chat_model: "ChatModel", line: Line, system: str | None) -> AnswerGro
             lambda params: chat_model.complete(text, params, stops), params, num_samples
         )
     versions = message_versions(request.messages)
-    fitted, params = chat_model.fit(versions, chat_model.prompts.encoder(), params)
-
-    def start(params: SamplingParams) -> "Answer":
-        answer = chat_model.start_answer(fitted.prompt, params, stops)
-        answer.num_left_out = fitted.num_tokens
-        return answer
-
-    return AnswerGroup(start, params, num_samples)
+    return chat_model.start_answers(
+        versions, chat_model.prompts.encoder(), params, stops, num_samples
+    )
 
 
 def _consume(

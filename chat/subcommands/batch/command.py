@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS
+from swiftchat.chat.options.chat_options import options_of
 from swiftchat.chat.options.option_types import MAX_AT_A_TIME, OnceOption, UserPath, Whole
-from swiftchat.chat.options.parameters import ALL_PARAMETERS
-from swiftchat.chat.subcommands.score import ENGINE_OPTIONS, MODEL
+from swiftchat.chat.subcommands.score import MODEL
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.errors import UsageError
@@ -21,14 +20,8 @@ if TYPE_CHECKING:
     from swiftchat.chat.subcommands.batch.lines import Line
     from swiftchat.chat.subcommands.batch.output import Output
 
-_OPTIONS = {
-    *ENGINE_OPTIONS,
-    *(parameter.name for parameter in ALL_PARAMETERS),
-    *("samples", "system", "system_file", "template", "no_template", "think"),
-}
 
-
-@click.command(params=[MODEL, *(one for one in CHAT_OPTIONS if one.name in _OPTIONS)])
+@click.command(params=[MODEL, *options_of("batch")])
 @click.argument("file", metavar="IN.jsonl", type=UserPath())
 @click.option(
     "-o",
@@ -72,7 +65,7 @@ def batch(
     """
     from swiftchat.chat.attachments.user_text import read_text
     from swiftchat.chat.options.config import ChatConfig
-    from swiftchat.chat.start import check_connect
+    from swiftchat.chat.precedence import check_connect
     from swiftchat.chat.subcommands.batch.lines import split_lines
     from swiftchat.chat.subcommands.batch.output import open_output
     from swiftchat.weights.files.output import is_stdout

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Never
 
-from swiftchat.chat.options.config import SAMPLING_OPTIONS
+from swiftchat.chat.options.chat_options import SAMPLING_OPTIONS, option_name
 from swiftchat.chat.options.option_files import read_options
-from swiftchat.chat.options.parameters import option_name, shown
+from swiftchat.chat.options.parameter import shown
 from swiftchat.errors import UsageError
 
 _OPTIONS = (*SAMPLING_OPTIONS, "logprobs", "samples")

@@ -2,44 +2,32 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from swiftchat.chat.options.completion import complete_models, complete_shapes
-from swiftchat.chat.options.option_types import (
-    MAX_AT_A_TIME,
-    MAX_RANKS,
-    Number,
-    RankCount,
-    UserPath,
-    Whole,
-)
-from swiftchat.chat.options.parameters import PARAMETERS
+from swiftchat.chat.options.chat_options import options_of
+from swiftchat.chat.options.completion import complete_models
+from swiftchat.chat.options.option_types import MAX_AT_A_TIME, UserPath, Whole
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
-
-if TYPE_CHECKING:
-    from swiftchat.engine.api.params import NumRanks
 
 _MAX_TOKENS = 10**7
 _MAX_RUNS = 1000
 _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block are partly used
 
 
-@click.command()
-@click.option(
-    "-m",
-    "--model",
-    help="Name, OWNER/NAME, directory or .gguf file.",
-    shell_complete=complete_models,
-)
-@click.option(
-    "--dummy",
-    metavar="NAME|CONFIG.JSON",
-    shell_complete=complete_shapes,
-    help="Use random weights of this shape instead of a model.",
+@click.command(
+    params=[
+        click.Option(
+            ["-m", "--model"],
+            help="Name, OWNER/NAME, directory or .gguf file.",
+            shell_complete=complete_models,
+        ),
+        *options_of("bench"),
+    ]
 )
 @click.option(
     "--prompt-tokens",
@@ -80,28 +68,6 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
     show_default=True,
     help="Repetitions; the medians are printed.",
 )
-@click.option("--device", default="auto", help="auto, cpu, cuda or cuda:N.")
-@click.option(
-    "--tp",
-    type=RankCount(),
-    default=1,
-    help="Tensor parallel: number of GPUs; auto: the fewest that fit the model.",
-)
-@click.option(
-    "--pp",
-    type=Whole(1, MAX_RANKS),
-    default=1,
-    metavar="N",
-    help="Pipeline parallel: number of stages of --tp GPUs each.",
-)
-@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]))
-@click.option(
-    "--kv-dtype",
-    type=click.Choice(["auto", "int8", "fp8", "int5"]),
-    default="auto",
-    help="Data type of the KV cache.",
-)
-@click.option("--threads", type=Number(PARAMETERS["threads"]), help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--plot",
@@ -111,20 +77,14 @@ _EXTRA_TOKENS = 128  # of cache for each answer: its first and its last block ar
 )
 def bench(
     model: str | None,
-    dummy: str | None,
     prompt_tokens: int,
     answer_tokens: int,
     contexts: Sequence[int],
     batches: Sequence[int],
     runs: int,
-    device: str,
-    tp: "NumRanks",
-    pp: int,
-    dtype: str | None,
-    kv_dtype: str,
-    threads: int | None,
     as_json: bool,
     plot: str | None,
+    **options: Any,
 ) -> None:
     """Measure a model's speed on this machine: start, prefill, decode.
 
@@ -137,25 +97,21 @@ def bench(
     swiftchat bench --plot terminal --context 0 --context 1000 --context 2000 --context 4000
     """
     from swiftchat.chat.model.find import find_model
+    from swiftchat.chat.options.config import ChatConfig
     from swiftchat.chat.subcommands.bench.measure import Workload, measure
     from swiftchat.chat.subcommands.bench.plot import draw
-    from swiftchat.engine.api.params import EngineConfig
 
+    dummy = options["dummy"]
     if dummy is not None and model is not None:
         raise UsageError("--model and --dummy exclude each other", "give one of them")
     if plot is not None:
         _check_plot(plot, as_json)
     workload = Workload(prompt_tokens, answer_tokens, contexts, batches, runs)
-    engine_config = EngineConfig(
-        device=device,
-        tp=tp,
-        pp=pp,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        num_threads=threads,
-        dummy=dummy,
+    config = ChatConfig(**options).engine()
+    engine_config = replace(
+        config,
         cache_tokens=(max(batches) + 1) * (workload.max_context_tokens + _EXTRA_TOKENS),
-        max_num_seqs=max(EngineConfig.max_num_seqs, *batches),
+        max_num_seqs=max(config.max_num_seqs, *batches),
     )
     path = Path() if dummy is not None else find_model(model, offline=False, quiet=as_json)
     results = measure(engine_config, path, workload)

@@ -40,7 +40,7 @@ def help_command(ctx: click.Context, topic: str, man: bool) -> None:
 
         sys.stdout.write(man_page(root.command))
     elif topic in PAGES:
-        from swiftchat.chat.commands.registry import command_table
+        from swiftchat.chat.slash.registry import command_table
 
         print(page(topic, command_table, page_width()), end="")
     elif not topic:

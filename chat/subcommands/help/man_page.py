@@ -9,11 +9,11 @@ from importlib.metadata import version
 
 import click
 
-from swiftchat.chat.commands.registry import command_table
 from swiftchat.chat.help.pages import page
 from swiftchat.chat.help.setup_pages import EXIT_CODES
 from swiftchat.chat.options.chat_options import SECTIONS
 from swiftchat.chat.options.help_layout import EXAMPLES
+from swiftchat.chat.slash.registry import command_table
 
 _TOPICS = (
     "keys",

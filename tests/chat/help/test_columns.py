@@ -2,9 +2,9 @@
 
 import pytest
 
-from swiftchat.chat.commands.registry import COMMANDS
 from swiftchat.chat.help.columns import two_columns
 from swiftchat.chat.help.conversation_pages import KEYS
+from swiftchat.chat.slash.registry import COMMANDS
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 80, 200])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from swiftchat.chat.commands.registry import command_table
 from swiftchat.chat.help.pages import PAGES, page
 from swiftchat.chat.help.wrap import wrapped
+from swiftchat.chat.slash.registry import command_table
 
 
 @pytest.mark.parametrize("width", [20, 40, 79, 80, 100])
@@ -55,7 +55,7 @@ def test_a_page_is_as_wide_as_the_window_up_to_100(columns: int, tmp_path: Path)
         sys.executable,
         ["-P", "-m", "swiftchat.chat", "help", "gpu"],
         dimensions=(24, columns),
-        env={**os.environ, "HOME": str(tmp_path)},
+        env={**os.environ, "HOME": str(tmp_path), "COLUMNS": "", "LINES": ""},
         encoding="utf-8",
         timeout=60,
     )

@@ -11,7 +11,7 @@ from swiftchat.chat.endpoint.generation import Choice, usage
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest, CompletionRequest
 from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.chat_model import ChatModel
-from swiftchat.chat.model.start import start_engine
+from swiftchat.chat.model.engine_start import start_engine
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.subcommands.batch.answers import answer_lines
 from swiftchat.chat.subcommands.batch.lines import Line

@@ -8,7 +8,7 @@ import pytest
 from swiftchat.chat import cli
 from swiftchat.chat.options.duration import Duration
 from swiftchat.chat.options.option_types import Number, RankCount
-from swiftchat.chat.options.parameters import ChoiceParameter
+from swiftchat.chat.options.parameter import ChoiceParameter
 from swiftchat.chat.options.size import Size
 from swiftchat.errors import UsageError
 from swiftchat.weights.convert.convert import convert, estimate_conversion

@@ -28,16 +28,16 @@ def test_invalid_values_in_generation_config_are_ignored(nonsense: dict) -> None
 def test_the_configuration_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     monkeypatch.setattr("swiftchat.chat.options.option_files.config_path", lambda: file)
-    assert load_config_file({"temperature"}) == {}
+    assert load_config_file() == {}
     for name in ("temperature", "temp"):
         file.write_text(f"{name} = 0.5\n")
-        assert load_config_file({"temperature"}) == {"temperature": 0.5}
+        assert load_config_file() == {"temperature": 0.5}
     file.write_text("temperture = 0.5\n")
     with pytest.raises(UsageError, match="temperture") as caught:
-        load_config_file({"temperature"})
+        load_config_file()
     assert "temperature" in caught.value.hint
     for nonsense in (b"= nonsense", b"temp = 1\ntemperature = 2\n", b"\xff\xfe\n"):
         file.write_bytes(nonsense)
         with pytest.raises(UsageError, match=r"config\.toml") as caught:
-            load_config_file({"temperature"})
+            load_config_file()
         assert caught.value.exit_code == 2 and str(file) in caught.value.message

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.options.roles import roles_folder
+from swiftchat.chat.options.user_files import roles_folder
 from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
 
@@ -35,7 +35,7 @@ def test_wrong_values_in_generation_config_are_named(program: Program) -> None:
     assert json.loads(result.stdout)["params"]["temperature"] == 0.25
     notes = result.stderr.splitlines()
     assert len(notes) == 3
-    for name, note in zip(("top_k", "top_p", "min_p"), notes, strict=True):
+    for name, note in zip(("top_k", "min_p", "top_p"), notes, strict=True):
         assert note.startswith("note: generation_config.json: ") and name in note
     file.write_text("{")
     error = failure(program, "-p", "x")

@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from swiftchat.chat import cli
-from swiftchat.chat.options.chat_options import CHAT_OPTIONS, typed
-from swiftchat.chat.options.config import config_path
+from swiftchat.chat.options.chat_options import CHAT_OPTIONS, PARAMETERS, typed
 from swiftchat.chat.options.option_files import load_config_file
-from swiftchat.chat.options.parameters import PARAMETERS, ChoiceParameter, Parameter
+from swiftchat.chat.options.parameter import ChoiceParameter, Parameter
+from swiftchat.chat.options.user_files import config_path
 from swiftchat.errors import UsageError
-from tests.chat.commands.test_commands import Chat, chat
+from tests.chat.slash.test_commands import Chat, chat
 
 __all__ = ["chat"]
 
@@ -89,7 +89,7 @@ def test_every_name_is_a_flag_a_variable_and_a_setting(
     monkeypatch.setenv(variable, "abc")
     assert f"{variable}: must be {PARAMETERS[option].rule}" in usage_error("-p", "x")
     write_config(f"{name} = {value!r}\n")
-    assert load_config_file({option}) == {option: value}
+    assert load_config_file() == {option: value}
 
 
 @pytest.mark.parametrize("option", PARAMETERS)
@@ -182,7 +182,7 @@ def test_the_conversations_of_older_versions_keep_their_temperature(chat: Chat) 
 def test_errors_of_values_in_the_configuration_name_the_file() -> None:
     write_config("top_p = 7\n")
     with pytest.raises(UsageError) as caught:
-        load_config_file({"top_p"})
+        load_config_file()
     assert f"{config_path()}: top_p: must be a number above 0" in caught.value.message
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from swiftchat.chat.history.store import load_session
-from swiftchat.chat.options.config import config_path
 from swiftchat.chat.options.project import FILE_NAME, Project, current_project, find_project
-from swiftchat.chat.options.roles import roles_folder
+from swiftchat.chat.options.user_files import config_path, roles_folder
 from tests.support import fake_engine
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

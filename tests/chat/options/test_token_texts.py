@@ -9,12 +9,12 @@ import pytest
 
 from swiftchat.chat.options.chat_options import typed
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.chat.options.roles import parse_role
 from swiftchat.chat.options.token_texts import TokenTexts, parse_bias
 from swiftchat.errors import UsageError
 from swiftchat.tokenizer import Tokenizer
-from tests.chat.commands.test_commands import Chat, chat
+from tests.chat.slash.test_commands import Chat, chat
 from tests.support import fake_engine
+from tests.support.roles import parse_role
 
 __all__ = ["chat"]
 
@@ -110,10 +110,10 @@ def test_a_conversation_keeps_its_texts_but_no_ids(chat: Chat) -> None:
 
 
 def test_texts_in_roles_and_files_are_lists_or_one_text() -> None:
-    role = parse_role("---\nban: [a, b]\nstop: END\n---\nBe brief.", {"ban", "stop"}, "role.md")
+    role = parse_role("---\nban: [a, b]\nstop: END\n---\nBe brief.", "role.md")
     assert typed(role.settings) == {"ban": ("a", "b"), "stop": ("END",)}
     with pytest.raises(UsageError, match="top_k: must be a whole number"):
-        parse_role("---\ntop_k: [1]\n---\n", {"top_k"}, "role.md")
+        parse_role("---\ntop_k: [1]\n---\n", "role.md")
 
 
 def test_flags_variables_and_the_configuration_file(tmp_path: Path) -> None:

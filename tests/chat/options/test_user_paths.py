@@ -10,10 +10,10 @@ import pytest
 
 from swiftchat.chat.endpoint.token import find_token
 from swiftchat.chat.model.adapters import Weighted
-from swiftchat.chat.options.chat_options import FILE_NAMES
-from swiftchat.chat.options.config import ChatConfig, config_path
+from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.options.option_files import load_config_file
 from swiftchat.chat.options.option_types import UserPath
+from swiftchat.chat.options.user_files import config_path
 from swiftchat.chat.tools.servers import parse_servers
 from swiftchat.errors import FileSystemError
 from swiftchat.weights.model.dummy import dummy_config
@@ -62,7 +62,7 @@ def test_flags_variables_and_the_configuration(home: Path) -> None:
     assert_error(program.run("-p", "x", "--schema", "~no-such-user/x"), 8, "no home folder")
     config_path().parent.mkdir(parents=True, exist_ok=True)
     config_path().write_text('system_file = "~/s.txt"\nlora = ["~/a=0.5"]\nsoft_prompt = "~/p"\n')
-    assert load_config_file(FILE_NAMES) == {
+    assert load_config_file() == {
         "system_file": str(home / "s.txt"),
         "lora": ("~/a=0.5",),
         "soft_prompt": str(home / "p"),

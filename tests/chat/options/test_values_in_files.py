@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from swiftchat.chat.options.chat_options import CHAT_OPTIONS, FILE_NAMES, saved_settings
-from swiftchat.chat.options.config import config_path
 from swiftchat.chat.options.option_files import load_config_file, parse_toml
 from swiftchat.chat.options.project import FILE_NAME, find_project
-from swiftchat.chat.options.roles import parse_role
+from swiftchat.chat.options.user_files import config_path
 from swiftchat.chat.subcommands.batch.answers import error_record
 from swiftchat.chat.subcommands.batch.lines import Line, parse_request
 from swiftchat.errors import UsageError
 from tests.support.program import Program, assert_error
+from tests.support.roles import parse_role
 
 MANY = "9" * 400
 TOO_MANY = "9" * 5000
@@ -29,11 +29,11 @@ LONGEST_ERROR = 400  # characters
 def config_of(text: str) -> dict[str, Any]:
     config_path().parent.mkdir(parents=True, exist_ok=True)
     config_path().write_text(text)
-    return load_config_file(FILE_NAMES)
+    return load_config_file()
 
 
 def role_of(text: str) -> dict[str, Any]:
-    return parse_role(f"---\n{text}\n---\nBe brief.", FILE_NAMES, "r.md").settings
+    return parse_role(f"---\n{text}\n---\nBe brief.", "r.md").settings
 
 
 def line_of(text: str) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_flags_are_true_or_false() -> None:
 )
 def test_values_of_a_role_are_the_texts_in_it(header: str, settings: dict[str, Any]) -> None:
     text = f"---\n{header}\n---\n"
-    assert parse_role(text, FILE_NAMES, "r.md").settings == settings
+    assert parse_role(text, "r.md").settings == settings
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from swiftchat.chat.history.store import SessionStore, sessions_path
 from swiftchat.chat.render.logprobs import as_terminal_text
 from swiftchat.chat.render.style import Style
 from swiftchat.errors import UsageError
-from tests.chat.commands.test_commands import Chat
-from tests.chat.commands.test_commands import chat as chat
+from tests.chat.slash.test_commands import Chat
+from tests.chat.slash.test_commands import chat as chat
 from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
 

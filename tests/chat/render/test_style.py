@@ -110,7 +110,7 @@ def test_copy_in_tmux_over_ssh_sets_the_buffer_of_tmux(
 def test_the_prompt_does_not_import_slow_modules(tmp_path: Path) -> None:
     folder = fake_engine.make_folder(tmp_path / "model")
     script = (
-        "import sys, swiftchat.chat.repl.loop, swiftchat.chat.start\n"
+        "import sys, swiftchat.chat.repl.loop, swiftchat.chat.precedence\n"
         "from swiftchat.chat.model.find import find_model\n"
         "sys.stderr.isatty = lambda: True  # progress bars possible\n"
         "find_model(sys.argv[1], offline=True, quiet=False)\n"

@@ -15,8 +15,8 @@ from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.repl.hints import Hints, hints_file
 from swiftchat.chat.repl.loop import Repl
-from tests.chat.commands.test_commands import Chat
-from tests.chat.commands.test_commands import chat as chat
+from tests.chat.slash.test_commands import Chat
+from tests.chat.slash.test_commands import chat as chat
 from tests.support import fake_engine
 
 

@@ -15,10 +15,10 @@ from prompt_toolkit.layout.controls import BufferControl
 from prompt_toolkit.layout.processors import TransformationInput
 from prompt_toolkit.output import DummyOutput
 
-from swiftchat.chat.commands.registry import BY_NAME, complete_argument
 from swiftchat.chat.repl.input import InputLine, open_history
 from swiftchat.chat.repl.message import is_unfinished, message_of
 from swiftchat.chat.repl.pastes import Pastes, ShownLine
+from swiftchat.chat.slash.registry import BY_NAME, complete_argument
 
 Read = Callable[..., str]
 SUMMARIES = {name: command.summary for name, command in BY_NAME.items()}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.commands.registry import BY_NAME
-from tests.chat.commands.test_commands import Chat, chat
+from swiftchat.chat.slash.registry import BY_NAME
+from tests.chat.slash.test_commands import Chat, chat
 
 __all__ = ["chat"]
 
@@ -39,7 +39,7 @@ def raise_key_error(*args: object) -> None:
 def test_an_unforeseen_error_in_an_answer_restores_the_message(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swiftchat.chat.repl.turn.open_view", raise_key_error)
+    monkeypatch.setattr("swiftchat.chat.turn.turn_view.open_view", raise_key_error)
     chat.engine.answers += [{"text": "A"}]
     output, code = type_lines(chat, monkeypatch, "one")
     assert code == 0 and "internal error" in output
@@ -51,7 +51,7 @@ def test_an_unforeseen_error_in_a_view_keeps_the_partial_answer(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat.engine.answers += [{"text": "Half\n\n" * 20}]
-    monkeypatch.setattr("swiftchat.chat.repl.turn.open_view", lambda *args: BrokenView())
+    monkeypatch.setattr("swiftchat.chat.turn.turn_view.open_view", lambda *args: BrokenView())
     output, code = type_lines(chat, monkeypatch, "one")
     assert code == 0 and "internal error: RuntimeError: no view" in output
     assert chat.path()[0] == "one" and "Half".startswith(chat.path()[1][:4])

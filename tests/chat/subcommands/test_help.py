@@ -15,14 +15,13 @@ from click.testing import CliRunner
 
 from swiftchat import errors
 from swiftchat.chat import cli
-from swiftchat.chat.commands.registry import BY_NAME, command_table
 from swiftchat.chat.help.pages import FILLED, PAGES, page
 from swiftchat.chat.help.setup_pages import EXIT_CODES
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import SessionStore, list_names, sessions_path
-from swiftchat.chat.options.chat_options import SECTIONS
-from swiftchat.chat.options.parameters import ALL_PARAMETERS
-from swiftchat.chat.options.roles import roles_folder
+from swiftchat.chat.options.chat_options import ALL_PARAMETERS, SECTIONS
+from swiftchat.chat.options.user_files import roles_folder
+from swiftchat.chat.slash.registry import BY_NAME, command_table
 from swiftchat.chat.subcommands.help.man_page import man_page
 from swiftchat.engine.server.standalone import _parser
 from swiftchat.errors import UsageError

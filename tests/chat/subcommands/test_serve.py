@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from swiftchat.chat.model import start as start_module
+from swiftchat.chat.model import engine_start as start_module
 from swiftchat.engine.api import attach as attach_module
 from swiftchat.engine.api.attach import attach
 from swiftchat.engine.api.client import EngineClient

@@ -14,10 +14,10 @@ from swiftchat.chat.history.importer import import_conversations
 from swiftchat.chat.history.store import SessionStore, sessions_path
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.history.transcript import as_json, as_markdown
-from swiftchat.chat.options.roles import parse_role
 from swiftchat.errors import FileSystemError, UsageError
 from tests.chat.test_oneshot import Program, failure
 from tests.support import fake_engine
+from tests.support.roles import parse_role
 
 
 @pytest.fixture
@@ -308,7 +308,7 @@ You are a pirate.
 
 
 def test_a_role_sets_options_and_system_prompt(program: Program, tmp_path: Path) -> None:
-    from swiftchat.chat.options.roles import roles_folder
+    from swiftchat.chat.options.user_files import roles_folder
 
     roles_folder().mkdir(parents=True)
     (roles_folder() / "pirate.md").write_text(ROLE.format(model=program.folder))
@@ -338,16 +338,16 @@ def test_a_role_sets_options_and_system_prompt(program: Program, tmp_path: Path)
 )
 def test_an_invalid_role_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"r\.md"):
-        parse_role(text, ["temp", "system"], "r.md")
+        parse_role(text, "r.md")
 
 
 def test_a_role_without_options() -> None:
-    assert parse_role("Be *brief*.\n\n---\nend", [], "r.md").system == "Be *brief*.\n\n---\nend"
-    assert parse_role("---\nsystem: S\n---\n", ["system"], "r.md").system == "S"
+    assert parse_role("Be *brief*.\n\n---\nend", "r.md").system == "Be *brief*.\n\n---\nend"
+    assert parse_role("---\nsystem: S\n---\n", "r.md").system == "S"
 
 
 def test_role_values_are_validated_like_flags(program: Program) -> None:
-    from swiftchat.chat.options.roles import roles_folder
+    from swiftchat.chat.options.user_files import roles_folder
 
     roles_folder().mkdir(parents=True)
     (roles_folder() / "hot.md").write_text("---\ntemp: hot\n---\n")

@@ -18,8 +18,7 @@ from rich.cells import cell_len
 from swiftchat.chat import cli
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import open_store
-from swiftchat.chat.options.config import config_path
-from swiftchat.chat.options.roles import roles_folder
+from swiftchat.chat.options.user_files import config_path, roles_folder
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
 from swiftchat.weights.formats.safetensors import header_bytes
 from swiftchat.weights.store import default_store

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from swiftchat.chat.options.config import config_path
+from swiftchat.chat.options.user_files import config_path
 from tests.chat.test_oneshot import Program
 from tests.support import fake_engine, mcp_server
 from tests.support.fake_engine import TOOL_TEMPLATE, tool_call

@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from swiftchat.tokenizer.template.process import TemplateProcess
 from swiftchat.tokenizer.template.provenance import render
-from swiftchat.tokenizer.template.template import ChatTemplate
 from tests.fuzz.mutations import mutate_text
 from tests.fuzz.target import Difference, NoReferenceError, Target
 from tests.support.chat_templates import SPECIAL_TOKENS, STYLES
@@ -54,8 +54,7 @@ _MESSAGES = [
     {"role": "assistant", "content": "Hi."},
     {"role": "user", "content": "again"},
 ]
-# Those that need no process of their own for each case.
-_NAMES = [name for name in STYLES if name not in ("macros", "mistral-v3")]
+_PROCESS = TemplateProcess()
 
 
 def _mutate(chance: random.Random, data: bytes) -> bytes:
@@ -63,9 +62,10 @@ def _mutate(chance: random.Random, data: bytes) -> bytes:
 
 
 def _load(data: bytes, folder: Path) -> Any:
-    template = ChatTemplate(data.decode("utf-8", "replace"))
+    source = data.decode("utf-8", "replace")
     own = {**SPECIAL_TOKENS, "add_generation_prompt": True}
-    text, ranges = render(template, {"messages": _MESSAGES}, own, {"<s>": 1, "<|im_end|>": 2})
+    inputs = {"messages": _MESSAGES}
+    text, ranges = render(_PROCESS, source, inputs, own, {"<s>": 1, "<|im_end|>": 2})
     assert all(0 <= a <= b <= len(text) for a, b in ranges)
     return text
 
@@ -86,7 +86,7 @@ def _compare(data: bytes, folder: Path, loaded: Any) -> None:
 
 TEMPLATE = Target(
     "chat-template",
-    lambda: [STYLES[name].encode() for name in _NAMES],
+    lambda: [source.encode() for source in STYLES.values()],
     _mutate,
     _load,
     200,

@@ -1,0 +1,157 @@
+"""Attachments of the next message: files and pages (`/read`), shell output (`!CMD`, `/attach`)."""
+
+import signal
+from collections.abc import Sequence
+
+from swiftchat.chat.attachments.attachment import Attachment
+from swiftchat.chat.attachments.files import read_attachments
+from swiftchat.chat.attachments.hidden_text import hidden_text_notes
+from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.state import ChatState
+from swiftchat.chat.terminal.child import ShellCommand, plain_text
+from swiftchat.chat.terminal.output import write
+from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import split_words
+
+_MAX_OUTPUT = 1 << 20  # characters
+_STOP_SIGNALS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGSTOP)
+
+
+def read(state: ChatState, argument: str) -> None:
+    """Attach files and pages, and print the tokens of each; without an argument list them."""
+    words = split_words(argument, "/read")
+    if not words:
+        _list(state)
+        return
+    _attach(state, read_attachments(words, offline=state.config.offline))
+
+
+def _attach(state: ChatState, new: Sequence[Attachment]) -> None:
+    """Attach texts to the next message, all or none.
+
+    Raises `UsageError` if the context is too small for the attachments and an answer.
+    """
+    before = sum(_num_tokens(state, one) for one in state.attachments)
+    size = sum(_num_tokens(state, one) for one in new)
+    context = state.chat_model.context_tokens
+    if size + before >= context:
+        name = f"{new[0].name} has" if len(new) == 1 else f"these {len(new)} files have"
+        also = f", the other attachments {before}" if before else ""
+        drop = "/attach none drops the others, " if before else ""
+        raise UsageError(
+            f"{name} {size} tokens{also}, and the context {context}: not attached",
+            f"{drop}/set ctx_size N changes the context; or attach a part of the text",
+        )
+    state.attachments += new
+    for one in new:
+        for note in one.notes:
+            print(sanitize(note))
+        count = _num_tokens(state, one)
+        print(sanitize(f"{count:7} tokens  {one.name} is attached to the next message"))
+
+
+def _num_tokens(state: ChatState, attachment: Attachment) -> int:
+    return len(state.chat_model.tokenizer.encode(attachment.fenced))
+
+
+def _list(state: ChatState) -> None:
+    if not state.attachments:
+        print("nothing is attached; /read FILE… attaches files, !CMD and /attach its output")
+        return
+    for one in state.attachments:
+        print(sanitize(f"{_num_tokens(state, one):7} tokens  {one.name}"))
+    print("/attach none drops them")
+
+
+def run_shell(state: ChatState, command: str) -> None:
+    """Run a shell command on the terminal, and store its output as a text for `/attach`."""
+    if not command:
+        raise UsageError("! needs a command", "!ls")
+    shown = _Output()
+    with state.keyboard.lent():
+        try:
+            ended = ShellCommand(command, shown.add)
+            state.keyboard.type_again(ended.unread)
+            note = _note(ended.status)
+        except KeyboardInterrupt:
+            note = "interrupted"
+        if shown.text and not shown.text.endswith("\n"):
+            print()
+    if note:
+        print(note)
+    output = plain_text(shown.text)
+    if shown.size > _MAX_OUTPUT:
+        print(f"only the first {_MAX_OUTPUT} of {shown.size} characters are stored")
+    state.shell_output = _shell_output(command, output) if output else None
+    if output:
+        print("/attach sends this with the next message")
+
+
+def _shell_output(command: str, output: str) -> Attachment:
+    return Attachment(f"$ {command}", output, hidden_text_notes("the output", output))
+
+
+class _Output:
+    """The beginning of an output, and the number of all its characters."""
+
+    def __init__(self) -> None:
+        self.text, self.size = "", 0
+
+    def add(self, text: str) -> None:
+        """Show a piece on the terminal as it is."""
+        write(text)
+        self.text += text[: max(0, _MAX_OUTPUT - self.size)]
+        self.size += len(text)
+
+
+def _note(status: int) -> str:
+    """Return what to tell about the exit status of a shell command."""
+    number = status - 128
+    if number == signal.SIGINT:
+        return "interrupted"
+    if number in _STOP_SIGNALS:
+        return "stopped, and ended: a stopped command cannot go on here"
+    if number in set(signal.Signals):
+        return f"ended by {signal.Signals(number).name}"
+    return f"exit status {status}" if status else ""
+
+
+def attach(state: ChatState, argument: str) -> None:
+    """Attach new shell output; without any, list the attachments; `none` drops them."""
+    if argument == "none":
+        print(f"dropped {_count(state)} of the next message")
+        state.attachments = []
+    elif argument:
+        raise UsageError(f"/attach cannot attach {argument!r}", "/read FILE… attaches files")
+    elif state.shell_output is not None:
+        _attach(state, [state.shell_output])
+        state.shell_output = None
+    else:
+        _list(state)
+
+
+def _count(state: ChatState) -> str:
+    count = len(state.attachments)
+    return f"{count or 'no'} attachment{'' if count == 1 else 's'}"
+
+
+ATTACH_COMMANDS = (
+    Command(
+        "/read",
+        "[FILE…|URL]",
+        "attach files and pages to the next message",
+        read,
+        details="Patterns such as 'src/**/*.py' and addresses (https://…) work too. Without a\n"
+        "file, the attachments are listed; /attach none drops them.",
+    ),
+    Command(
+        "/attach",
+        "[none]",
+        "attach the output of the last !CMD, or list the attachments",
+        attach,
+        completion=("none",),
+        details="/attach none drops the attachments of the next message.",
+    ),
+    Command("!", "CMD", "run a command in the shell", run_shell),
+)

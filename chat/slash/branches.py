@@ -1,0 +1,161 @@
+"""Commands on the tree of messages: `/regen`, `/continue`, `/undo`, `/edit`, `/branches`, …
+
+No message is ever lost: the path that a command leaves stays as a branch.
+"""
+
+from collections.abc import Sequence
+
+from swiftchat.chat.history.conversation import Conversation, Message
+from swiftchat.chat.options.parameter import shown
+from swiftchat.chat.slash.command import Command, Next, count_of
+from swiftchat.chat.slash.sessions import show_end
+from swiftchat.chat.slash.state import ChatState
+from swiftchat.chat.terminal.editor import edit_text
+from swiftchat.chat.terminal.output import print_line
+from swiftchat.errors import UsageError
+
+_PREVIEW = 36  # characters
+_NUM_SAME = 12  # characters before the difference of two previews
+
+
+def undo(state: ChatState, argument: str) -> Next | None:
+    num_turns = count_of(argument or "1")
+    if not num_turns:
+        raise UsageError(f"/undo needs a number of turns, not {shown(argument)}")
+    num_undone = state.conversation.undo(num_turns)
+    state.save()
+    num_left = len([m for m in state.conversation.messages if m.role == "user"])
+    print(f"took back {num_undone} turn{'' if num_undone == 1 else 's'}; {num_left} left")
+    return Next.HINT_UNDONE if num_undone else None
+
+
+def regenerate(state: ChatState, argument: str) -> Next:
+    if not state.conversation.messages:
+        raise UsageError("there is no message to answer again", "send a message first")
+    return Next.REGENERATE
+
+
+def continue_answer(state: ChatState, argument: str) -> Next:
+    tip = state.conversation.tip
+    if tip is None or tip.role != "assistant":
+        raise UsageError("there is no answer to continue", "send a message first")
+    return Next.CONTINUE
+
+
+def edit(state: ChatState, argument: str) -> None:
+    """Edit message N of the path, counted from 1; by default the last user message."""
+    path = state.conversation.messages
+    message = _chosen_message(path, argument)
+    if message.role == "tool":
+        raise UsageError("the result of a tool cannot be edited", "edit your message, or an answer")
+    if message.role == "user":
+        state.edited, state.draft = message, message.content
+        print(_branch_notice(state.conversation, path[-1]))
+        return
+    with state.keyboard.lent():
+        text = edit_text(message.content)
+    if text is None or text.strip() == message.content.strip():
+        print("nothing is changed")
+        return
+    state.conversation.tip = message.parent
+    state.conversation.add("assistant", text.rstrip("\n"), "edit")
+    state.count_context()
+    state.save()
+    print(_branch_notice(state.conversation, path[-1]))
+
+
+def _chosen_message(path: list[Message], argument: str) -> Message:
+    if not path:
+        raise UsageError("there is no message to edit", "send a message first")
+    if not argument:
+        return next((m for m in reversed(path) if m.role == "user"), path[-1])
+    number = count_of(argument.removeprefix("-"))
+    if not number or number > len(path):
+        raise UsageError(
+            f"/edit needs a message from 1 to {len(path)}, not {shown(argument)}",
+            "odd numbers are usually your messages; -1 is the last message",
+        )
+    return path[-number if argument.startswith("-") else number - 1]
+
+
+def _branch_notice(conversation: Conversation, old_tip: Message) -> str:
+    leaves = conversation.branches()
+    if old_tip not in leaves:
+        return "the old messages are still saved"
+    return f"the old messages are still saved; /switch {leaves.index(old_tip) + 1} goes back"
+
+
+def list_branches(state: ChatState, argument: str) -> None:
+    leaves = state.conversation.branches()
+    if not leaves:
+        print("there are no messages yet")
+    current_path = state.conversation.messages
+    ends = _distinct_previews([_line_of(leaf) for leaf in leaves])
+    for number, (leaf, end) in enumerate(zip(leaves, ends, strict=True), 1):
+        path = Conversation(tip=leaf).messages
+        is_current = leaf is state.conversation.tip
+        # Another branch is shown by its first message outside the current path.
+        fork = path[min(_num_common(current_path, path), len(path) - 1)]
+        first = leaf if is_current else fork
+        # Several branches may begin with the same message.
+        preview = end if first is leaf else f"{_preview(_line_of(first))} … {end}"
+        mark = "*" if is_current else " "
+        head = f"{mark}{number:3}  {len(path):3} messages  "
+        print_line(f"{head}{first.role}: {preview}", indent=len(head))
+
+
+def _line_of(message: Message) -> str:
+    calls = ", ".join(call.text for call in message.tool_calls if message.role == "assistant")
+    return " ".join((message.content or calls).split())
+
+
+def _preview(line: str) -> str:
+    return line if len(line) <= _PREVIEW else f"{line[:_PREVIEW]}…"
+
+
+def _distinct_previews(lines: Sequence[str]) -> list[str]:
+    """Return a preview of each line; lines that begin alike are shown from where they differ."""
+    alike: dict[str, set[str]] = {}
+    for line in lines:
+        alike.setdefault(_preview(line), set()).add(line)
+    previews = []
+    for line in lines:
+        others = alike[_preview(line)]
+        num_same = _num_common(*others) if len(others) > 1 else 0
+        start = max(0, num_same - _NUM_SAME)
+        previews.append(f"…{_preview(line[start:])}" if start else _preview(line))
+    return previews
+
+
+def _num_common(*sequences: Sequence[object]) -> int:
+    """Return the number of items with which all sequences begin."""
+    columns = enumerate(zip(*sequences, strict=False))
+    differing = (number for number, column in columns if len(set(column)) > 1)
+    return next(differing, min(map(len, sequences)))
+
+
+def switch(state: ChatState, argument: str) -> None:
+    leaves = state.conversation.branches()
+    number = count_of(argument)
+    if not number or number > len(leaves):
+        raise UsageError(f"/switch needs a branch from 1 to {len(leaves)}", "/branches lists them")
+    state.conversation.tip = leaves[number - 1]
+    state.save()
+    show_end(state)
+
+
+BRANCH_COMMANDS = (
+    Command("/regen", "", "answer the last message again", regenerate, aliases=("/retry",)),
+    Command("/continue", "", "continue an answer that was cut off", continue_answer),
+    Command("/undo", "[N]", "take back the last N turns", undo),
+    Command(
+        "/edit",
+        "[N]",
+        "change message N; default: your last one",
+        edit,
+        details="Your own message returns to the input line; an answer opens in $EDITOR.\n"
+        "-1 is the last message. The old messages stay in a branch.",
+    ),
+    Command("/branches", "", "list the branches of this conversation", list_branches),
+    Command("/switch", "N", "switch to branch N", switch),
+)

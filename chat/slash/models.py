@@ -1,0 +1,107 @@
+"""Commands about the model and the context: `/model`, `/models`, `/tokens`, `/compact`."""
+
+import shlex
+
+from swiftchat.chat.model.description import format_bytes
+from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.compact import compact
+from swiftchat.chat.slash.compare import compare, open_model
+from swiftchat.chat.slash.state import ChatState
+from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.weights.files.paths import only_path
+
+_PREVIEW = 40  # characters
+
+
+def change_model(state: ChatState, argument: str) -> None:
+    """Replace the model; the conversation stays."""
+    if not argument:
+        name, location = state.chat_model.settings["model"], str(state.chat_model.model.location)
+        print(sanitize(name if name == location else f"{name} ({location})"))
+        return
+    name = only_path(argument, "/model")
+    path, _ = open_model(state, name)
+    state.close_compared()
+    adapters = state.chat_model.adapters
+    state.chat_model.close()  # first: there may not be memory for both
+    state.chat_model = state.chat_model.for_model(path, name)
+    # The ids belong to the old vocabulary.
+    state.conversation.last_turn = state.last_answer = None
+    state.count_context()
+    if adapters.in_use:
+        print("the adapters belong to the other model and are off")
+    if adapters.soft_prompt is not None:
+        print("the soft prompt belongs to the other model and is off")
+    print(sanitize(f"the conversation continues with {state.chat_model.name}"))
+
+
+def list_models(state: ChatState, argument: str) -> None:
+    from swiftchat.weights.store import default_store
+
+    # The location of a GGUF model is its file, not the directory made from it.
+    models, current = default_store().list(), state.chat_model.model.location
+    if current not in [model.path for model in models]:
+        print(sanitize(f"* {state.chat_model.name}"))  # a GGUF file or another directory
+    for model in models:
+        mark = "*" if model.path == current else " "
+        print(sanitize(f"{mark} {model.name}  {format_bytes(model.size_bytes)}"))
+    if not models:
+        print("no models are installed; try: swiftchat download")
+
+
+def _complete_models(state: ChatState) -> dict[str, str]:
+    """Names and sizes of the models on this machine."""
+    from swiftchat.weights.store import default_store
+
+    found = default_store().list()
+    return {shlex.quote(model.name): format_bytes(model.size_bytes) for model in found}
+
+
+def show_tokens(state: ChatState, argument: str) -> None:
+    """Print the tokens of each message; the total includes those of the template."""
+    conversation, chat_model = state.conversation, state.chat_model
+    encode = chat_model.tokenizer.encode
+    if conversation.system:
+        print(f"{len(encode(conversation.system)):7}  system")
+    for message in conversation.messages:
+        text = sanitize(" ".join(message.content.split()))
+        preview = text if len(text) <= _PREVIEW else f"{text[:_PREVIEW]}…"
+        print(f"{len(encode(message.content)):7}  {message.role}: {preview}")
+    for attachment in state.attachments:
+        print(f"{len(encode(attachment.fenced)):7}  attached: {sanitize(attachment.name)}")
+    if conversation.messages:
+        num_tokens = len(
+            chat_model.prompts.encoder(conversation.last_turn)(conversation.template_messages())
+        )
+        info = chat_model.engine.info
+        limit = f" of {info.ctx_size_tokens}" if info else ""
+        print(f"{num_tokens:7}  in total{limit}, with the chat template")
+
+
+MODEL_COMMANDS = (
+    Command(
+        "/model",
+        "[NAME]",
+        "show the model, or switch to another",
+        change_model,
+        completion=_complete_models,
+    ),
+    Command(
+        "/compare",
+        "MODEL",
+        "answer the last question with another model too",
+        compare,
+        completion=_complete_models,
+        details="The conversation keeps its model and its answer; the other answer is a branch.\n"
+        "The other model stays loaded for the next /compare if there is memory for both.",
+    ),
+    Command("/models", "", "list the models on this machine", list_models),
+    Command("/tokens", "", "count the tokens of each message", show_tokens),
+    Command(
+        "/compact",
+        "[N]",
+        "replace all but the last N turns with a summary",
+        compact,
+        details="N is 1 by default. The model writes the summary; the old turns stay in a branch.",
+    ),
+)

@@ -1,0 +1,75 @@
+"""The command `/tools`: servers and their tools, on and off, permission."""
+
+from swiftchat.chat.slash.command import Command
+from swiftchat.chat.slash.state import ChatState
+from swiftchat.chat.terminal.error_report import print_error
+from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.tools.toolbox import ALL, Tool
+from swiftchat.errors import UsageError
+
+_MAX_DESCRIPTION = 60  # characters
+
+
+def tools(state: ChatState, argument: str) -> None:
+    toolbox = state.toolbox
+    if not toolbox.has_servers:
+        raise UsageError("no tools: no MCP server was given", "start with --mcp COMMAND")
+    match argument.split():
+        case []:
+            _list(state)
+        case ["on"]:
+            state.chat_model.prompts.require_tools()
+            toolbox.start(
+                lambda error: print_error(error, debug=state.config.debug),
+                lambda name: state.status.show(f"starting the tools of {name}"),
+            )
+            state.status.clear()
+            toolbox.is_on = True
+            print(f"{len(toolbox.tools)} tools are on")
+        case ["off"]:
+            toolbox.is_on = False
+            print("the tools are off")
+        case ["allow", name]:
+            label = toolbox.allow(name)
+            print(sanitize(f"{label} is called without asking until the end of this chat"))
+        case _:
+            raise UsageError(f"/tools cannot {argument!r}", "/tools, /tools on|off|allow NAME")
+
+
+def _list(state: ChatState) -> None:
+    toolbox = state.toolbox
+    for server, found in toolbox.servers().items():
+        print(sanitize(f"{server}: {len(found)} tools" if found else f"{server}: does not run"))
+        width = max((len(tool.label) for tool in found), default=0)
+        for tool in found:
+            print(sanitize(f"  {tool.label:{width}}  {_about(state, tool)}".rstrip()))
+    print(f"tools are {'on' if toolbox.is_on else 'off'}")
+
+
+def _about(state: ChatState, tool: Tool) -> str:
+    """The permission and the beginning of the description, in one line."""
+    text = " ".join(tool.description.split())
+    short = text if len(text) <= _MAX_DESCRIPTION else f"{text[:_MAX_DESCRIPTION]}…"
+    is_allowed = state.toolbox.is_allowed(tool, state.conversation.id)
+    return f"{'(allowed) ' if is_allowed else ''}{short}"
+
+
+def _complete(state: ChatState) -> dict[str, str]:
+    names = {
+        tool.label: " ".join(tool.description.split()) for tool in state.toolbox.tools.values()
+    }
+    allow = {f"allow {name}": text[:_MAX_DESCRIPTION] for name, text in names.items()}
+    return {"on": "", "off": "", f"allow {ALL}": "call every tool without asking", **allow}
+
+
+TOOL_COMMANDS = (
+    Command(
+        "/tools",
+        "[on|off|allow NAME]",
+        "list the tools of MCP servers, switch them, allow one",
+        tools,
+        completion=_complete,
+        details="on also starts servers again that have ended. allow NAME calls a tool without\n"
+        "asking until the end of this chat; NAME is one of the list, or all.",
+    ),
+)
