@@ -22,8 +22,8 @@ from swiftchat.chat.render.parse import Container, Kind, Leaf, parse_blocks, par
 _MAX_PARSED_CHARS = 16_384
 _MAX_PARSED_LINES = 300
 _MAX_HELD_CELLS = 300  # of a table, held back to compute the column widths
-_MAX_LINE_CHARS = 8192  # a longer line is shown unparsed, unless it is of a paragraph
-_MAX_PARAGRAPH_CHARS = 2048  # a longer paragraph is yielded in parts
+_MAX_LINE_CHARS = 4096  # a longer line is shown unparsed, unless it is of a paragraph
+_MAX_PARAGRAPH_CHARS = 1024  # a longer paragraph is yielded in parts
 _MARKS = re.compile(r"[ \t]*(?:>|[-*+](?=[ \t])|\d{1,9}[.)](?=[ \t]))")
 _MAX_MARKS = 30  # quote and list marks in one line; a line with more is shown unparsed
 # Stands before the rest of a paragraph in the buffer, so that it cannot begin another block.
@@ -172,7 +172,8 @@ class BlockStream:
 
     def _emit_long_paragraph(self) -> Iterator[Block]:
         """Yield the beginning of a long paragraph that includes the incomplete line."""
-        if self.is_in_fence or self._is_overlong or not self._partial.strip():
+        is_prose = bool(self._partial.strip()) and not _has_too_many_marks(self._partial)
+        if self.is_in_fence or self._is_overlong or not is_prose:
             return
         partial = _Line(self._partial, self._number, self._num_quote_marks)
         leaves = parse_blocks([line.text for line in (*self._lines, partial)], self._order)

@@ -49,7 +49,7 @@ def last_neutral_place(content: str, parser: MarkdownIt) -> int:
 
     It precedes a blank, if there are blanks. If elements are open everywhere, it is any place.
     """
-    places = [_blank_before(content, len(content) * (16 - i) // 16) for i in range(8)]
+    places = [_blank_before(content, len(content) * (8 - i) // 8) for i in range(4)]
     for place in places:
         text = content[:place]
         if text.rfind("[") <= text.rfind("]") and completed(text, parser) == text:

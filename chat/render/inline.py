@@ -13,7 +13,7 @@ from swiftchat.chat.render.parse import parser
 from swiftchat.chat.terminal.sanitize import sanitize, sanitize_prose
 
 # The parser takes quadratic time in the number of brackets; such texts are not parsed.
-_MAX_BRACKETS = 200
+_MAX_BRACKETS = 100
 _STYLES = {"em": "italic", "strong": "bold", "s": "strike"}
 _CODE_STYLE, _LINK_STYLE = "swiftchat.code", "swiftchat.link"  # of the theme
 _LIKE_ADDRESS = re.compile(r"://|\w\.\w{2}")

@@ -405,7 +405,7 @@ def test_the_cost_of_a_line_does_not_grow_with_the_text(
     calls = ParserCalls(monkeypatch)
     stream = BlockStream()
     num_blocks = len(list(stream.push(HOSTILE[name](800)))) + len(list(stream.finish()))
-    assert max(calls.lengths) < (4200 if name == "line" else 100)
+    assert max(calls.lengths) < (2200 if name == "line" else 100)
     assert len(calls.lengths) <= 2 * 800 + 10
     assert num_blocks > (1 if name == "line" else 5)
 
