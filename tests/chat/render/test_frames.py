@@ -5,10 +5,13 @@ The time is simulated. The answers are such as models write; a token has about f
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pyte
 import pytest
+from markdown_it.token import Token
 
+from swiftchat.chat.render import blocks, parse
 from swiftchat.chat.render.markdown_view import MarkdownView
 from swiftchat.chat.render.style import Style
 from tests.chat.render.test_live_region import Window
@@ -30,7 +33,6 @@ class Player:
         self.window.set_mode(pyte.modes.LNM)
         self._stream = pyte.Stream(self.window)
         self.frames: list[list[str]] = []
-        self.num_written = 0
         self._now_s = 0.0
         self._tokens_per_s = tokens_per_s
         self._view = MarkdownView(
@@ -43,7 +45,6 @@ class Player:
         )
 
     def _write(self, text: str) -> None:
-        self.num_written += len(text)
         self._stream.feed(text)
         self.frames.append(self.window.lines_so_far())
 
@@ -170,8 +171,8 @@ def test_a_growing_end_is_shown_as_it_will_be(growing: str, shown: str) -> None:
 
 
 def test_a_paragraph_of_any_length_wraps_between_words_with_its_styles() -> None:
-    text = " ".join(f"word{i} **bold{i} text** `code{i}`" for i in range(1500))
-    assert len(text) > 3 * 16_384
+    text = " ".join(f"word{i} **bold{i} text** `code{i}`" for i in range(400))
+    assert len(text) > 12_000
     player = Player((80, 24), 5000)
     rows = player.show(text)
     assert rows == complete(text, (80, 24))
@@ -181,27 +182,37 @@ def test_a_paragraph_of_any_length_wraps_between_words_with_its_styles() -> None
     assert not re.search(r"[*`]", "".join(map("".join, player.frames[-2])))
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-def test_the_work_grows_with_the_answer_and_not_with_its_square(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from swiftchat.chat.render import blocks, parse
+def work(text: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the number of characters that are parsed and written for an answer."""
+    amount = 0
+    inline = parse.parser().inline
+    parse_blocks, parse_inline = parse.parse_blocks, inline.parse
 
-    parsed = 0
-    parse_blocks = parse.parse_blocks
+    def count(text: str) -> None:
+        nonlocal amount
+        amount += len(text)
 
-    def counted(lines: list[str], order: int | None = None) -> list[parse.Leaf]:
-        nonlocal parsed
-        parsed += sum(map(len, lines))
+    def counted_blocks(lines: list[str], order: int | None = None) -> list[parse.Leaf]:
+        count("".join(lines))
         return parse_blocks(lines, order)
 
-    monkeypatch.setattr(blocks, "parse_blocks", counted)
-    work = []
-    for num_times in (1, 4):
-        parsed = 0
+    def counted_inline(text: str, *rest: Any) -> list[Token]:
+        count(text)
+        return parse_inline(text, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "parse_blocks", counted_blocks)
+        patch.setattr(inline, "parse", counted_inline)
         player = Player((80, 24), 200)
-        player.frames = []
-        text = (ANSWERS[name] + "\n\n") * num_times
+        player._view._region._write = count
         player.show(text)
-        work.append(parsed + player.num_written)
-    assert work[1] < 4.5 * work[0]
+    return amount
+
+
+def test_the_work_grows_with_the_answer_and_not_with_its_square(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "\n\n".join(ANSWERS.values()) + "\n\n"
+    short, long = text * (25_000 // len(text)), text * (100_000 // len(text))
+    ratio = work(long, monkeypatch) / work(short, monkeypatch)
+    assert ratio < 1.05 * len(long) / len(short)

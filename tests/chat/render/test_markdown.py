@@ -323,6 +323,34 @@ def test_uncolored_output_has_styles_but_no_colors() -> None:
     assert "1" in codes and not codes & {str(n) for n in [*range(30, 50), *range(90, 108)]}
 
 
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        ("[a *b*](http://x.y/z)", "<http://x.y/z a ><http://x.y/z b>"),
+        ("<http://x.y>", "<http://x.y http://x.y>"),
+        # A label that looks like another address does not hide where the link leads.
+        ("[bank.com](http://evil.y)", "<http://evil.y bank.com> (http://evil.y)"),
+        ("[a](file:///etc)", "[a](file:///etc)"),
+        ("[a](/relative)", "a (/relative)"),
+        ("[a](<http://x.y/\x1b]8;;&#7;>)", "<http://x.y/%E2%90%9B%5D8;;&#7; a>"),
+    ],
+)
+def test_links_of_terminals_that_take_them(text: str, row: str) -> None:
+    screen = Screen(has_links=True)
+    screen.show(text)
+    linked = re.sub(r"\x1b\]8;;(\S+?)\x1b\\(.*?)\x1b\]8;;\x1b\\", r"<\1 \2>", screen.written)
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", linked).strip("\r\n")
+    assert plain == row
+
+
+def test_headings_are_told_apart_by_level() -> None:
+    for colored in (True, False):
+        screen = Screen(is_colored=colored)
+        screen.show(*(f"{'#' * level} T\n" for level in range(1, 6)))
+        styles = re.findall(r"\x1b\[([\d;]+)mT", screen.written)
+        assert len(set(styles)) == 5 and all(("35" in s.split(";")) == colored for s in styles)
+
+
 def test_the_tail_is_drawn_at_most_twenty_times_a_second() -> None:
     screen = Screen()
     times: list[float] = []
