@@ -70,7 +70,7 @@ def _rows(style: Style, message: Message, width: int) -> list[str]:
     note += [STOPPED] if message.interrupted else []
     if not style.is_rendered:
         return [*sanitize_prose(message.content).splitlines(), *note, ""]
-    encoder, rows = AnsiEncoder(style), MarkdownRows(style.mode == "accessible")
+    encoder, rows = AnsiEncoder(style), MarkdownRows(style)
     blocks = VerbatimStream() if is_json(message.content) else BlockStream()
     found = [Text("…done thinking", "dim"), Text()] if message.reasoning else []
     for block in (*blocks.push(sanitize_prose(message.content)), *blocks.finish()):

@@ -22,7 +22,7 @@ class Theme:
     The default is readable on any background: no bright colors, yellow, black and white.
     """
 
-    heading: str = "none"
+    heading: str = "magenta"
     link: str = "underline"
     code: str = "cyan"
     keyword: str = "magenta"
@@ -44,6 +44,7 @@ class Theme:
 
 
 _DARK = Theme(
+    heading="bright_magenta",
     code="bright_cyan",
     keyword="bright_magenta",
     type="bright_blue",
