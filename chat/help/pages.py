@@ -61,13 +61,13 @@ def _templates() -> str:
 def _short_names() -> str:
     import textwrap
 
-    from swiftchat.weights.hub.aliases import known_names
+    from swiftchat.weights.hub.known_models import short_names
 
-    return textwrap.indent(textwrap.fill(", ".join(known_names()), 76), "  ")
+    return textwrap.indent(textwrap.fill(", ".join(short_names()), 76), "  ")
 
 
 def _default_model() -> str:
-    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+    from swiftchat.weights.hub.known_models import DEFAULT_MODEL
 
     return DEFAULT_MODEL
 

@@ -10,7 +10,7 @@ from swiftchat.errors import ModelNotFound
 
 def find_model(name: str | None, *, offline: bool, quiet: bool) -> Path:
     """Return the directory of a model; without a name the default model, downloaded if missing."""
-    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+    from swiftchat.weights.hub.known_models import DEFAULT_MODEL
     from swiftchat.weights.store import default_store
 
     store = default_store()

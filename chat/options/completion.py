@@ -58,10 +58,10 @@ def complete_removable(
 def complete_downloads(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete aliases of repositories on the hub."""
-    from swiftchat.weights.hub.aliases import known_names, repository_of
+    """Complete short names of models on the hub."""
+    from swiftchat.weights.hub.known_models import form_names
 
-    return matching(((name, repository_of(name) or "") for name in known_names()), incomplete)
+    return matching(form_names().items(), incomplete)
 
 
 def complete_sessions(

@@ -60,7 +60,7 @@ def download(
     verified. Gated models need the environment variable HF_TOKEN.
     """
     from swiftchat.weights import download as hub
-    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+    from swiftchat.weights.hub.known_models import DEFAULT_MODEL
     from swiftchat.weights.store import default_store
 
     found = hub.plan_download(
@@ -118,11 +118,11 @@ def list_models(with_cache: bool, as_json: bool) -> None:
 
 
 def _as_json(model: "StoredModel") -> dict[str, object]:
-    from swiftchat.weights.hub.aliases import alias_of
+    from swiftchat.weights.hub.known_models import short_name_of
 
     return {
         "name": model.name,
-        "alias": None if model.source == "cache" else alias_of(model.name),
+        "alias": None if model.source == "cache" else short_name_of(model.name),
         "path": str(model.path),
         "size_bytes": model.size_bytes,
         "modified": model.modified,
@@ -132,9 +132,9 @@ def _as_json(model: "StoredModel") -> dict[str, object]:
 
 
 def _row(model: "StoredModel") -> tuple[str, ...]:
-    from swiftchat.weights.hub.aliases import alias_of
+    from swiftchat.weights.hub.known_models import short_name_of
 
-    about = alias_of(model.name) or "–"
+    about = short_name_of(model.name) or "–"
     if model.source == "cache":
         about = "converted" if model.origin is None else f"of {model.origin}"
         about += "" if model.origin is None or model.origin.exists() else " (missing)"
@@ -185,7 +185,7 @@ def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> No
         return
     from swiftchat.chat.model.memory import context_limits, device_memory, parallel_memory
     from swiftchat.tokenizer import Tokenizer
-    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+    from swiftchat.weights.hub.known_models import DEFAULT_MODEL
     from swiftchat.weights.model.directory import Model
     from swiftchat.weights.store import default_store
 

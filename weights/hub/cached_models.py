@@ -30,6 +30,11 @@ class StoredModel:
         """The name without the type of GGUF files."""
         return self.name.partition(":")[0]
 
+    @property
+    def type(self) -> str:
+        """The type of GGUF files in the name; empty for other models."""
+        return self.name.partition(":")[2]
+
 
 def hub_name(path: Path) -> str | None:
     """Return the name of the model at a path in the hub cache; None for another path.
