@@ -58,14 +58,6 @@ def _templates() -> str:
     return ", ".join(BUILT_IN)
 
 
-def _short_names() -> str:
-    import textwrap
-
-    from swiftchat.weights.hub.known_models import short_names
-
-    return textwrap.indent(textwrap.fill(", ".join(short_names()), 76), "  ")
-
-
 def _default_model() -> str:
     from swiftchat.weights.hub.known_models import DEFAULT_MODEL
 
@@ -105,7 +97,6 @@ FILLED: dict[str, Callable[[], str]] = {
     "parameters": _parameters,
     "exit_codes": _exit_codes,
     "templates": _templates,
-    "short_names": _short_names,
     "default_model": _default_model,
     "models_folder": _models_folder,
     "roles_folder": _roles_folder,

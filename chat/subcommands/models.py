@@ -20,12 +20,15 @@ from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import user_path
+from swiftchat.weights.hub.known_models import DEFAULT_MODEL, short_name_of, sources_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from swiftchat.weights.download import DownloadPlan
     from swiftchat.weights.hub.cached_models import StoredModel
+
+_KV_ROOM = 1.1  # times the weights: room for a context
 
 _COLUMNS = (
     Column("NAME"),
@@ -54,35 +57,85 @@ def download(
     """Download a model: OWNER/NAME on the Hugging Face hub, or a short name such as qwen3:8b.
 
     Of a repository of GGUF files, OWNER/NAME:TYPE brings those of one type, such as Q4_K_M, and is
-    the name of the installed model.
+    the name of the installed model. Without TYPE you are asked on a terminal; elsewhere it is
+    Q4_K_M, or a type near it. Addresses of the hub and of a file there work too.
     NAME defaults to SmolLM2-135M-Instruct. Size and license are printed first; on a terminal you
     are asked to confirm. Run the command again to resume an interrupted download. Every file is
     verified. Gated models need the environment variable HF_TOKEN.
     """
-    from swiftchat.weights import download as hub
-    from swiftchat.weights.hub.known_models import DEFAULT_MODEL
+    plan = _agreed_plan(
+        name or DEFAULT_MODEL, yes, quiet, revision=revision, include=include, exclude=exclude
+    )
+    with progress_display(quiet) as progress:
+        path = plan.run(progress)
+    print(sanitize(str(path)))
+
+
+def download_agreed(name: str, *, yes: bool) -> str:
+    """Download a model after a question in a terminal; return the name of the installed model."""
+    plan = _agreed_plan(name, yes)
+    with progress_display() as progress:
+        plan.run(progress)
+    return name if sources_of(name) else plan.repo
+
+
+def _agreed_plan(name: str, yes: bool, quiet: bool = False, **wanted: Any) -> "DownloadPlan":
+    """Plan a download, print it, and ask once in a terminal: for the type of files, or whether.
+
+    `wanted` are arguments of `plan_download`.
+    """
+    from swiftchat.weights.download import plan_download
+    from swiftchat.weights.hub.names import usual_type
     from swiftchat.weights.store import default_store
 
-    found = hub.plan_download(
-        name or DEFAULT_MODEL,
-        default_store(),
-        revision=revision,
-        include=include,
-        exclude=exclude,
-        token=hub_token(),
-    )
+    is_asking = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+    typed: list[str] = []
+
+    def choose(repo: str, sizes: "Mapping[str, int]") -> str:
+        if not is_asking:
+            return usual_type(sizes)
+        typed.append(_asked_type(repo, sizes))
+        return typed[0]
+
+    plan = plan_download(name, default_store(), token=hub_token(), choose=choose, **wanted)
     if not quiet:
-        print_notice(_offered(name, found))
-    if found.missing_bytes and not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        click.confirm(f"download {sanitize(found.repo)}?", default=True, abort=True, err=True)
-    with progress_display(quiet) as progress:
-        path = found.run(progress)
-    print(sanitize(str(path)))
+        print_notice(_offered(name, plan))
+    if plan.missing_bytes and is_asking and not typed:
+        click.confirm(f"download {sanitize(plan.repo)}?", default=True, abort=True, err=True)
+    return plan
+
+
+def _asked_type(repo: str, sizes: "Mapping[str, int]") -> str:
+    """Return the type of GGUF files that the user chooses; the largest that fits is marked."""
+    from swiftchat.chat.model.fit import best_device, room_bytes
+    from swiftchat.weights.hub.names import matching_type, runs, usual_type
+
+    room = room_bytes(best_device())
+    fitting = [kind for kind in sizes if runs(kind) and sizes[kind] * _KV_ROOM <= room]
+    largest = max(fitting, key=lambda kind: sizes[kind], default=None)
+    print_notice(f"{repo} has {len(sizes)} types of files:")
+    for kind, size_bytes in sorted(sizes.items(), key=lambda item: item[1]):
+        about = "  the largest that fits this machine" if kind == largest else ""
+        about = about if runs(kind) else "  does not run"
+        print_notice(f"  {kind:{max(map(len, sizes))}}  {format_bytes(size_bytes):>8}{about}")
+
+    def checked(typed: str) -> str:
+        found = matching_type(typed.strip(), sizes)
+        if found is None:
+            raise click.UsageError(f"one of {', '.join(sizes)}")
+        return found
+
+    usual = usual_type(sizes)
+    proposed = usual if usual in fitting or largest is None else largest
+    chosen: str = click.prompt("type", default=proposed, value_proc=checked, err=True)
+    return chosen
 
 
 def _offered(name: str, found: "DownloadPlan") -> str:
     """Return one line on name, size and license of a download."""
-    title = found.repo if name.lower() in ("", found.repo.lower()) else f"{name} is {found.repo}"
+    repo = found.repo.lower()
+    is_itself = name.lower() in (repo, repo.rpartition("/")[2])
+    title = found.repo if is_itself else f"{name} is {found.repo}"
     missing = ""
     if not found.missing_bytes:
         missing = ", already installed"
@@ -118,8 +171,6 @@ def list_models(with_cache: bool, as_json: bool) -> None:
 
 
 def _as_json(model: "StoredModel") -> dict[str, object]:
-    from swiftchat.weights.hub.known_models import short_name_of
-
     return {
         "name": model.name,
         "alias": None if model.source == "cache" else short_name_of(model.name),
@@ -132,8 +183,6 @@ def _as_json(model: "StoredModel") -> dict[str, object]:
 
 
 def _row(model: "StoredModel") -> tuple[str, ...]:
-    from swiftchat.weights.hub.known_models import short_name_of
-
     about = short_name_of(model.name) or "–"
     if model.source == "cache":
         about = "converted" if model.origin is None else f"of {model.origin}"
@@ -185,7 +234,6 @@ def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> No
         return
     from swiftchat.chat.model.memory import context_limits, device_memory, parallel_memory
     from swiftchat.tokenizer import Tokenizer
-    from swiftchat.weights.hub.known_models import DEFAULT_MODEL
     from swiftchat.weights.model.directory import Model
     from swiftchat.weights.store import default_store
 

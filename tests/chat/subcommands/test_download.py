@@ -67,9 +67,8 @@ def test_commands_accept_short_names(hub: FakeHub) -> None:
     removed = run("rm", SHORT, "-y")
     assert removed.returncode == 0 and f"removed {REPO}".encode() in removed.stderr
     missing = run("show", SHORT)
-    assert (
-        missing.returncode == 3 and f"hint: swiftchat download {SHORT}\n".encode() in missing.stderr
-    )
+    hint = f"hint: swiftchat download {SHORT}\n"
+    assert missing.returncode == 3 and hint.encode() in missing.stderr
 
 
 @pytest.mark.parametrize(("typed", "code"), [("n", 130), ("", 0)])
