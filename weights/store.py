@@ -326,7 +326,7 @@ def _named(wanted: str, models: list[StoredModel]) -> list[StoredModel]:
     repo, _, kind = wanted.partition(":")
     if not kind:
         return [model for model in models if model.name.lower() == repo]
-    types = {model.type: model for model in models if model.repo.lower() == repo}
+    types = {model.gguf_type: model for model in models if model.repo.lower() == repo}
     found = matching_type(kind, types)
     return [] if found is None else [types[found]]
 

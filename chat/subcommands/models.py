@@ -2,6 +2,7 @@
 
 import json as json_module
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,7 @@ from swiftchat.chat.options.option_types import MAX_RANKS, Whole
 from swiftchat.chat.terminal.output import print_line, print_notice
 from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import user_path
 from swiftchat.weights.hub.known_models import DEFAULT_MODEL, short_name_of, sources_of
@@ -32,8 +34,9 @@ _KV_ROOM = 1.1  # times the weights: room for a context
 
 _COLUMNS = (
     Column("NAME"),
-    Column("SIZE", left_out=4),
-    Column("MODIFIED", left_out=2),
+    Column("TYPE", left_out=4),
+    Column("SIZE", left_out=5),
+    Column("USED", left_out=2),
     Column("SOURCE", left_out=1),
     Column("SHORT", left_out=3, is_shortened=True),
 )
@@ -151,6 +154,7 @@ def _offered(name: str, found: "DownloadPlan") -> str:
 def list_models(with_cache: bool, as_json: bool) -> None:
     """List the installed models and their disk use; SHORT is a short name for NAME.
 
+    USED is when the weights were last read, as far as the file system keeps that.
     Files made from models are the tokenizers of GGUF files and converted models. They are in the
     cache folder, and `swiftchat rm NAME` deletes them.
     """
@@ -176,7 +180,9 @@ def _as_json(model: "StoredModel") -> dict[str, object]:
         "alias": None if model.source == "cache" else short_name_of(model.name),
         "path": str(model.path),
         "size_bytes": model.size_bytes,
+        "type": model.type,
         "modified": model.modified,
+        "used": model.used,
         "source": model.source,
         "origin": None if model.origin is None else str(model.origin),
     }
@@ -187,8 +193,8 @@ def _row(model: "StoredModel") -> tuple[str, ...]:
     if model.source == "cache":
         about = "converted" if model.origin is None else f"of {model.origin}"
         about += "" if model.origin is None or model.origin.exists() else " (missing)"
-    size, modified = format_bytes(model.size_bytes), format_time(model.modified)
-    return model.name, size, modified, model.source, about
+    size, used = format_bytes(model.size_bytes), format_time(model.used)
+    return model.name, model.type or "–", size, used, model.source, about
 
 
 def _disk_use(
@@ -197,6 +203,8 @@ def _disk_use(
     """Return one line on the disk space that is used and free."""
     used, made = (sum(each.size_bytes for each in some) for some in (models, derived))
     cached = f", {format_bytes(made)} made from models (list --all)" if derived else ""
+    kept = sum(state.st_size for _, state in KVFolder(user_kv_folder()).files())
+    cached += f", {format_bytes(kept)} in KV caches (swiftchat cache)" if kept else ""
     return f"{format_bytes(used)} in models{cached}; {format_bytes(free_bytes)} free"
 
 
@@ -262,7 +270,7 @@ def _print_properties(properties: dict[str, Any], as_json: bool) -> None:
 @click.argument("name", shell_complete=complete_removable)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def rm(name: str, yes: bool) -> None:
-    """Delete an installed model, or the files made from a GGUF file."""
+    """Delete an installed model and its KV caches, or the files made from a GGUF file."""
     from swiftchat.weights.store import default_store
 
     store = default_store()
@@ -273,7 +281,12 @@ def rm(name: str, yes: bool) -> None:
             raise UsageError("rm asks for confirmation, but stdin is not a terminal", "use -y")
         question = f"remove {what} ({format_bytes(found.size_bytes)})?"
         click.confirm(sanitize(question), abort=True, err=True)
+    caches = KVFolder(user_kv_folder())
+    cached = {entry.model for entry in caches.entries() if Path(entry.model).exists()}
     removed = store.remove(name)
+    for model in cached:
+        if not Path(model).exists():
+            caches.remove_others(model, digest="")
     print_notice(f"removed {what} ({format_bytes(removed.size_bytes)})")
     if found.origin is not None and found.origin.exists():
         print_notice(f"{found.origin} itself stays")
