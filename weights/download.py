@@ -116,13 +116,13 @@ def _invalid_name(name: str) -> ModelNotFound:
     return ModelNotFound(f"{name[:200]!r} is not a model name", f"use OWNER/NAME; {short}")
 
 
-def _with_local_copy(error: DownloadError, repo: str, store: Store) -> DownloadError:
-    """Add to the hint that the model is already stored on this machine, if it is."""
-    if not store.has(repo):
+def _with_local_copy(error: DownloadError, name: str, store: Store) -> DownloadError:
+    """Add to the hint which model of the name is already stored on this machine, if one is."""
+    found = store.stored(name)
+    if not found:
         return error
-    return DownloadError(
-        error.message, f"{error.hint}; the local copy still works: swiftchat -m {repo}"
-    )
+    command = f"swiftchat -m {shlex.quote(found[0].name)}"
+    return DownloadError(error.message, f"{error.hint}; the local copy still works: {command}")
 
 
 def _stored_plan(entry: CatalogEntry, path: Path) -> DownloadPlan:

@@ -150,16 +150,20 @@ class Store:
             raise FileSystemError(f"cannot remove {found.path}: {error}") from error
         return found
 
+    def stored(self, name: str) -> builtins.list[StoredModel]:
+        """Return the models that a full or short name means: those of each type without one."""
+        return _exact_matches(name, [*self._local(), *self._hub_candidates(name)])
+
     def has(self, name: str) -> bool:
         """Return whether a model of this full or short name is stored, of any type."""
-        return bool(_exact_matches(name, [*self._local(), *self._hub_candidates(name)]))
+        return bool(self.stored(name))
 
     def named(self, name: str) -> Path | None:
         """Return the directory or GGUF file of the stored model of this full or short name.
 
         None if it is a path, or the name of several.
         """
-        found = _exact_matches(name, [*self._local(), *self._hub_candidates(name)])
+        found = self.stored(name)
         return found[0].path if len(found) == 1 else None
 
     def hub_folder(self) -> Path:

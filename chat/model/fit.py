@@ -10,7 +10,7 @@ from swiftchat.engine.api.memory_estimate import RESERVED_FRACTION
 from swiftchat.weights.hub.known_models import Form, KnownModel, known_models
 
 CONTEXT_TOKENS = 8192
-# Of the bandwidth: a decode step of most models reads at least this much, see docs/performance.md.
+# Of the bandwidth: decode steps reach about half to nine tenths of it, see docs/performance.md.
 _READ_FRACTION = 0.7
 _QUICK_TOKENS_PER_S = 7.0  # as fast as people read
 
