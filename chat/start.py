@@ -52,7 +52,8 @@ def _open_store() -> "SessionStore":
 def with_first_model(config: "ChatConfig") -> "ChatConfig":
     """Return the options of a chat in a terminal, with a model that the user picks if need be.
 
-    That is if no model was chosen, and the default one is not installed either.
+    That is if no model was chosen, and the default one is not installed either. If the user picks
+    none, the default one is downloaded.
     """
     is_chosen = config.model is not None or config.dummy is not None or config.connect is not None
     if is_chosen or config.offline:

@@ -27,7 +27,7 @@ def pick_model(title: str, *, is_redrawn: bool) -> str | None:
 
 def pick_first_model(*, is_redrawn: bool) -> str | None:
     """Return the model that the user picks, which becomes the default; None for none."""
-    name = pick_model("Which model? The best for this machine comes first.", is_redrawn=is_redrawn)
+    name = pick_model("Which model? The best for this machine comes first", is_redrawn=is_redrawn)
     if name is not None:
         use_model(name)
     return name

@@ -22,7 +22,7 @@ class Row:
 
 
 def pick(title: str, rows: Sequence[Row], *, is_redrawn: bool = True) -> Row | None:
-    """Return the row that the user picks in the terminal, None for none.
+    """Return the row that the user picks in the terminal, None for none; Ctrl-C interrupts.
 
     Without `is_redrawn`, for screen readers and terminals that cannot move the cursor, the rows are
     numbered and the number is typed.
@@ -78,10 +78,14 @@ def _redrawn(title: str, rows: Sequence[Row], lines: Sequence[str]) -> Row | Non
             event.app.exit(result=choice.chosen)
 
     @keys.add("escape", eager=True)
-    @keys.add("c-c")
     @keys.add("c-d")
     def _leave(event: KeyPressEvent) -> None:
         event.app.exit(result=None)
+
+    @keys.add("c-c")
+    @keys.add("<sigint>")
+    def _interrupt(event: KeyPressEvent) -> None:
+        event.app.exit(exception=KeyboardInterrupt)
 
     @keys.add("backspace")
     def _shorten(event: KeyPressEvent) -> None:

@@ -182,6 +182,15 @@ def test_the_first_chat_in_a_terminal_offers_models(hub: FakeHub) -> None:
     terminal.kill()
 
 
+@pytest.mark.parametrize(("key", "code"), [("\x1b", 0), ("\x03", 130)])
+def test_escape_keeps_the_default_model_and_ctrl_c_ends_the_program(key: str, code: int) -> None:
+    terminal = Terminal(sys.executable, [*PROGRAM, "use"])
+    terminal.wait_for("Which model?")
+    terminal.type_now(key)
+    assert terminal.wait_end() == code
+    assert not config_path().exists()
+
+
 def test_use_in_a_terminal_picks_by_number_if_rows_cannot_be_redrawn(hub: FakeHub) -> None:
     folder = fake_engine.make_folder(default_store().root / "small-one")
     (folder / "model.safetensors").write_bytes(b"x")
