@@ -175,8 +175,9 @@ class Store:
         return Path(constants.HF_HUB_CACHE)
 
     def free_bytes(self) -> int:
-        """Return the free disk space for models."""
-        existing = next(path for path in (self.root, *self.root.parents) if path.exists())
+        """Return the free disk space for downloads."""
+        folder = self.hub_folder()
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
         return shutil.disk_usage(existing).free
 
     def _remove_of_hub(self, model: StoredModel) -> None:

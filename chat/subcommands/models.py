@@ -21,6 +21,7 @@ from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.disk import disk_full
 from swiftchat.weights.files.paths import user_path
 from swiftchat.weights.hub.known_models import DEFAULT_MODEL, short_name_of, sources_of
 
@@ -100,9 +101,13 @@ def _agreed_plan(name: str, yes: bool, quiet: bool = False, **wanted: Any) -> "D
         typed.append(_asked_type(repo, sizes))
         return typed[0]
 
-    plan = plan_download(name, default_store(), token=hub_token(), choose=choose, **wanted)
+    store = default_store()
+    plan = plan_download(name, store, token=hub_token(), choose=choose, **wanted)
     if not quiet:
         print_notice(_offered(name, plan))
+    free_bytes = store.free_bytes()
+    if plan.missing_bytes > free_bytes:
+        raise disk_full(store.hub_folder(), plan.missing_bytes, free_bytes)
     if plan.missing_bytes and is_asking and not typed:
         click.confirm(f"download {sanitize(plan.repo)}?", default=True, abort=True, err=True)
     return plan

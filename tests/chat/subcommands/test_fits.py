@@ -17,8 +17,8 @@ from swiftchat.chat.model import bandwidth, fit
 from swiftchat.chat.model.default_model import set_default_model
 from swiftchat.chat.model.memory import DeviceMemory
 from swiftchat.chat.options.config import config_path
-from swiftchat.errors import ModelNotFound, SwiftchatError, UsageError
-from swiftchat.weights.store import default_store
+from swiftchat.errors import FileSystemError, ModelNotFound, SwiftchatError, UsageError
+from swiftchat.weights.store import Store, default_store
 from tests.support import fake_engine
 from tests.support.fake_hub import FakeHub, in_environment
 from tests.support.gguf import tiny as tiny_gguf
@@ -159,6 +159,16 @@ def test_a_terminal_is_asked_once_for_the_type(hub: FakeHub) -> None:
     terminal.close()
     assert terminal.exitstatus == 0
     assert default_store().names() == [f"{REPO}:Q8_0"]
+
+
+def test_a_full_disk_is_told_before_the_question(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", os.environ["HF_ENDPOINT"])
+    monkeypatch.setattr(Store, "free_bytes", lambda store: 1000)
+    error = run("download", REPO).exception
+    assert isinstance(error, FileSystemError) and "0.00 MB free" in error.message
+    assert "swiftchat list" in error.hint and not hub.ranges("README.md")
 
 
 # The first start
