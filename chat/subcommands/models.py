@@ -89,7 +89,7 @@ def _agreed_plan(name: str, yes: bool, quiet: bool = False, **wanted: Any) -> "D
     `wanted` are arguments of `plan_download`.
     """
     from swiftchat.weights.download import plan_download
-    from swiftchat.weights.hub.names import usual_type
+    from swiftchat.weights.hub.names import runs, usual_type
     from swiftchat.weights.store import default_store
 
     is_asking = not yes and sys.stdin.isatty() and sys.stderr.isatty()
@@ -105,6 +105,8 @@ def _agreed_plan(name: str, yes: bool, quiet: bool = False, **wanted: Any) -> "D
     plan = plan_download(name, store, token=hub_token(), choose=choose, **wanted)
     if not quiet:
         print_notice(_offered(name, plan))
+    if not runs(kind := plan.repo.partition(":")[2]):
+        print_notice(f"warning: files of type {kind} do not run here; see swiftchat help models")
     free_bytes = store.free_bytes()
     if plan.missing_bytes > free_bytes:
         raise disk_full(store.hub_folder(), plan.missing_bytes, free_bytes)

@@ -10,6 +10,7 @@ from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 
 _MAX_ROWS = 12
+_MAX_NUMBERED = 20  # rows that a screen reader reads out
 _KEYS = "arrows choose, Enter takes it, typing filters, Esc leaves"
 
 
@@ -24,8 +25,8 @@ class Row:
 def pick(title: str, rows: Sequence[Row], *, is_redrawn: bool = True) -> Row | None:
     """Return the row that the user picks in the terminal, None for none; Ctrl-C interrupts.
 
-    Without `is_redrawn`, for screen readers and terminals that cannot move the cursor, the rows are
-    numbered and the number is typed.
+    Without `is_redrawn`, for screen readers and terminals that cannot move the cursor, the first
+    rows are numbered and the number is typed.
     """
     width = max(len(row.name) for row in rows)
     lines = [sanitize(f"{row.name:{width}}  {row.about}").rstrip() for row in rows]
@@ -34,9 +35,9 @@ def pick(title: str, rows: Sequence[Row], *, is_redrawn: bool = True) -> Row | N
 
 def _numbered(title: str, rows: Sequence[Row], lines: Sequence[str]) -> Row | None:
     print_notice(title)
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines[:_MAX_NUMBERED], 1):
         print_notice(f"{number:3}  {line}")
-    asked = click.IntRange(0, len(rows))
+    asked = click.IntRange(0, min(len(rows), _MAX_NUMBERED))
     number = click.prompt("number, or 0 for none", type=asked, default=1, err=True)
     return rows[number - 1] if number else None
 

@@ -161,6 +161,14 @@ def test_a_terminal_is_asked_once_for_the_type(hub: FakeHub) -> None:
     assert default_store().names() == [f"{REPO}:Q8_0"]
 
 
+def test_a_type_that_does_not_run_has_a_warning(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", os.environ["HF_ENDPOINT"])
+    assert "type IQ2_M do not run here" in run("download", f"{REPO}:IQ2_M").stderr
+    assert "warning" not in run("download", f"{REPO}:Q8_0").stderr
+
+
 def test_a_full_disk_is_told_before_the_question(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
