@@ -51,6 +51,11 @@ def test_memory_and_speed_of_a_form() -> None:
     assert large.verdict == "needs 10.8 GB more"
     (expert, *_) = form_fits(device(80), None, "qwen3:30b")
     assert expert.form.bytes_per_token < expert.form.size_bytes / 8 and expert.verdict == "fits"
+    on_cpu, on_gpu = (
+        form_fits(device(80, name), 50 * GB, "oss:20b")[0] for name in ("CPU", "H200")
+    )
+    assert on_cpu.memory_bytes - on_gpu.memory_bytes == on_gpu.form.size_bytes  # 8 bits a weight
+    assert on_cpu.tokens_per_s == pytest.approx((on_gpu.tokens_per_s or 0) / 2)
     (short, *_) = form_fits(device(8), None, "tinyllama")  # a context of 2048 tokens
     assert short.memory_bytes == short.form.size_bytes + 2048 * 22_528
 
