@@ -23,9 +23,8 @@ struct PackedOctet {
     __device__ __forceinline__ PackedOctet(const u8* tile, int row, int octet) {
         words = ((const Vec<u32, BITS / 4>*)tile)[row * TILE_OCTETS + octet];
         if (GROUPED) {
-            const __half2* table = (const __half2*)(tile + TILE_ROWS * STEP_BYTES);
             int entry = column_at(octet) / (GROUPED ? GROUP_SIZE : 1) * TILE_ROWS + row;
-            group = __half22float2(table[entry]);
+            group = group_entry(tile + TILE_ROWS * STEP_BYTES + entry * ENTRY_BYTES);
         }
     }
 
@@ -38,6 +37,7 @@ struct PackedOctet {
 #else
         float value = fp8_at(words.at[i / 4], i % 4);
 #endif
-        return GROUPED ? group.x * (value + group.y) : value;
+        if (ZERO_POINTS) value += group.y;
+        return GROUPED ? group.x * value : value;
     }
 };

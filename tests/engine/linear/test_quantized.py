@@ -46,7 +46,7 @@ def random_quantized(
 ) -> tuple[QuantizedMatrix, torch.Tensor]:
     """A random quantized matrix, with outliers among its scales, and its values in fp64."""
     rng = np.random.default_rng(seed)
-    groups = columns // 32 if scheme == "int4" else 1
+    groups = columns // 32 if scheme in ("int4", "fp8-block") else 1
     scale = np.exp(rng.normal(size=(rows, groups))).astype(np.float32)
     scale[rng.random(scale.shape) < 0.02] *= 100
     scale = torch.from_numpy(scale).bfloat16().float().numpy()
@@ -60,8 +60,8 @@ def random_quantized(
         return Int8(codes, scale[:, 0]), torch.from_numpy(codes * scale.astype(np.float64))
     codes[codes == -1] = 0  # NaN
     numbers = torch.from_numpy(codes).view(torch.float8_e4m3fn).double()
-    quantized_matrix = Float8(codes.view(np.uint8), scale[:, 0])
-    return quantized_matrix, numbers * torch.from_numpy(scale).double()
+    wide = torch.from_numpy(scale).double().repeat_interleave(columns // groups, 1)
+    return Float8(codes.view(np.uint8), scale), numbers * wide
 
 
 @pytest.mark.parametrize("scheme", WEIGHT_ONLY)

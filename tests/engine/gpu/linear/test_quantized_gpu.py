@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.packed_layout import PACKINGS
 from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.gpu.linear.factory import KernelWeights
@@ -29,7 +30,7 @@ from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import tiny as tiny_gguf
 from tests.support.gpu_engines import decode_logits, gpu_engine
 from tests.support.kernels.case import Inputs, assert_close
-from tests.support.kernels.packed_matrices import PACKINGS, kernels_without_gpu, packed, parts
+from tests.support.kernels.packed_matrices import kernels_without_gpu, packed, parts
 from tests.support.tiny_llama import tiny_llama
 
 CPU = torch.device("cpu")
@@ -42,9 +43,7 @@ def random_matrix(scheme: str, rows: int, k: int, groups: int = 1) -> QuantizedM
         values = rng.integers(0, 256, (rows, k // 2), np.uint8)
         return Int4(values, scale, rng.integers(0, 16, (rows, groups)).astype(np.float32))
     values = rng.integers(0, 127, (rows, k), np.uint8)
-    return (
-        Float8(values, scale[:, 0]) if scheme == "fp8" else Int8(values.view(np.int8), scale[:, 0])
-    )
+    return Float8(values, scale) if scheme == "fp8" else Int8(values.view(np.int8), scale[:, 0])
 
 
 @pytest.mark.parametrize("scheme", ["int8", "fp8", "int4"])
@@ -66,13 +65,23 @@ def test_matrices_without_a_kernel_are_not_packed() -> None:
     none = [
         [random_matrix("int8", 8, 256), random_matrix("fp8", 8, 256)],
         [random_matrix("int4", 8, 256, 8), random_matrix("int4", 8, 256, 4)],
-        [random_matrix("int4", 8, 256, 1)],
+        [random_matrix("fp8", 8, 256, 2), random_matrix("fp8", 8, 256, 1)],
         [random_matrix("int4", 8, 192, 12)],
         [random_matrix("fp8", 8, 24)],
-        [Int8Groups(np.zeros((8, 256), np.uint8), *np.ones((2, 8, 4), np.float32))],
+        [random_matrix("fp8", 8, 48, 3)],
+        [Int8Groups(np.zeros((8, 256), np.uint8), *np.ones((2, 8, 16), np.float32))],
     ]
     for several in none:
         assert packed_matrix(several, torch.bfloat16, CPU) is None
+
+
+@pytest.mark.parametrize(
+    ("scheme", "groups", "size"),
+    [("int4", 1, 128), ("fp8", 1, 0), ("fp8", 2, 64), ("fp8", 8, 32), ("int4", 2, 128)],
+)
+def test_groups_are_divided_as_planned(scheme: str, groups: int, size: int) -> None:
+    matrix = packed_matrix([random_matrix(scheme, 8, 256, groups)], torch.bfloat16, CPU)
+    assert matrix is not None and matrix.group_size == size
 
 
 @pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q8_0"])
