@@ -105,14 +105,15 @@ template <typename A> struct Accumulator {
             int g = threadIdx.x % WARP / 4, entry = i * TILE_ROWS + g;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                float2 f = group_entry((r ? high : low) + TILE_ROWS * STEP_BYTES + entry * ENTRY_BYTES);
+                const Entry* table = (const Entry*)((r ? high : low) + TILE_ROWS * STEP_BYTES);
+                float2 f = group_of(table[entry]);
                 float minus_zero = f.y - (SCHEME == INT4 ? int4_bias(A()) : 0);
 #pragma unroll
                 for (int j = 0; j < HALVES * 2; j++) {  // activation rows 2t, 2t + 1
                     int row = min(threadIdx.x % 4 * 2 + j % 2 + j / 2 * 8, n - 1), at = 2 * r + j % 2;
                     float products = partial[j / 2][0][at] + partial[j / 2][1][at];
-                    if (ZERO_POINTS) products += minus_zero * sums[row * group_sums_stride(work)];
-                    sum[j / 2][0][at] += f.x * products;
+                    float from_zero = ZERO_POINTS ? minus_zero * sums[row * group_sums_stride(work)] : 0;
+                    sum[j / 2][0][at] += f.x * (ZERO_POINTS ? products + from_zero : products);
                 }
             }
         }
@@ -172,7 +173,8 @@ template <> struct Accumulator<float> {
                 for (int j = 0; j < 4; j++) w[j] = weight_at(words[r], i + j);
 #if GROUP_SIZE > 0
                 int entry = i / (FRAGMENT / TILE_GROUPS) * TILE_ROWS + threadIdx.x % WARP / 4;
-                float2 f = group_entry((r ? high : low) + TILE_ROWS * STEP_BYTES + entry * ENTRY_BYTES);
+                const u8* table = (r ? high : low) + TILE_ROWS * STEP_BYTES;
+                float2 f = group_of(((const Entry*)table)[entry]);
 #pragma unroll
                 for (int j = 0; j < 4; j++) w[j] = f.x * (ZERO_POINTS ? w[j] + f.y : w[j]);
 #endif

@@ -80,7 +80,7 @@ template <typename A, int BIAS> struct Group {
     float scale, offset;
 
     __device__ __forceinline__ void load(const u8* table, int group) {
-        float2 entry = group_entry(table + group * TILE_ROWS * ENTRY_BYTES);
+        float2 entry = group_of(((const Entry*)table)[group * TILE_ROWS]);
         scale = entry.x * GROUP_SHRINK;
         offset = scale * (entry.y - BIAS);
     }
@@ -96,7 +96,7 @@ template <> struct Group<bf16, 128> {
     u32 minus_zero, high, low, rest;
 
     __device__ __forceinline__ void load(const u8* table, int group) {
-        float2 entry = group_entry(table + group * TILE_ROWS * ENTRY_BYTES);
+        float2 entry = group_of(((const Entry*)table)[group * TILE_ROWS]);
         float zero = entry.y - 128;
         minus_zero = pair_bits(zero, zero, bf16());
         float left = entry.x * (zero - __uint_as_float(minus_zero << 16));
@@ -113,7 +113,7 @@ template <> struct Group<bf16, 128> {
 constexpr int VALUE_BIAS = SCHEME != INT4 ? 0 : Same<T, half>::value ? 1024 : 128;
 template <typename A> struct Fp8Group : Fp8Scale<A> {
     __device__ __forceinline__ void load(const u8* table, int group) {
-        this->set(group_entry(table + group * TILE_ROWS * ENTRY_BYTES).x);
+        this->set(group_of(((const Entry*)table)[group * TILE_ROWS]).x);
     }
 };
 // The groups of a thread's two rows in 64 columns: of 32 columns each, or of the same group.

@@ -23,8 +23,9 @@ struct PackedOctet {
     __device__ __forceinline__ PackedOctet(const u8* tile, int row, int octet) {
         words = ((const Vec<u32, BITS / 4>*)tile)[row * TILE_OCTETS + octet];
         if (GROUPED) {
+            const Entry* table = (const Entry*)(tile + TILE_ROWS * STEP_BYTES);
             int entry = column_at(octet) / (GROUPED ? GROUP_SIZE : 1) * TILE_ROWS + row;
-            group = group_entry(tile + TILE_ROWS * STEP_BYTES + entry * ENTRY_BYTES);
+            group = group_of(table[entry]);
         }
     }
 
@@ -37,7 +38,7 @@ struct PackedOctet {
 #else
         float value = fp8_at(words.at[i / 4], i % 4);
 #endif
-        if (ZERO_POINTS) value += group.y;
+        if (ZERO_POINTS) return group.x * (value + group.y);
         return GROUPED ? group.x * value : value;
     }
 };

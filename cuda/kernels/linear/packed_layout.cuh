@@ -19,14 +19,13 @@ constexpr int STEP = STEP_BYTES * 8 / BITS;  // columns of a tile
 constexpr int TILE_ROWS = 8;
 constexpr int TILE_GROUPS = GROUPED ? STEP / (GROUPED ? GROUP_SIZE : 1) : 0;  // of columns in a tile
 constexpr bool ZERO_POINTS = GROUPED && SCHEME != FP8;
-constexpr int ENTRY_BYTES = ZERO_POINTS ? 4 : 2;
+using Entry = Choose<ZERO_POINTS, __half2, __half>::type;
+constexpr int ENTRY_BYTES = sizeof(Entry);
 constexpr int PACKED_TILE_BYTES = TILE_ROWS * (STEP_BYTES + TILE_GROUPS * ENTRY_BYTES);
 
 // The scale and minus zero point of an entry.
-__device__ __forceinline__ float2 group_entry(const u8* at) {
-    if constexpr (ZERO_POINTS) return __half22float2(*(const __half2*)at);
-    return {__half2float(*(const __half*)at), 0};
-}
+__device__ __forceinline__ float2 group_of(const __half2& entry) { return __half22float2(entry); }
+__device__ __forceinline__ float2 group_of(const __half& entry) { return {__half2float(entry), 0}; }
 
 // The number of columns of a row in memory, with padding.
 __device__ __forceinline__ int padded_columns(int columns) {

@@ -82,9 +82,8 @@ template <typename A> __device__ __forceinline__ void shift_fp8(u32 bytes, u32 (
 }
 template <typename A> __device__ __forceinline__ void unpack_fp8(u32 bytes, u32 (&pairs)[2], A) {
     constexpr u32 FACTOR = Same<A, half>::value ? 0x5c005c00 : 0x7b807b80;
-    shift_fp8(bytes, pairs, A());
-#pragma unroll
-    for (int i = 0; i < 2; i++) pairs[i] = multiply_pairs(pairs[i], FACTOR, A());
+    pairs[0] = multiply_pairs(shift_e4m3<0x9180>(bytes, A()), FACTOR, A());
+    pairs[1] = multiply_pairs(shift_e4m3<0xb3a2>(bytes, A()), FACTOR, A());
 }
 
 // The scale of a group of e4m3 values, of 11 bits and less than 2, as a factor of their shifted pairs.

@@ -18,6 +18,7 @@ constexpr int FRAGMENT = 16 / sizeof(T);         // activations in 16 bytes
 constexpr int FRAGMENTS = COLUMNS / FRAGMENT;    // of a thread in a step
 constexpr int STEP_COLUMNS = 4 * COLUMNS;
 constexpr bool SPREAD = GROUPED || SCHEME == INT4;  // a thread's octets are 32 columns apart
+constexpr int WORD_ENTRIES = 4 / ENTRY_BYTES;       // entries of groups in the word that is copied for a thread
 constexpr bool HAS_TABLE = GROUPED || SCHEME == MXFP4;
 constexpr int STEP_SLOT_BYTES = (16 + (HAS_TABLE ? 4 : 0)) * WARP * 2;  // of a warp for a step
 
@@ -88,12 +89,8 @@ struct Row {
         if (SCHEME == MXFP4) {  // the word with the group's scale
             if (valid) copy_4(table, (const u8*)((u64)(scales + step * 4) & ~3ull));
         } else if (GROUPED && valid && t < TILE_GROUPS) {  // the word with the entry of the step's group t
-            copy_4(table, from - lane * 16 + TILE_ROWS * STEP_BYTES + entry_bytes(t) / 4 * 4);
+            copy_4(table, from - lane * 16 + TILE_ROWS * STEP_BYTES + (t * TILE_ROWS + lane / 4) / WORD_ENTRIES * 4);
         }
-    }
-    // From a tile's first entry to that of this thread's row for a group.
-    __device__ __forceinline__ static int entry_bytes(int group) {
-        return (group * TILE_ROWS + (int)threadIdx.x % WARP / 4) * ENTRY_BYTES;
     }
     // MXFP4: the scale in a word of `copy`.
     __device__ __forceinline__ u32 scale_in(u32 word) const {
@@ -233,8 +230,9 @@ struct Sums {
                             __uint_as_float(w.words[i][2]) * v.z + __uint_as_float(w.words[i][3]) * v.w;
             }
         } else if constexpr (GROUPED) {
-            const u8* low = (const u8*)(table + g * 4) + Row::entry_bytes(0) % 4;
-            add_groups<4>(w.words, step, low, low + WARP * 4, x);
+            const Entry* entries = (const Entry*)table + g % WORD_ENTRIES;
+            add_groups<WORD_ENTRIES>(w.words, step, entries + g * 4 * WORD_ENTRIES,
+                                     entries + WARP * WORD_ENTRIES + g * 4 * WORD_ENTRIES, x);
         } else {
             u32 scale[2] = {};
 #pragma unroll
@@ -252,8 +250,8 @@ struct Sums {
         w.bits[0] = *(const uint4*)(low + offset);
         w.bits[1] = *(const uint4*)(high + offset);
         if constexpr (GROUPED) {
-            int entry = TILE_ROWS * STEP_BYTES + Row::entry_bytes(0);
-            add_groups<TILE_ROWS * ENTRY_BYTES>(w.words, step, low + entry, high + entry, x);
+            int entry = TILE_ROWS * STEP_BYTES + threadIdx.x % WARP / 4 * ENTRY_BYTES;
+            add_groups<TILE_ROWS>(w.words, step, (const Entry*)(low + entry), (const Entry*)(high + entry), x);
         } else {
             add_pairs<FRAGMENTS>(products, w.words, no_scale, fragments(x, step), 0);
         }
@@ -279,10 +277,10 @@ struct Sums {
         }
     }
 
-    // The entries of a row's groups are STRIDE bytes apart.
+    // A row's groups are STRIDE entries apart.
     template <int STRIDE>
-    __device__ __forceinline__ void add_groups(const u32 (&words)[2][4], int step, const u8* low_table,
-                                               const u8* high_table, const Activations& x) {
+    __device__ __forceinline__ void add_groups(const u32 (&words)[2][4], int step, const Entry* low_table,
+                                               const Entry* high_table, const Activations& x) {
         constexpr int PARTS = GROUPED ? TILE_GROUPS : 1;
         constexpr int PAIRS = FRAGMENTS / PARTS;  // of mma instructions, and sums of 32 columns, in a part
         const u32 no_scale[2] = {};
@@ -292,14 +290,15 @@ struct Sums {
             add_pairs<PAIRS>(own, words, no_scale, fragments(x, step), part * PAIRS);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                float2 f = group_entry((i ? high_table : low_table) + part * STRIDE);
+                Entry entry = (i ? high_table : low_table)[part * STRIDE];
+                float2 f = group_of(entry);
                 float sum = 0;
                 if (ZERO_POINTS)
 #pragma unroll
                     for (int j = 0; j < PAIRS; j++) sum += x.sums[i][(step * PARTS + part) * PAIRS + j];
                 float product = own[0][3 * i] + own[1][3 * i];
-                if (ZERO_POINTS) product += (f.y - (SCHEME == INT4 ? int4_bias(T()) : 0)) * sum;
-                found[i] += f.x * product;
+                if (ZERO_POINTS) found[i] += f.x * (product + (f.y - (SCHEME == INT4 ? int4_bias(T()) : 0)) * sum);
+                else found[i] += f.x * product;
             }
         }
     }

@@ -203,7 +203,7 @@ struct Matrix {
         unpack_octet(tile + row * STEP_BYTES + threadIdx.x % 4 * 16 + octet * BITS, result.at);
         if constexpr (GROUPED) {
             int entry = octet * 32 / (GROUPED ? GROUP_SIZE : 1) * TILE_ROWS + row;
-            float2 pair = group_entry(tile + TILE_ROWS * STEP_BYTES + entry * ENTRY_BYTES);
+            float2 pair = group_of(((const Entry*)(tile + TILE_ROWS * STEP_BYTES))[entry]);
 #if SCHEME == FP8
             Fp8Scale<T> scale;
             scale.set(pair.x);

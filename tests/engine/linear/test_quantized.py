@@ -182,7 +182,9 @@ DESCRIPTIONS = {
     "compressed-int4": "int4",
     "compressed-w8a8": "int8",
     "compressed-fp8": "fp8",
+    "compressed-fp8-blocks": "fp8 in groups of 32",
     "fp8-row": "fp8",
+    "fp8-powers": "fp8",
 }
 
 

@@ -34,6 +34,7 @@ from tests.support.kernels.packed_matrices import kernels_without_gpu, packed, p
 from tests.support.tiny_llama import tiny_llama
 
 CPU = torch.device("cpu")
+SCHEMES = ("int8", "fp8", "fp8-block", "int4")
 
 
 def random_matrix(scheme: str, rows: int, k: int, groups: int = 1) -> QuantizedMatrix:
@@ -111,14 +112,14 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     path = tmp_path_factory.mktemp("packed-gpu")
     sizes = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.2}
     tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path / "in")
-    for scheme in ("int8", "fp8", "int4"):
+    for scheme in SCHEMES:
         convert(path / "in", path / scheme, quantization=QuantizationSpec(scheme))
     head = QuantizationSpec("int8", int8=["lm_head.weight"])
     convert(path / "in", path / "head", quantization=head)
-    return {"plain": path / "in", **{f: path / f for f in ("int8", "fp8", "int4", "head")}}
+    return {"plain": path / "in", **{f: path / f for f in (*SCHEMES, "head")}}
 
 
-@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_quantized_and_plain_tensors_are_streamed_together(
     quantized: dict[str, Path], scheme: str
 ) -> None:
@@ -150,9 +151,7 @@ def as_q4_k_m(path: Path) -> Path:
     return path / "out"
 
 
-@pytest.mark.parametrize(
-    "scheme", ["int8", "fp8", "int4", "head", "mixed", "Q4_K_M", "Q4_1", "Q8_0"]
-)
+@pytest.mark.parametrize("scheme", [*SCHEMES, "head", "mixed", "Q4_K_M", "Q4_1", "Q8_0"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_estimated_weight_bytes_equal_loaded_bytes(
     quantized: dict[str, Path], tmp_path: Path, scheme: str, tp: int
@@ -203,7 +202,7 @@ def test_quantized_lm_head_equals_dequantized_one(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4", "head"])
+@pytest.mark.parametrize("scheme", [*SCHEMES, "head"])
 def test_greedy_ids_on_gpu_equal_cpu(quantized: dict[str, Path], scheme: str) -> None:
     """Three prompts, short and long: every way to compute a matmul."""
     prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(3)}
@@ -255,7 +254,7 @@ def test_quantized_experts_are_computed_without_graphs_in_fp32(tmp_path: Path) -
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("chunk_tokens", [None, 1])
 def test_quantized_experts_stay_packed_in_half_precision(
     tmp_path: Path, scheme: str, chunk_tokens: int | None
