@@ -88,10 +88,10 @@ class PackedMatrix:
         num_groups = tile_columns // self.group_size if self.group_size else 0
         num_bytes = TILE_ROWS * _ROW_BYTES
         tiles = self.tiles.view(len(self.tiles), num_tiles, -1)
-        values = tiles[..., :num_bytes].view(_CHUNK).unflatten(2, (TILE_ROWS, -1))
-        entry_bytes = tiles[..., num_bytes:].shape[2] // TILE_ROWS // max(1, num_groups)
-        table = tiles[..., num_bytes:].unflatten(2, (num_groups, TILE_ROWS, entry_bytes))
-        table = table.transpose(2, 3)
+        values, table = tiles[..., :num_bytes].view(_CHUNK), tiles[..., num_bytes:]
+        values = values.reshape(*tiles.shape[:2], TILE_ROWS, -1)
+        entry_bytes = table.shape[2] // TILE_ROWS // max(1, num_groups)
+        table = table.reshape(*tiles.shape[:2], num_groups, TILE_ROWS, entry_bytes).transpose(2, 3)
         by_row = (each.transpose(1, 2).flatten(0, 1)[: len(self)] for each in (values, table))
         values, table = by_row
         return values.view(torch.uint8), table
@@ -189,12 +189,12 @@ def _pack_groups(
     table = entries.half().repeat_interleave(k // groups // group_size, 1)
     padding = padded_columns(scheme, k) - k
     table = F.pad(table, (0, 0, 0, padding // group_size))
-    table = table.unflatten(1, (-1, TILE_COLUMNS[scheme] // group_size)).view(torch.uint8)
+    table = table.view(rows, -1, TILE_COLUMNS[scheme] // group_size, table.shape[2])
     to_thread_order = _nibbles_to_thread_order if scheme == "INT4" else _bytes_to_thread_order
 
     def tile_rows(part: slice) -> tuple[Tensor, Tensor]:
         padded = F.pad(values[part], (0, values.shape[1] * padding // k))
-        return to_thread_order(padded), table[part]
+        return to_thread_order(padded), table[part].view(torch.uint8)
 
     return _pack(scheme, dtype, (rows, k), tile_rows, row_scale, group_size)
 
@@ -205,7 +205,7 @@ def _pack_rows(scheme: str, values: Tensor, scale: Tensor, dtype: torch.dtype) -
     values, padding = values.view(torch.uint8), padded_columns(scheme, k) - k
 
     def tile_rows(part: slice) -> tuple[Tensor, Tensor]:
-        padded = F.pad(values[part], (0, padding)).unflatten(1, (-1, _ROW_BYTES))
+        padded = F.pad(values[part], (0, padding)).view(-1, (k + padding) // _ROW_BYTES, _ROW_BYTES)
         return padded, padded.new_empty(*padded.shape[:2], 0, 1)
 
     return _pack(scheme, dtype, (rows, k), tile_rows, scale.float(), 0)
@@ -238,10 +238,11 @@ def _to_tiles(values: Tensor, table: Tensor) -> Tensor:
     groups, bytes] has the scale of each group and its zero point.
     """
     missing = -len(values) % TILE_ROWS
-    values = F.pad(values, (0, 0, 0, 0, 0, missing)).view(_CHUNK).unflatten(0, (-1, TILE_ROWS))
-    table = F.pad(table, (0, 0, 0, 0, 0, 0, 0, missing)).unflatten(0, (-1, TILE_ROWS))
-    tiles = values.transpose(1, 2).flatten(2)
+    blocks = (len(values) + missing) // TILE_ROWS, TILE_ROWS
+    values = F.pad(values, (0, 0, 0, 0, 0, missing)).view(_CHUNK)
+    tiles = values.view(*blocks, *values.shape[1:]).transpose(1, 2).flatten(2)
     if table.numel():
+        table = F.pad(table, (0, 0, 0, 0, 0, 0, 0, missing)).view(*blocks, *table.shape[1:])
         entries = table.permute(0, 2, 3, 1, 4).flatten(2)
         tiles = torch.cat([tiles, entries.view(_CHUNK)], 2)
     return tiles.flatten(1).view(torch.uint8)

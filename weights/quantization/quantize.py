@@ -284,7 +284,7 @@ class QuantizationSpec:
         if self.scheme == "int4":
             return quantize_int4(rows, self.group_size, store_scale, gptq)
         limit, to_nearest = (_MAX_E4M3, _nearest_e4m3) if self._is_float else (127.0, _nearest_int8)
-        largest = np.abs(rows)
+        largest: Floats = np.abs(rows)
         if self.scheme == "fp8-block":
             for axis in (0, 1):
                 starts = range(0, rows.shape[axis], FP8_BLOCK)
