@@ -1,22 +1,39 @@
 """Sizes of packed 8-bit and 4-bit matrices, and which shapes the kernels read. No torch.
 
 A scheme is INT8, FP8 or INT4. INT4 has scales and zero points for groups of columns; INT8 has them
-or one scale a row. A packed matrix consists of tiles of 8 rows by 64 bytes a row: see
-`PackedMatrix`.
+or one scale a row, FP8 has scales of groups or of rows. A packed matrix consists of tiles of 8 rows
+by 64 bytes a row: see `PackedMatrix`.
 """
 
-GROUP_SIZES = {"INT4": (32, 64, 128), "INT8": (32,)}  # columns that share a scale
+# Columns that share a scale; larger groups are divided.
+GROUP_SIZES = {"INT4": (32, 64, 128), "INT8": (32,), "FP8": (32, 64)}
 # Schemes with their group sizes; 0: one scale a row.
-PACKINGS = [("FP8", 0), ("INT8", 0), *((s, g) for s, sizes in GROUP_SIZES.items() for g in sizes)]
+PACKINGS = [("INT8", 0), ("FP8", 0), *((s, g) for s, sizes in GROUP_SIZES.items() for g in sizes)]
 TILE_COLUMNS = {"INT4": 128, "INT8": 64, "FP8": 64}
 TILE_ROWS = 8
 
 
+def packed_group_size(scheme: str, k: int, group_size: int) -> int | None:
+    """Return the group size in which the kernels read rows of k columns; None: they do not.
+
+    It divides `group_size`; 0 means one scale a row.
+    """
+    if group_size == 0:
+        return 0 if scheme != "INT4" and k > 0 and k % 16 == 0 else None
+    if k <= 0 or k % group_size:
+        return None
+    sizes = GROUP_SIZES.get(scheme, ())
+    return max((size for size in sizes if group_size % size == 0), default=None)
+
+
 def packing_fits(scheme: str, k: int, group_size: int = 0) -> bool:
-    """Return whether the kernels read rows of k columns; group size 0 means one scale a row."""
-    if group_size or scheme == "INT4":
-        return k > 0 and group_size in GROUP_SIZES.get(scheme, ()) and k % group_size == 0
-    return k > 0 and k % 16 == 0
+    """Return whether the kernels read rows of k columns in groups of exactly this size."""
+    return packed_group_size(scheme, k, group_size) == group_size
+
+
+def has_zero_points(scheme: str, group_size: int) -> bool:
+    """Return whether the groups of a packed matrix have zero points beside their scales."""
+    return group_size > 0 and scheme != "FP8"
 
 
 def padded_columns(scheme: str, k: int) -> int:
@@ -26,7 +43,8 @@ def padded_columns(scheme: str, k: int) -> int:
 
 def tile_bytes(scheme: str, group_size: int) -> int:
     """Return the bytes of a tile: quantized values, then fp16 scales and zero points."""
-    return TILE_ROWS * (64 + (TILE_COLUMNS[scheme] // group_size * 4 if group_size else 0))
+    groups = TILE_COLUMNS[scheme] // group_size if group_size else 0
+    return TILE_ROWS * (64 + groups * (4 if has_zero_points(scheme, group_size) else 2))
 
 
 def tiles_shape(scheme: str, rows: int, k: int, group_size: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from swiftchat.cuda.packed_layout import (
     TILE_COLUMNS,
     TILE_ROWS,
-    packing_fits,
+    packed_group_size,
     padded_columns,
     tiles_shape,
 )
@@ -18,7 +18,7 @@ from swiftchat.cuda.signature import Macro
 
 _MAX_ZERO_POINT = 1 << 15
 _PACK_BYTES = 1 << 26  # of quantized values that are packed at a time
-_VALUE_WORDS = 16  # a row's quantized values in a tile, in 4-byte words
+_ROW_BYTES = 64  # of a row's quantized values in a tile
 _CHUNK = torch.complex128  # 16 bytes, which torch moves as one element
 
 
@@ -28,9 +28,9 @@ class PackedMatrix:
 
     `scheme` is INT8, FP8 (e4m3) or INT4. `tiles` uint8 [row blocks, bytes] has a block for every
     eight rows, and in it a tile for every 64 bytes of a row: 64 bytes of quantized values for each
-    row, and with a `group_size` then, for each group, an fp16 scale and an fp16 negated zero point
-    for each row. Rows and columns are padded to whole tiles with elements that mean 0. `row_scale`
-    is fp32 [rows].
+    row, and with a `group_size` then, for each group, an fp16 scale and, but for FP8, an fp16
+    negated zero point for each row. Rows and columns are padded to whole tiles with elements that
+    mean 0. `row_scale` is fp32 [rows].
     weight = row_scale · value, or row_scale · scale · (value − zero point).
 
     Raises `ValueError` unless the tensors have the shapes and dtypes of this scheme.
@@ -71,23 +71,30 @@ class PackedMatrix:
     def reordered(self, index: Tensor) -> "PackedMatrix":
         """Return a copy of the rows `index`, in that order."""
         index = index.to(self.tiles.device)
-        rows = _from_tiles(self.tiles, len(self), self._tiles_per_block)[index]
-        return self._with(_to_tiles(rows), self.row_scale[index])
+        values, table = self._by_row()
+        return self._with(_to_tiles(values[index], table[index]), self.row_scale[index])
 
     def plain_values(self, start: int, stop: int) -> Tensor:
         """Return a copy of the quantized values of some rows, uint8 [rows, k].
 
         The matrix must have no groups, k must be a multiple of 64 and `start` a multiple of 8.
         """
-        part = self.rows(start, stop)
-        chunks = 64 // _CHUNK.itemsize
-        blocks = part.tiles.view(_CHUNK).view(-1, self._tiles_per_block, TILE_ROWS, chunks)
-        rows = blocks.transpose(1, 2).reshape(len(blocks) * TILE_ROWS, -1)
-        return rows[: len(part)].view(torch.uint8)
+        return self.rows(start, stop)._by_row()[0].flatten(1)
 
-    @property
-    def _tiles_per_block(self) -> int:
-        return padded_columns(self.scheme, self.shape[1]) // TILE_COLUMNS[self.scheme]
+    def _by_row(self) -> tuple[Tensor, Tensor]:
+        """Return copies of the quantized values and of the groups' scales: see `_to_tiles`."""
+        tile_columns = TILE_COLUMNS[self.scheme]
+        num_tiles = padded_columns(self.scheme, self.shape[1]) // tile_columns
+        num_groups = tile_columns // self.group_size if self.group_size else 0
+        num_bytes = TILE_ROWS * _ROW_BYTES
+        tiles = self.tiles.view(len(self.tiles), num_tiles, -1)
+        values, table = tiles[..., :num_bytes].view(_CHUNK), tiles[..., num_bytes:]
+        values = values.reshape(*tiles.shape[:2], TILE_ROWS, -1)
+        entry_bytes = table.shape[2] // TILE_ROWS // max(1, num_groups)
+        table = table.reshape(*tiles.shape[:2], num_groups, TILE_ROWS, entry_bytes).transpose(2, 3)
+        by_row = (each.transpose(1, 2).flatten(0, 1)[: len(self)] for each in (values, table))
+        values, table = by_row
+        return values.view(torch.uint8), table
 
     def _with(self, tiles: Tensor, row_scale: Tensor) -> "PackedMatrix":
         shape = len(row_scale), self.shape[1]
@@ -118,8 +125,15 @@ def pack_int8(values: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedMatrix
 
 
 def pack_fp8(values: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedMatrix:
-    """Pack weight[r, c] = scale[r] · e4m3(values[r, c]); `values` uint8 or float8 [rows, k]."""
-    return _pack_rows("FP8", values, scale, dtype)
+    """Pack weight[r, c] = scale[r] · e4m3(values[r, c]), or with groups scale[r, g] · e4m3(…).
+
+    `values` is uint8 or float8 [rows, k], `scale` fp32 [rows] or [rows, groups], g = c // (columns
+    // groups). Scales of groups are rounded as by `pack_int4`.
+    """
+    if scale.dim() == 1:
+        return _pack_rows("FP8", values, scale, dtype)
+    bits = values.view(torch.uint8)
+    return _pack_groups("FP8", bits, bits.shape[1], scale.float(), None, dtype)
 
 
 def pack_int4(values: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> PackedMatrix:
@@ -146,42 +160,53 @@ def pack_int8_groups(
 
 
 def _pack_groups(
-    scheme: str, values: Tensor, k: int, scale: Tensor, minus_zero: Tensor, dtype: torch.dtype
+    scheme: str,
+    values: Tensor,
+    k: int,
+    scale: Tensor,
+    minus_zero: Tensor | None,
+    dtype: torch.dtype,
 ) -> PackedMatrix:
-    """Pack weight = scale · (value + minus_zero), both fp32 [rows, groups]; overwrites `values`."""
+    """Pack weight = scale · (value + minus_zero), both fp32 [rows, groups].
+
+    Overwrites `values` if there are zero points.
+    """
     rows, groups = scale.shape
-    group_size = k // groups if k % groups == 0 else 0
-    _check_shape(scheme, k, group_size)
-    # fp16 does not hold larger zero points. Beside them the values hardly matter, so all weights
-    # of such a group become scale * minus_zero.
-    far = minus_zero.abs() > _MAX_ZERO_POINT
-    values.view(rows, groups, -1)[far] = 0
-    constant = scale * minus_zero
-    scale = torch.where(far, constant.abs(), scale)
-    minus_zero = torch.where(far, constant.sign(), minus_zero)
+    group_size = _group_size(scheme, k, k // groups if k % groups == 0 else -1)
+    if minus_zero is not None:
+        # fp16 does not hold larger zero points. Beside them the values hardly matter, so all
+        # weights of such a group become scale * minus_zero.
+        far = minus_zero.abs() > _MAX_ZERO_POINT
+        values.view(rows, groups, -1)[far] = 0
+        constant = scale * minus_zero
+        scale = torch.where(far, constant.abs(), scale)
+        minus_zero = torch.where(far, constant.sign(), minus_zero)
     largest = scale.abs().amax(1)
     exponent = torch.where(largest > 0, torch.frexp(largest).exponent - 1, 0)
     row_scale = torch.ldexp(torch.ones_like(largest), exponent)
-    table = torch.stack([scale / row_scale.unsqueeze(1), minus_zero], 2).half()
-    padding_groups = (padded_columns(scheme, k) - k) // group_size
-    table = F.pad(table, (0, 0, 0, padding_groups))
-    table = table.view(rows, -1, TILE_COLUMNS[scheme] // group_size * 2)
+    scale = scale / row_scale.unsqueeze(1)
+    entries = scale.unsqueeze(2) if minus_zero is None else torch.stack([scale, minus_zero], 2)
+    table = entries.half().repeat_interleave(k // groups // group_size, 1)
+    padding = padded_columns(scheme, k) - k
+    table = F.pad(table, (0, 0, 0, padding // group_size))
+    table = table.view(rows, -1, TILE_COLUMNS[scheme] // group_size, table.shape[2])
     to_thread_order = _nibbles_to_thread_order if scheme == "INT4" else _bytes_to_thread_order
 
-    def tile_rows(part: slice) -> Tensor:
-        padded = F.pad(values[part], (0, values.shape[1] * padding_groups // groups))
-        return torch.cat([to_thread_order(padded), table[part].view(torch.uint8)], 2)
+    def tile_rows(part: slice) -> tuple[Tensor, Tensor]:
+        padded = F.pad(values[part], (0, values.shape[1] * padding // k))
+        return to_thread_order(padded), table[part].view(torch.uint8)
 
     return _pack(scheme, dtype, (rows, k), tile_rows, row_scale, group_size)
 
 
 def _pack_rows(scheme: str, values: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedMatrix:
     rows, k = values.shape
-    _check_shape(scheme, k, 0)
+    _group_size(scheme, k, 0)
     values, padding = values.view(torch.uint8), padded_columns(scheme, k) - k
 
-    def tile_rows(part: slice) -> Tensor:
-        return F.pad(values[part], (0, padding)).view(-1, (k + padding) // 64, 64)
+    def tile_rows(part: slice) -> tuple[Tensor, Tensor]:
+        padded = F.pad(values[part], (0, padding)).view(-1, (k + padding) // _ROW_BYTES, _ROW_BYTES)
+        return padded, padded.new_empty(*padded.shape[:2], 0, 1)
 
     return _pack(scheme, dtype, (rows, k), tile_rows, scale.float(), 0)
 
@@ -190,39 +215,37 @@ def _pack(
     scheme: str,
     dtype: torch.dtype,
     shape: tuple[int, int],
-    tile_rows: Callable[[slice], Tensor],
+    tile_rows: Callable[[slice], tuple[Tensor, Tensor]],
     row_scale: Tensor,
     group_size: int,
 ) -> PackedMatrix:
-    """Pack a matrix; `tile_rows(rows)` returns the bytes of some rows, [rows, tiles, bytes]."""
+    """Pack a matrix; `tile_rows(rows)` returns what `_to_tiles` takes for some rows."""
     rows, k = shape
     tiles = torch.empty(
         tiles_shape(scheme, rows, k, group_size), dtype=torch.uint8, device=row_scale.device
     )
     step = max(1, _PACK_BYTES // k // TILE_ROWS) * TILE_ROWS
     for start in range(0, rows, step):
-        blocks = _to_tiles(tile_rows(slice(start, start + step)))
+        blocks = _to_tiles(*tile_rows(slice(start, start + step)))
         tiles[start // TILE_ROWS :][: len(blocks)] = blocks
     return PackedMatrix(scheme, dtype, shape, tiles, row_scale, group_size)
 
 
-def _to_tiles(rows: Tensor) -> Tensor:
-    """Return bytes [rows, tiles, 64 + 4 · groups] in the order of `PackedMatrix.tiles`."""
-    rows = F.pad(rows, (0, 0, 0, 0, 0, -len(rows) % TILE_ROWS)).view(torch.int32)
-    blocks = rows.view(-1, TILE_ROWS, *rows.shape[1:]).transpose(1, 2)  # block, tile, row, word
-    values, table = blocks[..., :_VALUE_WORDS], blocks[..., _VALUE_WORDS:].transpose(2, 3)
-    return torch.cat([values.flatten(2), table.flatten(2)], 2).flatten(1).view(torch.uint8)
+def _to_tiles(values: Tensor, table: Tensor) -> Tensor:
+    """Return the tiles of some rows in the order of `PackedMatrix.tiles`.
 
-
-def _from_tiles(tiles: Tensor, rows: int, tiles_per_block: int) -> Tensor:
-    """Invert `_to_tiles`; return the first `rows` rows."""
-    blocks, end = len(tiles), TILE_ROWS * _VALUE_WORDS
-    words = tiles.view(torch.int32).view(blocks, tiles_per_block, -1)
-    groups = (words.shape[2] - end) // TILE_ROWS
-    values = words[..., :end].reshape(blocks, tiles_per_block, TILE_ROWS, _VALUE_WORDS)
-    table = words[..., end:].reshape(blocks, tiles_per_block, groups, TILE_ROWS).transpose(2, 3)
-    by_row = torch.cat([values, table], 3).transpose(1, 2)  # block, row, tile, word
-    return by_row.reshape(-1, tiles_per_block, _VALUE_WORDS + groups)[:rows].view(torch.uint8)
+    `values` uint8 [rows, tiles, 64] are in the order of the threads; `table` uint8 [rows, tiles,
+    groups, bytes] has the scale of each group and its zero point.
+    """
+    missing = -len(values) % TILE_ROWS
+    blocks = (len(values) + missing) // TILE_ROWS, TILE_ROWS
+    values = F.pad(values, (0, 0, 0, 0, 0, missing)).view(_CHUNK)
+    tiles = values.view(*blocks, *values.shape[1:]).transpose(1, 2).flatten(2)
+    if table.numel():
+        table = F.pad(table, (0, 0, 0, 0, 0, 0, 0, missing)).view(*blocks, *table.shape[1:])
+        entries = table.permute(0, 2, 3, 1, 4).flatten(2)
+        tiles = torch.cat([tiles, entries.view(_CHUNK)], 2)
+    return tiles.flatten(1).view(torch.uint8)
 
 
 def _bytes_to_thread_order(values: Tensor) -> Tensor:
@@ -249,7 +272,10 @@ def _nibbles_to_thread_order(values: Tensor) -> Tensor:
     return words.transpose(2, 3).reshape(len(values), -1, 64)
 
 
-def _check_shape(scheme: str, k: int, group_size: int) -> None:
-    if not packing_fits(scheme, k, group_size):
+def _group_size(scheme: str, k: int, group_size: int) -> int:
+    """Return the group size in which the kernels read rows; raise `ValueError` if they do not."""
+    size = packed_group_size(scheme, k, group_size)
+    if size is None:
         groups = f" in groups of {group_size}" if group_size else ""
         raise ValueError(f"the kernels do not read {scheme} rows of {k} columns{groups}")
+    return size

@@ -36,7 +36,7 @@ from swiftchat.cuda.packed_matrix import (
 from swiftchat.engine.gpu.bandwidth import bandwidth_ceiling_bytes_per_s
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
-SCHEMES = ("plain", "int8", "fp8", "int4-128", "int4-64", "int4-32", "int8-32")
+SCHEMES = ("plain", "int8", "fp8", "fp8-64", "int4-128", "int4-64", "int4-32", "int8-32")
 DTYPE = torch.bfloat16
 _BYTES = 2**29  # of distinct matrices in a graph, several times L2
 
@@ -50,10 +50,13 @@ def random_matrix(scheme: str, rows: int, k: int) -> Matrix:
             torch.randint(-127, 128, (rows, k), dtype=torch.int8, device="cuda"), scale, DTYPE
         )
     values = torch.randint(0, 256, (rows, k), dtype=torch.uint8, device="cuda")
+    floats = values.masked_fill((values & 0x7F) == 0x7F, 0)
     if scheme == "fp8":
-        return pack_fp8(values.masked_fill_((values & 0x7F) == 0x7F, 0), scale, DTYPE)
+        return pack_fp8(floats, scale, DTYPE)
     groups = k // int(scheme.partition("-")[2])
     scales = torch.rand(rows, groups, device="cuda") / 100
+    if scheme == "fp8-64":
+        return pack_fp8(floats, scales / 10, DTYPE)
     zero_points = torch.randint(0, 16, (rows, groups), device="cuda").float()
     if scheme == "int8-32":
         return pack_int8_groups(values, scales / 16, zero_points + 120, DTYPE)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from swiftchat.cuda.packed_layout import packed_bytes, packing_fits
+from swiftchat.cuda.packed_layout import packed_bytes, packed_group_size
 from swiftchat.engine.api.tile_layout import BLOCK_TYPES, TileLayout, block_layout, scheme_bytes
 from swiftchat.errors import UsageError
 from swiftchat.weights.architectures.parts.model import ModelConfig
@@ -144,10 +144,7 @@ def _tiles_bytes(
         return block_layout(tensor.format, cols, exact=exact).nbytes(rows)
     if tensor.packed is None:
         return None
-    scheme = tensor.packed.scheme
-    if scheme.group_size and tensor_slice.axis == 1:
-        size = sliced_group_size(scheme.group_size, tensor_slice.spans)
-        scheme = scheme._replace(group_size=size)
+    scheme = _sliced(tensor.packed.scheme, tensor_slice, cols)
     return scheme_bytes(scheme, rows, cols, exact=exact)
 
 
@@ -155,7 +152,16 @@ def _kernel_scheme(
     scheme: Scheme, tensor_slice: TensorSlice, shape: tuple[int, ...]
 ) -> tuple[str, int] | None:
     """Return the kernels' name of a scheme and the group size; None for a dequantized matrix."""
-    name, group_size = _KERNEL_SCHEMES[scheme[0]], scheme[1]
-    if group_size and tensor_slice.axis == 1:
-        group_size = sliced_group_size(group_size, tensor_slice.spans)
-    return (name, group_size) if packing_fits(name, shape[1], group_size) else None
+    name, columns = _KERNEL_SCHEMES[scheme.matrix_type], shape[1]
+    size = packed_group_size(name, columns, _sliced(scheme, tensor_slice, columns).group_size)
+    return None if size is None else (name, size)
+
+
+def _sliced(scheme: Scheme, tensor_slice: TensorSlice, columns: int) -> Scheme:
+    """Return the scheme of a slice with so many columns."""
+    size = scheme.group_size
+    if size and tensor_slice.axis == 1:
+        size = sliced_group_size(size, tensor_slice.spans)
+    # The single group of a row of floats is a scale of the row.
+    is_row_scale = scheme.matrix_type is Float8 and size == columns
+    return scheme._replace(group_size=0 if is_row_scale else size)

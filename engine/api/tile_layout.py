@@ -88,14 +88,22 @@ def group_cols(group_size: int, cols: int) -> int | None:
     return 16 if group_size % 16 == 0 else None
 
 
+def float_groups_fit(group_size: int, cols: int) -> bool:
+    """Return whether the kernels read rows of 8-bit floats with scales of groups; 0: of rows."""
+    return group_size in (0, cols) or group_size % _BLOCK_COLS == 0
+
+
 def scheme_bytes(scheme: Scheme, rows: int, cols: int, *, exact: bool) -> int | None:
     """Return the most bytes of a matrix of this scheme; None: the kernels do not read its groups.
 
     Not all matrices have minimums, or scales that fp16 cannot hold.
     """
-    if scheme.matrix_type in (Int8, Float8):
-        padded = TileLayout(8, cols, 0, has_minimum=False).nbytes(rows)
-        return (padded if scheme.matrix_type is Int8 else rows * cols) + 4 * rows
+    if scheme.matrix_type is Int8:
+        return TileLayout(8, cols, 0, has_minimum=False).nbytes(rows) + 4 * rows
+    if scheme.matrix_type is Float8:
+        if not float_groups_fit(scheme.group_size, cols):
+            return None
+        return rows * cols + 4 * rows * (cols // (scheme.group_size or cols))
     columns = group_cols(scheme.group_size, cols)
     if columns is None:
         return None

@@ -67,11 +67,13 @@ class TiledMatrix:
 class FloatMatrix:
     """A float matrix [rows, cols], contiguous along its rows; it may be a view of a mapped file.
 
-    `tensor` uint8 has the bits of e4m3 numbers. `row_scale` as for `TiledMatrix`.
+    `tensor` uint8 has the bits of e4m3 numbers; `group_scale` fp32 [rows, groups] multiplies equal
+    groups of their columns, of a multiple of 32. `row_scale` as for `TiledMatrix`.
     """
 
     tensor: Tensor
     row_scale: Tensor | None = None
+    group_scale: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -83,11 +85,17 @@ class FloatMatrix:
 
     @property
     def description(self) -> str:
-        return "fp8" if self.tensor.dtype == torch.uint8 else dtype_name(self.tensor.dtype)
+        group = f" in groups of {size}" if (size := self._group_cols) else ""
+        return f"fp8{group}" if self.tensor.dtype == torch.uint8 else dtype_name(self.tensor.dtype)
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [self.tensor] if self.row_scale is None else [self.tensor, self.row_scale]
+        tensors = self.tensor, self.row_scale, self.group_scale
+        return [tensor for tensor in tensors if tensor is not None]
+
+    @property
+    def _group_cols(self) -> int:
+        return 0 if self.group_scale is None else self.cols // self.group_scale.shape[1]
 
     @cached_property
     def struct(self) -> Matrix:
@@ -97,15 +105,17 @@ class FloatMatrix:
             format=_FLOAT_FORMATS[tensor.dtype],
             rows=self.rows,
             cols=self.cols,
+            group_cols=self._group_cols,
             stride=tensor.stride(0) * tensor.itemsize,
             data=tensor.data_ptr(),
             row_scale=None if self.row_scale is None else self.row_scale.data_ptr(),
+            group_scale=None if self.group_scale is None else self.group_scale.data_ptr(),
         )
 
     def reordered(self, order: Tensor) -> Self:
         """Return a copy whose row i is row `order[i]`."""
-        scale = None if self.row_scale is None else self.row_scale[order]
-        return type(self)(self.tensor[order], scale)
+        scales = (self.row_scale, self.group_scale)
+        return type(self)(self.tensor[order], *(None if s is None else s[order] for s in scales))
 
 
 NativeMatrix = TiledMatrix | FloatMatrix

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swiftchat.engine.api.tile_layout import BLOCK_TYPES
+from swiftchat.engine.api.tile_layout import BLOCK_TYPES, float_groups_fit
 from swiftchat.engine.cpu.matrices import FloatMatrix, NativeMatrix, TiledMatrix, first_rows
 from swiftchat.engine.cpu.native import Matrix
 from swiftchat.engine.cpu.pack import Packer
@@ -138,14 +138,15 @@ class NativeWeights:
         self, parts: Sequence[QuantizedMatrix], dtype: torch.dtype
     ) -> LinearWeight | None:
         matrices: list[NativeMatrix] = []
-        for is_float, some in groupby(parts, lambda part: isinstance(part, Float8)):
-            if is_float:
-                matrices.append(_float8_matrix([p for p in some if isinstance(p, Float8)]))
-                continue
-            packed = self._packer.pack(
-                [part for part in some if not isinstance(part, Float8)],
-                exact=dtype == torch.float32,
-            )
+        for float_groups, some in groupby(parts, _float_groups):
+            packed: Sequence[NativeMatrix] | None
+            if float_groups:
+                packed = _float8_matrices([part for part in some if isinstance(part, Float8)])
+            else:
+                packed = self._packer.pack(
+                    [part for part in some if not isinstance(part, Float8)],
+                    exact=dtype == torch.float32,
+                )
             if packed is None:
                 return None
             matrices += packed
@@ -180,12 +181,27 @@ class NativeWeights:
         return NativeWeight(self._pool, self._packer, tuple(matrices), dtype)
 
 
-def _float8_matrix(parts: Sequence[Float8]) -> FloatMatrix:
-    """Join the parts; the values of a single one are not copied."""
+def _float_groups(part: QuantizedMatrix) -> int:
+    """Return how many scales a row of 8-bit floats has; 0: the values are integers."""
+    return part.scale.shape[1] if isinstance(part, Float8) else 0
+
+
+def _float8_matrices(parts: Sequence[Float8]) -> list[FloatMatrix] | None:
+    """Join parts with as many groups; None: the kernels do not read these.
+
+    The values of a single part are not copied.
+    """
     arrays = [part.values for part in parts]
-    values = torch.from_numpy(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
     scale = torch.from_numpy(np.concatenate([part.scale for part in parts]))
-    return FloatMatrix(values if values.stride(1) == 1 else values.contiguous(), scale)
+    columns, groups = arrays[0].shape[1], scale.shape[1]
+    if not float_groups_fit(columns // groups, columns):
+        return None
+    values = torch.from_numpy(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+    if values.stride(1) != 1:
+        values = values.contiguous()
+    if groups == 1:
+        return [FloatMatrix(values, row_scale=scale[:, 0].contiguous())]
+    return [FloatMatrix(values, group_scale=scale)]
 
 
 def native_matrices(weight: LinearWeight) -> Sequence[Matrix]:

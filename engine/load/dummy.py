@@ -178,12 +178,14 @@ def _quantize(matrix: Tensor, scheme: Scheme) -> QuantizedMatrix:
         values = (groups / scale.unsqueeze(2) + zero.unsqueeze(2)).round_().clamp_(0, 15)
         low, high = values.view(num_rows, -1, 2).byte().unbind(2)
         return Int4(_numpy(low | high << 4), _numpy(scale), _numpy(zero))
-    largest = matrix.abs().amax(1, keepdim=True).float()
+    groups = matrix.view(num_rows, -1, group) if group else matrix.unsqueeze(1)
+    largest = groups.abs().amax(2, keepdim=True).float()
     if kind is Int8:
+        largest = largest[:, 0]
         values = (matrix * (127 / largest)).round_().char()
         return Int8(_numpy(values), _numpy(largest[:, 0] / 127))
-    bits = (matrix * (448 / largest)).to(torch.float8_e4m3fn).view(torch.uint8)
-    return Float8(_numpy(bits), _numpy(largest[:, 0] / 448))
+    bits = (groups * (448 / largest)).to(torch.float8_e4m3fn).view(torch.uint8)
+    return Float8(_numpy(bits.view(num_rows, -1)), _numpy(largest[:, :, 0] / 448))
 
 
 def _numpy(tensor: Tensor) -> npt.NDArray[Any]:

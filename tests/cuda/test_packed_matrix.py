@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.packed_layout import GROUP_SIZES, packed_bytes, packing_fits
+from swiftchat.cuda.packed_layout import GROUP_SIZES, PACKINGS, packed_bytes, packing_fits
 from swiftchat.cuda.packed_matrix import (
     PackedMatrix,
     pack_fp8,
@@ -13,7 +13,7 @@ from swiftchat.cuda.packed_matrix import (
     pack_int8_groups,
 )
 from tests.support.kernels.case import Inputs
-from tests.support.kernels.packed_matrices import PACKINGS, packed, parts
+from tests.support.kernels.packed_matrices import packed, parts
 
 
 def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, PackedMatrix]:
@@ -70,6 +70,38 @@ def test_int8_group_packing_is_lossless(rows: int, k: int) -> None:
     assert not table[:, k // 32 :].any() and table.shape[1] * 32 >= columns.shape[1]
 
 
+@pytest.mark.parametrize(("rows", "k", "group"), [(5, 64, 64), (3, 160, 32), (9, 640, 64)])
+def test_fp8_group_packing_is_lossless(rows: int, k: int, group: int) -> None:
+    """Powers of two stay exact, other scales keep 11 bits relative to the row's largest."""
+    torch.manual_seed(k)
+    values = torch.randint(0, 256, (rows, k), dtype=torch.uint8)
+    for scale, error in (
+        (torch.ldexp(torch.ones(rows, k // group), torch.randint(-60, -48, (rows, 1))), 0.0),
+        (torch.randn(rows, k // group) / 50, 2.0**-11),
+    ):
+        matrix = pack_fp8(values, scale, torch.bfloat16)
+        assert matrix.shape == (rows, k) and matrix.group_size == group
+        assert matrix.nbytes == packed_bytes("FP8", rows, k, group)
+        columns, table = parts(matrix)
+        assert torch.equal(columns[:, :k] & 255, values.long()) and not columns[:, k:].any()
+        meant = matrix.row_scale.double().unsqueeze(1) * table[:, : k // group, 0].double()
+        off = (meant - scale.double()).abs()
+        assert (off <= error * scale.abs().amax(1, keepdim=True)).all()
+        assert not table[:, k // group :].any() and table.shape[1] * group >= columns.shape[1]
+
+
+@pytest.mark.parametrize(("group", "size"), [(128, 64), (96, 32), (320, 64), (160, 32)])
+def test_larger_groups_are_divided(group: int, size: int) -> None:
+    values, scale = torch.randint(0, 256, (5, 960), dtype=torch.uint8), torch.rand(5, 960 // group)
+    if 960 % group:
+        values = values[:, : group * (960 // group)].contiguous()
+    divided = scale.repeat_interleave(group // size, 1)
+    matrix, expected = (pack_fp8(values, each, torch.bfloat16) for each in (scale, divided))
+    assert matrix.group_size == expected.group_size == size
+    assert torch.equal(matrix.tiles, expected.tiles)
+    assert torch.equal(matrix.row_scale, expected.row_scale)
+
+
 def test_extreme_scales_stay_finite() -> None:
     scale = torch.tensor([[3e38, 1e38], [0, 0], [1e-40, 2e-45], [-5.0, 1e-9]])
     values = torch.zeros(4, 64, dtype=torch.uint8)
@@ -123,7 +155,9 @@ def test_unsupported_shapes_do_not_fit() -> None:
     assert packing_fits("INT4", 576, 64) and not packing_fits("INT4", 576, 128)
     assert not packing_fits("INT4", 512, 256) and not packing_fits("INT4", 48, 32)
     assert packing_fits("INT8", 96, 32) and not packing_fits("INT8", 128, 64)
-    assert not packing_fits("FP8", 128, 32) and not packing_fits("INT8", 112, 32)
+    assert packing_fits("FP8", 96, 32) and packing_fits("FP8", 64, 64)
+    assert not packing_fits("FP8", 128, 128) and not packing_fits("FP8", 96, 64)
+    assert not packing_fits("FP8", 48, 16) and not packing_fits("INT8", 112, 32)
     assert not packing_fits("INT8", 40) and not packing_fits("INT4", 0, 32)
     with pytest.raises(ValueError, match="INT8 rows of 40 columns"):
         pack_int8(torch.zeros(2, 40, dtype=torch.int8), torch.ones(2), torch.bfloat16)

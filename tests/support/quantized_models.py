@@ -96,12 +96,21 @@ def fp8_row(weight: torch.Tensor) -> Packed:
     return {"weight": q, "weight_scale": scale, "input_scale": torch.ones(1)}, q.float() * scale
 
 
-def fp8_blocks(weight: torch.Tensor) -> Packed:
-    scale = torch.rand(-(-weight.shape[0] // 40), -(-weight.shape[1] // 24)) / 100 + 0.01
-    expanded = scale.repeat_interleave(40, 0)[: len(weight)].repeat_interleave(24, 1)
-    expanded = expanded[:, : weight.shape[1]]
-    q = (weight / expanded).to(torch.float8_e4m3fn)
-    return {"weight": q, "weight_scale_inv": scale}, q.float() * expanded
+def fp8_blocks(
+    height: int,
+    width: int,
+    name: str = "weight_scale_inv",
+    dtype: torch.dtype = torch.float32,
+) -> Callable[[torch.Tensor], Packed]:
+    def pack(weight: torch.Tensor) -> Packed:
+        shape = -(-weight.shape[0] // height), -(-weight.shape[1] // width)
+        scale = (torch.rand(shape) / 100 + 0.01).to(dtype)
+        expanded = scale.float().repeat_interleave(height, 0)[: len(weight)]
+        expanded = expanded.repeat_interleave(width, 1)[:, : weight.shape[1]]
+        q = (weight / expanded).to(torch.float8_e4m3fn)
+        return {"weight": q, name: scale}, q.float() * expanded
+
+    return pack
 
 
 def nf4(weight: torch.Tensor) -> Packed:
@@ -154,7 +163,21 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Packed]]] = {
         fp8_row,
     ),
     "fp8-row": (FP8, fp8_row),
-    "fp8-blocks": ({"quant_method": "fp8", "weight_block_size": [40, 24]}, fp8_blocks),
+    "fp8-blocks": ({"quant_method": "fp8", "weight_block_size": [40, 24]}, fp8_blocks(40, 24)),
+    "fp8-powers": (
+        {"quant_method": "fp8", "weight_block_size": [40, 64], "scale_fmt": "ue8m0"},
+        fp8_blocks(40, 64, "scale", torch.float8_e8m0fnu),
+    ),
+    "compressed-fp8-blocks": (
+        compressed(
+            "float-quantized",
+            num_bits=8,
+            type="float",
+            strategy="block",
+            block_structure=[24, 32],
+        ),
+        fp8_blocks(24, 32, "weight_scale", torch.bfloat16),
+    ),
     "nf4": (BITSANDBYTES, nf4),
     "int8": ({**BITSANDBYTES, "load_in_4bit": False, "load_in_8bit": True}, int8),
 }

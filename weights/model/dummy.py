@@ -14,13 +14,23 @@ from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.model.dummy_gemma4 import GEMMA4_CONFIGS
 from swiftchat.weights.model.dummy_hybrids import HYBRID_CONFIGS
 from swiftchat.weights.model.dummy_llama4 import LLAMA4_CONFIGS
-from swiftchat.weights.quantization.quantize import QUANTIZABLE, W8A8, WEIGHT_ONLY
-from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, QuantizedMatrix, Scheme
-
-_MATRIX_TYPES: Mapping[str, type[QuantizedMatrix]] = MappingProxyType(
-    {"int4": Int4, "int8": Int8, "fp8": Float8}
+from swiftchat.weights.quantization.quantize import (
+    FP8_BLOCK,
+    QUANTIZABLE,
+    W8A8,
+    WEIGHT_ONLY,
 )
-_GROUP_SIZE = 128  # of int4
+from swiftchat.weights.quantization.scheme import Float8, Int4, Int8, Scheme
+
+# With the columns that share a scale; 0: a scale for each row.
+_SCHEMES: Mapping[str, Scheme] = MappingProxyType(
+    {
+        "int4": Scheme(Int4, 128),
+        "int8": Scheme(Int8),
+        "fp8": Scheme(Float8),
+        "fp8-block": Scheme(Float8, FP8_BLOCK),
+    }
+)
 _SHARED = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_act": "silu",
@@ -210,22 +220,21 @@ def parse_dummy_name(name: str) -> tuple[str, str | None]:
 def dummy_schemes(config: ModelConfig, scheme: str | None) -> dict[str, Scheme]:
     """Return the schemes of the quantized random matrices by Hugging Face name.
 
-    They are the matrices that `convert --quantize` quantizes, int4 in groups of 128; with int4
-    and int8 also the head in int8, or the embeddings that it is tied to. None of them is MXFP4:
-    that is for experts only.
+    They are the matrices that `convert --quantize` quantizes, int4 in groups of 128 and fp8-block
+    with scales for 128 columns of a row; with int4 and int8 also the head in int8, or the
+    embeddings that it is tied to. None of them is MXFP4: that is for experts only.
     """
     if scheme in (None, "mxfp4"):
         return {}
-    matrix_type, shapes = _MATRIX_TYPES[W8A8.get(scheme, scheme)], expected_tensors(config)
+    kind, shapes = _SCHEMES[W8A8.get(scheme, scheme)], expected_tensors(config)
     head = "embed" if config.head.tied else "lm_head"
     matrices = QUANTIZABLE - ARCHITECTURES[config.architecture].transposed
     schemes: dict[str, Scheme] = {}
     for place in canonical_tensors(config):
         name = tensor_name(config, *place)
         if place[0] in matrices:
-            columns = shapes[name][-1]
-            group_size = _GROUP_SIZE if columns % _GROUP_SIZE == 0 else columns
-            schemes[name] = Scheme(matrix_type, group_size if matrix_type is Int4 else 0)
+            size, columns = kind.group_size, shapes[name][-1]
+            schemes[name] = kind if not size or columns % size == 0 else Scheme(kind[0], columns)
         elif place[0] == head and scheme in ("int4", "int8"):
             schemes[name] = Scheme(Int8)
     return schemes

@@ -7,6 +7,8 @@ two in 8 bits (F8_E8M0).
 weight[r, c] = e4m3(byte[r, c])·scale[r // height, c // width].
 """
 
+from math import gcd
+
 import numpy as np
 
 from swiftchat.errors import BadModelFile
@@ -23,6 +25,7 @@ from swiftchat.weights.quantization.stored_tensor import (
 Block = tuple[int, int]
 
 _MAX_BLOCK = 2**20
+_GROUP_UNIT = 32  # no back end reads other groups of floats: larger tables, and none is published
 _SCALES = ("weight_scale_inv", "weight_scale", "scale")
 _SCALE_DTYPES = (*FLOATS, "F8_E8M0")
 # Settings of activations and of the run: no effect on the weights.
@@ -129,18 +132,25 @@ def scaled_tensor(
         result *= expand_groups(scales[block_of_row], width, columns)
         return result
 
+    # Groups of one size: that of a shorter last block must divide the others.
+    group_size = gcd(columns, width) if width < columns else 0
+
     def read_packed() -> Float8 | Int8:
-        by_row = np.broadcast_to(source.read_scales(scale).reshape(-1), (rows,))
+        blocks = source.read_scales(scale).reshape(table)
+        if group_size:
+            blocks = np.repeat(blocks, width // group_size, 1)[:, : columns // group_size]
+        by_row = np.repeat(blocks, min(height, rows), 0)[:rows]
         values = source.read(name)
         if values.dtype == np.int8:
-            return Int8(values, by_row)
+            return Int8(values, by_row[:, 0])
         if (values & np.uint8(127) == 127).any():
             raise source.error(name, "finite elements", "NaN or infinity")
         return Float8(values, by_row)
 
-    one_scale_per_row = zero_point is None and width >= columns and height in (1, rows)
-    matrix_type = {"F8_E4M3": Float8, "I8": Int8}.get(source.tensors[name].dtype)
     packed = None
-    if one_scale_per_row and matrix_type:
-        packed = PackedSource(Scheme(matrix_type), read_packed)
+    match source.tensors[name].dtype:
+        case "F8_E4M3" if group_size % _GROUP_UNIT == 0:
+            packed = PackedSource(Scheme(Float8, group_size), read_packed)
+        case "I8" if zero_point is None and not group_size:
+            packed = PackedSource(Scheme(Int8), read_packed)
     return StoredTensor(format, (rows, columns), parts, dequantize, packed)

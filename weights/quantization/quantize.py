@@ -1,8 +1,9 @@
 """Quantization of weight matrices for `convert --quantize`, in compressed-tensors' layout.
 
 int8: one scale per row, values from −127 to 127. int4: a scale and a zero point per group of
-columns. fp8: e4m3 values, one scale per row. w8a8-int8 and w8a8-fp8: the same weights as int8 and
-fp8, one byte per value, with quantized inputs. `compressed_tensors` describes the layout.
+columns. fp8: e4m3 values, one scale per row, fp8-block: one per 128 × 128 weights. w8a8-int8 and
+w8a8-fp8: the same weights as int8 and fp8, one byte per value, with quantized inputs.
+`compressed_tensors` describes the layout.
 """
 
 import fnmatch
@@ -25,12 +26,13 @@ from swiftchat.weights.quantization.int4_groups import quantize_int4
 from swiftchat.weights.quantization.rounding import WIRE_NAMES, convert_dtype
 from swiftchat.weights.quantization.stored_tensor import as_float32, pack_nibbles
 
-WEIGHT_ONLY = ("int8", "int4", "fp8")
+WEIGHT_ONLY = ("int8", "int4", "fp8", "fp8-block")
 # Schemes with quantized inputs, and the scheme of their weights.
 W8A8: Mapping[str, Literal["int8", "fp8"]] = MappingProxyType(
     {"w8a8-int8": "int8", "w8a8-fp8": "fp8"}
 )
 GROUP_SIZES = (32, 64, 128)
+FP8_BLOCK = 128  # rows and columns
 
 # Matrices of the layers by canonical name; embeddings, head, routers and norms are not quantized.
 QUANTIZABLE = frozenset(
@@ -69,7 +71,7 @@ QUANTIZABLE = frozenset(
         "block_out",
     )
 )
-_ROWS_AT_ONCE = 512  # bounds the memory of temporaries
+_ROWS_AT_ONCE = 512  # bounds the memory of temporaries; a multiple of FP8_BLOCK
 _MAX_E4M3 = 448.0
 # Smallest positive scale per dtype: rows of zeros need a scale above zero too.
 _MIN_SCALE = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126}
@@ -179,11 +181,13 @@ class QuantizationSpec:
             "num_bits": self._bits,
             "type": "float" if self._is_float else "int",
             "symmetric": self.scheme != "int4",
-            "strategy": "group" if self.scheme == "int4" else "channel",
+            "strategy": {"int4": "group", "fp8-block": "block"}.get(self.scheme, "channel"),
             "dynamic": False,
         }
         if self.scheme == "int4":
             weights["group_size"] = self.group_size
+        if self.scheme == "fp8-block":
+            weights["block_structure"] = [FP8_BLOCK, FP8_BLOCK]
         inputs = None
         if self.scheme in W8A8:
             inputs = {**weights, "strategy": "token", "dynamic": True}
@@ -206,7 +210,7 @@ class QuantizationSpec:
 
     @property
     def _is_float(self) -> bool:
-        return W8A8.get(self.scheme, self.scheme) == "fp8"
+        return W8A8.get(self.scheme, self.scheme) in ("fp8", "fp8-block")
 
     @property
     def _format(self) -> str:
@@ -221,9 +225,12 @@ class QuantizationSpec:
         module, (rows, columns) = name.removesuffix(".weight"), shape
         wire = WIRE_NAMES[dtype]
         if self._format != "pack-quantized":
+            scales = rows, 1
+            if self.scheme == "fp8-block":
+                scales = -(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)
             return [
                 (name, "F8_E4M3" if self._is_float else "I8", shape),
-                (f"{module}.weight_scale", wire, (rows, 1)),
+                (f"{module}.weight_scale", wire, scales),
             ]
         groups = columns // self.group_size if self.scheme == "int4" else 1
         tensors: list[TensorSpec] = [
@@ -277,13 +284,24 @@ class QuantizationSpec:
         if self.scheme == "int4":
             return quantize_int4(rows, self.group_size, store_scale, gptq)
         limit, to_nearest = (_MAX_E4M3, _nearest_e4m3) if self._is_float else (127.0, _nearest_int8)
-        array, scale = store_scale(np.abs(rows).max(1, keepdims=True) / np.float32(limit))
+        largest: Floats = np.abs(rows)
+        if self.scheme == "fp8-block":
+            for axis in (0, 1):
+                starts = range(0, rows.shape[axis], FP8_BLOCK)
+                largest = np.maximum.reduceat(largest, starts, axis)
+        else:
+            largest = largest.max(1, keepdims=True)
+        array, scale = store_scale(largest / np.float32(limit))
+        if self.scheme == "fp8-block":
+            scale = np.repeat(scale, FP8_BLOCK, 0)[: len(rows)]
+            scale = np.repeat(scale, FP8_BLOCK, 1)[:, : rows.shape[1]]
+        scale = np.broadcast_to(scale, rows.shape)
         no_zero_points = np.empty((0, 1), np.uint8)
         if gptq is None:
             return to_nearest(rows, scale)[0].astype(np.uint8), array, no_zero_points
 
-        def round_column(_: int, weights: Floats) -> tuple[Floats, Floats]:
-            return to_nearest(weights, scale[:, 0])
+        def round_column(column: int, weights: Floats) -> tuple[Floats, Floats]:
+            return to_nearest(weights, scale[:, column])
 
         values, dequantized = gptq.quantize(rows, round_column)
         gptq.refine(rows, values, dequantized, round_column)

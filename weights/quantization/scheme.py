@@ -55,9 +55,9 @@ class Int8Groups:
 
 @dataclass(frozen=True)
 class Float8:
-    """weight[r, c] = scale[r]·e4m3(values[r, c]).
+    """weight[r, c] = scale[r, g]·e4m3(values[r, c]), g = c // (columns // groups).
 
-    `values` uint8 [rows, columns], `scale` [rows].
+    `values` uint8 [rows, columns]; `scale` is [rows, groups], with one scale per row [rows, 1].
     """
 
     values: npt.NDArray[np.uint8]
@@ -139,22 +139,26 @@ def slice_matrix(matrix: QuantizedMatrix, axis: int, spans: Spans) -> QuantizedM
     A single span gives a view. Sliced columns have groups of `sliced_group_size`. Returns None
     when a span border separates two 4-bit values of one byte.
     """
-    if isinstance(matrix, Int8 | Float8):
-        values = _take(matrix.values, axis, spans)
-        return type(matrix)(values, _take(matrix.scale, 0, spans) if axis == 0 else matrix.scale)
-    tables = matrix.scale, matrix.zero_point
+    tables = [matrix.scale]
+    if isinstance(matrix, Int4 | Int8Groups):
+        tables.append(matrix.zero_point)
     if axis == 0:
         return type(matrix)(*(_take(array, 0, spans) for array in (matrix.values, *tables)))
     per_byte = 2 if isinstance(matrix, Int4) else 1
+    values = _take(matrix.values, 1, _in_units(spans, per_byte))
+    if isinstance(matrix, Int8) or (isinstance(matrix, Float8) and matrix.scale.shape[1] == 1):
+        return type(matrix)(values, matrix.scale)
     group_size = per_byte * matrix.values.shape[1] // matrix.scale.shape[1]
     new_size = sliced_group_size(group_size, spans)
     if new_size % per_byte:
         return None
-    scale, zero_point = (
-        _take(np.repeat(table, group_size // new_size, 1), 1, _in_units(spans, new_size))
-        for table in tables
+    return type(matrix)(
+        values,
+        *(
+            _take(np.repeat(table, group_size // new_size, 1), 1, _in_units(spans, new_size))
+            for table in tables
+        ),
     )
-    return type(matrix)(_take(matrix.values, 1, _in_units(spans, per_byte)), scale, zero_point)
 
 
 def _in_units(spans: Spans, size: int) -> Spans:

@@ -105,14 +105,15 @@ template <typename A> struct Accumulator {
             int g = threadIdx.x % WARP / 4, entry = i * TILE_ROWS + g;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const __half2* table = (const __half2*)((r ? high : low) + TILE_ROWS * STEP_BYTES);
-                float2 f = __half22float2(table[entry]);
+                const Entry* table = (const Entry*)((r ? high : low) + TILE_ROWS * STEP_BYTES);
+                float2 f = group_of(table[entry]);
                 float minus_zero = f.y - (SCHEME == INT4 ? int4_bias(A()) : 0);
 #pragma unroll
                 for (int j = 0; j < HALVES * 2; j++) {  // activation rows 2t, 2t + 1
                     int row = min(threadIdx.x % 4 * 2 + j % 2 + j / 2 * 8, n - 1), at = 2 * r + j % 2;
                     float products = partial[j / 2][0][at] + partial[j / 2][1][at];
-                    sum[j / 2][0][at] += f.x * (products + minus_zero * sums[row * group_sums_stride(work)]);
+                    float from_zero = ZERO_POINTS ? minus_zero * sums[row * group_sums_stride(work)] : 0;
+                    sum[j / 2][0][at] += f.x * (ZERO_POINTS ? products + from_zero : products);
                 }
             }
         }
@@ -173,9 +174,9 @@ template <> struct Accumulator<float> {
 #if GROUP_SIZE > 0
                 int entry = i / (FRAGMENT / TILE_GROUPS) * TILE_ROWS + threadIdx.x % WARP / 4;
                 const u8* table = (r ? high : low) + TILE_ROWS * STEP_BYTES;
-                float2 f = __half22float2(((const __half2*)table)[entry]);
+                float2 f = group_of(((const Entry*)table)[entry]);
 #pragma unroll
-                for (int j = 0; j < 4; j++) w[j] = f.x * (w[j] + f.y);
+                for (int j = 0; j < 4; j++) w[j] = f.x * (ZERO_POINTS ? w[j] + f.y : w[j]);
 #endif
 #pragma unroll
                 for (int b = 0; b < MAX_N; b++)
@@ -204,11 +205,11 @@ template <> struct Accumulator<float> {
 
 using WarpAccumulator = Choose<INT8_PLANES, Int8PlanesAccumulator, Accumulator<T>>::type;
 
-// Stores the sums of x over each group, by mma with a matrix of ones: lane t of the first row gets those of the
-// activation rows 2t, 2t + 1.
+// Stores the sums of x over each group, for zero points, by mma with a matrix of ones: lane t of the first row gets
+// those of the activation rows 2t, 2t + 1.
 __device__ __forceinline__ void sum_groups(const Work& work, u8* activations, int stride, int n) {
 #if GROUP_SIZE > 0
-    if constexpr (MMA && !INT8_PLANES) {
+    if constexpr (ZERO_POINTS && MMA && !INT8_PLANES) {
         constexpr u32 ONES = IS_HALF ? 0x3c003c00 : 0x3f803f80;
         constexpr int GROUP_PAIRS = MMA_PAIRS / TILE_GROUPS;
         int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;

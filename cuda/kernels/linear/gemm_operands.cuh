@@ -20,7 +20,7 @@ struct LaneRows {
         block = threadIdx.x / WARP * 2 + g / 2 % 2;
         row = g / 4 * 4 + g % 2;
         offset = block * block_bytes + row * STEP_BYTES;
-        table_offset = block * block_bytes + TILE_ROWS * STEP_BYTES + row * 4;
+        table_offset = block * block_bytes + TILE_ROWS * STEP_BYTES + row * ENTRY_BYTES;
         bytes = SCHEME != INT4 ? 0x9180 + t * 0x2222 : t % 2 ? 0x7632 : 0x5410;
         shift = t / 2 * 4;
         asm("mov.u32 %0, %%laneid;" : "=r"(bias));
@@ -47,11 +47,13 @@ __device__ __forceinline__ u32 and_xor(u32 a, u32 mask, u32 bits) {
     return c;
 }
 
-// Two 8-bit values of an octet as elements of T; the selector moves their bytes and copies of their signs.
+// Two 8-bit values of an octet as elements of T, or FP8 in groups as shifted pairs; the selector moves their bytes and
+// copies of their signs.
 __device__ __forceinline__ u32 unpack_pair(uint2 octet, u32 selector, bf16) {
     u32 spread = permute_bytes(octet.x, octet.y, selector);
 #if SCHEME == FP8
-    return multiply_pairs(spread << 4 & 0x87f087f0, 0x7b807b80, bf16());
+    u32 pair = spread << 4 & 0x87f087f0;
+    return GROUPED ? pair : multiply_pairs(pair, 0x7b807b80, bf16());
 #else
     return subtract_pairs(and_or<0x007f007f, 0x43004300>(spread), and_or<0x00800080, 0x43004300>(spread), bf16());
 #endif
@@ -59,7 +61,8 @@ __device__ __forceinline__ u32 unpack_pair(uint2 octet, u32 selector, bf16) {
 __device__ __forceinline__ u32 unpack_pair(uint2 octet, u32 selector, half) {
     u32 spread = permute_bytes(octet.x, octet.y, selector);
 #if SCHEME == FP8
-    return multiply_pairs(spread << 7 & 0xbf80bf80, 0x5c005c00, half());
+    u32 pair = spread << 7 & 0xbf80bf80;
+    return GROUPED ? pair : multiply_pairs(pair, 0x5c005c00, half());
 #else
     return subtract_pairs(and_xor(spread, 0x00ff00ff, 0x64806480), 0x64806480, half());
 #endif
@@ -70,20 +73,14 @@ __device__ __forceinline__ float2 pair_floats(u32 pair, bf16) {
 }
 __device__ __forceinline__ float2 pair_floats(u32 pair, half) { return __half22float2((__half2&)pair); }
 
-__device__ __forceinline__ u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
-    u32 d;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
 // Scaled fp16 weights could exceed its range, as scales are up to 2 and zero points up to 2^15.
-constexpr float GROUP_SHRINK = GROUPED && Same<T, half>::value ? 0.25f : 1;
+constexpr float GROUP_SHRINK = ZERO_POINTS && Same<T, half>::value ? 0.25f : 1;
 // A group's scale and zero point, applied to pairs of values that are BIAS too large.
 template <typename A, int BIAS> struct Group {
     float scale, offset;
 
     __device__ __forceinline__ void load(const u8* table, int group) {
-        float2 entry = __half22float2(((const __half2*)table)[group * TILE_ROWS]);
+        float2 entry = group_of(((const Entry*)table)[group * TILE_ROWS]);
         scale = entry.x * GROUP_SHRINK;
         offset = scale * (entry.y - BIAS);
     }
@@ -99,7 +96,7 @@ template <> struct Group<bf16, 128> {
     u32 minus_zero, high, low, rest;
 
     __device__ __forceinline__ void load(const u8* table, int group) {
-        float2 entry = __half22float2(((const __half2*)table)[group * TILE_ROWS]);
+        float2 entry = group_of(((const Entry*)table)[group * TILE_ROWS]);
         float zero = entry.y - 128;
         minus_zero = pair_bits(zero, zero, bf16());
         float left = entry.x * (zero - __uint_as_float(minus_zero << 16));
@@ -114,8 +111,13 @@ template <> struct Group<bf16, 128> {
     }
 };
 constexpr int VALUE_BIAS = SCHEME != INT4 ? 0 : Same<T, half>::value ? 1024 : 128;
+template <typename A> struct Fp8Group : Fp8Scale<A> {
+    __device__ __forceinline__ void load(const u8* table, int group) {
+        this->set(group_of(((const Entry*)table)[group * TILE_ROWS]).x);
+    }
+};
 // The groups of a thread's two rows in 64 columns: of 32 columns each, or of the same group.
-using RowGroups = Group<T, VALUE_BIAS>[2][2];
+using RowGroups = Choose<GROUPED && SCHEME == FP8, Fp8Group<T>, Group<T, VALUE_BIAS>>::type[2][2];
 
 // Converts 64 of 128 columns, the first or the second, to operands of four MMA steps of 16 columns.
 template <int HALF>
@@ -124,7 +126,7 @@ __device__ __forceinline__ void convert(u32 (&operands)[4][4], const u8* stage, 
 #pragma unroll
     for (int upper = 0; upper < 2; upper++) {  // the row two further on
         const u8* values = stage + lane.offset + 2 * upper * STEP_BYTES;
-        const u8* table = stage + lane.table_offset + 2 * upper * 4;
+        const u8* table = stage + lane.table_offset + 2 * upper * ENTRY_BYTES;
         auto& groups = row_groups[upper];
 #if SCHEME == INT4
         if (GROUP_SIZE < 128 || HALF == 0)
@@ -143,7 +145,8 @@ __device__ __forceinline__ void convert(u32 (&operands)[4][4], const u8* stage, 
 #else
         if (GROUPED)
 #pragma unroll
-            for (int p = 0; p < 2; p++) groups[p].load(table + HALF * PACKED_TILE_BYTES, p);
+            for (int p = 0; p < 2; p++)
+                groups[p].load(table + HALF * PACKED_TILE_BYTES, p * 32 / (GROUPED ? GROUP_SIZE : 32));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint4 words = *(const uint4*)(values + HALF * PACKED_TILE_BYTES + i * 16);  // two octets

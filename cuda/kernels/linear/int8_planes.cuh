@@ -140,9 +140,9 @@ struct Int8PlanesAccumulator {
             }
             float2 groups[2] = {{1, 0}, {1, 0}};  // scale and minus zero point of both rows
             if (GROUPED) {
-                int at = TILE_ROWS * STEP_BYTES + (i * TILE_ROWS + g) * 4;
-                groups[0] = __half22float2(*(const __half2*)(low + at));
-                groups[1] = __half22float2(*(const __half2*)(high + at));
+                int at = TILE_ROWS * STEP_BYTES + (i * TILE_ROWS + g) * ENTRY_BYTES;
+                groups[0] = group_of(*(const Entry*)(low + at));
+                groups[1] = group_of(*(const Entry*)(high + at));
             }
             float2 x_group = group_scales(activation, stride)[column / X_GROUP + i];
 #pragma unroll

@@ -23,9 +23,9 @@ struct PackedOctet {
     __device__ __forceinline__ PackedOctet(const u8* tile, int row, int octet) {
         words = ((const Vec<u32, BITS / 4>*)tile)[row * TILE_OCTETS + octet];
         if (GROUPED) {
-            const __half2* table = (const __half2*)(tile + TILE_ROWS * STEP_BYTES);
+            const Entry* table = (const Entry*)(tile + TILE_ROWS * STEP_BYTES);
             int entry = column_at(octet) / (GROUPED ? GROUP_SIZE : 1) * TILE_ROWS + row;
-            group = __half22float2(table[entry]);
+            group = group_of(table[entry]);
         }
     }
 
@@ -38,6 +38,7 @@ struct PackedOctet {
 #else
         float value = fp8_at(words.at[i / 4], i % 4);
 #endif
-        return GROUPED ? group.x * (value + group.y) : value;
+        if (ZERO_POINTS) return group.x * (value + group.y);
+        return GROUPED ? group.x * value : value;
     }
 };

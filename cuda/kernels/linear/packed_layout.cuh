@@ -1,14 +1,14 @@
 // The packed layout of quantized weights (docs/notes/packed-layouts.md). A matrix is stored as blocks of eight
 // rows, a block as packed tiles: 64 bytes of quantized values of each row, one row after the other.
-// With groups of columns follow, for each group, a half2 (scale, minus zero point) of each row:
-// weight = row_scale * scale * (value + minus_zero). Rows and columns are padded to whole tiles with
+// With groups of columns follow, for each group, an entry of each row: its scale and, but for FP8, minus zero point,
+// both fp16. weight = row_scale * scale * (value + minus_zero). Rows and columns are padded to whole tiles with
 // elements that mean 0. Thread (g, t) = (lane / 4, lane % 4) of a warp reads 16 bytes of row g, from
 // 16 * lane on:
 //
 //   INT8, FP8                columns 16t … 16t + 15 of 64
 //   INT4                     columns 32p + 8t … 32p + 8t + 7 of 128 in word p (0 … 3): the first four in
 //                            the lower halves of its bytes, the others in the upper halves
-//   INT8 with a GROUP_SIZE   columns 32p + 8t … 32p + 8t + 7 of 64 in the words 2p and 2p + 1 (p = 0, 1)
+//   … with a GROUP_SIZE      columns 32p + 8t … 32p + 8t + 7 of 64 in the words 2p and 2p + 1 (p = 0, 1)
 #pragma once
 #include "linear/unpack.cuh"
 
@@ -18,7 +18,14 @@ constexpr int STEP_BYTES = 64;               // of a row in a tile
 constexpr int STEP = STEP_BYTES * 8 / BITS;  // columns of a tile
 constexpr int TILE_ROWS = 8;
 constexpr int TILE_GROUPS = GROUPED ? STEP / (GROUPED ? GROUP_SIZE : 1) : 0;  // of columns in a tile
-constexpr int PACKED_TILE_BYTES = TILE_ROWS * (STEP_BYTES + TILE_GROUPS * 4);
+constexpr bool ZERO_POINTS = GROUPED && SCHEME != FP8;
+using Entry = Choose<ZERO_POINTS, __half2, __half>::type;
+constexpr int ENTRY_BYTES = sizeof(Entry);
+constexpr int PACKED_TILE_BYTES = TILE_ROWS * (STEP_BYTES + TILE_GROUPS * ENTRY_BYTES);
+
+// The scale and minus zero point of an entry.
+__device__ __forceinline__ float2 group_of(const __half2& entry) { return __half22float2(entry); }
+__device__ __forceinline__ float2 group_of(const __half& entry) { return {__half2float(entry), 0}; }
 
 // The number of columns of a row in memory, with padding.
 __device__ __forceinline__ int padded_columns(int columns) {

@@ -20,10 +20,14 @@ __device__ __forceinline__ u32 subtract_pairs(u32 a, u32 b, half) {
     __half2 c = __hsub2((__half2&)a, (__half2&)b);
     return (u32&)c;
 }
+__device__ __forceinline__ u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
 __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b, bf16) {
-    u32 c;  // a * b + -0: before sm_90 there is no multiplication alone; keeps subnormal results
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000u));
-    return c;
+    // a * b + -0: before sm_90 there is no multiplication alone; keeps subnormal results
+    return multiply_add_pairs(a, b, 0x80008000u);
 }
 __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b, half) {
     __half2 c = __hmul2((__half2&)a, (__half2&)b);
@@ -71,15 +75,40 @@ template <u32 BYTES> __device__ __forceinline__ u32 shift_e4m3(u32 bytes, half) 
     return spread_bytes<BYTES>(bytes) << 7 & 0xbf80bf80;
 }
 
-// Four e4m3 values as two registers of pairs.
-__device__ __forceinline__ void unpack_fp8(u32 bytes, u32 (&pairs)[2], bf16) {
-    pairs[0] = multiply_pairs(shift_e4m3<0x9180>(bytes, bf16()), 0x7b807b80, bf16());
-    pairs[1] = multiply_pairs(shift_e4m3<0xb3a2>(bytes, bf16()), 0x7b807b80, bf16());
+// Four e4m3 values as two registers of pairs, shifted only, and converted.
+template <typename A> __device__ __forceinline__ void shift_fp8(u32 bytes, u32 (&pairs)[2], A) {
+    pairs[0] = shift_e4m3<0x9180>(bytes, A());
+    pairs[1] = shift_e4m3<0xb3a2>(bytes, A());
 }
-__device__ __forceinline__ void unpack_fp8(u32 bytes, u32 (&pairs)[2], half) {
-    pairs[0] = multiply_pairs(shift_e4m3<0x9180>(bytes, half()), 0x5c005c00, half());
-    pairs[1] = multiply_pairs(shift_e4m3<0xb3a2>(bytes, half()), 0x5c005c00, half());
+template <typename A> __device__ __forceinline__ void unpack_fp8(u32 bytes, u32 (&pairs)[2], A) {
+    constexpr u32 FACTOR = Same<A, half>::value ? 0x5c005c00 : 0x7b807b80;
+    pairs[0] = multiply_pairs(shift_e4m3<0x9180>(bytes, A()), FACTOR, A());
+    pairs[1] = multiply_pairs(shift_e4m3<0xb3a2>(bytes, A()), FACTOR, A());
 }
+
+// The scale of a group of e4m3 values, of 11 bits and less than 2, as a factor of their shifted pairs.
+template <typename A> struct Fp8Scale;
+template <> struct Fp8Scale<half> {
+    u32 factor;
+
+    __device__ __forceinline__ void set(float scale) { factor = pair_bits(scale * 0x1p8f, scale * 0x1p8f, half()); }
+    __device__ __forceinline__ u32 apply(u32 pair) const { return multiply_pairs(pair, factor, half()); }
+};
+// Two factors of eight bits. A value has four, the lower factor at most three: their product is exact, so the weight is
+// rounded once.
+template <> struct Fp8Scale<bf16> {
+    u32 high, low;
+
+    __device__ __forceinline__ void set(float scale) {
+        scale *= 0x1p120f;
+        high = pair_bits(scale, scale, bf16());
+        float below = scale - __uint_as_float(high << 16);
+        low = pair_bits(below, below, bf16());
+    }
+    __device__ __forceinline__ u32 apply(u32 pair) const {
+        return multiply_add_pairs(pair, high, multiply_pairs(pair, low, bf16()));
+    }
+};
 
 // Eight 4-bit values, the first four in the lower halves of the bytes, as four registers of pairs:
 // values 0 and 2, 1 and 3, 4 and 6, 5 and 7. Each is `int4_bias` too large; the caller subtracts

@@ -18,6 +18,7 @@ constexpr int FRAGMENT = 16 / sizeof(T);         // activations in 16 bytes
 constexpr int FRAGMENTS = COLUMNS / FRAGMENT;    // of a thread in a step
 constexpr int STEP_COLUMNS = 4 * COLUMNS;
 constexpr bool SPREAD = GROUPED || SCHEME == INT4;  // a thread's octets are 32 columns apart
+constexpr int WORD_ENTRIES = 4 / ENTRY_BYTES;       // entries of groups in the word that is copied for a thread
 constexpr bool HAS_TABLE = GROUPED || SCHEME == MXFP4;
 constexpr int STEP_SLOT_BYTES = (16 + (HAS_TABLE ? 4 : 0)) * WARP * 2;  // of a warp for a step
 
@@ -87,8 +88,8 @@ struct Row {
         u32 table = slot + WARP * 32 + (which * WARP + lane) * 4;
         if (SCHEME == MXFP4) {  // the word with the group's scale
             if (valid) copy_4(table, (const u8*)((u64)(scales + step * 4) & ~3ull));
-        } else if (GROUPED && valid && t < TILE_GROUPS) {  // scale and zero point of the step's group t
-            copy_4(table, from - lane * 16 + TILE_ROWS * STEP_BYTES + (t * TILE_ROWS + lane / 4) * 4);
+        } else if (GROUPED && valid && t < TILE_GROUPS) {  // the word with the entry of the step's group t
+            copy_4(table, from - lane * 16 + TILE_ROWS * STEP_BYTES + (t * TILE_ROWS + lane / 4) / WORD_ENTRIES * 4);
         }
     }
     // MXFP4: the scale in a word of `copy`.
@@ -104,8 +105,8 @@ __device__ __forceinline__ int activation_bytes(int columns) {
     int fragments = steps_of(columns) * FRAGMENTS;
     return fragments * 64 + (fragments % 2 ? 0 : 64);
 }
-// The sums of activations over 32 columns, which grouped matrices need.
-__device__ __forceinline__ int num_sums(int columns) { return GROUPED ? steps_of(columns) * STEP_COLUMNS / 32 : 0; }
+// The sums of activations over 32 columns, which zero points need.
+__device__ __forceinline__ int num_sums(int columns) { return ZERO_POINTS ? steps_of(columns) * STEP_COLUMNS / 32 : 0; }
 
 // The sum of eight activations.
 __device__ __forceinline__ float sum_of(const uint4& v) {
@@ -132,10 +133,10 @@ __device__ __forceinline__ int column_of_place(int at) {
     return step * STEP_COLUMNS + (SPREAD ? i * 32 + t * FRAGMENT : t * COLUMNS + i * FRAGMENT);
 }
 
-// Writes activations to their place in shared memory, and with groups the sum of 32 columns. A warp calls it for
+// Writes activations to their place in shared memory, and for zero points the sum of 32 columns. A warp calls it for
 // neighboring places.
 __device__ __forceinline__ void stage(u8* to, float* sums, int at, const uint4& v, bool valid) {
-    if constexpr (GROUPED && MMA) {
+    if constexpr (ZERO_POINTS && MMA) {
         float sum = sum_of(v);
         sum += __shfl_xor_sync(ALL, sum, 1);
         sum += __shfl_xor_sync(ALL, sum, 2);
@@ -229,7 +230,9 @@ struct Sums {
                             __uint_as_float(w.words[i][2]) * v.z + __uint_as_float(w.words[i][3]) * v.w;
             }
         } else if constexpr (GROUPED) {
-            add_groups<1>(w.words, step, table + g * 4, table + WARP + g * 4, x);
+            const Entry* entries = (const Entry*)table + g % WORD_ENTRIES;
+            add_groups<WORD_ENTRIES>(w.words, step, entries + g * 4 * WORD_ENTRIES,
+                                     entries + WARP * WORD_ENTRIES + g * 4 * WORD_ENTRIES, x);
         } else {
             u32 scale[2] = {};
 #pragma unroll
@@ -247,8 +250,8 @@ struct Sums {
         w.bits[0] = *(const uint4*)(low + offset);
         w.bits[1] = *(const uint4*)(high + offset);
         if constexpr (GROUPED) {
-            int entry = TILE_ROWS * STEP_BYTES + threadIdx.x % WARP / 4 * 4;
-            add_groups<TILE_ROWS>(w.words, step, (const u32*)(low + entry), (const u32*)(high + entry), x);
+            int entry = TILE_ROWS * STEP_BYTES + threadIdx.x % WARP / 4 * ENTRY_BYTES;
+            add_groups<TILE_ROWS>(w.words, step, (const Entry*)(low + entry), (const Entry*)(high + entry), x);
         } else {
             add_pairs<FRAGMENTS>(products, w.words, no_scale, fragments(x, step), 0);
         }
@@ -274,10 +277,10 @@ struct Sums {
         }
     }
 
-    // The scales and zero points of a row's groups are STRIDE words apart.
+    // A row's groups are STRIDE entries apart.
     template <int STRIDE>
-    __device__ __forceinline__ void add_groups(const u32 (&words)[2][4], int step, const u32* low_table,
-                                               const u32* high_table, const Activations& x) {
+    __device__ __forceinline__ void add_groups(const u32 (&words)[2][4], int step, const Entry* low_table,
+                                               const Entry* high_table, const Activations& x) {
         constexpr int PARTS = GROUPED ? TILE_GROUPS : 1;
         constexpr int PAIRS = FRAGMENTS / PARTS;  // of mma instructions, and sums of 32 columns, in a part
         const u32 no_scale[2] = {};
@@ -287,13 +290,15 @@ struct Sums {
             add_pairs<PAIRS>(own, words, no_scale, fragments(x, step), part * PAIRS);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                u32 entry = (i ? high_table : low_table)[part * STRIDE];
-                float2 f = __half22float2((__half2&)entry);
+                Entry entry = (i ? high_table : low_table)[part * STRIDE];
+                float2 f = group_of(entry);
                 float sum = 0;
+                if (ZERO_POINTS)
 #pragma unroll
-                for (int j = 0; j < PAIRS; j++) sum += x.sums[i][(step * PARTS + part) * PAIRS + j];
+                    for (int j = 0; j < PAIRS; j++) sum += x.sums[i][(step * PARTS + part) * PAIRS + j];
                 float product = own[0][3 * i] + own[1][3 * i];
-                found[i] += f.x * (product + (f.y - (SCHEME == INT4 ? int4_bias(T()) : 0)) * sum);
+                if (ZERO_POINTS) found[i] += f.x * (product + (f.y - (SCHEME == INT4 ? int4_bias(T()) : 0)) * sum);
+                else found[i] += f.x * product;
             }
         }
     }

@@ -137,7 +137,7 @@ struct Matrix {
 };
 
 #else
-// Eight quantized values as four pairs of neighbors, without scales.
+// Eight quantized values as four pairs of neighbors, without scales; FP8 in groups as shifted pairs.
 __device__ __forceinline__ void unpack_octet(const u8* at, u32 (&pairs)[4]) {
 #if SCHEME == INT4
     u32 word = *(const u32*)at;
@@ -161,6 +161,9 @@ __device__ __forceinline__ void unpack_octet(const u8* at, u32 (&pairs)[4]) {
 #if SCHEME == INT8
     unpack_int8(words.x, halves[0], T());
     unpack_int8(words.y, halves[1], T());
+#elif GROUP_SIZE > 0
+    shift_fp8(words.x, halves[0], T());
+    shift_fp8(words.y, halves[1], T());
 #else
     unpack_fp8(words.x, halves[0], T());
     unpack_fp8(words.y, halves[1], T());
@@ -200,11 +203,18 @@ struct Matrix {
         unpack_octet(tile + row * STEP_BYTES + threadIdx.x % 4 * 16 + octet * BITS, result.at);
         if constexpr (GROUPED) {
             int entry = octet * 32 / (GROUPED ? GROUP_SIZE : 1) * TILE_ROWS + row;
-            float2 pair = __half22float2(((const __half2*)(tile + TILE_ROWS * STEP_BYTES))[entry]);
+            float2 pair = group_of(((const Entry*)(tile + TILE_ROWS * STEP_BYTES))[entry]);
+#if SCHEME == FP8
+            Fp8Scale<T> scale;
+            scale.set(pair.x);
+#pragma unroll
+            for (int i = 0; i < 4; i++) result.at[i] = scale.apply(result.at[i]);
+#else
             u32 by = pair_bits(pair.x, pair.x, T()), zero = pair_bits(-pair.y, -pair.y, T());
 #pragma unroll
             for (int i = 0; i < 4; i++)  // whole zero points are subtracted exactly
                 result.at[i] = multiply_pairs(subtract_pairs(result.at[i], zero, T()), by, T());
+#endif
         }
         return result;
     }

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.row_changes import narrow_elements
-from swiftchat.cuda.packed_layout import TILE_COLUMNS, TILE_ROWS, padded_columns, tile_bytes
+from swiftchat.cuda.packed_layout import (
+    TILE_COLUMNS,
+    TILE_ROWS,
+    has_zero_points,
+    padded_columns,
+    tile_bytes,
+)
 from swiftchat.cuda.packed_matrix import Matrix, PackedMatrix
 from swiftchat.cuda.tensor_map import tensor_map
 
@@ -175,8 +181,8 @@ def _row_bytes(n: int, weight: Matrix, num_splits: int, cluster: int) -> int:
     group_size = weight.group_size or TILE_COLUMNS[weight.scheme]
     if n == 1 and weight.scheme != "FP8" and itemsize == 2:
         return 2 * _padded(columns) + 8 * (columns // group_size | 1)
-    group_bytes = 4 * (columns // group_size | 1) if weight.group_size else 0
-    return _padded(columns * itemsize) + group_bytes
+    has_sums = has_zero_points(weight.scheme, weight.group_size)
+    return _padded(columns * itemsize) + (4 * (columns // group_size | 1) if has_sums else 0)
 
 
 def _split_columns(k: int, num_splits: int) -> int:

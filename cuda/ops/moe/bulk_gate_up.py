@@ -6,7 +6,13 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
-from swiftchat.cuda.packed_layout import TILE_COLUMNS, packing_fits, padded_columns, tile_bytes
+from swiftchat.cuda.packed_layout import (
+    TILE_COLUMNS,
+    has_zero_points,
+    packing_fits,
+    padded_columns,
+    tile_bytes,
+)
 
 _THREADS = 128
 _ROWS = 8  # of gate and of up matrices in a block
@@ -21,7 +27,7 @@ def _shared_bytes(matrices: ExpertMatrices) -> int:
     if is_plain:
         return (2 * _ROWS + 1) * row_bytes
     tiles = 2 * columns // TILE_COLUMNS[scheme]
-    sums_bytes = columns // 32 * 4 if group_size else 0
+    sums_bytes = columns // 32 * 4 if has_zero_points(scheme, group_size) else 0
     return tiles * tile_bytes(scheme, group_size) + row_bytes + sums_bytes
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.bulk_gate_up import bulk_gate_up, bulk_gate_up_fits
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
-from swiftchat.cuda.packed_layout import TILE_COLUMNS, packing_fits
+from swiftchat.cuda.packed_layout import TILE_COLUMNS, has_zero_points, packing_fits
 from swiftchat.cuda.signature import Macro
 
 MAX_CHOSEN = 32  # experts of a token
@@ -64,7 +64,8 @@ def _shared_bytes(matrices: ExpertMatrices, tiling: Tiling, num_rows: int, items
     has_table = matrices.group_size > 0 or matrices.scheme == "MXFP4"
     steps = -(-matrices.columns // columns)
     row_bytes = (steps * columns * itemsize // 64 | 1) * 64
-    sums_bytes = steps * columns // 32 * 4 if matrices.group_size else 0
+    has_sums = has_zero_points(matrices.scheme, matrices.group_size)
+    sums_bytes = steps * columns // 32 * 4 if has_sums else 0
     slots = tiling.warps * tiling.depth * tiling.run * (20 if has_table else 16) * 64
     return slots + num_rows * (row_bytes + sums_bytes)
 

@@ -37,6 +37,15 @@ INLINE void convert(int format, const uint8_t *from, int n, float *restrict to) 
         for (int c = 0; c < n; c++) to[c] = fp8_to_float(from[c]);
 }
 
+/* Multiply columns of a group of rows by their scales. */
+INLINE void scale_rows(const Matrix *m, int first_row, int num_rows, int group,
+                       float rows[TILE_ROWS][BLOCK_COLS]) {
+    for (int r = 0; r < num_rows; r++) {
+        const float scale = group_scales(m, first_row + r)[group];
+        for (int c = 0; c < BLOCK_COLS; c++) rows[r][c] *= scale;
+    }
+}
+
 /* 32 elements of num_rows rows, of which `cols` columns exist; everything else is zero. */
 static void copy_part(const Matrix *m, const uint8_t *from, int num_rows, int cols, int is_paired,
                       float rows[TILE_ROWS][BLOCK_COLS]) {
@@ -66,6 +75,7 @@ static void fill_float_tile(const Matrix *m, int first_row, int num_rows, FloatP
         else
             for (int r = 0; r < TILE_ROWS; r++)
                 convert(m->format, from + r * m->stride, BLOCK_COLS, rows[r]);
+        if (m->group_scale) scale_rows(m, first_row, num_rows, (p->first_col + c) / m->group_cols, rows);
         for (int i = 0; i < BLOCK_COLS; i += 4, to += 4 * PANEL_ROWS)
             transpose_columns((const char *)part + 4 * i, row_bytes, to, PANEL_ROWS);
     }

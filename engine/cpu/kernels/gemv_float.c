@@ -32,28 +32,29 @@ INLINE float add_lanes(Floats v) {
     return sums[0];
 }
 
-/* y[v * y_stride] = row * x[v] for v < n. `format` and n are constants. */
-INLINE void multiply_row(int format, const uint8_t *row, int cols, const float *x, int n, Ahead ahead,
-                         float *y, int y_stride) {
+/* Add the columns c .. end of row * x[v] to sums[v] for v < n. `scale`, if any, multiplies the weights. `format` and n
+   are constants. */
+INLINE void multiply_cols(int format, const uint8_t *row, int cols, int c, int end, const float *scale,
+                          const float *x, int n, Ahead ahead, Floats sums[VECTORS_PER_PASS][CHAINS]) {
     const int bytes = weight_bytes(format);
-    Floats sums[VECTORS_PER_PASS][CHAINS] = {{{0}}};
-    int c = 0;
-    for (; c + STEP_COLS <= cols; c += STEP_COLS) {
+    for (; c + STEP_COLS <= end; c += STEP_COLS) {
         prefetch_ahead(ahead, row + c * (ptrdiff_t)bytes, STEP_COLS * bytes);
 #pragma GCC unroll 4
         for (int i = 0; i < CHAINS; i++) {
             const int col = c + i * LANES;
             Floats weights = load_weights(format, row + col * (ptrdiff_t)bytes);
+            if (scale) weights *= *scale;
 #pragma GCC unroll 4
             for (int v = 0; v < n; v++)
                 sums[v][i] = add_product(sums[v][i], weights, load_floats(x + v * (ptrdiff_t)cols + col));
         }
     }
-    for (; c < cols; c += LANES) {
-        const int rest = min_int(LANES, cols - c);
+    for (; c < end; c += LANES) {
+        const int rest = min_int(LANES, end - c);
         uint8_t last[LANES * 4] = {0};
         memcpy(last, row + c * (ptrdiff_t)bytes, (size_t)rest * bytes);
         Floats weights = load_weights(format, last);
+        if (scale) weights *= *scale;
 #pragma GCC unroll 4
         for (int v = 0; v < n; v++) {
             float last_x[LANES] = {0};
@@ -61,6 +62,17 @@ INLINE void multiply_row(int format, const uint8_t *row, int cols, const float *
             sums[v][0] = add_product(sums[v][0], weights, load_floats(last_x));
         }
     }
+}
+
+/* y[v * y_stride] = row * x[v] for v < n. `format` and n are constants. `scales`: of groups of columns, or NULL. */
+INLINE void multiply_row(int format, const uint8_t *row, int cols, int group_cols, const float *scales,
+                         const float *x, int n, Ahead ahead, float *y, int y_stride) {
+    Floats sums[VECTORS_PER_PASS][CHAINS] = {{{0}}};
+    if (format != FORMAT_FP8 || !group_cols)
+        multiply_cols(format, row, cols, 0, cols, NULL, x, n, ahead, sums);
+    else
+        for (int c = 0; c < cols; c += group_cols)
+            multiply_cols(format, row, cols, c, c + group_cols, scales++, x, n, ahead, sums);
 #pragma GCC unroll 4
     for (int v = 0; v < n; v++)
         y[v * (ptrdiff_t)y_stride] = add_lanes((sums[v][0] + sums[v][1]) + (sums[v][2] + sums[v][3]));
@@ -72,10 +84,12 @@ INLINE void multiply_rows(int format, const Matrix *m, int first_row, int num_ro
 #define CASE(count)                                                                           \
     case count:                                                                               \
         if (count <= VECTORS_PER_PASS)                                                        \
-            multiply_row(format, row, m->cols, vectors, count, ahead, results, y_stride); \
+            multiply_row(format, row, m->cols, m->group_cols, scales, vectors, count, ahead,      \
+                         results, y_stride);                                                      \
         break;
     const uint8_t *row = m->data + first_row * m->stride;
     for (int r = 0; r < num_rows; r++, row += m->stride, y++) {
+        const float *scales = group_scales(m, first_row + r);
         for (int v = 0; v < num_vectors; v += VECTORS_PER_PASS) {
             const float *vectors = x + v * (ptrdiff_t)m->cols;
             float *results = y + v * (ptrdiff_t)y_stride;

@@ -1,6 +1,7 @@
 /* Weight matrices as the kernels read them.
 
-   A float matrix is row-major, as in the file: it can be a view of the mapped file.
+   A float matrix is row-major, as in the file: it can be a view of the mapped file. FP8 may have a
+   scale for each `group_cols` columns of a row.
 
    An integer matrix is packed into tiles of 16 rows. A tile is its scales, then its minimums (if it
    has them), then its values; each of the three starts at a multiple of 64 bytes. A missing row of
@@ -24,10 +25,11 @@ enum { TILE_ROWS = 16, BLOCK_COLS = 32, INT4_CENTER = 8 };
 typedef struct {
     int32_t format;
     int32_t rows, cols;
-    int32_t group_cols;  /* columns per scale: 16 or a multiple of 32; 0: `row_scale` only */
+    int32_t group_cols;  /* columns per scale: 16 or, FP8 always, a multiple of 32; 0: `row_scale` only */
     int32_t has_minimum;
     int32_t wide_tables; /* scales and minimums are fp32, not fp16 */
     int64_t stride;      /* bytes from row to row, or from tile to tile */
     const uint8_t *data;
     const float *row_scale; /* [rows], multiplied with the results; NULL: none */
+    const float *group_scale; /* FP8 with group_cols: [rows][groups] */
 } Matrix;

@@ -12,6 +12,10 @@ static inline size_t round_up_64(size_t n) { return (n + 63) & ~(size_t)63; }
 static inline int num_groups(const Matrix *m) {
     return m->group_cols ? (m->cols + m->group_cols - 1) / m->group_cols : 0;
 }
+/* The scales of the groups of a row of FP8; NULL if it has none. */
+static inline const float *group_scales(const Matrix *m, int row) {
+    return m->group_scale ? m->group_scale + (size_t)row * num_groups(m) : NULL;
+}
 /* Bytes of a tile's scales, or of its minimums. */
 static inline size_t table_bytes(const Matrix *m) {
     return round_up_64((size_t)num_groups(m) * TILE_ROWS * (m->wide_tables ? 4 : 2));

@@ -66,6 +66,8 @@ static void float_row(const Matrix *m, int row, float *out) {
             break;
         default:
             for (int i = 0; i < m->cols; i++) out[i] = fp8_to_float(data[i]);
+            for (int i = 0; m->group_scale && i < m->cols; i++)
+                out[i] *= group_scales(m, row)[i / m->group_cols];
     }
 }
 

@@ -16,7 +16,7 @@ from swiftchat.cuda.ops.linear.layout import linear_fits
 from swiftchat.cuda.ops.linear.linear import linear
 from swiftchat.cuda.ops.linear.packed_gemm import packed_gemm, packed_gemm_fits
 from swiftchat.cuda.ops.linear.quantize import dequantize
-from swiftchat.cuda.packed_layout import packing_fits
+from swiftchat.cuda.packed_layout import packed_group_size, packing_fits
 from swiftchat.cuda.packed_matrix import (
     Matrix,
     PackedMatrix,
@@ -43,7 +43,7 @@ _ALIGNED_ROWS = 256
 
 @dataclass(frozen=True)
 class GpuQuantizedWeight(LinearWeight):
-    """A matrix in any scheme that the kernels read: int8, fp8, or int8 and int4 in groups."""
+    """A matrix in any scheme that the kernels read: int8 or fp8, maybe in groups, or int4."""
 
     matrix: PackedMatrix
     kernels: LinearKernels
@@ -138,17 +138,27 @@ def packed_matrix(
     return _PACK[scheme](parts, dtype, device)
 
 
-def _pack_rows(
-    scheme: str,
-    pack: Callable[[Tensor, Tensor, torch.dtype], PackedMatrix],
-    parts: Sequence[Int8 | Float8],
-    dtype: torch.dtype,
-    device: torch.device,
+def _pack_int8(
+    parts: Sequence[Int8], dtype: torch.dtype, device: torch.device
 ) -> PackedMatrix | None:
-    if not packing_fits(scheme, parts[0].values.shape[1]):
+    if not packing_fits("INT8", parts[0].values.shape[1]):
         return None
     values, scales = ([part.values for part in parts], [part.scale for part in parts])
-    return pack(_upload(values, device), _upload(scales, device), dtype)
+    return pack_int8(_upload(values, device), _upload(scales, device), dtype)
+
+
+def _pack_fp8(
+    parts: Sequence[Float8], dtype: torch.dtype, device: torch.device
+) -> PackedMatrix | None:
+    columns, groups = parts[0].values.shape[1], parts[0].scale.shape[1]
+    has_same_groups = all(part.scale.shape[1] == groups for part in parts)
+    group_size = columns // groups if groups > 1 else 0
+    if not has_same_groups or packed_group_size("FP8", columns, group_size) is None:
+        return None
+    scales = [part.scale if groups > 1 else part.scale[:, 0] for part in parts]
+    return pack_fp8(
+        _upload([part.values for part in parts], device), _upload(scales, device), dtype
+    )
 
 
 def _pack_groups(
@@ -162,7 +172,7 @@ def _pack_groups(
     columns = values_per_byte * parts[0].values.shape[1]
     groups = parts[0].scale.shape[1]
     has_same_groups = all(part.scale.shape[1] == groups for part in parts)
-    if not has_same_groups or not packing_fits(scheme, columns, columns // groups):
+    if not has_same_groups or packed_group_size(scheme, columns, columns // groups) is None:
         return None
     return pack(
         _upload([part.values for part in parts], device),
@@ -174,8 +184,8 @@ def _pack_groups(
 
 _PACK: Mapping[type[QuantizedMatrix], Callable[..., PackedMatrix | None]] = MappingProxyType(
     {
-        Int8: partial(_pack_rows, "INT8", pack_int8),
-        Float8: partial(_pack_rows, "FP8", pack_fp8),
+        Int8: _pack_int8,
+        Float8: _pack_fp8,
         Int4: partial(_pack_groups, "INT4", 2, pack_int4),
         Int8Groups: partial(_pack_groups, "INT8", 1, pack_int8_groups),
     }

@@ -41,7 +41,7 @@ def matmul_w8a8(
         packed_gemm(gpu, quantized, weight, out, workspace, bias=bias, x_scale=scales)
         return out
     schemes = weight.scheme, scheme.dtype
-    if weight.shape[1] % 64:  # torch's GEMMs do not take padded columns
+    if weight.shape[1] % 64 or weight.group_size:  # torch's GEMMs take neither padding nor groups
         return None
     if schemes == ("INT8", "int8") and n > MAX_GEMV_ROWS and num_rows % 8 == 0:
         return _matmul_int8(gpu, x, weight, scheme, bias)

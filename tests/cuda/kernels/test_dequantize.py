@@ -5,8 +5,9 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.quantize import dequantize
+from swiftchat.cuda.packed_layout import PACKINGS
 from tests.support.kernels.case import DTYPES, Inputs, poisoned
-from tests.support.kernels.packed_matrices import PACKINGS, packed
+from tests.support.kernels.packed_matrices import packed
 
 pytestmark = pytest.mark.gpu
 # Half a unit in the last place; the fp32 product is rounded before.

@@ -5,8 +5,9 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.layers.embedding import embed
+from swiftchat.cuda.packed_layout import PACKINGS
 from tests.support.kernels.case import DTYPES, Inputs, assert_close, poisoned
-from tests.support.kernels.packed_matrices import PACKINGS, packed
+from tests.support.kernels.packed_matrices import packed
 
 pytestmark = pytest.mark.gpu
 VOCAB = 1009

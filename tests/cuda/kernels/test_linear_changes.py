@@ -17,8 +17,9 @@ from swiftchat.cuda.ops.linear.layout import linear_fits
 from swiftchat.cuda.ops.linear.linear import Norm, RopeCache, Workspace
 from swiftchat.cuda.ops.linear.low_rank import Part, table_entry
 from swiftchat.cuda.ops.linear.row_changes import RowChanges, narrow_buffer
+from swiftchat.cuda.packed_layout import PACKINGS
 from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
-from tests.support.kernels.packed_matrices import PACKINGS, packed
+from tests.support.kernels.packed_matrices import packed
 
 pytestmark = pytest.mark.gpu
 MAX_PARTS, EPS, REPEATS = 3, 1e-5, 4

@@ -16,10 +16,11 @@ from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear import linear as op
 from swiftchat.cuda.ops.linear.layout import linear_fits
 from swiftchat.cuda.ops.linear.linear import Norm, RopeCache, Workspace
+from swiftchat.cuda.packed_layout import PACKINGS
 from swiftchat.cuda.packed_matrix import pack_int4, pack_int8
 from tests.support.gpu_ranks import peer_buffers
 from tests.support.kernels.case import DTYPES, ROUNDING, Inputs, assert_close, poisoned
-from tests.support.kernels.packed_matrices import PACKINGS, packed
+from tests.support.kernels.packed_matrices import packed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize(("scheme", "group"), PACKINGS)]
 SHAPES = [(4096, 4096), (97, 640), (1536, 128), (5000, 2176), (64, 14336), (8, 128)]

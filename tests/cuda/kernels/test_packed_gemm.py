@@ -11,8 +11,9 @@ import torch
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.packed_gemm import GemmWorkspace, packed_gemm
+from swiftchat.cuda.packed_layout import PACKINGS
 from tests.support.kernels.case import ROUNDING, Inputs, assert_close, poisoned
-from tests.support.kernels.packed_matrices import PACKINGS, packed
+from tests.support.kernels.packed_matrices import packed
 
 DTYPES = (torch.bfloat16, torch.float16)
 PATHS = ("WGMMA_PATH", "MMA_PATH")

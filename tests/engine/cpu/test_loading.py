@@ -176,10 +176,11 @@ def test_estimated_bytes_of_other_formats(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["stablelm", "gpt-neox", "qwen3-moe", "glm"])
-@pytest.mark.parametrize("scheme", ["int4", "int8", "fp8"])
+@pytest.mark.parametrize("scheme", ["int4", "int8", "fp8", "fp8-block"])
 def test_reordered_and_expert_matrices(family: str, scheme: str, tmp_path: Path) -> None:
     narrow = {"moe_intermediate_size": 64, "head_dim": 16} if "moe" in family else {}
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    hidden_size = 256 if scheme == "fp8-block" else 64  # rows of two blocks
+    sizes = {"hidden_size": hidden_size, "intermediate_size": 128, "num_attention_heads": 4}
     tiny.make(family, tmp_path / "in", **sizes, **narrow)
     convert(tmp_path / "in", tmp_path / "out", quantization=QuantizationSpec(scheme, 32))
     weights = loaded(tmp_path / "out", native())

@@ -99,19 +99,22 @@ def assert_rows(weight: NativeWeight, matrix: Tensor, dtype: torch.dtype) -> Non
     assert ((weight.rows(ids).double() - matrix[ids]).abs() <= allowed).all()
 
 
-def random_fp8(rows: int, columns: int, seed: int) -> tuple[Float8, Tensor]:
+def random_fp8(rows: int, columns: int, seed: int, groups: int = 1) -> tuple[Float8, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(rows, columns, generator=generator).mul(40).to(torch.float8_e4m3fn)
-    scale = torch.rand(rows, generator=generator) + 0.1
+    scale = torch.rand(rows, groups, generator=generator) + 0.1
     matrix = Float8(values.view(torch.uint8).numpy(), scale.numpy())
-    return matrix, values.double() * scale.double().unsqueeze(1)
+    return matrix, values.double() * scale.double().repeat_interleave(columns // groups, 1)
 
 
 @each_variant
 @pytest.mark.parametrize("dtype", UNITS)
-def test_fp8_with_scales_of_rows(variant: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("columns", "groups"), [(64, 1), (288, 9), (384, 3), (672, 7)])
+def test_fp8_with_scales_of_rows_and_groups(
+    variant: str, dtype: torch.dtype, columns: int, groups: int
+) -> None:
     """The values of one matrix stay where they are, those of several are joined."""
-    first, second = (random_fp8(rows, 64, rows) for rows in (17, 20))
+    first, second = (random_fp8(rows, columns, rows, groups) for rows in (17, 20))
     weight = factory(variant).quantized([first[0]], dtype)
     assert isinstance(weight, NativeWeight) and weight.is_quantized
     assert weight.native_matrices[0].data == first[0].values.ctypes.data
@@ -120,6 +123,11 @@ def test_fp8_with_scales_of_rows(variant: str, dtype: torch.dtype) -> None:
     joined = factory(variant).quantized([first[0], second[0]], dtype)
     assert isinstance(joined, NativeWeight)
     assert_matmul(joined, torch.cat([first[1], second[1]]), dtype)
+    order = torch.randperm(17)
+    assert_matmul(weight.reordered(order), first[1][order], dtype)
+    other = factory(variant).quantized([first[0], random_fp8(5, columns, 5, 2 * groups)[0]], dtype)
+    expected = 2 if columns // groups % 64 == 0 else None
+    assert (other and len(other.native_matrices)) == expected
 
 
 @each_variant

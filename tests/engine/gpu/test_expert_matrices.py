@@ -9,13 +9,14 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.experts import expert_down, expert_gate_up
+from swiftchat.cuda.packed_layout import PACKINGS
 from swiftchat.engine.gpu.expert_matrices import expert_matrices, with_shared
 from swiftchat.engine.gpu.linear.plain import GpuPlainWeight, LinearKernels
 from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.engine.model.moe import Expert
 from tests.support.kernels.case import Inputs, assert_close, poisoned
-from tests.support.kernels.packed_matrices import PACKINGS, packed
+from tests.support.kernels.packed_matrices import packed
 
 pytestmark = pytest.mark.gpu
 HIDDEN, SIZE, PARTS = 256, 128, 2

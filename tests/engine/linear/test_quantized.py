@@ -46,7 +46,7 @@ def random_quantized(
 ) -> tuple[QuantizedMatrix, torch.Tensor]:
     """A random quantized matrix, with outliers among its scales, and its values in fp64."""
     rng = np.random.default_rng(seed)
-    groups = columns // 32 if scheme == "int4" else 1
+    groups = columns // 32 if scheme in ("int4", "fp8-block") else 1
     scale = np.exp(rng.normal(size=(rows, groups))).astype(np.float32)
     scale[rng.random(scale.shape) < 0.02] *= 100
     scale = torch.from_numpy(scale).bfloat16().float().numpy()
@@ -60,8 +60,8 @@ def random_quantized(
         return Int8(codes, scale[:, 0]), torch.from_numpy(codes * scale.astype(np.float64))
     codes[codes == -1] = 0  # NaN
     numbers = torch.from_numpy(codes).view(torch.float8_e4m3fn).double()
-    quantized_matrix = Float8(codes.view(np.uint8), scale[:, 0])
-    return quantized_matrix, numbers * torch.from_numpy(scale).double()
+    wide = torch.from_numpy(scale).double().repeat_interleave(columns // groups, 1)
+    return Float8(codes.view(np.uint8), scale), numbers * wide
 
 
 @pytest.mark.parametrize("scheme", WEIGHT_ONLY)
@@ -75,7 +75,7 @@ def test_matmul_against_fp64(scheme: str, rows: int, columns: int, dtype: torch.
     quantized_matrix, dequantized = random_quantized(scheme, rows, columns)
     weight = quantized_weight([quantized_matrix], dtype)
     assert weight is not None and weight.shape == (rows, columns)
-    assert weight.description.startswith(scheme)
+    assert weight.description.startswith(scheme.removesuffix("-block"))
     unit = HALF_ULP if dtype == torch.bfloat16 else columns * 2.0**-24
     largest = torch.from_numpy(quantized_matrix.scale).double().reshape(rows, -1)
     largest = largest.repeat_interleave(columns // largest.shape[1], 1)
@@ -111,9 +111,11 @@ def test_merged_weight_of_several_schemes() -> None:
     plain = PlainWeight(torch.ones(7, 64))
     weight = MergedWeight([*(part for part in parts if part is not None), plain])
     dequantized = torch.cat([dequantized for _, dequantized in made] + [torch.ones(7, 64).double()])
-    assert weight.shape == dequantized.shape == (32 + 64 + 96 + 7, 64)
+    assert weight.shape == dequantized.shape == (32 + 64 + 96 + 128 + 7, 64)
     assert torch.equal(weight.matmul(torch.eye(64)).T.double(), dequantized)
-    index = torch.cat([torch.randperm(n) + at for n, at in ((32, 0), (64, 32), (96, 96), (7, 192))])
+    index = torch.cat(
+        [torch.randperm(n) + at for n, at in ((32, 0), (64, 32), (96, 96), (128, 192), (7, 320))]
+    )
     turned = weight.reordered(index)
     assert isinstance(turned, MergedWeight)
     assert torch.equal(turned.matmul(torch.eye(64)).T.double(), dequantized[index])
@@ -148,7 +150,9 @@ def test_quantized_logits_equal_those_of_dequantized_weights(
     convert(quantized[scheme], tmp_path / "plain", dtype="float32")
     ids = tiny.random_ids(30)
     bench = tiny.Bench(quantized[scheme], dtype=torch.float32, native=True)
-    assert all(matrix.description.startswith(scheme) for matrix in matrices(bench))
+    assert all(
+        matrix.description.startswith(scheme.removesuffix("-block")) for matrix in matrices(bench)
+    )
     expected = tiny.Bench(tmp_path / "plain").last_logits(ids)
     # In fp32 only the order of sums differs.
     torch.testing.assert_close(bench.last_logits(ids), expected, rtol=1e-4, atol=1e-4)
@@ -178,7 +182,9 @@ DESCRIPTIONS = {
     "compressed-int4": "int4",
     "compressed-w8a8": "int8",
     "compressed-fp8": "fp8",
+    "compressed-fp8-blocks": "fp8 in groups of 32",
     "fp8-row": "fp8",
+    "fp8-powers": "fp8",
 }
 
 
@@ -256,8 +262,8 @@ def test_damaged_quantized_tensor_is_named_in_the_error(
         if change == "missing":
             del tensors[scale]
         elif change == "infinite":
-            tensors[scale][3] = float("nan")
-        elif scheme == "fp8":
+            tensors[scale][-1] = float("nan")
+        elif scheme.startswith("fp8"):
             tensors[scale.removesuffix("_scale")].view(torch.uint8)[5, 5] = 0x7F
         else:
             continue

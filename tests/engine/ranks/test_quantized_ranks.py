@@ -107,11 +107,20 @@ def test_slicing_inside_groups_makes_smaller_groups() -> None:
 
 @pytest.mark.parametrize(
     ("family", "scheme"),
-    [("llama-tied", "int8"), ("phi3", "int4"), ("gpt-neox", "fp8"), ("qwen3-moe", "int4")],
+    [
+        ("llama-tied", "int8"),
+        ("phi3", "int4"),
+        ("gpt-neox", "fp8"),
+        ("qwen3-moe", "int4"),
+        ("llama-tied", "fp8-block"),
+        ("qwen3-moe", "fp8-block"),
+    ],
 )
 def test_shards_of_four_ranks_stay_packed(family: str, scheme: str, tmp_path: Path) -> None:
     """Two KV heads, each on two ranks; fused q k v, also interleaved; experts."""
     narrow = {"moe_intermediate_size": 128, "head_dim": 16} if "moe" in family else {}
+    if scheme == "fp8-block":  # rows of two blocks
+        narrow["hidden_size"] = 256
     folder = make(family, scheme, tmp_path, **narrow)
     assert all(map(is_packed, benches(folder, 4)))
 
@@ -137,7 +146,7 @@ def test_groups_are_sliced_on_several_ranks(tmp_path: Path) -> None:
         assert first.o.is_quantized and first.down.is_quantized
 
 
-@pytest.mark.parametrize("scheme", ["gptq", "awq", "compressed-w8a8", "fp8-blocks"])
+@pytest.mark.parametrize("scheme", ["gptq", "awq", "compressed-w8a8", "fp8-blocks", "fp8-powers"])
 def test_other_quantized_formats_on_two_ranks(tmp_path: Path, scheme: str) -> None:
     settings, pack = (GPTQ, gptq(4)) if scheme == "gptq" else SOURCES[scheme]
     quantized_model(tmp_path / "in", settings, pack)

@@ -8,8 +8,9 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
 from swiftchat.cuda.ops.moe.experts import expert_down, expert_gate_up
+from swiftchat.cuda.packed_layout import PACKINGS
 from tests.support.kernels.case import ROUNDING, Inputs, assert_close, poisoned
-from tests.support.kernels.packed_matrices import PACKINGS, packed
+from tests.support.kernels.packed_matrices import packed
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # The scheme of matrices, their group size and the dtype of activations.

@@ -78,11 +78,16 @@ PACKINGS = {
     "int8": ("INT8", 0),
     "fp8": ("FP8", 0),
     "int8-32": ("INT8", 32),
+    "fp8-32": ("FP8", 32),
+    "fp8-64": ("FP8", 64),
     "int4-32": ("INT4", 32),
     "int4-64": ("INT4", 64),
     "int4-128": ("INT4", 128),
 }
-KINDS = ("mxfp4", "bfloat16", "float16", "float32", *PACKINGS, "int4-32 float16", "int8 float16")
+KINDS = (
+    *("mxfp4", "bfloat16", "float16", "float32"),
+    *(*PACKINGS, "int4-32 float16", "int8 float16", "fp8-32 float16"),
+)
 
 
 # Kinds with the sizes that they can have; packed kinds have no alternating gate and up rows.

@@ -16,8 +16,6 @@ from swiftchat.cuda.packed_matrix import (
 from swiftchat.engine.gpu.linear.plain import LinearKernels
 from tests.support.kernels.case import Inputs
 
-PACKINGS = [("INT8", 0), ("FP8", 0), ("INT4", 32), ("INT4", 64), ("INT4", 128), ("INT8", 32)]
-
 
 def kernels_without_gpu() -> LinearKernels:
     """Kernels for tests of packed layouts on the CPU, which multiply nothing."""
@@ -50,18 +48,14 @@ def packed(
         bits = make.integers(0, 256, rows, k, dtype=torch.uint8)
         bits[(bits & 0x7F) == 0x7F] = 0  # NaN
         scale *= magnitude / 130
-        matrix = pack_fp8(bits, scale, make.dtype)
-        return matrix, bits.view(torch.float8_e4m3fn).double() * scale.double().unsqueeze(1)
+        scales = random_scales(make, scale, k // group) if group else scale
+        wide = scales.double().view(rows, -1).repeat_interleave(group or k, 1)
+        matrix = pack_fp8(bits, scales, make.dtype)
+        return matrix, bits.view(torch.float8_e4m3fn).double() * wide
     bits = 8 if scheme == "INT8" else 4
     quantized = make.integers(0, 2**bits, rows, k, dtype=torch.uint8)
     groups = k // group
-    magnitude /= 2 ** (bits - 4)
-    # Scales of 8 bits, like bfloat16's, that are not so small that packing rounds them; one
-    # group has the scale 0.
-    scales = make.normal(rows, groups, dtype=torch.bfloat16).float()
-    scales = torch.where(scales < 0, -1, 1) * scales.abs().clamp_(2.0**-9) * magnitude / 4
-    scales = (scales * scale.bfloat16().float().unsqueeze(1)).bfloat16().float()
-    scales[0, groups // 2] = 0
+    scales = random_scales(make, scale * (magnitude / 2 ** (bits - 2)), groups)
     zeros = make.integers(0, 2**bits, rows, groups).float()
     wide = [t.repeat_interleave(group, 1).double() for t in (scales, zeros)]
     weights = (quantized.double() - wide[1]) * wide[0]
@@ -71,27 +65,41 @@ def packed(
     return pack_int4(values, scales, zeros, make.dtype), weights
 
 
+def random_scales(make: Inputs, row_scale: Tensor, groups: int) -> Tensor:
+    """Return scales of about `row_scale` fp32 [rows], of both signs, [rows, groups]; one is 0.
+
+    They have 8 bits, like bfloat16's, and are not so small that packing rounds them.
+    """
+    scales = make.normal(len(row_scale), groups, dtype=torch.bfloat16).float()
+    scales = torch.where(scales < 0, -1, 1) * scales.abs().clamp_(2.0**-9)
+    scales = (scales * row_scale.bfloat16().float().unsqueeze(1)).bfloat16().float()
+    scales[0, groups // 2] = 0
+    return scales
+
+
 def parts(matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
-    """Return values [rows, columns] and scales with negated zero points fp16 [rows, groups, 2].
+    """Return values [rows, columns] and groups' parts fp16 [rows, groups, parts].
 
     Includes the padding. Decodes tiles as documented: 64 bytes of values of each of eight rows,
-    then for each group a scale and a negated zero point of each row.
+    then for each group the parts of each row: a scale and, but for FP8, a negated zero point.
     """
     columns_each = 128 if matrix.scheme == "INT4" else 64
     num_tiles, groups = -(-matrix.shape[1] // columns_each), columns_each // matrix.group_size
     quantized = torch.full((len(matrix), num_tiles * columns_each), -1000)
-    table = torch.full((len(matrix), num_tiles * groups, 2), float("nan"), dtype=torch.float16)
+    entry = 2 if matrix.scheme == "FP8" else 4  # bytes
+    shape = len(matrix), num_tiles * groups, entry // 2
+    table = torch.full(shape, float("nan"), dtype=torch.float16)
     to_column_order = nibbles_to_column_order if matrix.scheme == "INT4" else bytes_to_column_order
     for row in range(len(matrix)):
-        block = matrix.tiles[row // 8].view(num_tiles, 8 * (64 + 4 * groups))
+        block = matrix.tiles[row // 8].view(num_tiles, 8 * (64 + entry * groups))
         for index in range(num_tiles):
             tile = block[index]
             own = to_column_order(tile[row % 8 * 64 :][:64])
             quantized[row, index * columns_each :][:columns_each] = own
             for group in range(groups):
-                at = 512 + 32 * group + 4 * (row % 8)
-                entry = tile[at : at + 4].clone().view(torch.float16)
-                table[row, index * groups + group] = entry
+                at = 512 + entry * (8 * group + row % 8)
+                own_parts = tile[at : at + entry].clone().view(torch.float16)
+                table[row, index * groups + group] = own_parts
     return quantized, table
 
 

@@ -15,13 +15,12 @@ from swiftchat.cuda.ops.linear.variants import linear_macros
 from swiftchat.cuda.ops.mixers.steps import NORM_LAYOUTS
 from swiftchat.cuda.ops.moe import experts, grouped_experts
 from swiftchat.cuda.ops.moe.expert_matrices import ACTIVATIONS
-from swiftchat.cuda.packed_layout import GROUP_SIZES
+from swiftchat.cuda.packed_layout import PACKINGS
 from swiftchat.cuda.quantized_kv import KV_SCHEMES, PACKED_HEAD_DIMS
 from swiftchat.cuda.signature import DTYPE_NAMES, KernelSpec, Macro
 
 _BF16, _FP16, _FP32 = DTYPE_NAMES
 _DTYPES, _HALVES = (_BF16, _FP16, _FP32), (_BF16, _FP16)
-_PACKED = [("INT8", 0), ("FP8", 0), *((s, size) for s in GROUP_SIZES for size in GROUP_SIZES[s])]
 _SMALL, _LARGE = 99 * 1024, 227 * 1024  # shared memory: sm_86, sm_89, sm_120; data center GPUs
 _FLAGS = (False, True)
 
@@ -57,13 +56,13 @@ def _all() -> Iterator[KernelSpec]:
     for dtype, send in (*((dtype, True) for dtype in _DTYPES), (_FP32, False)):
         yield from _each("all_reduce", DTYPE=[dtype], SEND=[send], WORLD_SIZE=(2, 4, 8))
     yield from _each("embed", DTYPE=_DTYPES, WIDTH=(8, 1), SCHEME=["PLAIN"], GROUP_SIZE=[0])
-    for i, packing in enumerate(_PACKED):  # one dtype is enough
+    for i, packing in enumerate(PACKINGS):  # one dtype is enough
         yield KernelSpec.of("embed", DTYPE=_DTYPES[i % 3], WIDTH=8, **_packing(*packing))
     # Each way of reading a row with each scheme. One dtype for each is enough.
     for i, (j, scheme) in product(range(3), enumerate(SCHEMES)):
         macros: dict[str, Macro] = {"DTYPE": _DTYPES[(i + j) % 3], "SCHEME": scheme.upper()}
         yield KernelSpec.of("quantize", **macros, AS_T=i % 2, VECTORS=(2, 8, 0)[i])
-    for packing, dtype in product(_PACKED, _DTYPES):
+    for packing, dtype in product(PACKINGS, _DTYPES):
         yield KernelSpec.of("dequantize", DTYPE=dtype, **_packing(*packing))
     for name in (_rotary, _decode_attention, _prefill_attention, _mixers, _experts, _gemms):
         yield from name()
@@ -186,7 +185,7 @@ def _mixers() -> Iterator[KernelSpec]:
 
 def _experts() -> Iterator[KernelSpec]:
     plain = [(dtype, "PLAIN", 0) for dtype in _DTYPES]
-    packed = [(dtype, *packing) for packing in _PACKED for dtype in _HALVES]
+    packed = [(dtype, *packing) for packing in PACKINGS for dtype in _HALVES]
     matrices = [*plain, (_BF16, "MXFP4", 0), *packed]
     activations = [activation.upper() for activation in ACTIVATIONS]
     for dtype, scheme, group_size in matrices:
@@ -231,14 +230,14 @@ def _gemms() -> Iterator[KernelSpec]:
     for options in _linear_options():
         yield KernelSpec.of("linear", **linear_macros(**options))
     for path, sizes in packed_gemm.PATHS.items():
-        for rows, packing, dtype in product(sizes, _PACKED, _HALVES):
+        for rows, packing, dtype in product(sizes, PACKINGS, _HALVES):
             for warps in packed_gemm.numbers_of_warps(rows, path):
                 macros: dict[str, Macro] = {"BLOCK_N": rows, "CONSUMER_WARPS": warps, "PATH": path}
                 yield KernelSpec.of("packed_gemm", DTYPE=dtype, **_packing(*packing), **macros)
 
 
 def _linear_options() -> Iterator[dict[str, Any]]:
-    packings = [{"scheme": scheme, "group_size": group_size} for scheme, group_size in _PACKED]
+    packings = [{"scheme": scheme, "group_size": group_size} for scheme, group_size in PACKINGS]
     yield from ({**shape, **epilogue} for epilogue in _EPILOGUES for shape in _SHAPES)
     # Two variants for each packing, with varying dtypes, sizes and epilogues: the packing does not
     # change the epilogue's code.

@@ -1,5 +1,6 @@
 """Every quantized format dequantizes to the weights of its reference implementation."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from swiftchat.errors import BadModelFile
 from swiftchat.weights.quantization.methods import model_tensors
+from swiftchat.weights.quantization.scheme import Float8, Scheme
 from swiftchat.weights.quantization.stored_tensor import StoredTensor
 from tests.support import quantized_packers as packers
 
@@ -298,6 +301,65 @@ def test_fp8_with_smaller_last_blocks(tmp_path: Path) -> None:
     found = dequantized(tmp_path, {"weight": weight, "weight_scale_inv": scales}, method)
     expected = torch.cat([weight[:128].float() * scales[0], weight[128:].float() * scales[1]])
     same_bits(found, expected)
+
+
+@repeated
+@given(
+    rows=st.integers(1, 300),
+    columns=st.integers(1, 12),
+    block=st.tuples(st.sampled_from([1, 40, 128, 2**20]), st.sampled_from([32, 48, 64, 128])),
+    name=st.sampled_from(["weight_scale_inv", "weight_scale", "scale"]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.float8_e8m0fnu]),
+    seed=SEEDS,
+)
+def test_packed_fp8_blocks_equal_dequantized_ones(
+    tmp_path: Path,
+    rows: int,
+    columns: int,
+    block: tuple[int, int],
+    name: str,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """Groups have one size, which divides the width of a block and that of the last one."""
+    (height, width), columns = block, 16 * columns
+    weight = tensor_of_bytes((rows, columns), torch.uint8, seed)
+    weight = torch.where((weight & 127) == 127, 0, weight).view(torch.float8_e4m3fn)
+    scales = random_scales((-(-rows // height), -(-columns // width)), torch.float32, seed)
+    scales = (scales.abs() + 2.0**-20).to(dtype)
+    tensors = packers.under("a", {"weight": weight, name: scales})
+    method = {"quant_method": "fp8", "weight_block_size": list(block)}
+    stored = packers.opened(tmp_path, tensors, method)["a.weight"]
+    size = math.gcd(columns, width)
+    if size % 32 and width < columns:
+        assert stored.packed is None
+        return
+    assert stored.packed is not None
+    assert stored.packed.scheme == Scheme(Float8, size if width < columns else 0)
+    matrix = stored.packed.read()
+    assert isinstance(matrix, Float8)
+    groups = torch.from_numpy(matrix.scale).repeat_interleave(columns // matrix.scale.shape[1], 1)
+    values = torch.from_numpy(np.array(matrix.values)).view(torch.float8_e4m3fn)
+    same_bits(values.float() * groups, stored.to_float32())
+
+
+@pytest.mark.parametrize("bad", ["scale", "exponent", "element"])
+def test_packed_fp8_blocks_must_be_finite(tmp_path: Path, bad: str) -> None:
+    weight = torch.ones(130, 256).to(torch.float8_e4m3fn)
+    scales = torch.ones(2, 2)
+    if bad == "element":
+        weight[7, 9] = torch.nan
+    else:
+        scales[1, 1] = torch.inf
+    if bad == "exponent":
+        scales = scales.to(torch.float8_e8m0fnu)
+    tensors = {"a.weight": weight, "a.weight_scale_inv": scales}
+    method = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    stored = packers.opened(tmp_path, tensors, method)["a.weight"]
+    assert stored.packed is not None
+    expected = "weight: .* finite elements" if bad == "element" else "weight_scale_inv: .* finite"
+    with pytest.raises(BadModelFile, match=rf"tensor a\.{expected}"):
+        stored.packed.read()
 
 
 # MXFP4: transformers' own in fp32; equal bits but for the exponent 255, which the standard

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from swiftchat.cuda.gpu import Gpu
+from swiftchat.cuda.packed_layout import PACKINGS
 from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.gpu.linear.factory import KernelWeights
@@ -29,10 +30,11 @@ from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf import tiny as tiny_gguf
 from tests.support.gpu_engines import decode_logits, gpu_engine
 from tests.support.kernels.case import Inputs, assert_close
-from tests.support.kernels.packed_matrices import PACKINGS, kernels_without_gpu, packed, parts
+from tests.support.kernels.packed_matrices import kernels_without_gpu, packed, parts
 from tests.support.tiny_llama import tiny_llama
 
 CPU = torch.device("cpu")
+SCHEMES = ("int8", "fp8", "fp8-block", "int4")
 
 
 def random_matrix(scheme: str, rows: int, k: int, groups: int = 1) -> QuantizedMatrix:
@@ -42,9 +44,7 @@ def random_matrix(scheme: str, rows: int, k: int, groups: int = 1) -> QuantizedM
         values = rng.integers(0, 256, (rows, k // 2), np.uint8)
         return Int4(values, scale, rng.integers(0, 16, (rows, groups)).astype(np.float32))
     values = rng.integers(0, 127, (rows, k), np.uint8)
-    return (
-        Float8(values, scale[:, 0]) if scheme == "fp8" else Int8(values.view(np.int8), scale[:, 0])
-    )
+    return Float8(values, scale) if scheme == "fp8" else Int8(values.view(np.int8), scale[:, 0])
 
 
 @pytest.mark.parametrize("scheme", ["int8", "fp8", "int4"])
@@ -66,13 +66,23 @@ def test_matrices_without_a_kernel_are_not_packed() -> None:
     none = [
         [random_matrix("int8", 8, 256), random_matrix("fp8", 8, 256)],
         [random_matrix("int4", 8, 256, 8), random_matrix("int4", 8, 256, 4)],
-        [random_matrix("int4", 8, 256, 1)],
+        [random_matrix("fp8", 8, 256, 2), random_matrix("fp8", 8, 256, 1)],
         [random_matrix("int4", 8, 192, 12)],
         [random_matrix("fp8", 8, 24)],
-        [Int8Groups(np.zeros((8, 256), np.uint8), *np.ones((2, 8, 4), np.float32))],
+        [random_matrix("fp8", 8, 48, 3)],
+        [Int8Groups(np.zeros((8, 256), np.uint8), *np.ones((2, 8, 16), np.float32))],
     ]
     for several in none:
         assert packed_matrix(several, torch.bfloat16, CPU) is None
+
+
+@pytest.mark.parametrize(
+    ("scheme", "groups", "size"),
+    [("int4", 1, 128), ("fp8", 1, 0), ("fp8", 2, 64), ("fp8", 8, 32), ("int4", 2, 128)],
+)
+def test_groups_are_divided_as_planned(scheme: str, groups: int, size: int) -> None:
+    matrix = packed_matrix([random_matrix(scheme, 8, 256, groups)], torch.bfloat16, CPU)
+    assert matrix is not None and matrix.group_size == size
 
 
 @pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q8_0"])
@@ -102,14 +112,14 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     path = tmp_path_factory.mktemp("packed-gpu")
     sizes = {"hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.2}
     tiny_llama(**sizes).to(torch.bfloat16).save_pretrained(path / "in")
-    for scheme in ("int8", "fp8", "int4"):
+    for scheme in SCHEMES:
         convert(path / "in", path / scheme, quantization=QuantizationSpec(scheme))
     head = QuantizationSpec("int8", int8=["lm_head.weight"])
     convert(path / "in", path / "head", quantization=head)
-    return {"plain": path / "in", **{f: path / f for f in ("int8", "fp8", "int4", "head")}}
+    return {"plain": path / "in", **{f: path / f for f in (*SCHEMES, "head")}}
 
 
-@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_quantized_and_plain_tensors_are_streamed_together(
     quantized: dict[str, Path], scheme: str
 ) -> None:
@@ -141,9 +151,7 @@ def as_q4_k_m(path: Path) -> Path:
     return path / "out"
 
 
-@pytest.mark.parametrize(
-    "scheme", ["int8", "fp8", "int4", "head", "mixed", "Q4_K_M", "Q4_1", "Q8_0"]
-)
+@pytest.mark.parametrize("scheme", [*SCHEMES, "head", "mixed", "Q4_K_M", "Q4_1", "Q8_0"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_estimated_weight_bytes_equal_loaded_bytes(
     quantized: dict[str, Path], tmp_path: Path, scheme: str, tp: int
@@ -194,7 +202,7 @@ def test_quantized_lm_head_equals_dequantized_one(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4", "head"])
+@pytest.mark.parametrize("scheme", [*SCHEMES, "head"])
 def test_greedy_ids_on_gpu_equal_cpu(quantized: dict[str, Path], scheme: str) -> None:
     """Three prompts, short and long: every way to compute a matmul."""
     prompts = {i: tiny.random_ids(5 + 70 * i, seed=i) for i in range(3)}
@@ -246,7 +254,7 @@ def test_quantized_experts_are_computed_without_graphs_in_fp32(tmp_path: Path) -
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("scheme", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("chunk_tokens", [None, 1])
 def test_quantized_experts_stay_packed_in_half_precision(
     tmp_path: Path, scheme: str, chunk_tokens: int | None

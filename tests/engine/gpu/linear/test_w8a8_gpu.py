@@ -21,20 +21,26 @@ from tests.support.kernels.packed_matrices import packed
 from tests.support.tiny_llama import tiny_llama
 
 pytestmark = pytest.mark.gpu
-PAIRS = [("INT8", "int8"), ("FP8", "fp8"), ("INT4", "int8"), ("INT8", "fp8")]
+PAIRS = [
+    ("INT8", 0, "int8"),
+    ("FP8", 0, "fp8"),
+    ("INT4", 128, "int8"),
+    ("INT8", 0, "fp8"),
+    ("FP8", 64, "fp8"),
+]
 # Results are rounded to their dtype; fp8 sums of the tensor cores have at least 13 bits.
 TOLERANCE = 2.0**-8 + 2.0**-12
 
 
 @pytest.mark.parametrize("given", [None, 0.02])
-@pytest.mark.parametrize(("scheme", "inputs"), PAIRS)
+@pytest.mark.parametrize(("scheme", "group", "inputs"), PAIRS)
 @pytest.mark.parametrize(("rows", "k"), [(6144, 4096), (4096, 14336), (72, 640)])
 @pytest.mark.parametrize("n", [1, 3, 16, 17, 64, 65, 300, 4097])
 def test_w8a8_matmul_on_a_gpu_against_fp64(
-    gpu: Gpu, scheme: str, inputs: str, rows: int, k: int, n: int, given: float | None
+    gpu: Gpu, scheme: str, group: int, inputs: str, rows: int, k: int, n: int, given: float | None
 ) -> None:
     make = Inputs(n + k, torch.bfloat16)
-    weight, meant = packed(make, scheme, 128 if scheme == "INT4" else 0, rows, k, magnitude=0.02)
+    weight, meant = packed(make, scheme, group, rows, k, magnitude=0.02)
     x, bias = make.normal(n, k), make.normal(rows)
     x[n // 2] *= 100
     rounding = ActivationQuantization(inputs, given)  # type: ignore[arg-type]
@@ -44,7 +50,7 @@ def test_w8a8_matmul_on_a_gpu_against_fp64(
     expected = (codes.double() * factors.double().unsqueeze(1)) @ meant.T
     for added in (None, bias):
         found = matmul_w8a8(LinearKernels(gpu, 6144), x, weight, rounding, added)
-        own_cores = (scheme, inputs) in (("INT8", "int8"), ("FP8", "fp8"))
+        own_cores = (scheme, group, inputs) in PAIRS[:2]
         divisible = rows % (16 if inputs == "fp8" else 8) == 0
         if found is None:
             assert n > 64 and not (own_cores and divisible)
@@ -55,11 +61,11 @@ def test_w8a8_matmul_on_a_gpu_against_fp64(
             assert_close(found[row], wanted[row], TOLERANCE)
 
 
-@pytest.mark.parametrize(("scheme", "inputs"), PAIRS[:2])
-def test_w8a8_of_few_and_many_rows_agree(gpu: Gpu, scheme: str, inputs: str) -> None:
+@pytest.mark.parametrize(("scheme", "group", "inputs"), PAIRS[:2])
+def test_w8a8_of_few_and_many_rows_agree(gpu: Gpu, scheme: str, group: int, inputs: str) -> None:
     """The same row alone, among 16 and among 200: results differ by at most one rounding."""
     make = Inputs(9, torch.bfloat16)
-    weight, _ = packed(make, scheme, 0, 1024, 4096, magnitude=0.02)
+    weight, _ = packed(make, scheme, group, 1024, 4096, magnitude=0.02)
     x, kernels = make.normal(200, 4096), LinearKernels(gpu, 1024)
     rounding = ActivationQuantization(inputs)  # type: ignore[arg-type]
     many, some, one = (matmul_w8a8(kernels, x[:n], weight, rounding, None) for n in (200, 16, 1))

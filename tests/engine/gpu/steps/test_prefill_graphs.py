@@ -27,7 +27,7 @@ MODELS = (
     "falcon-40b",
     "qwen3-moe",
 )
-SCHEMES = ("int8", "int4", "fp8")
+SCHEMES = ("int8", "int4", "fp8", "fp8-block")
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
