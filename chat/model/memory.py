@@ -13,7 +13,6 @@ from swiftchat.engine.api.memory_estimate import (
     cpu_weight_bytes,
     gpu_weight_bytes,
     kv_bytes_per_token,
-    mxfp4_names,
     packed_schemes,
 )
 from swiftchat.engine.api.protocol import EngineInfo
@@ -80,9 +79,8 @@ def _item_bytes(model: "Model") -> int:
 def weight_bytes_on_gpu(model: "Model", shard: Shard) -> int:
     """Return the bytes of a shard's weights on a GPU, quantized as far as kernels support it."""
     if model.quantized_tensors:
-        packed = model.quantized_tensors
-        schemes, mxfp4 = packed_schemes(packed), mxfp4_names(packed)
-        return gpu_weight_bytes(shard, schemes, _item_bytes(model), mxfp4)
+        schemes = packed_schemes(model.quantized_tensors)
+        return gpu_weight_bytes(shard, schemes, _item_bytes(model))
     return shard.weights_bytes({name: nbytes for name, (_, nbytes) in model.stored_tensors.items()})
 
 

@@ -1,7 +1,7 @@
 """Memory of a model's weights and KV cache, known before any of them is allocated."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from swiftchat.cuda.packed_layout import packed_bytes, packed_group_size
@@ -17,6 +17,8 @@ from swiftchat.weights.quantization.scheme import (
     Int4,
     Int8,
     Int8Groups,
+    Mxfp4Experts,
+    QuantizedExperts,
     QuantizedMatrix,
     Scheme,
     sliced_group_size,
@@ -28,7 +30,7 @@ RESERVED_FRACTION = 0.15
 
 _PACKED = QUANTIZABLE | {"embed", "lm_head"}
 _DEQUANTIZED = frozenset({"kv_b"})  # used in parts, see `engine.reference.latent_attention`
-_KERNEL_SCHEMES: Mapping[type[QuantizedMatrix], str] = MappingProxyType(
+_KERNEL_SCHEMES: Mapping[type[QuantizedMatrix | QuantizedExperts], str] = MappingProxyType(
     {Int4: "INT4", Int8: "INT8", Int8Groups: "INT8", Float8: "FP8"}
 )
 
@@ -71,35 +73,29 @@ def _token_bytes(rows: int, width: int, item_bytes: int, kv_dtype: str) -> int:
 
 def packed_schemes(packed: Mapping[str, StoredTensor]) -> dict[str, Scheme]:
     """Return the schemes of the tensors that can stay quantized, by name."""
-    matrices = ((name, tensor.packed) for name, tensor in packed.items())
-    return {name: matrix.scheme for name, matrix in matrices if matrix is not None}
+    sources = ((name, tensor.packed or tensor.packed_experts) for name, tensor in packed.items())
+    return {name: source.scheme for name, source in sources if source is not None}
 
 
-def mxfp4_names(packed: Mapping[str, StoredTensor]) -> Collection[str]:
-    """Return the names of the tensors of MXFP4 experts."""
-    return {name for name, tensor in packed.items() if tensor.read_mxfp4 is not None}
-
-
-def gpu_weight_bytes(
-    shard: Shard, schemes: Mapping[str, Scheme], item_bytes: int, mxfp4: Collection[str] = ()
-) -> int:
+def gpu_weight_bytes(shard: Shard, schemes: Mapping[str, Scheme], item_bytes: int) -> int:
     """Return the bytes of a rank's weights when our CUDA kernels run the model.
 
-    `schemes` is by Hugging Face tensor name. Experts named in `mxfp4` stay packed for 16-bit
-    activations unless ranks divide them. Matrices stay quantized if the kernels support their
-    scheme and size; all other weights take `item_bytes` an element.
+    `schemes` is by Hugging Face tensor name. MXFP4 experts stay packed for 16-bit activations
+    unless ranks divide them. Matrices stay quantized if the kernels support their scheme and size;
+    all other weights take `item_bytes` an element.
     """
     shape_of, total = shape_by_place(shard.config), 0
     for place, tensor_slice in shard.own_tensors():
         shape = tensor_slice.shape(shape_of(*place[:2]))
         scheme = schemes.get(tensor_name(shard.config, *place))
         kernel_scheme = None
-        if scheme is not None and place[0] in _PACKED:
+        if scheme is not None and scheme.matrix_type is Mxfp4Experts:
+            if shard.size == 1 and item_bytes == 2:
+                total += math.prod(shape) * 17 // 32
+                continue
+        elif scheme is not None and place[0] in _PACKED:
             kernel_scheme = _kernel_scheme(scheme, tensor_slice, shape)
-        stays_mxfp4 = shard.size == 1 and item_bytes == 2
-        if stays_mxfp4 and tensor_name(shard.config, *place) in mxfp4:
-            total += math.prod(shape) * 17 // 32
-        elif kernel_scheme is None:
+        if kernel_scheme is None:
             total += math.prod(shape) * item_bytes
         else:
             name, group_size = kernel_scheme
@@ -118,7 +114,7 @@ def cpu_weight_bytes(shard: Shard, stored: Mapping[str, StoredTensor], item_byte
         shape = tensor_slice.shape(shape_of(*place[:2]))
         tensor = stored.get(tensor_name(shard.config, *place))
         packed = None
-        if tensor is not None and tensor.read_mxfp4 is not None:
+        if tensor is not None and tensor.packed_experts is not None:
             packed = _mxfp4_bytes(shape, item_bytes) if shard.size == 1 else None
         elif tensor is not None and place[0] not in _DEQUANTIZED:
             packed = _tiles_bytes(tensor, tensor_slice, shape, item_bytes)

@@ -294,6 +294,11 @@ class SamplingParams:
         )
 
     @property
+    def depends_on_tokens(self) -> bool:
+        """Whether a token is sampled otherwise after other tokens of the answer."""
+        return self.changes_logits or self.top_p_decay < 1
+
+    @property
     def host_controls(self) -> tuple[str, ...]:
         """The controls in use that the kernels of a captured decode step do not have.
 

@@ -160,14 +160,12 @@ class NativeWeights:
         )
         return self._weight(matrices, dtype)
 
-    @property
-    def mxfp4(self) -> Self:
-        return self
-
-    def from_mxfp4(
-        self, blocks: Tensor, scales: Tensor, dtype: torch.dtype
-    ) -> Sequence[LinearWeight]:
-        matrices = zip(blocks.numpy(), scales.numpy(), strict=True)
+    def mxfp4_experts(
+        self, values: Tensor, scales: Tensor, dtype: torch.dtype
+    ) -> Sequence[LinearWeight] | None:
+        if dtype.itemsize != 2:
+            return None
+        matrices = zip(values.numpy(), scales.numpy(), strict=True)
         found = [self.quantized([to_int8(*each)], dtype) for each in matrices]
         return [weight for weight in found if weight is not None]  # tiles have groups of 32
 

@@ -33,18 +33,13 @@ class WeightFactory(Protocol):
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight: ...
 
-    @property
-    def mxfp4(self) -> "Mxfp4Factory | None":
-        """What makes weights of MXFP4 experts for 16-bit activations, or None."""
+    def mxfp4_experts(
+        self, values: Tensor, scales: Tensor, dtype: torch.dtype
+    ) -> Sequence[LinearWeight] | None:
+        """Return the matrices of `Mxfp4Experts`, on any device, as a weight each.
 
-
-class Mxfp4Factory(Protocol):
-    """Makes weights of MXFP4 matrices as they are in a file."""
-
-    def from_mxfp4(
-        self, blocks: Tensor, scales: Tensor, dtype: torch.dtype
-    ) -> Sequence[LinearWeight]:
-        """Return the matrices [experts, rows, groups, 16] with scales, uint8 on any device."""
+        None if no class computes with them and activations of `dtype`.
+        """
 
 
 class BlockFactory(Protocol):
@@ -68,7 +63,6 @@ class TorchWeights:
     keeps_quantized = False
     quantizes_activations = True
     blocks = None
-    mxfp4 = None
 
     def plain(self, tensor: Tensor) -> LinearWeight:
         return PlainWeight(tensor)
@@ -80,3 +74,8 @@ class TorchWeights:
 
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         return MergedWeight(parts)
+
+    def mxfp4_experts(
+        self, values: Tensor, scales: Tensor, dtype: torch.dtype
+    ) -> Sequence[LinearWeight] | None:
+        return None

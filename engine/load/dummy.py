@@ -114,20 +114,24 @@ class _RandomPlacement:
         return weight
 
     def experts(self, slices: NamedSlices) -> Sequence[LinearWeight]:
-        factory = self.factory.mxfp4
-        if factory is None or self._scheme != "mxfp4" or self._num_ranks > 1:
+        experts = None
+        if self._scheme == "mxfp4" and self._num_ranks == 1:
+            experts = self._mxfp4_experts(slices[0][0])
+        if experts is None:
             return [self.factory.plain(each) for each in self.tensor(slices)]
-        ((name, _),) = slices
+        return experts
+
+    def _mxfp4_experts(self, name: str) -> Sequence[LinearWeight] | None:
         num_experts, columns, rows = self._shapes[name]
         self._generator.manual_seed(self._indices[name])
         shape = (num_experts, rows, columns // 32, 16)
-        blocks = torch.empty(shape, dtype=torch.uint8, device=self._device)
-        blocks.random_(0, 256, generator=self._generator)
+        values = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        values.random_(0, 256, generator=self._generator)
         # The elements' standard deviation is 2.9.
         _, std = _spread(self._config, self._kinds[name], self._shapes[name])
         exponent = 127 + round(math.log2(std / 2.9))
         scales = torch.full(shape[:-1], exponent, dtype=torch.uint8, device=self._device)
-        return factory.from_mxfp4(blocks, scales, self._dtype)
+        return self.factory.mxfp4_experts(values, scales, self._dtype)
 
     def _random(self, slices: NamedSlices) -> Tensor:
         """Return the whole tensors of the names, one below the other."""

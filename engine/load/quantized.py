@@ -10,7 +10,6 @@ from torch import Tensor
 from swiftchat.engine.api.memory_estimate import (
     cpu_weight_bytes,
     gpu_weight_bytes,
-    mxfp4_names,
     packed_schemes,
 )
 from swiftchat.engine.linear.factory import WeightFactory
@@ -20,7 +19,6 @@ from swiftchat.engine.load.assemble import NamedSlices
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.parallel.tensor_parallel import Shard
-from swiftchat.weights.quantization.mxfp4 import LARGEST_SCALE
 from swiftchat.weights.quantization.scheme import (
     GgufBlocks,
     QuantizedMatrix,
@@ -44,7 +42,7 @@ def resident_estimate(
     """
     packed = checkpoint.quantized
     if device.type != "cpu":
-        return gpu_weight_bytes(shard, packed_schemes(packed), dtype.itemsize, mxfp4_names(packed))
+        return gpu_weight_bytes(shard, packed_schemes(packed), dtype.itemsize)
     return cpu_weight_bytes(shard, packed, dtype.itemsize)
 
 
@@ -87,17 +85,21 @@ def load_experts(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Sequence[LinearWeight]:
-    """Load a tensor of experts as one weight for each, MXFP4 ones packed if they are whole."""
+    """Load a tensor of experts as one weight for each, packed if they are whole."""
     ((name, part),) = slices
     stored = checkpoint.quantized[name]
     is_whole = part.spans == ((0, stored.shape[part.axis]),)
-    if factory.mxfp4 is None or stored.read_mxfp4 is None or not is_whole or dtype.itemsize != 2:
+    found: Sequence[LinearWeight] | None = None
+    if factory.keeps_quantized and stored.packed_experts is not None and is_whole:
+        packed = stored.packed_experts.read()
+        # Copies: mapped files are read-only, and torch warns of tensors that cannot be written to.
+        values, scales = (
+            torch.from_numpy(np.array(array)) for array in (packed.values, packed.scales)
+        )
+        found = factory.mxfp4_experts(values, scales, dtype)
+    if found is None:
         return [factory.plain(each) for each in dequantize(checkpoint, slices, dtype, device)]
-    # Copies: mapped files are read-only, and torch warns of tensors that cannot be written to.
-    blocks, scales = (torch.from_numpy(np.array(array)) for array in stored.read_mxfp4())
-    if int(scales.max()) > LARGEST_SCALE:
-        raise BadModelFile(f"tensor {name}: expected finite weights, found a scale above 2^125")
-    return factory.mxfp4.from_mxfp4(blocks, scales, dtype)
+    return found
 
 
 def dequantize(

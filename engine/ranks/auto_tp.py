@@ -1,11 +1,11 @@
 """The number of tensor-parallel ranks, decided before any rank is started."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, mxfp4_names, packed_schemes
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.errors import DeviceError, OutOfMemory, UsageError
 from swiftchat.weights.architectures.parts.model import ModelConfig
@@ -38,10 +38,7 @@ def resolve_tp(config: EngineConfig, path: Path) -> int:
     schemes = (
         packed_schemes(model.quantized_tensors) if model else dummy_schemes(shape, dummy_scheme)
     )
-    mxfp4 = mxfp4_names(model.quantized_tensors) if model else ()
-    if not config.kernels:
-        schemes, mxfp4 = {}, ()
-    return _smallest_tp(config, shape, schemes, mxfp4)
+    return _smallest_tp(config, shape, schemes if config.kernels else {})
 
 
 def require_gpus(config: EngineConfig) -> None:
@@ -80,9 +77,7 @@ def _num_gpus(first: "torch.device") -> int:
     return torch.cuda.device_count() - (first.index or 0)
 
 
-def _smallest_tp(
-    config: EngineConfig, shape: ModelConfig, schemes: Mapping[str, Scheme], mxfp4: Collection[str]
-) -> int:
+def _smallest_tp(config: EngineConfig, shape: ModelConfig, schemes: Mapping[str, Scheme]) -> int:
     """Return the smallest number of ranks with which every GPU has room for its shard."""
     import torch
 
@@ -107,8 +102,8 @@ def _smallest_tp(
         try:
             for shard in shards:
                 packed_bytes: int | None = None
-                if schemes or mxfp4:
-                    packed_bytes = gpu_weight_bytes(shard, schemes, dtype.itemsize, mxfp4)
+                if schemes:
+                    packed_bytes = gpu_weight_bytes(shard, schemes, dtype.itemsize)
                 workspace = workspace_bytes(shard.local_config, chunk_tokens, dtype)
                 plan_shard_cache(
                     with_context,

@@ -137,8 +137,7 @@ class DistributedSampler:
 def _is_sequential(row: Row) -> bool:
     """Whether the proposed tokens of a row change what the tokens after them are sampled with."""
     sequence = row.sequence
-    params = sequence.params
-    depends = params.changes_logits or params.top_p_decay < 1 or sequence.constraint is not None
+    depends = sequence.params.depends_on_tokens or sequence.constraint is not None
     return bool(row.proposed) and depends
 
 

@@ -24,7 +24,7 @@ from swiftchat.weights.gguf.tensor_source import (
 from swiftchat.weights.gguf.tensors import block_matrices, tensor_sources
 from swiftchat.weights.model.checkpoint import Checkpoint
 from swiftchat.weights.quantization.gguf_blocks import block_tensor, with_columns
-from swiftchat.weights.quantization.mxfp4 import of_ggml_blocks
+from swiftchat.weights.quantization.mxfp4 import of_ggml_blocks, packed_experts
 from swiftchat.weights.quantization.stored_tensor import FLOATS, CheckedTensors, StoredTensor
 
 
@@ -113,13 +113,13 @@ class GgufCheckpoint(Checkpoint):
         if not (isinstance(source, StackedExperts) and source.is_mxfp4):
             return found
 
-        def read_mxfp4() -> tuple[Bytes, Bytes]:
+        def read() -> tuple[Bytes, Bytes]:
             rows = source.merged_rows([self.read(part) for part in parts.values()])
             elements, scales = of_ggml_blocks(rows.reshape(-1, rows.shape[2]))
             experts = rows.shape[:2]
             return elements.reshape(*experts, -1, 16), scales.reshape(*experts, -1)
 
-        return replace(found, read_mxfp4=read_mxfp4)
+        return replace(found, packed_experts=packed_experts(name, read))
 
     def _merged_blocks(self, name: str, source: MergedRows) -> StoredTensor:
         """Return a matrix with the rows of several tensors, whose blocks are copied when read."""

@@ -7,11 +7,13 @@ the transposed matrices: [experts, columns, rows].
 Formats: OCP Microscaling Formats (MX) Specification 1.0, sections 5.3.3 and 5.4.1.
 """
 
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Callable
 
+import numpy as np
+
+from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats.arrays import Bytes, Floats
-from swiftchat.weights.quantization.scheme import Int8Groups
+from swiftchat.weights.quantization.scheme import Int8Groups, Mxfp4Experts, PackedExperts, Scheme
 from swiftchat.weights.quantization.settings import Settings
 from swiftchat.weights.quantization.stored_tensor import CheckedTensors, StoredTensor, as_float32
 
@@ -50,12 +52,24 @@ def _tensor(source: CheckedTensors, name: str) -> StoredTensor:
                 by_group *= as_float32(source.read(scales)[expert], "F8_E8M0").T[:, None]
         return result
 
-    def packed() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-        return source.read(blocks), source.read(scales)
+    packed = packed_experts(name, lambda: (source.read(blocks), source.read(scales)))
+    parts = {"blocks": blocks, "scales": scales}
+    return StoredTensor("mxfp4", shape, parts, dequantize, packed_experts=packed)
 
-    return StoredTensor(
-        "mxfp4", shape, {"blocks": blocks, "scales": scales}, dequantize, read_mxfp4=packed
-    )
+
+def packed_experts(name: str, read: Callable[[], tuple[Bytes, Bytes]]) -> PackedExperts:
+    """Return the experts of the tensor `name`, whose values and scales `read` returns.
+
+    See `Mxfp4Experts`. Reading them raises `BadModelFile` if a weight may be infinite or NaN.
+    """
+
+    def checked() -> Mxfp4Experts:
+        values, scales = read()
+        if int(scales.max()) > LARGEST_SCALE:
+            raise BadModelFile(f"tensor {name}: expected finite weights, found a scale above 2^125")
+        return Mxfp4Experts(values, scales)
+
+    return PackedExperts(Scheme(Mxfp4Experts, _BLOCK), checked)
 
 
 def of_ggml_blocks(rows: Bytes) -> tuple[Bytes, Bytes]:

@@ -82,13 +82,26 @@ class GgufBlocks:
         return sum(stop - start for start, stop in self.spans)
 
 
+@dataclass(frozen=True)
+class Mxfp4Experts:
+    """The matrices of experts: weight[e, r, 32·g + i] = e2m1(element i)·2^(scales[e, r, g] − 127).
+
+    `values` uint8 [experts, rows, groups, 16] packs two elements per byte, the lower column in the
+    low half; `scales` are uint8 [experts, rows, groups]. All weights are finite.
+    """
+
+    values: npt.NDArray[np.uint8]
+    scales: npt.NDArray[np.uint8]
+
+
 QuantizedMatrix = Int4 | Int8 | Int8Groups | Float8
+QuantizedExperts = Mxfp4Experts
 
 
 class Scheme(NamedTuple):
-    """The type of a quantized matrix and its group size; 0: one scale per row."""
+    """The type of quantized matrices and their group size; 0: one scale per row."""
 
-    matrix_type: type[QuantizedMatrix]
+    matrix_type: type[QuantizedMatrix | QuantizedExperts]
     group_size: int = 0
 
 
@@ -98,6 +111,14 @@ class PackedSource:
 
     scheme: Scheme
     read: Callable[[], QuantizedMatrix]
+
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """A tensor of the matrices of experts that can stay quantized, as `PackedSource`."""
+
+    scheme: Scheme
+    read: Callable[[], QuantizedExperts]
 
 
 @dataclass(frozen=True)

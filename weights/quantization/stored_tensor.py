@@ -11,7 +11,12 @@ import numpy.typing as npt
 from swiftchat.errors import BadModelFile
 from swiftchat.weights.formats.arrays import Floats, Words
 from swiftchat.weights.formats.tensor_info import TensorInfo
-from swiftchat.weights.quantization.scheme import ActivationQuantization, GgufBlocks, PackedSource
+from swiftchat.weights.quantization.scheme import (
+    ActivationQuantization,
+    GgufBlocks,
+    PackedExperts,
+    PackedSource,
+)
 
 Read = Callable[[str], npt.NDArray[Any]]
 Shape = tuple[int, ...]
@@ -31,10 +36,9 @@ class StoredTensor:
     role. `dequantize(start, stop)` returns that range of the first axis as float32, the whole
     tensor where `shape` is (); `start` must be a multiple of 64 unless the tensor has more than
     two axes. `packed` is set if the engine can compute with the quantized values unchanged, and
-    `read_blocks` if they are ggml blocks, of type `format`. `read_mxfp4` returns the elements uint8
-    [experts, rows, groups, 16] and scales uint8 [experts, rows, groups] of MXFP4 matrices, which
-    are transposed in `shape`. `activations` is the quantization of
-    the matrix's inputs; None: they are not quantized.
+    `read_blocks` if they are ggml blocks, of type `format`. `packed_experts` is set instead for the
+    matrices of experts, which are transposed in `shape`. `activations` is the quantization of the
+    matrix's inputs; None: they are not quantized.
     """
 
     format: str
@@ -44,7 +48,7 @@ class StoredTensor:
     packed: PackedSource | None = None
     activations: ActivationQuantization | None = None
     read_blocks: Callable[[], GgufBlocks] | None = None
-    read_mxfp4: Callable[[], tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]] | None = None
+    packed_experts: PackedExperts | None = None
 
     def to_float32(self) -> Floats:
         """Return the whole tensor as float32 of `shape`; only float64 is rounded."""

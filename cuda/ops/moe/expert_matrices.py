@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from swiftchat.cuda.packed_layout import packed_bytes
+from swiftchat.cuda.ops.moe.mxfp4 import GROUP
+from swiftchat.cuda.packed_layout import packed_bytes, packing_fits
 from swiftchat.cuda.signature import Macro
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu_sigmoid")  # of experts' gates
-_MXFP4_GROUP = 32
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,19 @@ class ExpertMatrices:
             found = (self.rows, self.columns)
             raise ValueError(f"matrices must be {(rows, columns)}, not {found}")
 
+    def quantized_fit(self, dtype: torch.dtype) -> bool:
+        """Return whether kernels read these quantized matrices for activations of `dtype`."""
+        if self.scheme == "MXFP4":
+            return dtype == torch.bfloat16 and self.columns % GROUP == 0
+        return dtype.itemsize == 2 and packing_fits(self.scheme, self.columns, self.group_size)
+
     def matrix_bytes(self, itemsize: int) -> int:
         """Return the bytes of a matrix, whose elements have `itemsize` bytes if it is PLAIN."""
         match self.scheme:
             case "PLAIN":
                 return self.rows * self.columns * itemsize
             case "MXFP4":
-                return self.rows * self.columns // _MXFP4_GROUP * 17
+                return self.rows * self.columns // GROUP * 17
         return packed_bytes(self.scheme, self.rows, self.columns, self.group_size)
 
     def shared_arguments(self, expert_size: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.bulk_gate_up import bulk_gate_up, bulk_gate_up_fits
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
-from swiftchat.cuda.packed_layout import TILE_COLUMNS, has_zero_points, packing_fits
+from swiftchat.cuda.packed_layout import TILE_COLUMNS, has_zero_points
 from swiftchat.cuda.signature import Macro
 
 MAX_CHOSEN = 32  # experts of a token
@@ -43,7 +43,6 @@ class Tiling:
 _ROWS = 8  # of a tile
 _GATE, _GATE_MXFP4, DOWN = Tiling(4, 6, 1, 0), Tiling(4, 4, 1, 0), Tiling(8, 2, 2, 3)
 DOWN_OF_ONE = Tiling(8, 4, 2, 3)  # of one row: twice the copies in flight
-_MXFP4_GROUP = 32
 
 
 def gate_tiling(scheme: str) -> Tiling:
@@ -72,13 +71,11 @@ def _shared_bytes(matrices: ExpertMatrices, tiling: Tiling, num_rows: int, items
 
 def experts_fit(gpu: Gpu, matrices: ExpertMatrices, dtype: torch.dtype, num_rows: int = 1) -> bool:
     """Return whether the kernels multiply `num_rows` rows of activations with these matrices."""
-    columns, scheme, itemsize = matrices.columns, matrices.scheme, dtype.itemsize
-    if scheme == "PLAIN":
-        fits = columns * itemsize % 16 == 0
-    elif scheme == "MXFP4":
-        fits = columns % _MXFP4_GROUP == 0 and dtype == torch.bfloat16
+    itemsize = dtype.itemsize
+    if matrices.scheme == "PLAIN":
+        fits = matrices.columns * itemsize % 16 == 0
     else:
-        fits = packing_fits(scheme, columns, matrices.group_size) and itemsize == 2
+        fits = matrices.quantized_fit(dtype)
     needed = max(_shared_bytes(matrices, each, num_rows, itemsize) for each in (_GATE, DOWN))
     return fits and num_rows <= MAX_CHOSEN and needed + 4096 <= gpu.block_shared_bytes
 

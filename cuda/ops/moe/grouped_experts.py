@@ -11,7 +11,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
 from swiftchat.cuda.ops.moe.route import MAX_EXPERTS
-from swiftchat.cuda.packed_layout import TILE_COLUMNS, packing_fits, tile_bytes
+from swiftchat.cuda.packed_layout import TILE_COLUMNS, tile_bytes
 from swiftchat.cuda.signature import DTYPE_NAMES, Macro
 
 _ORDER_THREADS, _THREADS = 1024, 256
@@ -20,7 +20,6 @@ LARGE_TILE, SMALL_TILE = 128, 32  # rows of activations
 # With fewer rows of an expert on average, small tiles waste less. Large tiles of quantized matrices
 # have a faster kernel on Hopper.
 _MIN_LARGE_TILE_ROWS, _MIN_QUANTIZED_WGMMA_ROWS = 40, 24
-_MXFP4_GROUP = 32
 _SUM_COLUMNS = 2048  # of a block
 
 
@@ -87,14 +86,11 @@ class ExpertOrder:
 
 def grouped_fits(matrices: ExpertMatrices, dtype: torch.dtype) -> bool:
     """Return whether the kernels multiply activations of this dtype with these matrices."""
-    scheme, columns = matrices.scheme, matrices.columns
     if matrices.rows % 2:
         return False
-    if scheme == "PLAIN":
-        return dtype in DTYPE_NAMES and columns % 8 == 0
-    if scheme == "MXFP4":
-        return dtype == torch.bfloat16 and columns % _MXFP4_GROUP == 0
-    return dtype.itemsize == 2 and packing_fits(scheme, columns, matrices.group_size)
+    if matrices.scheme == "PLAIN":
+        return dtype in DTYPE_NAMES and matrices.columns % 8 == 0
+    return matrices.quantized_fit(dtype)
 
 
 def _check(matrices: ExpertMatrices, rows: int, columns: int, dtype: torch.dtype) -> None:

@@ -8,7 +8,6 @@ from torch import Tensor
 from swiftchat.engine.gpu.linear.mxfp4 import Mxfp4Weight
 from swiftchat.engine.gpu.linear.plain import GpuMergedWeight, GpuPlainWeight, LinearKernels
 from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight, packed_matrix
-from swiftchat.engine.linear.factory import Mxfp4Factory
 from swiftchat.engine.linear.weight import LinearWeight
 from swiftchat.weights.quantization.scheme import QuantizedMatrix
 
@@ -35,13 +34,11 @@ class KernelWeights:
     def merged(self, parts: Sequence[LinearWeight]) -> LinearWeight:
         return GpuMergedWeight(parts)
 
-    @property
-    def mxfp4(self) -> Mxfp4Factory:
-        return self
-
-    def from_mxfp4(
-        self, blocks: Tensor, scales: Tensor, dtype: torch.dtype
-    ) -> Sequence[LinearWeight]:
+    def mxfp4_experts(
+        self, values: Tensor, scales: Tensor, dtype: torch.dtype
+    ) -> Sequence[LinearWeight] | None:
+        if dtype.itemsize != 2:
+            return None
         device = self._kernels.gpu.device
-        pairs = zip(blocks.to(device), scales.to(device), strict=True)
+        pairs = zip(values.to(device), scales.to(device), strict=True)
         return [Mxfp4Weight(each, scale, dtype, self._kernels) for each, scale in pairs]

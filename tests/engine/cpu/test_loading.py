@@ -1,5 +1,6 @@
 """Checkpoints of every format, loaded for the native kernels, against the dequantized model."""
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from swiftchat.engine.api.memory_estimate import gpu_weight_bytes, packed_schemes
 from swiftchat.engine.api.tile_layout import BLOCK_TYPES
 from swiftchat.engine.cpu.matrices import FloatMatrix, TiledMatrix
 from swiftchat.engine.cpu.native_weights import NativeWeight, NativeWeights
@@ -25,6 +27,7 @@ from swiftchat.weights.model.directory import Model
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of
 from swiftchat.weights.quantization.gguf_blocks import KEPT_TYPES, PACKABLE_TYPES
 from swiftchat.weights.quantization.quantize import QuantizationSpec
+from swiftchat.weights.quantization.scheme import Mxfp4Experts
 from tests.support import tiny
 from tests.support.gguf import directory as gguf_directory
 from tests.support.gguf.models import write_case
@@ -121,12 +124,17 @@ def test_converting_blocks_without_a_scheme(type_name: str, tmp_path: Path) -> N
         assert not ours.is_quantized and torch.equal(values(ours), values(theirs))
 
 
+def _mxfp4_model(folder: Path) -> Path:
+    """Write a tiny GPT-OSS with experts in MXFP4; return its directory."""
+    tiny.make("gpt-oss", folder / "theirs", hidden_size=64, intermediate_size=96)
+    kind = GGMLQuantizationType.MXFP4
+    write_case("gpt-oss", folder / "model.gguf", folder / "theirs", raw_type=kind)
+    return gguf_directory.of_file(folder / "model.gguf", folder / "in", "bfloat16")
+
+
 def test_experts_in_mxfp4_stay_quantized(tmp_path: Path) -> None:
     """GPT-OSS's, in groups of 32 with a power of two each, which bf16 holds without rounding."""
-    tiny.make("gpt-oss", tmp_path / "theirs", hidden_size=64, intermediate_size=96)
-    kind = GGMLQuantizationType.MXFP4
-    write_case("gpt-oss", tmp_path / "model.gguf", tmp_path / "theirs", raw_type=kind)
-    folder = gguf_directory.of_file(tmp_path / "model.gguf", tmp_path / "in", "bfloat16")
+    folder = _mxfp4_model(tmp_path)
     found = loaded(folder, native(), torch.bfloat16)
     expected = loaded(folder, TorchWeights(), torch.bfloat16)
     for ours, theirs in zip(found.layers, expected.layers, strict=True):
@@ -139,6 +147,24 @@ def test_experts_in_mxfp4_stay_quantized(tmp_path: Path) -> None:
     model = Model.open(folder)
     estimate = resident_estimate(Shard(model.config), model.checkpoint(), torch.bfloat16, CPU)
     assert 0.97 * estimate <= resident_bytes(found) <= 1.02 * estimate
+
+
+def test_experts_in_mxfp4_with_fp32_are_dequantized(tmp_path: Path) -> None:
+    folder = _mxfp4_model(tmp_path)
+    found = loaded(folder, native(), torch.float32)
+    for layer in found.layers:
+        assert layer.experts is not None
+        for expert in layer.experts.each:
+            assert isinstance(expert.down, NativeWeight) and not expert.down.is_quantized
+    model = Model.open(folder)
+    experts = [tensor for tensor in model.quantized_tensors.values() if tensor.packed_experts]
+    assert experts
+    schemes = packed_schemes(model.quantized_tensors)
+    mxfp4 = {name: own for name, own in schemes.items() if own.matrix_type is Mxfp4Experts}
+    shard, num_elements = Shard(model.config), sum(math.prod(each.shape) for each in experts)
+    for item_bytes, saved in ((2, 2 - 17 / 32), (4, 0)):
+        plain = gpu_weight_bytes(shard, {}, item_bytes)
+        assert plain - gpu_weight_bytes(shard, mxfp4, item_bytes) == num_elements * saved
 
 
 def test_merged_blocks_of_several_types(tmp_path: Path) -> None:

@@ -104,8 +104,9 @@ def test_experts_in_mxfp4_equal_converted_ones(tmp_path: Path) -> None:
     merged = checkpoint.quantized["model.layers.0.mlp.experts.gate_up_proj"]
     assert (merged.format, merged.shape) == ("MXFP4", (5, 64, 192))
     assert np.array_equal(merged.dequantize(2, 4), merged.to_float32()[2:4])
-    assert merged.read_mxfp4 is not None
-    elements, scales = merged.read_mxfp4()
+    assert merged.packed_experts is not None
+    experts = merged.packed_experts.read()
+    elements, scales = experts.values, experts.scales
     assert (elements.shape, scales.shape) == ((5, 192, 2, 16), (5, 192, 2))
     for expert, expected in enumerate(merged.to_float32()):
         matrix = to_int8(elements[expert], scales[expert])
