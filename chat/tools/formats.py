@@ -112,14 +112,15 @@ FORMATS = (
         listing=DEEPSEEK_V3_1,
     ),
     _DEEPSEEK,
-    ToolFormat(  # DeepSeek V3.2, V4
-        "｜DSML｜",
-        ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
-        "",
+    ToolFormat(  # Muse Glimmer: the recipient of a message is a tool, the user, or the model itself
+        "<atem:function_calls>",
+        ("<|start|>assistant to=",),
+        "</atem:function_calls>",
         parse_invokes,
-        marks=("｜DSML｜",),
+        marks=("<|message|>",),
+        plain="<|start|>assistant to=user<|message|>",
+        prompted="<|start|>assistant",
     ),
-    _tags("minimax:tool_call", parse_invokes),  # MiniMax M2
     ToolFormat(  # MiniMax M3
         MINIMAX_MARK,
         (f"{MINIMAX_MARK}<tool_call>",),
@@ -165,7 +166,7 @@ FORMATS = (
         "<|function_call|>", ("<|function_call|>",), "<|message_sep|>", parse_json
     ),
     ToolFormat(  # GigaChat 3
-        "'function call'",
+        "'role': 'function call'",
         ("<|message_sep|>\n\nfunction call<|role_sep|>\n", "function call<|role_sep|>\n"),
         "<|message_sep|>",
         parse_json,
