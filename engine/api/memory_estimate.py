@@ -80,6 +80,11 @@ def mxfp4_names(packed: Mapping[str, StoredTensor]) -> Collection[str]:
     return {name for name, tensor in packed.items() if tensor.read_mxfp4 is not None}
 
 
+def plain_weight_bytes(shard: Shard, item_bytes: int) -> int:
+    """Return the bytes of a rank's weights that all take `item_bytes` an element."""
+    return sum(math.prod(shape) for shape in shard.shapes().values()) * item_bytes
+
+
 def gpu_weight_bytes(
     shard: Shard, schemes: Mapping[str, Scheme], item_bytes: int, mxfp4: Collection[str] = ()
 ) -> int:
