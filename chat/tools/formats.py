@@ -45,7 +45,8 @@ class ToolFormat:
     are other control tokens inside a call. `write` writes the texts between the first of `opens`
     and `close`, in formats of which some templates leave calls out. `listing` is the text that
     lists tools in place of `TOOLS`, for families of which some templates do not. `plain` marks
-    text. `prompted` is the beginning of a first marker with which the prompt ends.
+    text. `prompted` is the beginning of a first marker with which the prompt ends. A call of
+    `direct` is none: it requests a prompt without tools, for an answer.
     """
 
     signature: str
@@ -58,6 +59,7 @@ class ToolFormat:
     listing: str = ""
     plain: str = ""
     prompted: str = ""
+    direct: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -177,6 +179,13 @@ FORMATS = (
         "</function>",
         parse_function_tag,
         marks=('<param name="', "</param>", "<![CDATA[", "]]>"),
+    ),
+    ToolFormat(  # Command R, R+
+        "`directly-answer`",
+        ("Action:\n```json\n", "Action: ```json\n", "Action:```json\n"),
+        "```",
+        parse_json,
+        direct="directly-answer",
     ),
     ToolFormat(  # Command R7B, Command A
         "<|START_ACTION|>", ("<|START_ACTION|>",), "<|END_ACTION|>", parse_json

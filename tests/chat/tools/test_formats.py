@@ -107,6 +107,7 @@ ANSWERS = [
             "@", MINIMAX_MARK
         ),
     ),
+    ("`directly-answer`", f'Action:\n```json\n[{{"tool_name": "add", "parameters": {JSON}}}]```'),
     (">>>${recipient}", f"add\n{JSON}"),
     ("functools[", f"functools[{CALL}]"),
     ("List of tools: ", '<|tool_call_start|>[add(a="x y", b="2")]<|tool_call_end|>'),
