@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from swiftchat.chat.history.tool_call import ToolCall
@@ -45,7 +46,8 @@ class Answer:
     request them, and `prompt_logprobs` those of the prompt's tokens but the first.
     `finish_reason` is None while generating, then `stop` (end token or stop string),
     `length` or `interrupt`. `result` is the engine's report, None if the answer was interrupted
-    before. `tool_calls` are the calls of a complete answer; `text` is without them.
+    before. `tool_calls` are the calls of a complete answer; `text` is without them. An answer that
+    is a call of `ToolFormat.direct` is replaced by the answer to another prompt.
     `num_left_out` tokens of old messages are not in the prompt, and `num_slid` tokens were dropped
     from the middle of the context while the answer was generated. `beams` are the answers of a beam
     search, of which this is the first, with its `beam_score`; all come at the end. Iterating does
@@ -64,14 +66,38 @@ class Answer:
         tool_format: ToolFormat | None = None,
         constraint: ConstraintSpec | None = None,
         tuning: Tuning | None = None,
+        direct: Callable[[], "Prompt"] | None = None,
     ) -> None:
+        """`direct` returns the prompt after a call of `tool_format.direct`."""
+        self.params = params
+        self.is_constrained = constraint is not None
+        self._on_wait, self._direct = on_wait, direct
+        self._known: Callable[[KnownAnswer], Answer] = lambda known: Answer(
+            *(known, tokenizer, self.prompt, params, stops, None),
+            *(reasoning, tool_format, constraint, tuning),
+        )
+        self._start = partial(
+            self._generate, engine, tokenizer, stops, reasoning, tool_format, constraint, tuning
+        )
+        self._start(prompt)
+
+    def _generate(
+        self,
+        engine: EngineClient | KnownAnswer,
+        tokenizer: "Tokenizer",
+        stops: Sequence[str],
+        reasoning: ReasoningFormat | None,
+        tool_format: ToolFormat | None,
+        constraint: ConstraintSpec | None,
+        tuning: Tuning | None,
+        prompt: "Prompt",
+    ) -> None:
+        """Start to answer a prompt; nothing of an earlier one stays."""
         # Imported here, because it would delay the prompt.
         from swiftchat.tokenizer import StopMatcher
 
-        self.params = params
         self.prompt = prompt
         self.num_prompt_tokens = len(prompt)
-        self.is_constrained = constraint is not None
         self.ids: list[int] = []
         self.logprobs: list[Logprob] = []
         self.prompt_logprobs: list[Logprob] = []
@@ -100,14 +126,19 @@ class Answer:
         control = tokenizer.special_tokens
         self._markers = marker_tokens(reasoning.markers, control) if reasoning else {}
         self._call_markers = marker_tokens(tool_format.markers, control) if tool_format else {}
-        self._on_wait = on_wait
-        self._known: Callable[[KnownAnswer], Answer] = lambda known: Answer(
-            *(known, tokenizer, prompt, params, stops, None),
-            *(reasoning, tool_format, constraint, tuning),
-        )
-        self._generation = engine.generate(prompt.ids, params, constraint, tuning)
+        self._direct_name = tool_format.direct if tool_format else ""
+        self._generation = engine.generate(prompt.ids, self.params, constraint, tuning)
 
     def __iter__(self) -> Iterator[str]:
+        yield from self._pieces()
+        is_stop = self.finish_reason == "stop"
+        names = {call.name for call in self._calls.calls} if is_stop else set()
+        if self._direct is not None and names == {self._direct_name}:
+            prompt, self._direct = self._direct(), None
+            self._start(prompt)
+            yield from self._pieces()
+
+    def _pieces(self) -> Iterator[str]:
         for event in self._generation:
             match event:
                 case Tokens(ids, logprobs):
@@ -188,7 +219,8 @@ class Answer:
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        return self._calls.calls if self.finish_reason == "stop" else []
+        calls = self._calls.calls if self.finish_reason == "stop" else []
+        return [call for call in calls if call.name != self._direct_name]
 
     @property
     def is_in_call(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from swiftchat.chat.model.files import ModelFiles
 from swiftchat.chat.model.output_format import Encode, OutputFormat, chosen_format
 from swiftchat.chat.model.prompt_encoder import PromptEncoder
 from swiftchat.chat.model.template_choice import TemplateChoice
+from swiftchat.chat.model.tool_messages import requesting_answer
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.chat.terminal.output import print_notice
@@ -27,7 +29,7 @@ from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.errors import SwiftchatError, UsageError
 
 if TYPE_CHECKING:
-    from swiftchat.tokenizer import Tokenizer
+    from swiftchat.tokenizer import Prompt, Tokenizer
     from swiftchat.weights.model.directory import Model
 
 _RESTORED_HINT = "the engine's options are those before /set again; send the message again"
@@ -326,6 +328,10 @@ class ChatModel:
         if tool_format is None and not (self.config.raw or self.config.no_template):
             tool_format = find_plain_format(self._files.template_source)
 
+        direct: Callable[[], Prompt] | None = None
+        if tool_format is not None and tool_format.direct:
+            direct = partial(encode, requesting_answer(fitted.messages, tool_format.direct))
+
         def start(params: SamplingParams) -> Answer:
             constraint: ConstraintSpec | None = None
             if output_format is not None:
@@ -333,6 +339,7 @@ class ChatModel:
             answer = Answer(
                 *(self.engine, self.tokenizer, prompt, params, [*stops, *text_ends], on_wait),
                 *(self.prompts.reasoning_format(), tool_format, constraint, self.adapters.tuning),
+                direct,
             )
             answer.num_left_out = fitted.num_tokens
             return answer

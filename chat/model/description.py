@@ -23,12 +23,13 @@ def _describe_quantization(model: "Model") -> str:
 
 def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> dict[str, object]:
     """Return the properties that `show` and `/show info` print."""
-    from swiftchat.chat.model.memory import describe_memory
+    from swiftchat.chat.model.memory import dequantized_note, describe_memory
     from swiftchat.chat.model.template_choice import describe_template
     from swiftchat.weights.architectures.registry import ARCHITECTURES
     from swiftchat.weights.hub.cached_models import hub_name
 
     config = model.config
+    notes = [*model.notes, *filter(None, [dequantized_note(model)])]
     model_type = ARCHITECTURES[config.architecture].model_type
     return {
         "name": hub_name(model.location) or model.location.name,
@@ -47,7 +48,7 @@ def describe(model: "Model", tokenizer: "Tokenizer", kv_dtype: str = "auto") -> 
         "chat_template": describe_template(tokenizer, model_type),
         "license": model.license or "not stated",
         **describe_memory(model, kv_dtype),
-        **({"notes": list(model.notes)} if model.notes else {}),
+        **({"notes": notes} if notes else {}),
     }
 
 
@@ -84,6 +85,8 @@ def property_text(key: str, value: object) -> str:
             )
         case "memory_at_context", list():
             return _at_contexts_text(value)
+        case "notes", list():
+            return "\n".join(map(sanitize, value))
         case "each_of_several_gpus", list():
             return "\n".join(map(_parallel_text, value))
         case "fits", list():

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from swiftchat.engine.api.cpu_kernels import cpu_kernels
 from swiftchat.engine.api.memory_estimate import (
     RESERVED_FRACTION,
     cpu_weight_bytes,
     gpu_weight_bytes,
     kv_bytes_per_token,
     packed_schemes,
+    plain_weight_bytes,
 )
 from swiftchat.engine.api.protocol import EngineInfo
 from swiftchat.weights.parallel.tensor_parallel import Shard, shard_of, tp_choices
@@ -85,10 +87,29 @@ def weight_bytes_on_gpu(model: "Model", shard: Shard) -> int:
 
 
 def weight_bytes_on_cpu(model: "Model") -> int:
-    """Return about the bytes of the weights on the CPU, as its kernels read them."""
-    if model.quantized_tensors:
-        return cpu_weight_bytes(Shard(model.config), model.quantized_tensors, _item_bytes(model))
-    return model.weights_bytes
+    """Return about the bytes of the weights on the CPU, as the engine here computes with them.
+
+    Raises as `cpu_kernels` does.
+    """
+    if not model.quantized_tensors:
+        return model.weights_bytes
+    shard, item_bytes = Shard(model.config), _item_bytes(model)
+    if cpu_kernels().variant is None:  # torch's operators compute, with dequantized weights
+        return plain_weight_bytes(shard, item_bytes)
+    return cpu_weight_bytes(shard, model.quantized_tensors, item_bytes)
+
+
+def dequantized_note(model: "Model") -> str | None:
+    """Return why quantized weights do not stay quantized on the CPU of this machine, None if not.
+
+    Raises as `cpu_kernels` does.
+    """
+    if not model.quantized_tensors or cpu_kernels().variant is not None:
+        return None
+    return (
+        f"no CPU kernels: {cpu_kernels().reason}; on the CPU the quantized weights become "
+        f"{model.config.dtype}"
+    )
 
 
 def context_limits(

@@ -122,7 +122,7 @@ def output_grammar(
     begins = " | ".join(_marker(text, control) for text in reasoning.opens)
     heads = " | ".join(_marker(text, control) for text in reasoning.heads)
     rules = [
-        f"start: {'thought' if is_thinking else f'(({begins}) thought)?'} SPACE "
+        f"start: {'thought' if is_thinking else f'(SPACE ({begins}) thought)?'} SPACE "
         f"{f'({heads})? ' if heads else ''}@{_ANSWER}",
         r"SPACE: /[ \n]{0,4}/",
     ]

@@ -13,7 +13,11 @@ from swiftchat.chat.model.template_variables import (
     thinking_levels,
     thinking_variables,
 )
-from swiftchat.chat.model.tool_messages import has_tool_messages, without_tools
+from swiftchat.chat.model.tool_messages import (
+    has_tool_messages,
+    is_answer_requested,
+    without_tools,
+)
 from swiftchat.chat.model.tool_support import ToolSupport, find_tool_support
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.errors import UsageError
@@ -43,7 +47,8 @@ class PromptEncoder:
         """Return a function that renders and encodes messages, reusing the ids of the last turn.
 
         `tools` are descriptions of functions as JSON schemas, for templates that list tools.
-        `more_variables` of the template take precedence over those that switch thinking.
+        `more_variables` of the template take precedence over those that switch thinking. Messages
+        that request an answer (`requesting_answer`) get the template without tools.
         """
         tokenizer = self._files.tokenizer
         earlier = None if last is None else tokenizer.continued(last.prompt, last.answer_ids)
@@ -54,14 +59,17 @@ class PromptEncoder:
 
         def encode(messages: Sequence[Mapping[str, Any]]) -> "Prompt":
             source, all_variables = self._files.template.source, variables
-            if tools or has_tool_messages(messages):
+            offered = list(tools or ())
+            if offered or has_tool_messages(messages):
                 support = self._tool_support
+                if support and is_answer_requested(messages, support.tool_format.direct):
+                    support, offered, messages = None, [], messages[:-1]
                 source = support.source if support else source
                 messages = (
-                    support.messages(messages, tools or ()) if support else without_tools(messages)
+                    support.messages(messages, offered) if support else without_tools(messages)
                 )
-                if tools:
-                    listed = support.variables(tools) if support else {"tools": list(tools)}
+                if offered:
+                    listed = support.variables(offered) if support else {"tools": offered}
                     all_variables = {**listed, **variables}
             return tokenizer.prompt(
                 messages, earlier=earlier, template=source, answer_prefix=prefix, **all_variables

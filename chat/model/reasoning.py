@@ -52,6 +52,12 @@ FORMATS = (
             f"{start}{name}<|message|>" for start in _CHANNELS for name in ("final", "commentary")
         ),
     ),
+    ReasoningFormat(  # Muse Glimmer: messages to the model itself, before those to others
+        "to=self<|message|>",
+        ("to=self<|message|>", "<|start|>assistant to=self<|message|>"),
+        "<|eom|>",
+        ("to=user<|message|>", "<|start|>assistant to=user<|message|>", "<|message|>"),
+    ),
     _tags("<think>", "</think>"),  # Qwen3, QwQ, DeepSeek-R1, SmolLM3, GLM-4.5, Nemotron
     _tags("<seed:think>", "</seed:think>"),  # Seed-OSS
     _tags("<thought>", "</thought>"),  # EXAONE Deep

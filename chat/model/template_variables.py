@@ -7,10 +7,12 @@ from swiftchat.errors import UsageError
 
 # `enable_thinking` in Qwen3, SmolLM3, GLM-4.5 and Gemma 4, `thinking` in DeepSeek-V3.1 and Granite.
 _SWITCHES = ("enable_thinking", "thinking")
-# A variable, not the attribute or key of a message.
-_SWITCH = re.compile(r"(?<![.\w'\"])(?:enable_)?thinking\b")
-# `reasoning_effort` in gpt-oss, Solar Open and Hy3, `thinking_effort` in Kimi K3.
-_EFFORT = re.compile(r"(?<![.\w'\"])(?:reasoning|thinking)_effort\b")
+# A variable, not the attribute or key of a message. `reasoning` in GigaChat 3.5; other templates
+# have variables of their own with this name, which they do not test.
+_SWITCH = re.compile(r"(?<![.\w'\"])(?:(?:enable_)?thinking\b|reasoning(?= is (?:not )?defined))")
+# `reasoning_effort` in gpt-oss, Solar Open and Hy3, `thinking_effort` in Kimi K3,
+# `reasoning_strength` in Muse Glimmer.
+_EFFORT = re.compile(r"(?<![.\w'\"])(?:(?:reasoning|thinking)_effort|reasoning_strength)\b")
 
 
 # What `--think` takes besides `auto`, which leaves the choice to the template.
@@ -33,7 +35,7 @@ def thinking_variables(level: str, source: str) -> dict[str, Any]:
     `UsageError` for another level that the template cannot set.
     """
     if level in ("on", "off"):
-        return dict.fromkeys(_SWITCHES, level == "on")
+        return _switches(source, level == "on")
     levels = thinking_levels(source)
     if level not in levels:
         raise unknown_level(level, levels)
@@ -59,5 +61,9 @@ def effort_variables(effort: str, source: str) -> dict[str, Any]:
 
     A template without efforts switches thinking on or off. There are none if it can do neither.
     """
-    switch = dict.fromkeys(_SWITCHES, effort != "none") if _SWITCH.search(source) else {}
+    switch = _switches(source, effort != "none") if _SWITCH.search(source) else {}
     return {**switch, **dict.fromkeys(_EFFORT.findall(source), effort)}
+
+
+def _switches(source: str, is_on: bool) -> dict[str, bool]:
+    return dict.fromkeys((*_SWITCHES, *_SWITCH.findall(source)), is_on)

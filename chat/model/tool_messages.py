@@ -1,10 +1,10 @@
 """Calls and results of tools in the messages for a chat template."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from swiftchat.chat.history.tool_call import parse_tool_calls
+from swiftchat.chat.history.tool_call import ToolCall, parse_tool_calls
 from swiftchat.chat.tools.formats import ToolFormat
 
 Message = Mapping[str, Any]
@@ -81,6 +81,22 @@ def with_results_in_calls(messages: Iterable[Message]) -> list[dict[str, Any]]:
         else:
             found.append(dict(message))
     return found
+
+
+def requesting_answer(messages: Iterable[Message], name: str) -> list[Message]:
+    """Return messages that end with the call `name`, after which the model answers without tools.
+
+    See `is_answer_requested`.
+    """
+    call = ToolCall(name, {})
+    function = {"name": call.name, "arguments": call.arguments}
+    calls = [{"id": call.id, "type": "function", "function": function}]
+    return [*messages, {"role": "assistant", "content": "", "tool_calls": calls}]
+
+
+def is_answer_requested(messages: Sequence[Message], name: str) -> bool:
+    calls = parse_tool_calls(messages[-1].get("tool_calls")) if messages and name else []
+    return [call.name for call in calls] == [name]
 
 
 def without_tools(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import re
 
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.tools.formats import ToolFormat
-from swiftchat.chat.tools.parsers import parse_argument_keys, parse_json
+from swiftchat.chat.tools.parsers import parse_argument_keys, parse_invokes, parse_json
 
 _TAG = r"(?:<[^<>\s]{1,60}>|\[[A-Z_/]{2,40}\])"
 _TAGS_BEFORE = re.compile(rf"(?:{_TAG}\s*)+$")
@@ -12,6 +12,7 @@ _TAGS_AFTER = re.compile(rf"\s*((?:{_TAG}\s*)+)")
 _MAX_CHARACTERS = 500  # that are searched for tags
 _ONE_TAG = re.compile(_TAG)
 _JSON_BEFORE_NAME = re.compile(r'\[?\s*\{\s*"(?:name|tool_name)"\s*:\s*"$')
+_INVOKE_BEFORE_NAME = re.compile(r'<[^<>\s"/]{0,24}invoke name="$')
 # Hunyuan's tags end with the name of a release, as in `<arg_key:opensource>`.
 _ARGUMENT_KEY = re.compile(r"<arg_key(:\w+)?>")
 
@@ -30,7 +31,9 @@ def derive_tool_format(shown: str, plain: str, name: str, argument: str) -> Tool
     before, after = shown[:start], shown[end + len(argument) :][:_MAX_CHARACTERS]
     before = before[-_MAX_CHARACTERS:]
     json_start = _JSON_BEFORE_NAME.search(before)
-    before = before[: json_start.start()] if json_start else before
+    invoke_start = _INVOKE_BEFORE_NAME.search(before)
+    if inside_start := json_start or invoke_start:
+        before = before[: inside_start.start()]
     header = _tags_before(plain[:answer])
     tags = _tags_before(before)
     own = tags[len(header) :] if tags[: len(header)] == header else tags
@@ -43,6 +46,8 @@ def derive_tool_format(shown: str, plain: str, name: str, argument: str) -> Tool
     marks = tuple(dict.fromkeys([*own[1:], *_ONE_TAG.findall(inside)]))
     if json_start:
         return ToolFormat("", (opens,), close, parse_json, marks=marks)
+    if invoke_start:
+        return ToolFormat("", (opens,), close, parse_invokes, marks=marks)
     key = _ARGUMENT_KEY.search(shown, start, end)
     if key is None:
         return None

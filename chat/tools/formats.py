@@ -45,7 +45,8 @@ class ToolFormat:
     are other control tokens inside a call. `write` writes the texts between the first of `opens`
     and `close`, in formats of which some templates leave calls out. `listing` is the text that
     lists tools in place of `TOOLS`, for families of which some templates do not. `plain` marks
-    text. `prompted` is the beginning of a first marker with which the prompt ends.
+    text. `prompted` is the beginning of a first marker with which the prompt ends. A call of
+    `direct` is none: it requests a prompt without tools, for an answer.
     """
 
     signature: str
@@ -58,6 +59,7 @@ class ToolFormat:
     listing: str = ""
     plain: str = ""
     prompted: str = ""
+    direct: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -112,14 +114,15 @@ FORMATS = (
         listing=DEEPSEEK_V3_1,
     ),
     _DEEPSEEK,
-    ToolFormat(  # DeepSeek V3.2, V4
-        "｜DSML｜",
-        ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
-        "",
+    ToolFormat(  # Muse Glimmer: the recipient of a message is a tool, the user, or the model itself
+        "<atem:function_calls>",
+        ("<|start|>assistant to=",),
+        "</atem:function_calls>",
         parse_invokes,
-        marks=("｜DSML｜",),
+        marks=("<|message|>",),
+        plain="<|start|>assistant to=user<|message|>",
+        prompted="<|start|>assistant",
     ),
-    _tags("minimax:tool_call", parse_invokes),  # MiniMax M2
     ToolFormat(  # MiniMax M3
         MINIMAX_MARK,
         (f"{MINIMAX_MARK}<tool_call>",),
@@ -165,7 +168,7 @@ FORMATS = (
         "<|function_call|>", ("<|function_call|>",), "<|message_sep|>", parse_json
     ),
     ToolFormat(  # GigaChat 3
-        "'function call'",
+        "'role': 'function call'",
         ("<|message_sep|>\n\nfunction call<|role_sep|>\n", "function call<|role_sep|>\n"),
         "<|message_sep|>",
         parse_json,
@@ -176,6 +179,13 @@ FORMATS = (
         "</function>",
         parse_function_tag,
         marks=('<param name="', "</param>", "<![CDATA[", "]]>"),
+    ),
+    ToolFormat(  # Command R, R+
+        "`directly-answer`",
+        ("Action:\n```json\n", "Action: ```json\n", "Action:```json\n"),
+        "```",
+        parse_json,
+        direct="directly-answer",
     ),
     ToolFormat(  # Command R7B, Command A
         "<|START_ACTION|>", ("<|START_ACTION|>",), "<|END_ACTION|>", parse_json

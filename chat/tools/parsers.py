@@ -18,6 +18,7 @@ _ARGUMENTS = ("arguments", "parameters", "args")
 _ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 _NAME = re.compile(r"[^\s<>{}\[\]]{1,128}")
 MINIMAX_MARK = "]<]minimax[>["  # before each tag
+_INVOKE = re.compile(r'<([^<>\s"/]{0,24})invoke name="')
 _MAX_DEPTH = 64
 _GEMMA_QUOTE = '<|"|>'
 _SEPARATORS = " \t\r\n;,"
@@ -64,12 +65,17 @@ def parse_function(text: str) -> list[ToolCall]:
 
 
 def parse_invokes(text: str) -> list[ToolCall]:
-    """Parse `<invoke name="…">` with `<parameter name="…">` inside."""
+    """Parse `<invoke name="…">` with `<parameter name="…">` inside.
+
+    The names of the tags may begin with a mark of the model's family, as in `<atem:invoke …>`.
+    """
+    opened = _INVOKE.search(text)
+    mark = opened[1] if opened else ""
     found = []
-    for part in _between(text.replace("｜DSML｜", ""), '<invoke name="', "</invoke>"):
+    for part in _between(text, f'<{mark}invoke name="', f"</{mark}invoke>"):
         name, _, body = part.partition('"')
         values = {}
-        for parameter in _between(body, '<parameter name="', "</parameter>"):
+        for parameter in _between(body, f'<{mark}parameter name="', f"</{mark}parameter>"):
             key, _, rest = parameter.partition('"')
             values[key] = rest.partition(">")[2]
         found.append((name, _texts(values)))

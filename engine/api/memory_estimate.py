@@ -77,6 +77,11 @@ def packed_schemes(packed: Mapping[str, StoredTensor]) -> dict[str, Scheme]:
     return {name: source.scheme for name, source in sources if source is not None}
 
 
+def plain_weight_bytes(shard: Shard, item_bytes: int) -> int:
+    """Return the bytes of a rank's weights that all take `item_bytes` an element."""
+    return sum(math.prod(shape) for shape in shard.shapes().values()) * item_bytes
+
+
 def gpu_weight_bytes(shard: Shard, schemes: Mapping[str, Scheme], item_bytes: int) -> int:
     """Return the bytes of a rank's weights when our CUDA kernels run the model.
 

@@ -68,6 +68,7 @@ _FLOATS = ("", "F64", "F32", "F16", "BF16")
 
 def _matrix_checks(engine: Engine) -> Iterator[Check]:
     """Return a row for the matrices of each part that are stored and computed alike."""
+    why = "there are no kernels" if engine.back_end.is_reference else "no kernel has this format"
     matrices = _matrices(engine.decoder.weights, _Tensors(engine.decoder.config, engine.checkpoint))
     parts: dict[str, dict[tuple[str, bool], list[int | None]]] = {}
     for matrix in matrices:
@@ -76,7 +77,7 @@ def _matrix_checks(engine: Engine) -> Iterator[Check]:
     for part, alike in parts.items():
         for (text, is_dequantized), layers in alike.items():
             where = f"; {_layers(layers)}" if len(alike) > 1 else ""
-            hint = "no kernel multiplies with this format: dequantized when loaded"
+            hint = f"{why}: dequantized when loaded"
             yield Check(
                 part,
                 "note" if is_dequantized else "ok",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from swiftchat.engine.api.memory_estimate import plain_weight_bytes
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.comm.communicator import Communicator, RankPlacement
 from swiftchat.engine.comm.pipeline import Pipeline
@@ -17,10 +18,7 @@ from swiftchat.engine.gpu.linear.plain import LinearKernels
 from swiftchat.engine.linear.factory import TorchWeights, WeightFactory
 from swiftchat.engine.model.back_end import BackEnd
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.memory import (
-    CachePlan,
-    plain_weight_bytes,
-)
+from swiftchat.engine.model.memory import CachePlan
 from swiftchat.engine.reference.back_end import TorchBackEnd
 from swiftchat.weights.architectures.parts.model import ModelConfig
 from swiftchat.weights.model.checkpoint import Checkpoint
@@ -124,7 +122,7 @@ def with_large_chunks(
         return setup
     large = replace(setup, chunk_tokens=_LARGE_CHUNK_TOKENS)
     if weights_bytes is None:
-        weights_bytes = plain_weight_bytes(setup.shard, setup.dtype)
+        weights_bytes = plain_weight_bytes(setup.shard, setup.dtype.itemsize)
     left_bytes = setup.available_bytes - weights_bytes
     fits = large.workspace_bytes <= _LARGE_CHUNK_FRACTION * left_bytes
     return large if ranks.min_across_ranks(int(fits)) else setup

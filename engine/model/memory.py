@@ -1,11 +1,14 @@
 """The memory plan: context length and size of the KV cache, before anything is allocated."""
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
 
-from swiftchat.engine.api.memory_estimate import RESERVED_FRACTION, kv_bytes_per_token
+from swiftchat.engine.api.memory_estimate import (
+    RESERVED_FRACTION,
+    kv_bytes_per_token,
+    plain_weight_bytes,
+)
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.engine.model.state_cache import bytes_per_sequence
 from swiftchat.engine.schedule.states import MAX_VERIFIED
@@ -108,7 +111,7 @@ def plan_shard_cache(
     slots = 1 + has_spares, num_verified
     num_states, state_bytes = _plan_states(config, local, available_bytes, *slots)
     if weights_bytes is None:
-        weights_bytes = plain_weight_bytes(shard, dtype)
+        weights_bytes = plain_weight_bytes(shard, dtype.itemsize)
     kv_bytes = kv_bytes_per_token(local, dtype.itemsize, config.kv_dtype) + head_bytes_per_token
     plan = plan_cache(
         config,
@@ -121,11 +124,6 @@ def plan_shard_cache(
         available_bytes=available_bytes,
     )
     return replace(plan, num_states=num_states)
-
-
-def plain_weight_bytes(shard: Shard, dtype: torch.dtype) -> int:
-    """Return the size of all weights of a shard that is not quantized."""
-    return sum(math.prod(shape) for shape in shard.shapes().values()) * dtype.itemsize
 
 
 def _plan_states(

@@ -115,6 +115,10 @@ def test_ids_equal_the_library(normalizer: Any) -> None:
 @pytest.mark.parametrize(
     ("normalizer", "text"),
     [
+        # The beginning of a line, which must have a character unless it is the only one.
+        ({"type": "Replace", "pattern": {"Regex": "^"}, "content": "a"}, "he\n h\n"),
+        ({"type": "Replace", "pattern": {"Regex": "^"}, "content": "a"}, "\n"),
+        ({"type": "Replace", "pattern": {"Regex": "^h|[^h]$|\\^"}, "content": "a"}, "h^e\nhe\n"),
         # A character that a form has made is joined with the next one, or with a prefix.
         (several({"type": "NFKC"}, strip(True, True)), "ﬁ\u0301he é"),
         (several({"type": "Prepend", "prepend": "a"}, {"type": "NFKC"}), "\u0301x"),

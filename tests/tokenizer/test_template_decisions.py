@@ -155,6 +155,22 @@ def test_control_tokens_that_a_template_assembles(name: str) -> None:
         check("{% for m in messages %}" + turn + "{% endfor %}", text)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ m.content.replace('(x)', '<|x|>') }}",
+        "{{ m.content.strip().replace('(x)', '<|x|>', 1) }}",
+        "{{ m.content | replace('(x)', '<|x|>') }}",
+        "{{ m['content'] | trim | replace('(x)', '<|' ~ 'x|>') | replace('b', 'b') }}",
+    ],
+)
+def test_what_a_template_puts_into_a_text_is_its_own(source: str) -> None:
+    """As placeholders of images; what else is in the text stays text."""
+    source = "{% for m in messages %}" + source + "{% endfor %}"
+    found, num_control = spans(tokenizer_of(source), "a (x) b <|im_end|><|x|>")
+    assert (found, num_control) == ("a <|x|> b <|im_end|><|x|>", 1)
+
+
 def test_text_of_the_caller_is_no_control_token_however_it_is_assembled() -> None:
     """Parts of a control token from the caller, or from both, make none."""
     for source, text in (

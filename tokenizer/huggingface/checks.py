@@ -14,6 +14,8 @@ _MAX_PATTERN_CHARACTERS = 1 << 12
 _MAX_STEPS = 64
 # Bound on the repeat counts of a pattern, multiplied in an alternative; published ones reach 1,033.
 _MAX_REPEATS = 1 << 11
+# An escaped character or a set, which may have a ^ in it, or a ^ outside.
+_BEGINS = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\]|\^", re.DOTALL)
 # An escaped character, a set, or what divides a pattern.
 _TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]", re.DOTALL)
 
@@ -90,9 +92,14 @@ def compiled(spec: Mapping[str, Any], field: str) -> Any:
         reject(f"{field}.pattern", "repeats too often or is recursive")
     try:
         # As in Oniguruma, whose syntax these patterns use, ^ and $ match at line ends.
-        return regex.compile(regex.escape(source) if literal else source, regex.MULTILINE)
+        return regex.compile(regex.escape(source) if literal else _begins(source), regex.MULTILINE)
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
         reject(f"{field}.pattern", f"does not compile: {str(error)[:100]}")
+
+
+def _begins(source: str) -> str:
+    """Return a pattern in which ^ does not match after a line end that ends the text."""
+    return _BEGINS.sub(lambda found: r"(?:\A|^(?!\Z))" if found[0] == "^" else found[0], source)
 
 
 def _needs_much_memory(pattern: str) -> bool:

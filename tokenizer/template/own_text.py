@@ -179,6 +179,11 @@ def own(value: Any) -> Any:
     return value
 
 
+def with_ranges(value: Any) -> Any:
+    """Return a caller's text as one whose operations keep the ranges of what they add."""
+    return OwnText(value) if type(value) is str else value
+
+
 def own_ranges(text: str) -> Ranges:
     """Return the ranges of a text that the template wrote."""
     ranges: Ranges = getattr(text, "_own", ())

@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes, pass_environment
+from jinja2 import nodes, pass_environment, pass_eval_context
 from jinja2.compiler import CodeGenerator, Frame, optimizeconst
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
-from jinja2.filters import do_title, make_attrgetter
+from jinja2.filters import do_replace, do_title, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.sandbox import (
     ImmutableSandboxedEnvironment,
@@ -31,6 +31,7 @@ from swiftchat.tokenizer.template.own_text import (
     own,
     own_ranges,
     same_length,
+    with_ranges,
 )
 
 # Limit on the output: a constant plus a multiple of the input.
@@ -164,7 +165,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.check_time()
         if attribute.startswith("__"):
             _reject_private(attribute)
-        return super().getattr(obj, attribute)
+        return super().getattr(with_ranges(obj), attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         self.check_time()
@@ -229,6 +230,7 @@ def _environment(now: Callable[[], datetime]) -> _Environment:
     )
     environment.filters |= {
         "join": _join,
+        "replace": _replace,
         "safe": marked_safe,
         "string": lambda value: value if isinstance(value, str) else as_text(value),
         "title": lambda value: same_length(soft_str(value), do_title(value)),
@@ -253,6 +255,14 @@ def _join(
     if attribute is not None:
         values = map(make_attrgetter(environment, attribute), values)
     return joined(as_text(d), map(as_text, values))
+
+
+@pass_eval_context
+def _replace(
+    eval_ctx: nodes.EvalContext, text: Any, old: str, new: str, count: int | None = None
+) -> str:
+    """Do what Jinja's filter `replace` does; what the template puts into a text is its own."""
+    return do_replace(eval_ctx, with_ranges(text), old, new, count)
 
 
 def _to_json(

@@ -1,7 +1,8 @@
 """Tokens of a GGUF vocabulary that end an answer.
 
 Many files name only one of them, or a wrong one. As in llama.cpp, tokens whose text ends a turn in
-a known format are end tokens too, and control tokens whatever their type is.
+a known format are end tokens too, and control tokens whatever their type is. Beyond llama.cpp's
+list there are those of Muse and Llama 4, DeepSeek Coder, Command R, Ling and EXAONE.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,8 @@ _TEXTS = frozenset(
         *("<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"),
         *("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_turn>", "<turn|>"),
         *("<end_of_utterance>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
-        *("<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
+        *("<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[", "<|eot|>", "<|EOT|>"),
+        *("<|END_OF_TURN_TOKEN|>", "<|role_end|>", "<|endofturn|>"),
     }
 )
 # Where these exist, `<|end|>` ends one message of several in a turn.

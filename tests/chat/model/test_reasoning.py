@@ -16,7 +16,9 @@ from swiftchat.chat.model.reasoning import (
     find_reasoning_format,
     opens_reasoning,
 )
+from swiftchat.chat.model.template_variables import thinking_levels, thinking_variables
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.tools.formats import ToolCallSplitter, find_tool_format
 from swiftchat.errors import UsageError
 from swiftchat.tokenizer.prompt import Prompt, PromptSpan
 from tests.support import fake_engine
@@ -236,6 +238,53 @@ def test_levels_of_thinking_reach_the_template(tmp_path: Path) -> None:
     talk.chat_model.prompts.think = "auto"
     talk.turn("five")
     assert talk.engine.prompt_text().endswith("(medium)")
+
+
+@pytest.mark.parametrize(
+    ("source", "level", "variable", "value"),
+    [
+        ("{% if reasoning is not defined %}{% endif %}", "on", "reasoning", True),
+        ("{% if reasoning is defined %}{% endif %}", "off", "reasoning", False),
+        ("{{ reasoning_strength }}", "high", "reasoning_strength", "high"),
+    ],
+)
+def test_other_names_of_variables(source: str, level: str, variable: str, value: object) -> None:
+    assert level in thinking_levels(source)
+    assert thinking_variables(level, source)[variable] == value
+    own = "{% set reasoning = messages[0].reasoning %}{% if reasoning %}{% endif %}"
+    assert thinking_levels(own) == []
+    assert "reasoning" not in thinking_variables("on", own)
+
+
+def test_messages_of_muse_to_itself_are_reasoning() -> None:
+    """The prompt has begun the first message; calls and texts have a recipient each."""
+    source = "{{ '<|start|>assistant to=self<|message|>' }}<atem:function_calls>"
+    reasoning, calls = find_reasoning_format(source, []), find_tool_format(source)
+    assert reasoning is not None
+    thought, start = "to=self<|message|>hm<|eom|>", "<|start|>assistant"
+    call = (
+        ' to=f<|message|><atem:function_calls><atem:invoke name="f"></atem:invoke>'
+        "</atem:function_calls>"
+    )
+    for answer, expected in (
+        (f" {thought}{start} to=user<|message|>four", ("hm", "four", 0)),
+        (f" {thought}{start} {thought}{start} to=user<|message|>four", ("hmhm", "four", 0)),
+        (" to=user<|message|>four", ("", "four", 0)),
+        (f" {thought}{start}{call}", ("hm", "", 1)),
+        (call, ("", "", 1)),
+        (f" {thought}{start} to=user<|message|>four{start}{call}{start}{call}", ("hm", "four", 2)),
+    ):
+        for cut in range(len(answer)):
+            splitter, tools = ReasoningSplitter(reasoning), ToolCallSplitter(calls)
+            thoughts, text = "", ""
+            pieces = [*splitter.push(answer[:cut]), *splitter.push(answer[cut:])]
+            for piece in [*pieces, *splitter.flush()]:
+                if isinstance(piece, ReasoningText):
+                    thoughts += piece
+                else:
+                    text += "".join(tools.push(piece))
+            text += "".join(tools.flush(True))
+            assert (thoughts, text, len(tools.calls)) == expected
 
 
 @pytest.mark.parametrize(

@@ -104,11 +104,17 @@ FAMILIES = {
     ),
     "gigachat-3": (
         "{{ tools | tojson }}",
-        "{{ '<|message_sep|>\n\n' + 'function call' + '<|role_sep|>\n' }}"
+        "{{ {'role': 'function call'} and '<|message_sep|>\n\nfunction call<|role_sep|>\n' }}"
         '{"name": "{{ c.function.name }}", "arguments": ARGUMENTS}',
         "[function result]{{ m.content }}",
         "<|message_sep|>\n\nfunction call<|role_sep|>\n"
         '{"name": "lookup", "arguments": {"key": "v"}}',
+    ),
+    "muse": (
+        "{{ tools | tojson }} in <atem:function_calls>",
+        "{{ '<|start|>assistant to=' + c.function.name + '<|message|>' }}INVOKES<|eom|>",
+        "{{ m.content }}",
+        "<|start|>assistant to=lookup<|message|>INVOKE",
     ),
     "minicpm5": (
         "{{ tools | tojson }}",
@@ -117,7 +123,10 @@ FAMILIES = {
         "{{ m.content }}",
         '<function name="lookup"><param name="key">v</param></function>',
     ),
-    # Of no known model: the format is derived.
+    # The format is derived from the call that the template writes.
+    "gigachat-3.5": ("{{ tools | tojson }}", "INVOKES", "{{ m.content }}", "INVOKE"),
+    "minimax-m2": ("{{ tools | tojson }}", "INVOKES", "{{ m.content }}", "INVOKE"),
+    "deepseek-v3.2": ("{{ tools | tojson }}", "INVOKES", "{{ m.content }}", "INVOKE"),
     "hunyuan": (
         "{{ tools | tojson }}",
         "{% set r = ':x1' %}{{ '<tool_calls{}>\n<tool_call{}>'.format(r, r) }}"
@@ -151,8 +160,43 @@ FAMILIES = {
 }
 
 
+# Calls in tags whose names have a mark: the mark, and the tag around all calls.
+INVOKES = {
+    "muse": ("atem:", "function_calls"),
+    "gigachat-3.5": ("｜GCML｜", "tool_calls"),
+    "minimax-m2": ("", "minimax:tool_call"),
+    "deepseek-v3.2": ("｜DSML｜", "function_calls"),
+}
+
+
+def invoke(name: str, tool: str, parameters: str) -> str:
+    """Return a call of a family in `INVOKES`."""
+    mark, around = INVOKES[name]
+    around = around if ":" in around else mark + around
+    call = f'<{mark}invoke name="{tool}">\n{parameters}</{mark}invoke>'
+    parameter = f"</{mark}parameter>\n"
+    call = call.replace("<parameter", f"<{mark}parameter").replace("</parameter>\n", parameter)
+    return f"<{around}>\n{call}\n</{around}>"
+
+
+def written_call(name: str) -> str:
+    """Return a call as the model of a family writes it."""
+    written = FAMILIES[name][-1]
+    if name not in INVOKES:
+        return written
+    call = invoke(name, "lookup", '<parameter name="key">v</parameter>\n')
+    return written.replace("INVOKE", call)
+
+
 def family(name: str) -> str:
     listed, calls, result, _ = FAMILIES[name]
+    if name in INVOKES:
+        parameters = (
+            "{% for k, v in c.function.arguments.items() %}"
+            '<parameter name="{{ k }}">{{ v }}</parameter>\n{% endfor %}'
+        )
+        call = invoke(name, "{{ c.function.name }}", parameters)
+        calls = calls.replace("INVOKES", call)
     source = FRAME.replace("TOOLS", listed).replace("CALLS", calls).replace("RESULT", result)
     source = source.replace("ARGUMENTS", "{{ c.function.arguments | tojson }}")
     return source.replace("{% if tools %}", "{% if xml_tools %}") if name == "smollm3" else source
@@ -163,7 +207,7 @@ def test_tools_of_each_family(tokenizer: Tokenizer, name: str) -> None:
     """The tools are listed, calls and results are shown, and the model's call is parsed."""
     support = find_tool_support(tokenizer, family(name))
     assert support is not None
-    written = FAMILIES[name][-1]
+    written = written_call(name)
     splitter = ToolCallSplitter(support.tool_format)
     assert "".join([*splitter.push(f"Wait. {written}"), *splitter.flush(True)]) == "Wait. "
     assert [(call.name, call.arguments) for call in splitter.calls] == [("lookup", {"key": "v"})]

@@ -45,16 +45,10 @@ ANSWERS = [
         "<parameter=b>2</parameter>\n</function>\n</seed:tool_call>",
     ),
     (
-        "<minimax:tool_call>",
-        '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">x y</parameter>\n'
-        '<parameter name="b">2</parameter>\n</invoke>\n</minimax:tool_call>',
-    ),
-    (
-        "｜DSML｜",
-        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n'
-        '<｜DSML｜parameter name="a" string="true">x y</｜DSML｜parameter>\n'
-        '<｜DSML｜parameter name="b" string="true">2</｜DSML｜parameter>\n'
-        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "<atem:function_calls>",
+        ' to=add<|message|><atem:function_calls>\n<atem:invoke name="add">\n'
+        '<atem:parameter name="a">x y</atem:parameter>\n<atem:parameter name="b">2'
+        "</atem:parameter>\n</atem:invoke>\n</atem:function_calls>",
     ),
     ('"parameters": dictionary of argument name', CALL.replace("arguments", "parameters")),
     ('"parameters": dictionary of argument name', f"<|python_tag|>{CALL}"),
@@ -113,6 +107,7 @@ ANSWERS = [
             "@", MINIMAX_MARK
         ),
     ),
+    ("`directly-answer`", f'Action:\n```json\n[{{"tool_name": "add", "parameters": {JSON}}}]```'),
     (">>>${recipient}", f"add\n{JSON}"),
     ("functools[", f"functools[{CALL}]"),
     ("List of tools: ", '<|tool_call_start|>[add(a="x y", b="2")]<|tool_call_end|>'),
@@ -126,7 +121,7 @@ ANSWERS = [
     ),
     ("<|function_call|>", f"<|function_call|>{CALL}"),
     ("<|function_call|>", f"<|function_call|>{CALL}<|message_sep|>"),
-    ("'function call'", f"<|message_sep|>\n\nfunction call<|role_sep|>\n{CALL}"),
+    ("'role': 'function call'", f"<|message_sep|>\n\nfunction call<|role_sep|>\n{CALL}"),
     (
         '<function name="',
         '<function name="add"><param name="a">x y</param>'
@@ -167,7 +162,7 @@ def test_a_call_is_split_from_the_answer(signature: str, answer: str) -> None:
     assert tool_format is BY_SIGNATURE[signature]
     for seed in range(20):
         assert split(tool_format, answer, seed) == ("", [("add", ARGUMENTS)])
-        if not answer.startswith(("{", "add")):
+        if not answer.startswith("{") and not tool_format.prompted:
             text = f"I look it up.\n\n{answer}"
             assert split(tool_format, text, seed) == ("I look it up.\n\n", [("add", ARGUMENTS)])
 

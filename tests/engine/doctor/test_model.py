@@ -47,7 +47,7 @@ def test_a_format_without_a_kernel_is_dequantized(tmp_path: Path) -> None:
     quantized_model(tmp_path / "model", *FORMATS["nf4"])
     check = rows(tmp_path / "model")["gate, up"]
     assert (check.state, check.text.split(" in the file, ")[0]) == ("note", "nf4")
-    assert check.hint == "no kernel multiplies with this format: dequantized when loaded"
+    assert check.hint == "no kernel has this format: dequantized when loaded"
 
 
 def test_experts_are_parts(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def end_ids(tokens: list[str], **more: Any) -> list[int]:
         (["<|end|>", "<|return|>", "<|call|>"], [1, 2]),
         (["<|end|>", "<|calls|>", "<|flush|>"], [1, 2]),
         (["a", "<｜end▁of▁sentence｜>", "[e~["], [1, 2]),
+        (["<|eom|>", "<|eot|>", "<|EOT|>"], [1, 2]),  # Muse: the first ends a message
+        (["<|END_OF_TURN_TOKEN|>", "<|role_end|>", "<|endofturn|>", "<|end_of_role|>"], [0, 1, 2]),
         (["a", "</s>"], []),  # perhaps a tag of HTML
     ],
 )
