@@ -10,8 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.forks import own
 from tests.support.forks.install import real_starts
-from tests.support.forks.start import ROOT, can_be_forked
+from tests.support.forks.process import Image
+from tests.support.forks.start import ROOT, SCRIPTS, can_be_forked, needs_torch
 from tests.support.program import patched
 from tests.support.worker_processes import wait_until
 
@@ -172,12 +174,48 @@ def test_code_of_the_start_patches_modules_before_their_use(tmp_path: Path) -> N
     assert run(patched(code, "--version"), env=environment)[1].startswith("False\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (WORKER, True),
+        ([SCRIPTS[1]], True),
+        ([sys.executable, "-m", "swiftchat.chat", "--device", "cpu"], True),
+        ([sys.executable, "-m", "swiftchat.chat", "doctor"], True),
+        (patched("import torch"), True),
+        ([sys.executable, "-m", "swiftchat.chat", "ps"], False),
+        ([sys.executable, "-P", "-m", "swiftchat.tokenizer.template.worker"], False),
+        (patched("print()"), False),
+    ],
+)
+def test_programs_of_engines_have_torch(command: list[str], expected: bool) -> None:
+    assert needs_torch(command if command[0] == sys.executable else [sys.executable, *command]) is (
+        expected
+    )
+
+
+def test_a_program_that_is_not_recognized_imports_torch() -> None:
+    code = "import sys; import importlib; print(importlib.import_module('torch').ones(3).sum())"
+    assert not needs_torch(patched(code))
+    assert run(patched(code, "--version"))[1].startswith("tensor(3.)\n")
+
+
+def test_a_renderer_of_templates_is_forked_where_its_limit_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = (sys.executable, "-P", "-m", "swiftchat.tokenizer.template.worker")
+    image = Image.__new__(Image)
+    image.environment, image.variables = {}, frozenset()
+    for size_bytes, expected in ((800 << 20, True), (1000 << 20, False)):
+        monkeypatch.setattr(own, "_address_space_bytes", lambda size=size_bytes: size)
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+        assert own.OwnForks(image).can_fork(command, {}) is expected
+
+
 def test_other_programs_are_started(tmp_path: Path) -> None:
     for command in (
         [sys.executable, "-c", "pass"],
         [sys.executable, "-I", "-S", str(tmp_path / "file.py")],
         [sys.executable, "-m", "pytest"],
-        [sys.executable, "-P", "-m", "swiftchat.tokenizer.template.worker"],
         ["/bin/true", "-m", "swiftchat.chat"],
     ):
         assert not can_be_forked(command, {}, {}, ())

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 import transformers
 
@@ -36,6 +35,8 @@ def make_adapter(
 ) -> tuple[Path, torch.nn.Module]:
     """Save a random LoRA adapter in `folder`; return it and the model with the adapter."""
     torch.manual_seed(seed)
+    import peft  # here: with bitsandbytes it takes seconds
+
     config = peft.LoraConfig(**{"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", **settings})
     model = peft.get_peft_model(reference, config)
     with torch.no_grad():
@@ -51,9 +52,19 @@ def make_adapter(
 
 
 def make_soft_prompt(
-    folder: Path, reference: transformers.PreTrainedModel, config: peft.PeftConfig
+    folder: Path,
+    reference: transformers.PreTrainedModel,
+    kind: str,
+    num_tokens: int,
+    **settings: object,
 ) -> tuple[Path, torch.nn.Module]:
-    """Save a random soft prompt in `folder`; return it and the model with the prompt."""
+    """Save a random soft prompt of this class of PEFT in `folder`.
+
+    Return the folder and the model with the prompt.
+    """
+    import peft
+
+    config = getattr(peft, kind)(num_virtual_tokens=num_tokens, task_type="CAUSAL_LM", **settings)
     torch.manual_seed(0)
     model = peft.get_peft_model(reference, config)
     with torch.no_grad():

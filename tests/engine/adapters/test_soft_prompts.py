@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers
@@ -21,28 +20,23 @@ from tests.support import adapters, tiny
 
 NUM_TOKENS = 9
 NUM_VIRTUAL = 6  # one block of four and a half
-CASES: dict[str, tuple[str, peft.PeftConfig]] = {
-    "llama-prompt": ("llama", peft.PromptTuningConfig(num_virtual_tokens=NUM_VIRTUAL)),
-    "gpt2-p-tuning": (
-        "gpt2",
-        peft.PromptEncoderConfig(num_virtual_tokens=NUM_VIRTUAL, encoder_hidden_size=32),
-    ),
-    "gemma2-prompt": ("gemma2", peft.PromptTuningConfig(num_virtual_tokens=NUM_VIRTUAL)),
-    "llama-prefix": ("llama", peft.PrefixTuningConfig(num_virtual_tokens=NUM_VIRTUAL)),
-    "qwen2-prefix-projection": (
-        "qwen2",
-        peft.PrefixTuningConfig(num_virtual_tokens=NUM_VIRTUAL, prefix_projection=True),
-    ),
-    "glm-prefix": ("glm", peft.PrefixTuningConfig(num_virtual_tokens=NUM_VIRTUAL)),
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama-prompt": ("llama", "PromptTuningConfig", {}),
+    "gpt2-p-tuning": ("gpt2", "PromptEncoderConfig", {"encoder_hidden_size": 32}),
+    "gemma2-prompt": ("gemma2", "PromptTuningConfig", {}),
+    "llama-prefix": ("llama", "PrefixTuningConfig", {}),
+    "qwen2-prefix-projection": ("qwen2", "PrefixTuningConfig", {"prefix_projection": True}),
+    "glm-prefix": ("glm", "PrefixTuningConfig", {}),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_peft(case: str, tmp_path: Path) -> None:
-    family, config = CASES[case]
-    config.task_type = "CAUSAL_LM"
+    family, kind, settings = CASES[case]
     reference = tiny.make_with_reference(family, tmp_path)
-    folder, model = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
+    folder, model = adapters.make_soft_prompt(
+        tmp_path / "prompt", reference, kind, NUM_VIRTUAL, **settings
+    )
     ids = tiny.random_ids(NUM_TOKENS)
     with torch.inference_mode():
         expected = model(torch.tensor([ids])).logits[0][-NUM_TOKENS:]
@@ -58,13 +52,10 @@ def test_logits_equal_peft(case: str, tmp_path: Path) -> None:
 
 
 @tiny.each_backend
-@pytest.mark.parametrize("kind", [peft.PromptTuningConfig, peft.PrefixTuningConfig])
-def test_answers_share_the_blocks_of_a_soft_prompt(
-    kind: type[peft.PromptTuningConfig], native: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+def test_answers_share_the_blocks_of_a_soft_prompt(kind: str, native: bool, tmp_path: Path) -> None:
     reference = tiny.make_with_reference("llama", tmp_path)
-    config = kind(num_virtual_tokens=NUM_VIRTUAL, task_type="CAUSAL_LM")
-    folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
+    folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, kind, NUM_VIRTUAL)
     tuning = Tuning(soft_prompt=str(folder))
     prompts = [[5, *tiny.random_ids(6, seed=seed)] for seed in range(3)] + [[7]]
     alone = [
@@ -87,8 +78,9 @@ def test_a_failed_step_leaves_no_block_that_it_did_not_write(
 ) -> None:
     """The next answers compute again what the failed step should have stored or copied."""
     reference = tiny.make_with_reference("llama", tmp_path)
-    config = peft.PrefixTuningConfig(num_virtual_tokens=2 * tiny.BLOCK_SIZE, task_type="CAUSAL_LM")
-    folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
+    folder, _ = adapters.make_soft_prompt(
+        tmp_path / "prompt", reference, "PrefixTuningConfig", 2 * tiny.BLOCK_SIZE
+    )
     tuning = Tuning(soft_prompt=str(folder))
     first, ids = tiny.random_ids(14), [*tiny.random_ids(10), 3, 4, 5]
     requests = [(ids, tuning), (ids, None)]
@@ -120,9 +112,10 @@ def test_answers_in_a_small_cache_are_those_of_a_large_one(tmp_path: Path) -> No
     prompts = [tiny.random_ids(length, seed=length) for length in (13, 1, 30, 18)]
     tunings: list[Tuning | None] = [None]
     for number in range(4):
-        config = peft.PrefixTuningConfig(num_virtual_tokens=3 + number, task_type="CAUSAL_LM")
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-        folder, _ = adapters.make_soft_prompt(tmp_path / str(number), model, config)
+        folder, _ = adapters.make_soft_prompt(
+            tmp_path / str(number), model, "PrefixTuningConfig", 3 + number
+        )
         tunings.append(Tuning(soft_prompt=str(folder)))
     large, small = (tiny.engine(tmp_path, cache_tokens=size) for size in (4096, 256))
     expected = {
@@ -151,9 +144,11 @@ def test_only_the_last_soft_prompts_stay_in_memory(
 
     monkeypatch.setattr(tunings, "open_soft_prompt", opening)
     monkeypatch.setattr(tunings, "MAX_PROMPTS", 2)
-    config = peft.PromptTuningConfig(num_virtual_tokens=NUM_VIRTUAL, task_type="CAUSAL_LM")
     folders = {
-        name: adapters.make_soft_prompt(tmp_path / name, reference, config)[0] for name in "abc"
+        name: adapters.make_soft_prompt(
+            tmp_path / name, reference, "PromptTuningConfig", NUM_VIRTUAL
+        )[0]
+        for name in "abc"
     }
     for name in "abacacb":  # b gives way to c, then a to b
         engine.tune(Tuning(soft_prompt=str(folders[name])))
@@ -163,8 +158,9 @@ def test_only_the_last_soft_prompts_stay_in_memory(
 @pytest.mark.fault(48)
 def test_wrong_soft_prompts_are_named(tmp_path: Path) -> None:
     reference = tiny.make_with_reference("llama", tmp_path / "model")
-    config = peft.PromptTuningConfig(num_virtual_tokens=NUM_VIRTUAL, task_type="CAUSAL_LM")
-    folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
+    folder, _ = adapters.make_soft_prompt(
+        tmp_path / "prompt", reference, "PromptTuningConfig", NUM_VIRTUAL
+    )
     tuning = Tuning(soft_prompt=str(folder))
     tiny.make("gpt2", tmp_path / "other")
     engine = tiny.engine(tmp_path / "model")
@@ -184,13 +180,10 @@ def test_wrong_soft_prompts_are_named(tmp_path: Path) -> None:
 
 
 @tiny.each_backend
-@pytest.mark.parametrize("kind", [peft.PromptTuningConfig, peft.PrefixTuningConfig])
-def test_a_sliding_context_keeps_the_soft_prompt(
-    kind: type[peft.PromptTuningConfig], native: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+def test_a_sliding_context_keeps_the_soft_prompt(kind: str, native: bool, tmp_path: Path) -> None:
     reference = tiny.make_with_reference("llama", tmp_path)
-    config = kind(num_virtual_tokens=NUM_VIRTUAL, task_type="CAUSAL_LM")
-    folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, config)
+    folder, _ = adapters.make_soft_prompt(tmp_path / "prompt", reference, kind, NUM_VIRTUAL)
     tuning, context, prompt = Tuning(soft_prompt=str(folder)), 48, tiny.random_ids(20)
     engine = tiny.engine(tmp_path, kernels=native, ctx_size_tokens=context)
 

@@ -40,6 +40,7 @@ from tests.support.worker_processes import (
     all_ranks,
     assert_equals_single_rank,
     collect,
+    command_line,
     has_ended,
     inject_fault,
     rank_processes,
@@ -300,7 +301,11 @@ def test_ranks_end_after_a_hangup(tmp_path: Path) -> None:
         assert terminal.stdout is not None
         assert json.loads(terminal.stdout.readline())["model"]["tp"] == 2
         assert b"delta" in terminal.stdout.readline()
-        (worker,) = psutil.Process(terminal.pid).children()
+        (worker,) = (
+            child
+            for child in psutil.Process(terminal.pid).children()
+            if "swiftchat.engine.worker" in command_line(child)
+        )
         pids = [worker.pid, *rank_processes(worker.pid).values()]
         assert len(pids) == 2
         terminal.send_signal(signal.SIGHUP)

@@ -6,7 +6,7 @@ launch the right kernels on the right tensors. Only fp32, without quantized weig
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
-from swiftchat.cuda.signature import KernelSpec, Macro
+from swiftchat.cuda.signature import KernelSpec, Macro, Signature
 from swiftchat.engine.reference import routing
 from swiftchat.engine.reference.activations import ACTIVATIONS
 from swiftchat.weights.architectures.parts.router import RouterConfig
@@ -66,13 +66,19 @@ Kernels = Mapping[str, Callable[[Any], None]]
 def _kernel(
     launched: list[str], kernels: Kernels, name: str, **defines: Macro
 ) -> Callable[..., None]:
-    return partial(_launch, launched, kernels[name], KernelSpec.of(name, **defines))
+    return partial(_launch, launched, kernels[name], _variant(name, *defines.items()))
+
+
+@cache
+def _variant(name: str, *defines: tuple[str, Macro]) -> tuple[KernelSpec, Signature]:
+    spec = KernelSpec.of(name, **dict(defines))
+    return spec, spec.signature
 
 
 def _launch(
     launched: list[str],
     compute: Callable[[Any], None],
-    spec: KernelSpec,
+    variant: tuple[KernelSpec, Signature],
     grid: Any,
     block: int,
     /,
@@ -82,7 +88,7 @@ def _launch(
     cluster: int = 1,
     **arguments: Any,
 ) -> None:
-    signature = spec.signature
+    spec, signature = variant
     bound = zip(signature.names, signature.bind(arguments, torch.device("cpu")), strict=True)
     if 0 in (grid if isinstance(grid, tuple) else (grid,)):
         return

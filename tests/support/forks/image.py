@@ -1,7 +1,7 @@
 """Modules that are imported once, before programs are forked from this process.
 
-The program of the terminal must not import torch. So torch, and what imports it, is imported here
-and hidden: a forked process sees it when it imports it.
+The program of the terminal must not import torch. So torch, and what imports it, is imported
+and hidden: a forked process sees it when it imports it. A fork without it takes half the time.
 """
 
 import gc
@@ -87,27 +87,44 @@ class HiddenModules(MetaPathFinder, Loader):
         module.__spec__ = self._spec
 
 
-def load_image() -> tuple[HiddenModules, frozenset[str]]:
-    """Import all modules of the program, and what it imports when it is used.
+def load_terminal() -> frozenset[str]:
+    """Import what the programs of the terminal import when they are used.
 
-    Return the hidden modules and the names of the environment variables that modules have read.
+    Return the names of the environment variables that modules have read.
     """
-    # Threads would not exist in the forked processes, and the libraries would wait for them.
-    wanted = WORKER_VARIABLES | dict.fromkeys(_NUM_THREADS, "1")
-    added = {name: value for name, value in wanted.items() if name not in os.environ}
-    os.environ.update(added)
-    hidden = HiddenModules()
-    gc.disable()  # all that is made here stays
-    with _recorded_variables() as names:
+    with _loading() as names:
         _import_program("chat", "errors", "tokenizer", "weights", "engine.api")
         for name in _TERMINAL:
             importlib.import_module(name)
         for name in _TOOLS:
             _import_if_installed(name)
-        with hidden.hide("torch", "swiftchat.engine", "swiftchat.cuda"):
-            importlib.import_module("swiftchat.engine.device.lazy_torch").import_torch()
-            _import_program("engine")
+    return frozenset(names)
+
+
+def load_engine() -> tuple[HiddenModules, frozenset[str]]:
+    """Import torch and the engine, after `load_terminal`.
+
+    Return the hidden modules and the names of the environment variables that modules have read.
+    """
+    hidden = HiddenModules()
+    with _loading() as names, hidden.hide("torch", "swiftchat.engine", "swiftchat.cuda"):
+        importlib.import_module("swiftchat.engine.device.lazy_torch").import_torch()
+        _import_program("engine")
     sys.meta_path.insert(0, hidden)
+    return hidden, frozenset(names)
+
+
+@contextmanager
+def _loading() -> Iterator[set[str]]:
+    """Yield a set that then has the names of the environment variables that were read meanwhile."""
+    # Threads would not exist in the forked processes, and the libraries would wait for them.
+    wanted = WORKER_VARIABLES | dict.fromkeys(_NUM_THREADS, "1")
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
+    gc.disable()  # all that is made here stays
+    with _recorded_variables() as names:
+        yield names
+    names -= _WITHOUT_EFFECT | added.keys()
     for name in added:
         del os.environ[name]
     assert not [name for name in _NOT_IMPORTED if name in sys.modules]
@@ -116,7 +133,6 @@ def load_image() -> tuple[HiddenModules, frozenset[str]]:
     gc.collect()
     gc.freeze()  # so that the garbage collection of a forked process copies no page
     gc.enable()
-    return hidden, frozenset(names) - _WITHOUT_EFFECT - added.keys()
 
 
 def _import_program(*packages: str) -> None:

@@ -3,16 +3,26 @@
 import fcntl
 import gc
 import os
+import resource
 import struct
 import sys
 import termios
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 from tests.support.forks.fork_exec import replace_fork_exec
-from tests.support.forks.image import load_image
 from tests.support.forks.process import Image
-from tests.support.forks.start import Start, can_be_forked, current_umask, ignored_signals
+from tests.support.forks.start import (
+    Start,
+    can_be_forked,
+    current_umask,
+    ignored_signals,
+    is_limited,
+)
+
+# Of the address space, of which a fork gets a copy: the renderer of templates has a limit of 1 GiB.
+_MAX_BYTES = 896 << 20
 
 
 class OwnForks:
@@ -23,9 +33,9 @@ class OwnForks:
 
     def can_fork(self, command: Sequence[str], environment: dict[str, str]) -> bool:
         # Torch's threads would not exist in the forked process, which would wait for them.
-        return "torch" not in sys.modules and can_be_forked(
-            command, environment, self.image.environment, self.image.variables
-        )
+        if "torch" in sys.modules or (is_limited(command) and _address_space_bytes() > _MAX_BYTES):
+            return False
+        return can_be_forked(command, environment, self.image.environment, self.image.variables)
 
     def fork(self, start: Start, fds: Sequence[int]) -> int:
         return self.fork_main(start, fds, None)
@@ -49,9 +59,14 @@ class OwnForks:
 @cache
 def own_forks() -> OwnForks:
     """Import the program in this process, which forks from then on what can be forked."""
-    forks = OwnForks(Image(*load_image()))
+    forks = OwnForks(Image())
+    forks.image.add_engine()
     replace_fork_exec(forks)
     return forks
+
+
+def _address_space_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def fork_in_terminal(

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn, TextIO
 
-from tests.support.forks.image import HiddenModules
+from tests.support.forks.image import HiddenModules, load_engine, load_terminal
 from tests.support.forks.start import PATCH, Start, added_paths, is_patch, split
 
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
@@ -58,10 +58,17 @@ class _MemoryMap(ctypes.Structure):
 class Image:
     """What the processes are forked from: modules, and the environment when they were imported."""
 
-    def __init__(self, hidden: HiddenModules, variables: frozenset[str]) -> None:
-        self.hidden, self.variables = hidden, variables
+    def __init__(self) -> None:
+        """Import the program of the terminal."""
+        self.hidden = HiddenModules()
+        self.variables = load_terminal()
         self.environment = dict(os.environ)
         self.path = list(sys.path)
+
+    def add_engine(self) -> None:
+        """Import the engine and torch."""
+        self.hidden, names = load_engine()
+        self.variables |= names
 
     def become(
         self, start: Start, fds: Sequence[int], main: Callable[[], object] | None = None

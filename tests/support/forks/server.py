@@ -1,7 +1,8 @@
-"""The process with the image, of which programs are forked: `python -m tests.support.forks.server`.
+"""The processes with the images, of which programs are forked.
 
-A program must be a child of the process that asked for it, which waits for it, and with which it
-may have to end. So the server, a child of that process itself, forks siblings.
+The first has imported the program of the terminal. The second is forked from it and has imported
+the engine, too. A program must be a child of the process that asked for it, which waits for it, and
+with which it may have to end. So the servers, children of that process themselves, fork siblings.
 """
 
 import ctypes
@@ -15,12 +16,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
-from tests.support.forks.fork_exec import MAX_FDS
-from tests.support.forks.own import own_forks
-from tests.support.forks.process import set_command_line
-from tests.support.forks.start import ROOT, Start, can_be_forked, is_program
+from tests.support.forks.fork_exec import MAX_FDS, replace_fork_exec
+from tests.support.forks.own import OwnForks
+from tests.support.forks.process import Image, set_command_line
+from tests.support.forks.start import ROOT, Start, can_be_forked, is_program, needs_torch
 
 _CLONE_NUMBERS = {"x86_64": 56, "aarch64": 220}  # of the system call
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
@@ -39,65 +41,95 @@ class ForkServer:
         self.environment: dict[str, str] = {}
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._image: tuple[dict[str, str], frozenset[str]] | None = None
+        self._images: dict[bool, _RemoteImage] | None = None  # by whether torch is imported
 
     def can_fork(self, command: Sequence[str], environment: dict[str, str]) -> bool:
         if not self.is_used or os.getpid() != self._pid or not is_program(command):
             return False
         with self._lock:
-            if self._socket is None:
-                self._start()
-        return self._image is not None and can_be_forked(command, environment, *self._image)
+            if self._images is None:
+                self._images = self._started()
+            needed = self._images[needs_torch(command)].needed
+        return needed is not None and can_be_forked(command, environment, *needed)
 
-    def _start(self) -> None:
-        self._socket, other = socket.socketpair()
+    def _started(self) -> "dict[bool, _RemoteImage]":
+        pairs = {has_torch: socket.socketpair() for has_torch in (False, True)}
+        theirs = [other for _, other in pairs.values()]
         code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         code += "from tests.support.forks.server import main\nmain()\n"
-        command = [sys.executable, "-P", "-c", code, str(other.fileno())]
-        with other:
-            self._process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=self.environment,
-                pass_fds=[other.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
-        try:
-            self._image, _ = _receive(self._socket)
-        except EOFError:  # it cannot run here, and has said why
-            self._image = None
+        fds = [other.fileno() for other in theirs]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code, *map(str, fds)],
+            cwd=ROOT,
+            env=self.environment,
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+        )
+        for other in theirs:
+            other.close()
+        return {has_torch: _RemoteImage(own) for has_torch, (own, _) in pairs.items()}
 
     def fork(self, start: Start, fds: Sequence[int]) -> int:
         with self._lock:
-            assert self._socket is not None
-            _send(self._socket, start, fds)
-            pid, _ = _receive(self._socket)
+            assert self._images is not None
+            return self._images[needs_torch(start.command)].fork(start, fds)
+
+
+class _RemoteImage:
+    """The image of a server at the other end of a socket."""
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server = server
+
+    @cached_property
+    def needed(self) -> tuple[dict[str, str], frozenset[str]] | None:
+        """The environment of the image and the variables that it has read.
+
+        None if the server cannot run here, and has said why.
+        """
+        try:
+            return _receive(self._server)[0]
+        except EOFError:
+            return None
+
+    def fork(self, start: Start, fds: Sequence[int]) -> int:
+        _send(self._server, start, fds)
+        pid, _ = _receive(self._server)
         assert isinstance(pid, int)
         return pid
 
 
 def main() -> None:
     """Import the program and serve the client until it ends."""
-    descriptor = int(sys.argv[1])
+    terminal, engine = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client and the programs
     sys.path.remove(str(ROOT))
     set_command_line(sys.orig_argv, dict(os.environ))  # fails here if it is not possible
-    image = own_forks().image
+    image = Image()
     fork_sibling = _sibling_fork()
-    with socket.socket(fileno=descriptor) as client:
-        _send(client, (image.environment, image.variables))
-        while True:
-            try:
-                start, fds = _receive(client)
-            except (EOFError, ConnectionError):
-                return
-            pid = fork_sibling()
-            if pid == 0:
-                image.become(start, fds)
-            _send(client, pid)
-            for fd in fds:
-                os.close(fd)
+    replace_fork_exec(OwnForks(image))
+    if fork_sibling() == 0:
+        terminal.close()
+        image.add_engine()
+        _serve(engine, image, fork_sibling)
+    else:
+        engine.close()
+        _serve(terminal, image, fork_sibling)
+
+
+def _serve(client: socket.socket, image: Image, fork_sibling: Callable[[], int]) -> None:
+    _send(client, (image.environment, image.variables))
+    while True:
+        try:
+            start, fds = _receive(client)
+        except (EOFError, ConnectionError):
+            return
+        pid = fork_sibling()
+        if pid == 0:
+            image.become(start, fds)
+        _send(client, pid)
+        for fd in fds:
+            os.close(fd)
 
 
 def _sibling_fork() -> Callable[[], int]:

@@ -12,8 +12,7 @@ ROOT = Path(__file__).parents[3]
 MAIN = "from swiftchat.chat.cli import main\nmain()\n"
 _OPTION = "-P"
 PATCH = "sitecustomize"  # the module that Python imports when it starts
-# Limits its address space, which a process that has imported torch exceeds already.
-_STARTED = ("swiftchat.tokenizer.template.worker",)
+_LIMITED = "swiftchat.tokenizer.template.worker"
 SCRIPTS = tuple(str(Path(sys.executable).parent / n) for n in ("swiftchat", "swiftchat-engine"))
 _FOLDERS = (ROOT / "tests/chat", ROOT / "tests/engine", ROOT / "tests/support")
 # Variables that Python and libraries written in C read when they are loaded, by their beginning.
@@ -106,13 +105,30 @@ def _replaces_nothing(path: str) -> bool:
     return path == str(ROOT) or is_patch(path)
 
 
+def is_limited(command: Sequence[str]) -> bool:
+    """Return whether a program limits its address space, which its image must not fill."""
+    return _LIMITED in command
+
+
+def needs_torch(command: Sequence[str]) -> bool:
+    """Return whether a program, or one that it starts, imports torch.
+
+    A program that is not recognized imports it anew, which takes a second.
+    """
+    _, runs, rest = split(command)
+    is_engine = runs == "-m" and rest[0].startswith("swiftchat.engine.")
+    is_test = runs == "-c" and "import torch" in rest[0]
+    # Programs of the terminal whose engine is not a replaced one get the option from the tests.
+    return is_engine or is_test or runs == SCRIPTS[1] or bool({"--device", "doctor"} & {*command})
+
+
 def is_program(command: Sequence[str]) -> bool:
     """Return whether a command runs swiftchat, as it is or with the tests' changes."""
     _, runs, rest = split(command)
     if command[0] != sys.executable:
         return False
     if runs == "-m":
-        return rest[0].startswith("swiftchat.") and rest[0] not in _STARTED
+        return rest[0].startswith("swiftchat.")
     if runs == "-c":
         return rest[0].endswith(MAIN)
     file = Path(runs)

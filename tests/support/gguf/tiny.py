@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import transformers
 
 import gguf
+
+if TYPE_CHECKING:
+    import transformers
 
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -48,7 +50,7 @@ def gguf_name(name: str) -> str:
 
 def write(
     path: Path,
-    model: transformers.PreTrainedModel,
+    model: "transformers.PreTrainedModel",
     *,
     quantize: gguf.GGMLQuantizationType | None = None,
     mixed: Mapping[str, gguf.GGMLQuantizationType] = MappingProxyType({}),
@@ -117,7 +119,7 @@ def _add_tensor(
     writer: gguf.GGUFWriter,
     name: str,
     array: np.ndarray,
-    config: transformers.LlamaConfig,
+    config: "transformers.LlamaConfig",
     quantize: gguf.GGMLQuantizationType | None,
 ) -> None:
     if ".q_proj." in name:

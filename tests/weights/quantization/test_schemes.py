@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import bitsandbytes.functional as bnb
 import numpy as np
 import pytest
 import torch
@@ -389,6 +388,8 @@ def test_mxfp4(tmp_path: Path, experts: int, rows: int, groups: int, seed: int) 
 def test_bitsandbytes_4_bits(
     tmp_path: Path, kind: str, nested: bool, shape: tuple[int, int]
 ) -> None:
+    import bitsandbytes.functional as bnb  # here: it takes seconds
+
     torch.manual_seed(1)
     weight = torch.randn(shape)
     packed, state = bnb.quantize_4bit(
@@ -415,6 +416,8 @@ def test_nf4_with_odd_shapes(tmp_path: Path, rows: int, columns: int, seed: int)
 
 
 def test_bitsandbytes_8_bits(tmp_path: Path) -> None:
+    import bitsandbytes.functional as bnb
+
     torch.manual_seed(1)
     packed, abs_max, _ = bnb.int8_vectorwise_quant(torch.randn(70, 33).half())
     tensors = {

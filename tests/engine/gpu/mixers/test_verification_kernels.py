@@ -101,13 +101,6 @@ def run(
     return ids
 
 
-def alone(
-    engine: Engine, prompts: Mapping[int, list[int]], params: SamplingParams
-) -> dict[int, list[int]]:
-    """Return the answers to prompts, one after the other."""
-    return {key: run(engine, {key: prompt}, params)[key] for key, prompt in prompts.items()}
-
-
 @pytest.mark.parametrize(
     ("graphs", "temperature"),
     [
@@ -124,7 +117,7 @@ def test_ids_are_those_of_plain_decoding(
     """Alone and together; without graphs the decoder's operations verify."""
     off = replace(OFF, temperature=temperature, seed=5)
     auto = replace(off, speculate="auto")
-    expected = alone(plain, PROMPTS, off)
+    expected = run(plain, PROMPTS, off)
     engine = use_oracle(make(), expected, eager=True)
     if not graphs:
         engine.use_graphs(replace(engine.graphs, decode=None, verification=None))
@@ -163,7 +156,7 @@ def test_preempted_and_canceled_answers_are_exact(
 ) -> None:
     """Without `eager` some steps are verified, and others are launched ahead and discarded."""
     prompts = {i: tiny.random_ids(20 + i, seed=i) for i in range(4)}
-    expected = alone(plain, prompts, OFF)
+    expected = run(plain, prompts, OFF)
     small = {"cache_tokens": 120, "ctx_size_tokens": 100}
     engine = use_oracle(make(**small), expected, eager=eager)
     assert run(engine, prompts, AUTO) == expected
@@ -191,7 +184,7 @@ def tokens_of(engine: Engine, number: int) -> Iterator[int]:
 @emulate_few
 def test_few_slots(make: MakeEngine, plain: Engine) -> None:
     """Snapshots are dropped, and some sequences have no slots for proposed tokens."""
-    expected = alone(plain, PROMPTS, OFF)
+    expected = run(plain, PROMPTS, OFF)
     engine = use_oracle(make(), expected, eager=True)
     states = type(engine.scheduler.states)
     few = states(9, tiny.BLOCK_SIZE, has_spares=True, num_verified=2)
