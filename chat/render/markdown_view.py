@@ -106,7 +106,9 @@ class MarkdownView:
     def _fold_reasoning(self) -> None:
         if self._is_reasoning:
             self._is_reasoning, self._reasoning = False, ""
-            self._add([Text(_reasoning_summary(self._answer), "dim"), Text()])
+            self._add(
+                [Text.styled(_reasoning_summary(self._answer), "swiftchat.reasoning"), Text()]
+            )
 
     def _add(self, rows: list[Text]) -> None:
         self._unwritten += map(self._ansi.encode, rows)
@@ -118,7 +120,7 @@ class MarkdownView:
             self._region.draw(rows, [])
         elif self._is_reasoning:
             tail = self._reasoning.strip("\n").split("\n")[-_TAIL_LINES:]
-            self._region.draw(rows, tail, "Thinking…", self._ansi.dim)
+            self._region.draw(rows, tail, "Thinking…", self._ansi.reasoning)
         else:
             tail, in_fence = self._blocks.tail(_TAIL_LINES), self._blocks.is_in_fence
             tail = list(map(sanitize, tail)) if in_fence else tail
@@ -156,7 +158,9 @@ class AnsiEncoder:
         self._is_colored = style.is_colored
         # rich looks styles up in it.
         self._console = Console(width=80, theme=RichTheme(style.theme.styles()))
-        self.dim = "" if self._is_plain else "\x1b[2m"
+        self.reasoning = "" if self._is_plain else "\x1b[2m"
+        if self._is_colored:
+            self.reasoning = style.theme.sequence("reasoning")
 
     def encode(self, row: Text) -> str:
         if self._is_plain:
@@ -167,6 +171,6 @@ class AnsiEncoder:
             style = segment.style
             if style is not None and not self._is_colored:
                 style = style.without_color
-            system = ColorSystem.STANDARD
+            system = ColorSystem.TRUECOLOR  # the theme has the colors that the terminal knows
             text += style.render(segment.text, color_system=system) if style else segment.text
         return text

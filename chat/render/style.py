@@ -66,9 +66,7 @@ def choose_style(config: "Options", env: Mapping[str, str], at_terminal: bool) -
     return Style("markdown", colored, at_terminal, rewraps, theme)
 
 
-def theme_of(
-    config: "Options", env: Mapping[str, str], background: bytes | None = None
-) -> Theme:
+def theme_of(config: "Options", env: Mapping[str, str], background: bytes | None = None) -> Theme:
     """Return the theme of `--theme` and `--colors`; `background` is what the terminal has told."""
     return choose_theme(config.theme, parse_colors(config.colors or ""), env, background)
 

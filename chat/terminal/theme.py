@@ -85,9 +85,7 @@ _DARK = Theme(
     unlikely="bright_yellow",
     improbable="bright_red",
 )
-_LIGHT = Theme(
-    question="bold blue", code="blue", builtin="blue", likely="blue", unlikely="magenta"
-)
+_LIGHT = Theme(question="bold blue", code="blue", builtin="blue", likely="blue", unlikely="magenta")
 
 # In 24 bit: name → (whether the background is light, the theme). Every color has a contrast of 4.5
 # or more, on black and #282c34 or on white and #fdf6e3.
