@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 import pexpect
 
 from swiftchat.engine.cpu.compile_kernels import build, host_target
-from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+from swiftchat.weights.hub.known_models import DEFAULT_MODEL
 from swiftchat.weights.store import default_store
 
 # Limits our kernels and torch's libraries to AVX2.

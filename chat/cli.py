@@ -42,6 +42,8 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "download": ("subcommands.models", "download", "Download a model."),
     "pull": ("subcommands.models", "download", ""),
     "convert": ("subcommands.convert", "convert", "Convert a model to a Hugging Face directory."),
+    "models": ("subcommands.fits", "models", "List the models that fit this machine, best first."),
+    "use": ("subcommands.fits", "use", "Choose the default model."),
     "list": ("subcommands.models", "list_models", "List the models on this machine."),
     "ls": ("subcommands.models", "list_models", ""),
     "show": ("subcommands.models", "show", "Show a model's properties and memory needs."),
@@ -174,7 +176,12 @@ def _is_given(ctx: click.Context, name: str | None) -> bool:
 def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
     """Answer once or start the interactive chat; return the exit code."""
     from swiftchat.chat.options.config import ChatConfig
-    from swiftchat.chat.precedence import autosave_for, check_connect, conversation_for
+    from swiftchat.chat.precedence import (
+        autosave_for,
+        check_connect,
+        conversation_for,
+        with_first_model,
+    )
 
     options["compared"] = compared_models(ctx)
     check_connect(ctx, options)
@@ -192,6 +199,7 @@ def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
                 _print_project(ctx.obj, is_oneshot)
         if is_oneshot:
             return _run_once(config, conversation, autosave)
+        config = with_first_model(config)
         with _open_keyboard() as keyboard:
             # Imported while the user may type already.
             from swiftchat.chat.repl.loop import run_repl

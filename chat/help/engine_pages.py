@@ -3,9 +3,11 @@
 from swiftchat.chat.help.page import Page
 
 _MODELS = """\
-Download a model once, then name it with -m:
-
-  swiftchat download qwen3:8b         a short name of a well-known model
+  swiftchat models                    list the models that fit this machine, best first
+  swiftchat models qwen3              list all forms of the models of that name
+  swiftchat use qwen3:8b              download it and make it the default
+  swiftchat use                       pick one from a list; so does /model
+  swiftchat download qwen3:8b         download only
   swiftchat download OWNER/NAME       another model of huggingface.co
   swiftchat download OWNER/NAME:Q4_K_M    one type of a repository of GGUF files
   swiftchat -m qwen3:8b               chat with it
@@ -23,18 +25,18 @@ F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0 and MXFP4,
 GPTQ, AWQ, FP8, compressed-tensors, bitsandbytes and MXFP4. Where a publisher
 offers others only, look for a GGUF file of the same model.
 
-The size after the colon counts the parameters. In bfloat16 a model needs
-2 GB of memory for each billion (b), and its KV cache; in int4 about a third:
+A short name is FAMILY:SIZE, where the size counts the parameters. It means the
+published files of 4 bits for each weight, or the original where there are none;
+qwen3:8b-8bit and qwen3:8b-16bit mean the others. An installed form also answers
+to the name without -8bit or -16bit.
 
-  swiftchat convert qwen3:8b ./qwen3-8b-int4 --quantize int4
+A name without :TYPE, of a repository that has GGUF files only, means Q4_K_M or
+a type near it; in a terminal you are asked. Addresses as typed from a browser
+work too: https://huggingface.co/OWNER/NAME/blob/main/FILE.gguf
 
 Without -m, and without model in the configuration file, the model is
-{{default_model}}. Models are stored in
-{{models_folder}} and in huggingface_hub's cache.
-
-Short names:
-
-{{short_names}}
+{{default_model}}, and a chat in a terminal offers others. Models
+are stored in {{models_folder}} and in huggingface_hub's cache.
 
 docs/models.md lists the architectures that run. Some models need a license
 that you accept on their page on huggingface.co, and your token in HF_TOKEN.

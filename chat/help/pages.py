@@ -60,19 +60,8 @@ def _templates(_: int) -> str:
     return ", ".join(BUILT_IN)
 
 
-def _short_names(width: int) -> str:
-    import textwrap
-
-    from swiftchat.weights.hub.aliases import known_names
-
-    names = textwrap.fill(
-        ", ".join(known_names()), width - 4, break_long_words=False, break_on_hyphens=False
-    )
-    return textwrap.indent(names, "  ")
-
-
 def _default_model(_: int) -> str:
-    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+    from swiftchat.weights.hub.known_models import DEFAULT_MODEL
 
     return DEFAULT_MODEL
 
@@ -108,7 +97,6 @@ FILLED: dict[str, Callable[[int], str]] = {
     "parameters": _parameters,
     "exit_codes": _exit_codes,
     "templates": _templates,
-    "short_names": _short_names,
     "default_model": _default_model,
     "models_folder": _models_folder,
     "roles_folder": _roles_folder,

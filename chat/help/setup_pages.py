@@ -43,7 +43,7 @@ changes parts of a theme:
 The parts are {{colors}}.
 
 Other variables: HF_TOKEN (downloads), NO_COLOR, FORCE_COLOR, ACCESSIBLE,
-EDITOR.
+EDITOR, FORCE_HYPERLINK (1 or 0: whether the terminal takes links).
 """
 
 SETUP_PAGES = {

@@ -167,7 +167,7 @@ class ChatModel:
     @property
     def settings(self) -> dict[str, Any]:
         """The options to save with a conversation."""
-        from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+        from swiftchat.weights.hub.known_models import DEFAULT_MODEL
 
         return {"model": DEFAULT_MODEL} | self.config.settings(self.changes)
 

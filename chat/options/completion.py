@@ -58,10 +58,24 @@ def complete_removable(
 def complete_downloads(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete aliases of repositories on the hub."""
-    from swiftchat.weights.hub.aliases import known_names, repository_of
+    """Complete short names of models on the hub; those of forms behind the whole name."""
+    from swiftchat.weights.hub.known_models import known_models
 
-    return matching(((name, repository_of(name) or "") for name in known_names()), incomplete)
+    names = {
+        form.name if is_form else name: form.source
+        for name, model in known_models().items()
+        for is_form in (False, incomplete.startswith(name))
+        for form in (model.forms if is_form else model.forms[:1])
+    }
+    return matching(names.items(), incomplete)
+
+
+def complete_known_models(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete models on this machine, and short names of models on the hub."""
+    stored = complete_stored_models(ctx, param, incomplete)
+    return [*stored, *complete_downloads(ctx, param, incomplete)]
 
 
 def complete_sessions(

@@ -48,7 +48,7 @@ def defaults(model: str | None) -> dict[str, tuple[Any, str]]:
     The origin is `model` for values from the generation_config.json of an installed model.
     """
     from swiftchat.errors import SwiftchatError
-    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+    from swiftchat.weights.hub.known_models import DEFAULT_MODEL
     from swiftchat.weights.model.directory import Model
     from swiftchat.weights.store import default_store
 

@@ -28,7 +28,7 @@ def _wide(
         if is_found and len(state.delimiters) > num_before and state.src[start] != "_":
             before = state.src[start - 1] if start else " "
             after = state.src[state.pos] if state.pos < state.posMax else " "
-            if _is_wide(before) or _is_wide(after):
+            if is_wide(before) or is_wide(after):
                 for delimiter in state.delimiters[num_before:]:
                     delimiter.open = _flanks(before, after)
                     delimiter.close = _flanks(after, before)
@@ -41,15 +41,15 @@ def _flanks(outside: str, inside: str) -> bool:
     """Return whether a marker between two characters may begin emphasis, or end it."""
     if isWhiteSpace(ord(inside)):
         return False
-    is_open = isWhiteSpace(ord(outside)) or _is_punctuation(outside) or _is_wide(outside)
-    return _is_wide(inside) or not _is_punctuation(inside) or is_open
+    is_open = isWhiteSpace(ord(outside)) or _is_punctuation(outside) or is_wide(outside)
+    return is_wide(inside) or not _is_punctuation(inside) or is_open
 
 
 def _is_punctuation(character: str) -> bool:
     return isMdAsciiPunct(ord(character)) or isPunctChar(character)
 
 
-def _is_wide(character: str) -> bool:
+def is_wide(character: str) -> bool:
     """Return whether a character is of a script with wide characters, and no emoji."""
     is_wide = unicodedata.east_asian_width(character) in ("W", "F", "H")
     return is_wide and unicodedata.category(character) != "So"

@@ -39,7 +39,10 @@ _STYLES: dict[_TokenType, str] = {
 
 
 class Highlighter:
-    """Styles each line of code in the context of the lines before it."""
+    """Styles each line of code in the context of the lines before it.
+
+    A shallow copy goes on from the same place.
+    """
 
     def __init__(self, language: str) -> None:
         self._lexer = _lexer(language)
@@ -60,7 +63,7 @@ class Highlighter:
                 text.append(value[max(0, start - offset) :], _style(kind))
         text.rstrip_end(len(code))
         if last not in String and last not in Comment:
-            self._safe.append(len(self._context))
+            self._safe = [*self._safe, len(self._context)]
         self._trim_context()
         return text[: len(code)]
 

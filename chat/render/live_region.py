@@ -1,79 +1,120 @@
-"""Rows at the bottom of the terminal that are erased and redrawn while an answer streams."""
+"""Rows at the bottom of the terminal that are redrawn while an answer streams."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
-from rich.cells import cell_len, chop_cells
-from rich.console import Console
 from rich.text import Text
 
 Size = tuple[int, int]  # columns, rows
-_CONSOLE = Console(width=80)  # rich reads the tab size from it
-_MAX_ROWS = 12
 
 
 class LiveRegion:
-    """Writes permanent rows once and redraws a short tail below them.
+    """Writes permanent rows once and redraws a tail below them.
 
-    `write` receives each drawing as one string, so that the terminal does not flicker. `rewraps`:
-    the terminal rewraps long rows when it becomes narrower.
+    `write` receives each drawing as one string. Only the rows from the first one that changed are
+    erased and written, so that the others do not flicker. `rewraps`: the terminal rewraps long rows
+    when it becomes narrower.
     """
 
     def __init__(
-        self, write: Callable[[str], None], size: Callable[[], Size], rewraps: bool
+        self,
+        write: Callable[[str], None],
+        size: Callable[[], Size],
+        rewraps: bool,
+        encode: Callable[[Text], str],
     ) -> None:
         self._write = write
         self._size = size
         self._rewraps = rewraps
-        self._widths: list[int] = []  # of the tail's rows on the screen
+        self._encode = encode
+        self._drawn: list[Text] = []  # the tail's rows on the screen
+        self._encoded: list[str] = []
+        self._drawn_size: Size = (0, 0)
+        self._escaped = ""  # words of tail rows that scrolled out of a window that became lower
 
-    def draw(
-        self,
-        permanent: Sequence[str],
-        tail: Sequence[str],
-        title: str = "",
-        style: str = "",
-        by_words: bool = True,
-    ) -> None:
-        """Erase the old tail, write permanent rows, then draw the last rows of `tail`.
+    def draw(self, permanent: Sequence[Text], tail: Sequence[Text], num_pinned: int = 0) -> None:
+        """Replace the old tail by permanent rows and a new tail.
 
-        `permanent` may contain escape sequences; `tail` is plain text. `title` stands above the
-        tail; `style` is the escape sequence for both. Tail lines wrap `by_words` or at the full
-        width, and take at most half the screen.
+        The tail takes at most the window but one row: of a longer one the first `num_pinned` and
+        the last rows are drawn.
         """
-        columns, lines = self._size()
-        max_rows = max(1, min(_MAX_ROWS, lines // 2))
-        above = last_rows([title], columns - 1, 1, by_words) if title else []
-        rows = above + last_rows(tail, columns - 1, max_rows - len(above), by_words)
-        written = self._erasing(columns) + "".join(f"{row}\n" for row in permanent)
-        if rows:
+        columns, lines = size = self._size()
+        written = ""
+        if self._encoded and size != self._drawn_size:
+            written = self._erasing_after_resize(columns, lines)
+        self._drawn_size = size
+        num_escaped = self._num_escaped([*permanent, *tail], len(permanent))
+        num_pinned = max(0, num_pinned - max(0, num_escaped - len(permanent)))
+        tail = tail[max(0, num_escaped - len(permanent)) :]
+        permanent = permanent[num_escaped:]
+        tail = _clipped(tail, max(1, lines - 1), num_pinned)
+        rows = [*map(self._encode, (*permanent, *tail))]
+        num_kept = self._num_kept(len(permanent), rows, columns)
+        num_old = len(self._encoded)
+        new_permanent, new_tail = (
+            rows[num_kept : len(permanent)],
+            rows[max(num_kept, len(permanent)) :],
+        )
+        written += _erasing(num_old - num_kept)
+        if 0 < num_old == num_kept and (new_permanent or new_tail or not tail):
+            written += "\n"
+        written += "".join(f"{row}\n" for row in new_permanent)
+        if new_tail:
             # No automatic wrap: the terminal may count a character as wider than wcwidth does.
-            reset = "\x1b[0m" if style else ""
-            written += "\x1b[?7l" + style + "\n".join(rows) + reset + "\x1b[?7h"
-        self._widths = [cell_len(row) for row in rows]
+            written += "\x1b[?7l" + "\n".join(new_tail) + "\x1b[?7h"
+        self._drawn, self._encoded = list(tail), rows[len(permanent) :]
         if written:
             self._write(written)
 
-    def _erasing(self, columns: int) -> str:
-        # Erase row by row: tmux keeps a block that begins at the first row of the screen.
-        if not self._widths:
-            return ""
-        num_rows = len(self._widths)
-        if self._rewraps:
-            num_rows = sum(max(1, -(-width // columns)) for width in self._widths)
-        return "\r\x1b[K" + "\x1b[A\x1b[K" * (num_rows - 1)
+    def _num_kept(self, num_permanent: int, rows: Sequence[str], columns: int) -> int:
+        """Return how many rows on the screen are as they will be."""
+        num_kept = 0
+        for row, old, drawn in zip(rows, self._encoded, self._drawn, strict=False):
+            # The end of a row in the tail may be cut off. A permanent row must be complete.
+            may_be_cut = not old.isascii() and drawn.cell_len > columns // 2
+            if row != old or (num_kept < num_permanent and may_be_cut):
+                break
+            num_kept += 1
+        # The cursor ends in the last row of the tail.
+        is_shorter = num_permanent < num_kept == len(rows) < len(self._encoded)
+        return num_kept - is_shorter
+
+    def _erasing_after_resize(self, columns: int, lines: int) -> str:
+        """Return what erases the tail, and note which of its rows left the window."""
+        heights = [
+            max(1, -(-row.cell_len // columns)) if self._rewraps else 1 for row in self._drawn
+        ]
+        num_visible = sum(total <= lines for total in accumulate(reversed(heights)))
+        if self._rewraps or columns >= self._drawn_size[0]:  # otherwise they may be cut off
+            self._escaped += "".join(map(_words, self._drawn[: len(heights) - num_visible]))
+        self._drawn, self._encoded = [], []
+        return _erasing(min(sum(heights), lines))
+
+    def _num_escaped(self, rows: Sequence[Text], num_permanent: int) -> int:
+        """Return how many of the first rows stand above the window already."""
+        words, num_escaped = "", 0
+        while num_escaped < len(rows) and len(words) < len(self._escaped):
+            words += _words(rows[num_escaped])
+            if not self._escaped.startswith(words):
+                break
+            num_escaped += 1
+        if num_permanent:  # they are not among the next rows
+            done = "".join(map(_words, rows[:num_permanent]))
+            self._escaped = self._escaped[len(done) :] if num_escaped >= num_permanent else ""
+        return num_escaped
 
 
-def last_rows(lines: Sequence[str], columns: int, max_rows: int, by_words: bool) -> list[str]:
-    """Wrap plain text and return its last rows; [] if all of them are empty."""
-    rows: list[str] = []
-    for line in reversed(lines):
-        rows = _wrapped(line.expandtabs(4), max(1, columns), by_words) + rows
-        if len(rows) >= max_rows:
-            break
-    return rows[-max_rows:] if max_rows > 0 and any(rows) else []
+def _erasing(num_rows: int) -> str:
+    # Row by row: tmux keeps a block that begins at the first row of the screen.
+    return "\r\x1b[K" + "\x1b[A\x1b[K" * (num_rows - 1) if num_rows else ""
 
 
-def _wrapped(line: str, columns: int, by_words: bool) -> list[str]:
-    if by_words:
-        return [row.plain for row in Text(line).wrap(_CONSOLE, columns, overflow="fold")] or [""]
-    return chop_cells(line, columns) or [""]
+def _clipped(rows: Sequence[Text], max_rows: int, num_pinned: int) -> Sequence[Text]:
+    if len(rows) <= max_rows:
+        return rows
+    num_pinned = num_pinned if num_pinned < max_rows else 0
+    return [*rows[:num_pinned], *rows[len(rows) - max_rows + num_pinned :]]
+
+
+def _words(row: Text) -> str:
+    return "".join(row.plain.split())

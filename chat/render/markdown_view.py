@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from rich.color import ColorSystem
 from rich.console import Console
+from rich.segment import Segment
 from rich.text import Text
 from rich.theme import Theme as RichTheme
 
 from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.render.blocks import BlockStream
 from swiftchat.chat.render.live_region import LiveRegion, Size
-from swiftchat.chat.render.rows import MarkdownRows
+from swiftchat.chat.render.rows import MarkdownRows, Tail
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.render.verbatim import VerbatimStream
 from swiftchat.chat.terminal.sanitize import sanitize, sanitize_prose
@@ -25,8 +26,9 @@ from swiftchat.chat.terminal.sanitize import sanitize, sanitize_prose
 if TYPE_CHECKING:
     from swiftchat.chat.model.answer import Answer
 
+_CONSOLE = Console(width=80)  # rich reads the tab size from it
 _MIN_INTERVAL_S = 0.05  # between two drawings
-_TAIL_LINES = 12
+_MAX_REASONING_ROWS = 12
 _MAX_REASONING_CHARS = 4096  # kept for the tail
 
 
@@ -62,15 +64,14 @@ class MarkdownView:
         self._clock = clock
         is_verbatim = answer is not None and answer.is_constrained
         self._blocks = VerbatimStream() if is_verbatim else BlockStream()
-        self._rows = MarkdownRows(marks=style.mode == "accessible")
-        self._region = LiveRegion(write, size, style.rewraps)
-        self._ansi = AnsiEncoder(style)
+        self._rows = MarkdownRows(style)
+        self._region = LiveRegion(write, size, style.rewraps, AnsiEncoder(style).encode)
         self._reasoning = ""
         self._is_reasoning = False
         self._last_drawn_s = float("-inf")
-        self._unwritten: list[str] = []
+        self._unwritten: list[Text] = []
         if style.mode == "accessible":
-            self._unwritten.append(f"{sanitize(name)}:")
+            self._unwritten.append(Text(f"{sanitize(name)}:"))
 
     def push(self, piece: str) -> None:
         with _signals_deferred():
@@ -79,7 +80,7 @@ class MarkdownView:
             elif piece:
                 self._fold_reasoning()
                 for block in self._blocks.push(sanitize_prose(piece)):
-                    self._add(self._rows.render(block, self._size()[0]))
+                    self._unwritten += self._rows.render(block, self._size()[0])
             is_due = self._clock() - self._last_drawn_s >= _MIN_INTERVAL_S
             if is_due and (self._style.is_live or self._unwritten):
                 self._draw()
@@ -92,41 +93,44 @@ class MarkdownView:
         with _signals_deferred():
             self._fold_reasoning()
             for block in self._blocks.finish():
-                self._add(self._rows.render(block, self._size()[0]))
-            self._add([Text(note)] if note else [])
+                self._unwritten += self._rows.render(block, self._size()[0])
+            self._unwritten += [Text(note)] if note else []
             self._region.draw(self._unwritten, [])
             self._unwritten = []
 
     def _add_reasoning(self, piece: str) -> None:
         if not self._is_reasoning and not self._style.is_live:
-            self._unwritten.append("Thinking…")
+            self._unwritten.append(Text("Thinking…"))
         self._is_reasoning = True
         self._reasoning = (self._reasoning + sanitize_prose(piece))[-_MAX_REASONING_CHARS:]
 
     def _fold_reasoning(self) -> None:
         if self._is_reasoning:
             self._is_reasoning, self._reasoning = False, ""
-            self._add(
-                [Text.styled(_reasoning_summary(self._answer), "swiftchat.reasoning"), Text()]
-            )
-
-    def _add(self, rows: list[Text]) -> None:
-        self._unwritten += map(self._ansi.encode, rows)
+            self._unwritten += [
+                Text(_reasoning_summary(self._answer), "swiftchat.reasoning"),
+                Text(),
+            ]
 
     def _draw(self) -> None:
         self._last_drawn_s = self._clock()
-        rows, self._unwritten = self._unwritten, []
+        permanent, self._unwritten = self._unwritten, []
+        columns, lines = self._size()
         if not self._style.is_live:
-            self._region.draw(rows, [])
+            tail = Tail([])
         elif self._is_reasoning:
-            tail = self._reasoning.strip("\n").split("\n")[-_TAIL_LINES:]
-            self._region.draw(rows, tail, "Thinking…", self._ansi.reasoning)
+            tail = _reasoning_tail(self._reasoning, columns, lines)
         else:
-            tail, in_fence = self._blocks.tail(_TAIL_LINES), self._blocks.is_in_fence
-            tail = list(map(sanitize, tail)) if in_fence else tail
-            if in_fence and tail[-1]:
-                tail[-1] = self._rows.unfinished_code(tail[-1], self._size()[0])
-            self._region.draw(rows, tail, by_words=not in_fence)
+            tail = self._rows.preview(self._blocks.pending(), columns, lines)
+        self._region.draw(permanent, tail.rows, tail.num_pinned)
+
+
+def _reasoning_tail(reasoning: str, columns: int, lines: int) -> Tail:
+    """Return a title and the last rows of the reasoning, in at most half the window."""
+    num_rows = max(1, min(_MAX_REASONING_ROWS, lines // 2) - 1)
+    text = Text("\n".join(reasoning.strip("\n").split("\n")[-num_rows:]), "swiftchat.reasoning")
+    rows = text.wrap(_CONSOLE, max(1, columns), overflow="fold", tab_size=4)
+    return Tail([Text("Thinking…", "swiftchat.reasoning"), *rows[-num_rows:]])
 
 
 @contextmanager
@@ -155,22 +159,26 @@ class AnsiEncoder:
 
     def __init__(self, style: Style) -> None:
         self._is_plain = style.mode == "accessible" and not style.is_colored
-        self._is_colored = style.is_colored
+        self._style = style
         # rich looks styles up in it.
         self._console = Console(width=80, theme=RichTheme(style.theme.styles()))
-        self.reasoning = "" if self._is_plain else "\x1b[2m"
-        if self._is_colored:
-            self.reasoning = style.theme.sequence("reasoning")
 
     def encode(self, row: Text) -> str:
         if self._is_plain:
             return row.plain
         row.end = ""
-        text = ""
-        for segment in row.render(self._console):
-            style = segment.style
-            if style is not None and not self._is_colored:
-                style = style.without_color
-            system = ColorSystem.TRUECOLOR  # the theme has the colors that the terminal knows
-            text += style.render(segment.text, color_system=system) if style else segment.text
+        row.stylize_before(row.style)  # rich leaves the style of a row without spans out
+        return "".join(self._encode_segment(part) for part in row.render(self._console))
+
+    def _encode_segment(self, segment: Segment) -> str:
+        style = segment.style
+        if style is None:
+            return segment.text
+        address = style.link
+        style = style.update_link(None)  # rich writes another number with it each time
+        if not self._style.is_colored:
+            style = style.without_color
+        text = style.render(segment.text, color_system=ColorSystem.TRUECOLOR)
+        if address and self._style.has_links:
+            return f"\x1b]8;;{address}\x1b\\{text}\x1b]8;;\x1b\\"
         return text

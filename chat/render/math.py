@@ -1,15 +1,20 @@
-r"""Formulas in Markdown, shown as TeX source.
+r"""Formulas in Markdown.
 
 Text between `$…$`, `$$…$$`, `\(…\)` and `\[…\]` is not parsed as Markdown. A single dollar follows
 pandoc's rule `tex_math_dollars`, so that prices are not formulas.
 """
+
+import re
 
 from markdown_it import MarkdownIt
 from markdown_it.ruler import RuleOptionsType
 from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 
+from swiftchat.chat.render.tex import UnknownTexError, unicode_of
+
 _ENDS = {"$$": "$$", "\\[": "\\]", "\\(": "\\)"}
+_UNFINISHED = re.compile(r"(\\[A-Za-z]*|\$)$")
 
 
 def add_math(parser: MarkdownIt) -> None:
@@ -75,3 +80,19 @@ def _end_of_dollar(text: str, start: int) -> int:
     if end < 0 or not inside or inside != inside.strip() or "\n" in inside:
         return -1
     return -1 if text[end + 1 : end + 2].isdigit() else end + 1
+
+
+def formula(source: str, is_growing: bool = False) -> str:
+    """Return a formula with its delimiters as Unicode, or as it is if Unicode cannot say it.
+
+    A growing formula may lack its end.
+    """
+    source = source.strip()
+    opening = source[:2] if source[:2] in _ENDS else "$"
+    inside = source.removeprefix(opening).removesuffix(_ENDS.get(opening, "$"))
+    if is_growing and len(inside) + 2 * len(opening) > len(source):
+        inside = _UNFINISHED.sub("", inside)
+    try:
+        return unicode_of(inside)
+    except UnknownTexError:
+        return source

@@ -1,5 +1,6 @@
 """Parse Markdown into a flat list of blocks with their enclosing quotes and lists."""
 
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, NamedTuple
@@ -8,9 +9,14 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from swiftchat.chat.render.emphasis import add_wide_emphasis
+from swiftchat.chat.render.extensions import add_extensions
+from swiftchat.chat.render.half_open import add_half_open
 from swiftchat.chat.render.math import add_math
 
 Kind = Literal["paragraph", "heading", "code", "fence", "rule", "table", "math", "plain"]
+
+
+_CHECKBOX = re.compile(r"\[([ xX])\](?:\s+|$)")
 
 
 class Container(NamedTuple):
@@ -61,13 +67,18 @@ class Leaf:
 
 @cache
 def parser() -> MarkdownIt:
-    """Return a CommonMark parser with tables, strikethrough, formulas; no HTML, no references."""
+    """Return a CommonMark parser with tables, strikethrough, formulas, footnotes and `<br>`.
+
+    It knows no other HTML and no references.
+    """
     parser = MarkdownIt("commonmark", {"html": False, "maxNesting": 600})
     parser.enable(["table", "strikethrough"])
     parser.disable(["reference", "html_block", "html_inline"])
     parser.core.ruler.enableOnly(["normalize", "block"])
     add_math(parser)
     add_wide_emphasis(parser)
+    add_extensions(parser)
+    add_half_open(parser)
     return parser
 
 
@@ -110,13 +121,11 @@ class _Leaves:
                         start = self._path[-1].start
                         self._add("paragraph", start, start + 1)
                     self._path.pop()
-                case "paragraph_open" | "heading_open":
-                    self._add(
-                        "paragraph" if token.type[0] == "p" else "heading",
-                        *_lines_of(token),
-                        tokens[i + 1].content,
-                        token.tag[1:],
-                    )
+                case "paragraph_open":
+                    self._add_paragraph(token, tokens[i + 1].content)
+                case "heading_open":
+                    content = tokens[i + 1].content
+                    self._add("heading", *_lines_of(token), content, token.tag[1:])
                 case "fence" | "code_block" | "math_block" | "hr":
                     self._add(_KINDS[token.type], *_lines_of(token), token.content, token.info)
                 case "table_open":
@@ -153,6 +162,17 @@ class _Leaves:
         leaf = Leaf(kind, start, end, tuple(self._path), self._num_empty, content, info)
         self._num_empty = 0
         self.found.append(leaf)
+
+    def _add_paragraph(self, token: Token, content: str) -> None:
+        """Add a paragraph; a checkbox at the beginning of an item becomes part of its marker."""
+        box = _CHECKBOX.match(content)
+        if box and self._num_empty and self._path[-1].kind == "item":
+            item = self._path[-1]
+            mark = "☐" if box[1] == " " else "☑"
+            marker = mark if item.marker == "•" else f"{item.marker} {mark}"
+            self._path[-1] = item._replace(marker=marker)
+            content = content[box.end() :]
+        self._add("paragraph", *_lines_of(token), content)
 
     def _add_cell(self, token: Token, content: str) -> None:
         table = self.found[-1]

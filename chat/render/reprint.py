@@ -75,11 +75,9 @@ def _answer_rows(style: Style, message: Message, width: int) -> list[str]:
     note = [STOPPED] if message.interrupted else []
     if not style.is_rendered:
         return [*sanitize_prose(message.content).splitlines(), *note, ""]
-    encoder, rows = AnsiEncoder(style), MarkdownRows(style.mode == "accessible")
+    encoder, rows = AnsiEncoder(style), MarkdownRows(style)
     blocks = VerbatimStream() if is_json(message.content) else BlockStream()
-    found = (
-        [Text.styled("…done thinking", "swiftchat.reasoning"), Text()] if message.reasoning else []
-    )
+    found = [Text("…done thinking", "swiftchat.reasoning"), Text()] if message.reasoning else []
     for block in (*blocks.push(sanitize_prose(message.content)), *blocks.finish()):
         found += rows.render(block, width)
     return [*label, *map(encoder.encode, found), *note, ""]

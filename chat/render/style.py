@@ -22,6 +22,17 @@ _REWRAPPING = (
     "WEZTERM_PANE",
 )
 
+# Environment variables and values of TERM_PROGRAM of terminals that take links (OSC 8).
+_LINKING = (
+    "KONSOLE_VERSION",
+    "KITTY_WINDOW_ID",
+    "WT_SESSION",
+    "ALACRITTY_WINDOW_ID",
+    "WEZTERM_PANE",
+)
+_LINKING_PROGRAMS = ("iTerm.app", "WezTerm", "vscode", "ghostty", "Hyper", "Tabby", "rio")
+_FIRST_LINKING_VTE = 5000  # version 0.50
+
 _ANY_BACKGROUND = Theme()
 
 
@@ -34,13 +45,15 @@ class Style:
     - `markdown`: rendered Markdown; with `is_live` the unfinished tail is redrawn.
     - `accessible`: rendered for screen readers; nothing is redrawn.
 
-    `rewraps`: the terminal rewraps lines when it becomes narrower. `theme` has the colors.
+    `rewraps`: the terminal rewraps lines when it becomes narrower. `has_links`: it takes links
+    whose address is not part of the text. `theme` has the colors.
     """
 
     mode: Literal["exact", "raw", "markdown", "accessible"]
     is_colored: bool = False
     is_live: bool = False
     rewraps: bool = False
+    has_links: bool = False
     theme: Theme = _ANY_BACKGROUND
 
     @property
@@ -63,7 +76,8 @@ def choose_style(config: "Options", env: Mapping[str, str], at_terminal: bool) -
     if is_accessible(config, env):
         return Style("accessible", colored, theme=theme)
     rewraps = any(env.get(name) for name in _REWRAPPING)
-    return Style("markdown", colored, at_terminal, rewraps, theme)
+    has_links = at_terminal and colored and takes_links(env)
+    return Style("markdown", colored, at_terminal, rewraps, has_links, theme)
 
 
 def theme_of(config: "Options", env: Mapping[str, str], background: bytes | None = None) -> Theme:
@@ -83,6 +97,21 @@ def is_colored(config: "Options", env: Mapping[str, str]) -> bool:
     forced = env.get("FORCE_COLOR", "") not in ("", "0")
     auto_colored = not env.get("NO_COLOR") and (forced or not is_accessible(config, env))
     return config.color == "always" or auto_colored
+
+
+def takes_links(env: Mapping[str, str]) -> bool:
+    """Return whether the terminal is known to take links, or FORCE_HYPERLINK says so.
+
+    Multiplexers may drop the address, so they count as terminals that do not.
+    """
+    if forced := env.get("FORCE_HYPERLINK", ""):
+        return forced != "0"
+    if env.get("TMUX") or env.get("STY"):
+        return False
+    vte = env.get("VTE_VERSION", "")
+    if vte.isascii() and vte.isdecimal() and int(vte[:9]) >= _FIRST_LINKING_VTE:
+        return True
+    return env.get("TERM_PROGRAM") in _LINKING_PROGRAMS or any(map(env.get, _LINKING))
 
 
 def can_ask_background(config: "Options", style: Style, env: Mapping[str, str]) -> bool:

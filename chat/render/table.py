@@ -1,52 +1,63 @@
 """Markdown tables as terminal columns, or as lists of cells if the columns do not fit."""
 
+from functools import lru_cache
 from itertools import zip_longest
 
 from rich.console import Console
 from rich.text import Text
 
 from swiftchat.chat.render.blocks import Block
-from swiftchat.chat.render.inline import styled
+from swiftchat.chat.render.half_open import completed
+from swiftchat.chat.render.inline import Inline
+from swiftchat.chat.render.parse import parser
 
 _SEPARATOR = " │ "
 _MIN_COLUMN_WIDTH = 5
-_MAX_STYLED_CHARS = 1000  # a longer cell is shown as plain text
+_CACHED_CELLS = 4096
 
 
 class TableRows:
-    """Renders tables; the parts of a long table keep the column widths of its first part."""
+    """Renders tables; the parts of a long table keep the column widths of its first part.
 
-    def __init__(self, as_list: bool = False) -> None:
-        self._as_list = as_list
+    A shallow copy goes on from the same place.
+    """
+
+    def __init__(self, inline: Inline) -> None:
+        self._inline = inline
+        self._natural: list[int] = []  # widths of the columns of the first part, uncut
         self._widths: list[int] = []
-        self._width = 0
         self._console = Console(width=80)
+        self.head_rows: list[Text] = []  # of the last table, if it has columns
 
-    def render(self, block: Block, width: int) -> list[Text]:
-        """Return the rows of a table block, at most `width` columns wide."""
-        head, *body = [[self._cell(cell) for cell in row] for row in block.rows]
-        min_width = len(head) * (_MIN_COLUMN_WIDTH + len(_SEPARATOR)) - len(_SEPARATOR)
-        if self._as_list or min_width > width:
-            return [row for cells in body for row in self._listed(head, cells, width)]
-        if block.starts or width != self._width:
-            self._width = width
-            self._widths = _widths([head, *body], width - len(_SEPARATOR) * (len(head) - 1))
-        rows: list[Text] = []
+    def render(self, block: Block, width: int, max_rows: int | None = None) -> list[Text]:
+        """Return the rows of a table block, at most `width` columns wide.
+
+        Of the rows below the head, only the last `max_rows` are sure to be there.
+        """
+        head, *body = rows = _with_complete_end(block) if block.is_growing else block.rows
         if block.starts:
-            for cell in head:
-                cell.stylize("bold")
+            columns = zip(*rows, strict=True)
+            self._natural = [max(map(self._natural_width, column)) for column in columns]
+        cells = [self._cells(row) for row in (body[-max_rows:] if max_rows else body)]
+        min_width = len(head) * (_MIN_COLUMN_WIDTH + len(_SEPARATOR)) - len(_SEPARATOR)
+        names = self._cells(head)
+        if self._inline.marks or min_width > width:
+            self.head_rows = []
+            return [row for parts in cells for row in self._listed(names, parts, width)]
+        self._widths = _fitted(self._natural, width - len(_SEPARATOR) * (len(head) - 1))
+        if block.starts:
+            for name in names:
+                name.stylize("bold")
             line = "─┼─".join("─" * width for width in self._widths)
-            rows = [*self._in_columns(head, block.aligns), Text(line, "dim")]
-        for cells in body:
-            rows += self._in_columns(cells, block.aligns)
-        return rows
+            self.head_rows = [*self._in_columns(names, block.aligns), Text(line, "dim")]
+        below = [row for parts in cells for row in self._in_columns(parts, block.aligns)]
+        return [*self.head_rows, *below] if block.starts else below
 
-    def _cell(self, content: str) -> Text:
-        if len(content) > _MAX_STYLED_CHARS:
-            return Text(content)
-        text = styled(content, self._as_list)
-        parts = [part for line in text.split("\n") for part in _split_at_breaks(line)]
-        return Text("\n").join(parts)
+    def _cells(self, row: tuple[str, ...]) -> list[Text]:
+        return [_styled(self._inline, cell).copy() for cell in row]
+
+    def _natural_width(self, cell: str) -> int:
+        return max(1, *(line.cell_len for line in _styled(self._inline, cell).split("\n")), 0)
 
     def _in_columns(self, cells: list[Text], aligns: tuple[str, ...]) -> list[Text]:
         columns = []
@@ -73,22 +84,22 @@ class TableRows:
         return rows
 
 
-def _split_at_breaks(line: Text) -> list[Text]:
-    """Split at `<br>`, which models write because a Markdown cell cannot hold a newline."""
-    text = line.plain
-    for mark in ("<br>", "<br/>", "<br />"):
-        if mark in text:
-            before, after = text.index(mark), text.index(mark) + len(mark)
-            return [line[:before], *_split_at_breaks(line[after:])]
-    return [line]
+def _with_complete_end(block: Block) -> tuple[tuple[str, ...], ...]:
+    """Return the rows of a growing table; the elements in its last cell are closed."""
+    *rows, last = block.rows
+    growing = max((i for i, cell in enumerate(last) if cell), default=0)
+    end = completed(last[growing], parser())
+    return (*rows, (*last[:growing], end, *last[growing + 1 :]))
 
 
-def _widths(rows: list[list[Text]], total: int) -> list[int]:
+@lru_cache(_CACHED_CELLS)  # a growing table is drawn again and again
+def _styled(inline: Inline, cell: str) -> Text:
+    """Return the text of a cell, which must not be changed."""
+    return inline.styled(cell)
+
+
+def _fitted(natural: list[int], total: int) -> list[int]:
     """Return column widths of at most `total` together; only the widest columns are cut."""
-    natural = [
-        max(1, *(max((line.cell_len for line in row[i].split("\n")), default=0) for row in rows))
-        for i in range(len(rows[0]))
-    ]
     left, limit = total, 0
     for num_left, width in zip(range(len(natural), 0, -1), sorted(natural), strict=True):
         limit = max(1, left // num_left)

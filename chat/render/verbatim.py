@@ -11,8 +11,6 @@ _MAX_LINE_CHARS = 4096  # a longer line is shown in parts
 class VerbatimStream:
     """Accepts text in pieces of any size and yields its lines as `BlockStream` yields blocks."""
 
-    is_in_fence = False
-
     def __init__(self) -> None:
         self._partial = ""  # the incomplete line, without the parts that were yielded
         self._is_overlong = False
@@ -32,9 +30,9 @@ class VerbatimStream:
         if self._partial or self._is_overlong:
             yield self._emit(len(self._partial), ends=True)
 
-    def tail(self, num_lines: int) -> list[str]:
+    def pending(self) -> list[Block]:
         """Return the incomplete line."""
-        return [self._partial]
+        return [Block("plain", (), 0, self._partial, starts=not self._is_overlong)]
 
     def _emit(self, num_chars: int, *, ends: bool) -> Block:
         part, self._partial = self._partial[:num_chars], self._partial[num_chars:]

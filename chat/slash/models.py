@@ -1,8 +1,10 @@
 """Commands about the model and the context: `/model`, `/models`, `/tokens`, `/compact`."""
 
+import os
 import shlex
 
 from swiftchat.chat.model.description import format_bytes
+from swiftchat.chat.render.style import is_accessible
 from swiftchat.chat.slash.command import Command
 from swiftchat.chat.slash.compact import compact
 from swiftchat.chat.slash.compare import compare, open_model
@@ -14,12 +16,10 @@ _PREVIEW = 40  # characters
 
 
 def change_model(state: ChatState, argument: str) -> None:
-    """Replace the model; the conversation stays."""
-    if not argument:
-        name, location = state.chat_model.settings["model"], str(state.chat_model.model.location)
-        print(sanitize(name if name == location else f"{name} ({location})"))
+    """Replace the model, by the one that the user picks without an argument."""
+    name = only_path(argument, "/model") if argument else _picked(state)
+    if name is None:
         return
-    name = only_path(argument, "/model")
     path, _ = open_model(state, name)
     state.close_compared()
     adapters = state.chat_model.adapters
@@ -33,6 +33,19 @@ def change_model(state: ChatState, argument: str) -> None:
     if adapters.soft_prompt is not None:
         print("the soft prompt belongs to the other model and is off")
     print(sanitize(f"the conversation continues with {state.chat_model.name}"))
+
+
+def _picked(state: ChatState) -> str | None:
+    """Show the model, then let the user pick another in a terminal; None for none."""
+    name, location = state.chat_model.settings["model"], str(state.chat_model.model.location)
+    print(sanitize(name if name == location else f"{name} ({location})"), flush=True)
+    if state.config.connect is not None or not state.keyboard.is_open:
+        return None
+    from swiftchat.chat.model.choice import pick_model
+
+    title = "Which model? Esc keeps this one."
+    with state.keyboard.lent():
+        return pick_model(title, is_redrawn=not is_accessible(state.config, os.environ))
 
 
 def list_models(state: ChatState, argument: str) -> None:
@@ -82,7 +95,7 @@ MODEL_COMMANDS = (
     Command(
         "/model",
         "[NAME]",
-        "show the model, or switch to another",
+        "switch to another model, named or picked from a list",
         change_model,
         completion=_complete_models,
     ),

@@ -14,6 +14,7 @@ from swiftchat.errors import DeviceError, UsageError
 from swiftchat.errors.interpreter import child_folder, python_module
 
 _MARKS = {"ok": "ok", "note": "--", "problem": "!!"}
+_NUM_MODELS = 3
 _TIMEOUT_S = 120  # the driver may hang
 
 
@@ -43,6 +44,7 @@ def doctor(ctx: click.Context, model: str | None, device: str, as_json: bool) ->
         print(json_module.dumps(report, indent=2) if as_json else table(report["checks"]))
         return
     report = run_checks()
+    report["checks"].append(_check_models())
     usable = report["usable_gpus"]
     is_usable = int(index) in usable if index else bool(usable)
     can_run = report["can_chat"] and (kind != "cuda" or is_usable)
@@ -71,6 +73,23 @@ def run_model_checks(model: str, device: str, as_json: bool) -> dict[str, Any]:
     if report.get("type") == "error":
         raise error_from(report)
     return report
+
+
+def _check_models() -> dict[str, str]:
+    """Return the row with the best known models that fit this machine."""
+    from swiftchat.chat.model.bandwidth import bandwidth_bytes_per_s
+    from swiftchat.chat.model.description import format_bytes
+    from swiftchat.chat.model.fit import best_device, fits
+
+    device = best_device()
+    fitting = [fit for fit in fits(device, bandwidth_bytes_per_s(device)) if not fit.missing_bytes]
+    best = [
+        f"{fit.name} ({format_bytes(fit.form.size_bytes)}, {fit.verdict})"
+        for fit in fitting[:_NUM_MODELS]
+    ]
+    first = f"{len(fitting)} known models fit in the memory of {device.name}, the best first:"
+    text = "\n".join([first, *best, "swiftchat models lists them, swiftchat use NAME takes one"])
+    return {"name": "models", "state": "ok" if best else "note", "text": text, "hint": ""}
 
 
 def _run(what: str, timeout_s: float | None, *arguments: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json as json_module
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,19 +19,25 @@ from swiftchat.chat.options.option_types import MAX_RANKS, Whole
 from swiftchat.chat.terminal.output import print_line, print_notice
 from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
 from swiftchat.errors import UsageError
+from swiftchat.weights.files.disk import disk_full
 from swiftchat.weights.files.paths import user_path
+from swiftchat.weights.hub.known_models import DEFAULT_MODEL, short_name_of, sources_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from swiftchat.weights.download import DownloadPlan
     from swiftchat.weights.hub.cached_models import StoredModel
 
+_KV_ROOM = 1.1  # times the weights: room for a context
+
 _COLUMNS = (
     Column("NAME"),
-    Column("SIZE", left_out=4),
-    Column("MODIFIED", left_out=2),
+    Column("TYPE", left_out=4),
+    Column("SIZE", left_out=5),
+    Column("USED", left_out=2),
     Column("SOURCE", left_out=1),
     Column("SHORT", left_out=3, is_shortened=True),
 )
@@ -54,35 +61,91 @@ def download(
     """Download a model: OWNER/NAME on the Hugging Face hub, or a short name such as qwen3:8b.
 
     Of a repository of GGUF files, OWNER/NAME:TYPE brings those of one type, such as Q4_K_M, and is
-    the name of the installed model.
+    the name of the installed model. Without TYPE you are asked on a terminal; elsewhere it is
+    Q4_K_M, or a type near it. Addresses of the hub and of a file there work too.
     NAME defaults to SmolLM2-135M-Instruct. Size and license are printed first; on a terminal you
     are asked to confirm. Run the command again to resume an interrupted download. Every file is
     verified. Gated models need the environment variable HF_TOKEN.
     """
-    from swiftchat.weights import download as hub
-    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+    plan = _agreed_plan(
+        name or DEFAULT_MODEL, yes, quiet, revision=revision, include=include, exclude=exclude
+    )
+    with progress_display(quiet) as progress:
+        path = plan.run(progress)
+    print(sanitize(str(path)))
+
+
+def download_agreed(name: str, *, yes: bool) -> str:
+    """Download a model after a question in a terminal; return the name of the installed model."""
+    plan = _agreed_plan(name, yes)
+    with progress_display() as progress:
+        plan.run(progress)
+    return name if sources_of(name) else plan.repo
+
+
+def _agreed_plan(name: str, yes: bool, quiet: bool = False, **wanted: Any) -> "DownloadPlan":
+    """Plan a download, print it, and ask once in a terminal: for the type of files, or whether.
+
+    `wanted` are arguments of `plan_download`.
+    """
+    from swiftchat.weights.download import plan_download
+    from swiftchat.weights.hub.names import runs, usual_type
     from swiftchat.weights.store import default_store
 
-    found = hub.plan_download(
-        name or DEFAULT_MODEL,
-        default_store(),
-        revision=revision,
-        include=include,
-        exclude=exclude,
-        token=hub_token(),
-    )
+    is_asking = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+    typed: list[str] = []
+
+    def choose(repo: str, sizes: "Mapping[str, int]") -> str:
+        if not is_asking:
+            return usual_type(sizes)
+        typed.append(_asked_type(repo, sizes))
+        return typed[0]
+
+    store = default_store()
+    plan = plan_download(name, store, token=hub_token(), choose=choose, **wanted)
     if not quiet:
-        print_notice(_offered(name, found))
-    if found.missing_bytes and not yes and sys.stdin.isatty() and sys.stderr.isatty():
-        click.confirm(f"download {sanitize(found.repo)}?", default=True, abort=True, err=True)
-    with progress_display(quiet) as progress:
-        path = found.run(progress)
-    print(sanitize(str(path)))
+        print_notice(_offered(name, plan))
+    if not runs(kind := plan.repo.partition(":")[2]):
+        print_notice(f"warning: files of type {kind} do not run here; see swiftchat help models")
+    free_bytes = store.free_bytes()
+    if plan.missing_bytes > free_bytes:
+        raise disk_full(store.hub_folder(), plan.missing_bytes, free_bytes)
+    if plan.missing_bytes and is_asking and not typed:
+        click.confirm(f"download {sanitize(plan.repo)}?", default=True, abort=True, err=True)
+    return plan
+
+
+def _asked_type(repo: str, sizes: "Mapping[str, int]") -> str:
+    """Return the type of GGUF files that the user chooses; the largest that fits is marked."""
+    from swiftchat.chat.model.fit import best_device, room_bytes
+    from swiftchat.weights.hub.names import matching_type, runs, usual_type
+
+    room = room_bytes(best_device())
+    fitting = [kind for kind in sizes if runs(kind) and sizes[kind] * _KV_ROOM <= room]
+    largest = max(fitting, key=lambda kind: sizes[kind], default=None)
+    print_notice(f"{repo} has {len(sizes)} types of files:")
+    for kind, size_bytes in sorted(sizes.items(), key=lambda item: item[1]):
+        about = "  the largest that fits this machine" if kind == largest else ""
+        about = about if runs(kind) else "  does not run"
+        print_notice(f"  {kind:{max(map(len, sizes))}}  {format_bytes(size_bytes):>8}{about}")
+
+    def checked(typed: str) -> str:
+        found = matching_type(typed.strip(), sizes)
+        if found is None:
+            raise click.UsageError(f"one of {', '.join(sizes)}")
+        return found
+
+    usual = usual_type(sizes)
+    proposed = usual if usual in fitting or largest is None else largest
+    chosen: str = click.prompt("type", default=proposed, value_proc=checked, err=True)
+    return chosen
 
 
 def _offered(name: str, found: "DownloadPlan") -> str:
     """Return one line on name, size and license of a download."""
-    title = found.repo if name.lower() in ("", found.repo.lower()) else f"{name} is {found.repo}"
+    repo = found.repo.lower()
+    is_itself = name.lower() in (repo, repo.rpartition("/")[2])
+    title = found.repo if is_itself else f"{name} is {found.repo}"
     missing = ""
     if not found.missing_bytes:
         missing = ", already installed"
@@ -98,6 +161,7 @@ def _offered(name: str, found: "DownloadPlan") -> str:
 def list_models(with_cache: bool, as_json: bool) -> None:
     """List the installed models and their disk use; SHORT is a short name for NAME.
 
+    USED is when the weights were last read, as far as the file system keeps that.
     Files made from models are the tokenizers of GGUF files and converted models. They are in the
     cache folder, and `swiftchat rm NAME` deletes them.
     """
@@ -118,28 +182,26 @@ def list_models(with_cache: bool, as_json: bool) -> None:
 
 
 def _as_json(model: "StoredModel") -> dict[str, object]:
-    from swiftchat.weights.hub.aliases import alias_of
-
     return {
         "name": model.name,
-        "alias": None if model.source == "cache" else alias_of(model.name),
+        "alias": None if model.source == "cache" else short_name_of(model.name),
         "path": str(model.path),
         "size_bytes": model.size_bytes,
+        "type": model.type,
         "modified": model.modified,
+        "used": model.used,
         "source": model.source,
         "origin": None if model.origin is None else str(model.origin),
     }
 
 
 def _row(model: "StoredModel") -> tuple[str, ...]:
-    from swiftchat.weights.hub.aliases import alias_of
-
-    about = alias_of(model.name) or "–"
+    about = short_name_of(model.name) or "–"
     if model.source == "cache":
         about = "converted" if model.origin is None else f"of {model.origin}"
         about += "" if model.origin is None or model.origin.exists() else " (missing)"
-    size, modified = format_bytes(model.size_bytes), format_time(model.modified)
-    return model.name, size, modified, model.source, about
+    size, used = format_bytes(model.size_bytes), format_time(model.used)
+    return model.name, model.type or "–", size, used, model.source, about
 
 
 def _disk_use(
@@ -148,6 +210,8 @@ def _disk_use(
     """Return one line on the disk space that is used and free."""
     used, made = (sum(each.size_bytes for each in some) for some in (models, derived))
     cached = f", {format_bytes(made)} made from models (list --all)" if derived else ""
+    kept = sum(state.st_size for _, state in KVFolder(user_kv_folder()).files())
+    cached += f", {format_bytes(kept)} in KV caches (swiftchat cache)" if kept else ""
     return f"{format_bytes(used)} in models{cached}; {format_bytes(free_bytes)} free"
 
 
@@ -185,7 +249,6 @@ def show(name: str, tp: int | None, pp: int, kv_dtype: str, as_json: bool) -> No
         return
     from swiftchat.chat.model.memory import context_limits, device_memory, parallel_memory
     from swiftchat.tokenizer import Tokenizer
-    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
     from swiftchat.weights.model.directory import Model
     from swiftchat.weights.store import default_store
 
@@ -214,7 +277,7 @@ def _print_properties(properties: dict[str, Any], as_json: bool) -> None:
 @click.argument("name", shell_complete=complete_removable)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def rm(name: str, yes: bool) -> None:
-    """Delete an installed model, or the files made from a GGUF file."""
+    """Delete an installed model and its KV caches, or the files made from a GGUF file."""
     from swiftchat.weights.store import default_store
 
     store = default_store()
@@ -225,7 +288,12 @@ def rm(name: str, yes: bool) -> None:
             raise UsageError("rm asks for confirmation, but stdin is not a terminal", "use -y")
         question = f"remove {what} ({format_bytes(found.size_bytes)})?"
         click.confirm(sanitize(question), abort=True, err=True)
+    caches = KVFolder(user_kv_folder())
+    cached = {entry.model for entry in caches.entries() if Path(entry.model).exists()}
     removed = store.remove(name)
+    for model in cached:
+        if not Path(model).exists():
+            caches.remove_others(model, digest="")
     print_notice(f"removed {what} ({format_bytes(removed.size_bytes)})")
     if found.origin is not None and found.origin.exists():
         print_notice(f"{found.origin} itself stays")

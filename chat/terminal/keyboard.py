@@ -158,6 +158,11 @@ class Keyboard:
         finally:
             self._events.extendleft(reversed(earlier))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it reads a terminal."""
+        return self._is_open
+
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
         """Leave the terminal to another program, in the mode in which this program found it."""

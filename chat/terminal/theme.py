@@ -28,8 +28,7 @@ class Theme:
     hint: str = "dim"
     tool: str = "dim"
     reasoning: str = "dim"
-
-    heading: str = "none"
+    heading: str = "magenta"
     link: str = "underline"
     code: str = "cyan"
     keyword: str = "magenta"
@@ -73,6 +72,7 @@ def _code(word: str) -> str:
 
 _DARK = Theme(
     question="bold bright_cyan",
+    heading="bright_magenta",
     code="bright_cyan",
     keyword="bright_magenta",
     type="bright_blue",

@@ -22,15 +22,33 @@ class Check:
 
 def diagnose(facts: Facts) -> list[Check]:
     """Return a check for each part of the machine."""
-    cache, program = facts["cubin_cache"], facts["program"]
+    program = facts["program"]
     program_text = f"{program['swiftchat']}, Python {program['python']}, {program['system']}"
-    cache_text = f"{cache['entries']} kernels, {cache['bytes'] / 1e6:.1f} MB"
     return [
         Check("swiftchat", "ok", program_text),
         _check_cpu(facts["cpu"]),
         _check_cpu_kernels(facts["cpu_kernels"]),
         *_check_instruction_sets(facts["cpu_kernels"]["instruction_sets"]),
         _check_torch(facts),
+        *(_check_no_gpu() if _has_no_gpu(facts) else _check_gpu_parts(facts)),
+    ]
+
+
+def _has_no_gpu(facts: Facts) -> bool:
+    """Whether nothing of NVIDIA was found."""
+    driver = facts["driver"]
+    return not facts["gpus"] and driver["cuda"] is None and driver["number"] is None
+
+
+def _check_no_gpu() -> list[Check]:
+    hint = f"for an NVIDIA GPU install driver 580 or newer, and {_INSTALL_CUDA}"
+    return [Check("GPU", "note", "none was found: models run on the CPU", hint)]
+
+
+def _check_gpu_parts(facts: Facts) -> list[Check]:
+    cache = facts["cubin_cache"]
+    cache_text = f"{cache['entries']} kernels, {cache['bytes'] / 1e6:.1f} MB"
+    return [
         _check_driver(facts),
         *_check_gpus(facts),
         *_check_peers(facts["peer_access"], facts["links"]),
@@ -74,21 +92,17 @@ def _check_instruction_sets(found: list[Facts]) -> list[Check]:
     return [Check("instructions", "ok", "\n".join(rows))]
 
 
-def _has_no_driver(driver: Facts) -> bool:
-    """Whether nothing of NVIDIA was found, as on a machine without a GPU."""
-    return driver["cuda"] is None and driver["number"] is None and bool(driver["has_bindings"])
-
-
 def _check_torch(facts: Facts) -> Check:
     torch, driver = facts["torch"], facts["driver"]
     if torch["error"] is not None:
         text = f"cannot be imported: {torch['error']}"
         return Check("torch", "problem", text, "pip install --force-reinstall torch")
     if torch["cuda"] is None:
-        has_driver = driver["cuda"] is not None or driver["number"] is not None
-        state, text = "problem" if has_driver else "note", f"{torch['version']}, without CUDA"
-        hint = "for a GPU install torch's CUDA build: https://pytorch.org/get-started"
-        return Check("torch", state, text, hint)
+        text = f"{torch['version']}, without CUDA"
+        if _has_no_gpu(facts):
+            return Check("torch", "ok", text)
+        hint = "for the GPU install torch's CUDA build: https://pytorch.org/get-started"
+        return Check("torch", "problem", text, hint)
     text = f"{torch['version']}, built for CUDA {torch['cuda']}"
     if _is_newer(torch["cuda"], driver["cuda"]):
         text += f", newer than the driver's {driver['cuda']}"
@@ -105,9 +119,6 @@ def _check_driver(facts: Facts) -> Check:
             return Check("driver", "problem", f"{found}cuda-python is missing", _INSTALL_CUDA)
         why = f" ({driver['error']})" if driver["error"] else ""
         text = f"found {number}, but it does not respond{why}" if number else f"not found{why}"
-        if _has_no_driver(driver):
-            hint = "for an NVIDIA GPU install driver 580 or newer; a CPU needs none"
-            return Check("driver", "note", text, hint)
         hint = "install NVIDIA driver 580 or newer, or use --device cpu"
         return Check("driver", "problem", text, hint)
     text = f"CUDA {driver['cuda']}" + (f", NVIDIA {number}" if number else "")
@@ -119,9 +130,8 @@ def _check_driver(facts: Facts) -> Check:
 
 def _check_gpus(facts: Facts) -> list[Check]:
     if not facts["gpus"]:
-        state = "note" if _has_no_driver(facts["driver"]) else "problem"
         hint = "see the torch and driver checks, or use --device cpu"
-        return [Check("GPU", state, "torch finds no GPU", hint)]
+        return [Check("GPU", "problem", "torch finds no GPU", hint)]
     return [_check_gpu(gpu, facts["compiler"]["architectures"]) for gpu in facts["gpus"]]
 
 

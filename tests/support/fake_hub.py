@@ -84,6 +84,7 @@ class FakeHub:
         self.card: dict[str, Any] = {"license": "apache-2.0"}
         self.commit = COMMIT
         self.extra_siblings: list[Any] = []
+        self.former_repo: str | None = None  # a name that the repository had before
         self.closing = threading.Event()
 
     def listing(self) -> dict[str, Any]:
@@ -213,6 +214,8 @@ def _server(hub: FakeHub, role: str, storage_url: str) -> ThreadingHTTPServer:
             )
             if role == "storage":
                 self._content(path.removeprefix("/"))
+            elif hub.former_repo is not None and f"/{hub.former_repo}/" in path:
+                self._send(307, b"", {"Location": self.path.replace(hub.former_repo, hub.repo)})
             elif path.startswith("/api/models/"):
                 self._api(path.removeprefix("/api/models/"))
             else:

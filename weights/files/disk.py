@@ -31,7 +31,8 @@ def disk_full(destination: Path, needed_bytes: int, free_bytes: int) -> FileSyst
     return FileSystemError(
         f"not enough disk space for {destination}: {needed_bytes / unit_bytes:.2f} {unit} needed, "
         f"{free_bytes / unit_bytes:.2f} {unit} free",
-        "free some space or choose another destination",
+        "free some space (swiftchat list shows what models take), or choose another destination: "
+        "HF_HOME for downloads",
     )
 
 

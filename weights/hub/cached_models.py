@@ -1,17 +1,22 @@
 """Stored models, and those in huggingface_hub's cache: directories and GGUF files."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from swiftchat.errors import FileSystemError
+from swiftchat.errors import FileSystemError, SwiftchatError
+from swiftchat.weights.files.reading import read_json
 from swiftchat.weights.formats.weight_files import TORCH_FILES
 from swiftchat.weights.hub.names import gguf_models
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A stored model; `modified` in seconds since 1970, `source` "local", "hub" or "cache".
+    """A stored model; `source` is "local", "hub" or "cache".
+
+    `modified` and `used` are in seconds since 1970: the last change of a file, and the last time
+    that the largest one was read, as far as the file system keeps that.
 
     "cache" are files made from a model (`derived`); `origin` is its GGUF file, which may be gone.
     A GGUF model of the hub has the name OWNER/NAME:TYPE, its `files`, and the first as `path`.
@@ -24,11 +29,22 @@ class StoredModel:
     source: str
     origin: Path | None = None
     files: tuple[Path, ...] = ()
+    used: float = 0.0
 
     @property
     def repo(self) -> str:
         """The name without the type of GGUF files."""
         return self.name.partition(":")[0]
+
+    @property
+    def gguf_type(self) -> str:
+        """The type of GGUF files in the name; empty for other models."""
+        return self.name.partition(":")[2]
+
+    @property
+    def type(self) -> str:
+        """The type of the weights, such as Q4_K_M, BF16 or GPTQ; empty if it is not known."""
+        return self.gguf_type or _directory_type(self.path)
 
 
 def hub_name(path: Path) -> str | None:
@@ -76,7 +92,8 @@ def _stored_files(name: str, files: list[Path]) -> StoredModel:
     states = [file.stat() for file in files]
     size_bytes = sum(state.st_size for state in states)
     modified = max(state.st_mtime for state in states)
-    return StoredModel(name, files[0], size_bytes, modified, "hub", files=tuple(files))
+    used = _last_read(states)
+    return StoredModel(name, files[0], size_bytes, modified, "hub", files=tuple(files), used=used)
 
 
 def _main_snapshot(repo_id: str, hub_cache: Path | None) -> Path | None:
@@ -140,8 +157,28 @@ def stored_directory(name: str, path: Path, source: str) -> StoredModel:
     # GGUF files are models of their own.
     found = [file for file in path.iterdir() if file.is_file() and not is_gguf(file)]
     files = [file.stat() for file in found]
-    size_bytes = sum(file.st_size for file in files)
-    return StoredModel(name, path, size_bytes, max(file.st_mtime for file in files), source)
+    size_bytes, modified = sum(file.st_size for file in files), max(file.st_mtime for file in files)
+    return StoredModel(name, path, size_bytes, modified, source, used=_last_read(files))
+
+
+def _last_read(files: list[os.stat_result]) -> float:
+    # Of the weights: a list of the models reads the small files.
+    return max(files, key=lambda file: file.st_size).st_atime
+
+
+def _directory_type(path: Path) -> str:
+    """Return the type of the weights in a model directory, by its GGUF file or config.json."""
+    if found := next(iter(gguf_files(path)), ""):
+        return found
+    try:
+        config = read_json(path / "config.json")
+    except SwiftchatError:  # `show` tells what is wrong
+        return ""
+    quantization = config.get("quantization_config")
+    if isinstance(quantization, dict):
+        return str(quantization.get("quant_method") or "").upper()
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "")
+    return dtype.replace("bfloat", "BF").replace("float", "F").upper()
 
 
 def gguf_files(folder: Path) -> dict[str, list[Path]]:

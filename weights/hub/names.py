@@ -1,7 +1,7 @@
 """Names of models on the hub as people type them, and of the GGUF files in a repository."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,8 +13,12 @@ _TYPE = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q[1-8]_\w+|I?Q[1-8]|TQ[12]_0|MXFP4\w*|NVFP4\w*|BF16|FP?16|FP?32))$",
     re.IGNORECASE,
 )
-# Files beside a model: its vision part, and what it was quantized with.
-_BESIDE = re.compile(r"mmproj|imatrix", re.IGNORECASE)
+# Files beside a model: its vision part, a prediction head, and what it was quantized with.
+_BESIDE = re.compile(r"mmproj|imatrix|^mtp-", re.IGNORECASE)
+_UNSLOTH = "UD-"  # before a type: its mix of Unsloth
+_DOES_NOT_RUN = re.compile(r"IQ[123]_|NVFP4", re.IGNORECASE)
+# The type that is downloaded where none is named: about 4.5 bits for each weight, or more.
+_USUAL_TYPES = ("Q4_K_M", "UD-Q4_K_M", "UD-Q4_K_XL", "MXFP4", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,27 @@ def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
         for stem, kind in types.items()
     }
     return dict(sorted(models.items()))
+
+
+def runs(kind: str) -> bool:
+    """Return whether models of this GGUF type can run here."""
+    return not _DOES_NOT_RUN.search(kind)
+
+
+def matching_type(wanted: str, kinds: Iterable[str]) -> str | None:
+    """Return the one of `kinds` that `wanted` names, ignoring case; else Unsloth's mix of it."""
+    by_name = {kind.lower(): kind for kind in kinds if kind}
+    return by_name.get(wanted.lower()) or by_name.get(f"{_UNSLOTH}{wanted}".lower())
+
+
+def usual_type(sizes: Mapping[str, int]) -> str:
+    """Return the type to download where none is named: Q4_K_M or one near it, else the smallest.
+
+    `sizes` are the bytes of the models by type. Of types that run, if there are any.
+    """
+    running = {kind: size for kind, size in sizes.items() if runs(kind)} or sizes
+    found = [kind for kind in _USUAL_TYPES if kind in running]
+    return found[0] if found else min(running, key=lambda kind: running[kind])
 
 
 def _base(name: str) -> str:

@@ -20,7 +20,7 @@ from swiftchat.errors import (
 from swiftchat.errors.interpreter import child_folder, python_module
 from swiftchat.weights.files.disk import Progress, atomic_directory, require_space
 from swiftchat.weights.files.lock import exclusive_lock
-from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+from swiftchat.weights.hub.known_models import DEFAULT_MODEL
 
 _PIP_TIMEOUT_S = 3600
 _CHUNK_BYTES = 1 << 20

@@ -3,13 +3,14 @@
 import pytest
 
 from swiftchat.chat.render.blocks import BlockStream
-from swiftchat.chat.render.inline import styled
+from swiftchat.chat.render.inline import Inline
 from swiftchat.chat.render.rows import MarkdownRows
+from swiftchat.chat.render.style import Style
 
 
 def marked(text: str) -> list[str]:
     """Return the parts of a text that have a style."""
-    shown = styled(text)
+    shown = Inline().styled(text)
     return [shown.plain[span.start : span.end] for span in shown.spans]
 
 
@@ -41,7 +42,7 @@ def test_emphasis(text: str, bold: list[str]) -> None:
 def test_direction_marks_stay_in_prose_and_are_visible_in_code() -> None:
     text = "שלום\u200f! `a\u2067b` \u2068C++\u2069 \u202eevil\n\n"
     text += "```\nif x:\u2066\n```\n\n    y\u2067\n"
-    rows, stream = MarkdownRows(), BlockStream()
+    rows, stream = MarkdownRows(Style("markdown")), BlockStream()
     blocks = [*stream.push(text), *stream.finish()]
     shown = "\n".join(row.plain for block in blocks for row in rows.render(block, 80))
     assert "שלום\u200f! a�b \u2068C++\u2069 �evil" in shown

@@ -20,6 +20,8 @@ GIANTS: dict[str, Callable[[int], str]] = {
     "table": lambda size: "|a|b|\n|-|-|\n" + "|one|two and some words|\n" * (size // 25),
     "line": lambda size: "word " * (size // 5),
     "line without spaces": lambda size: "x" * size,
+    "line of styles": lambda size: "**bold** `code` [a](http://b) and *more " * (size // 40),
+    "quote marks": lambda size: ("> " * 2000 + "deep\n") * (size // 4005 + 1),
 }
 
 MAX_CALLS, MAX_WRITTEN, MAX_PARSED = 200_000, 10_000, 20_000

@@ -177,7 +177,7 @@ def test_a_pipe_receives_the_exact_text(tmp_path: Path) -> None:
     reasoning = "".join(event["content"] for event in events if event["event"] == "reasoning")
     assert reasoning == "hm"
     colored = piped(tmp_path / "e", text, "--color", "always").stdout
-    assert "\x1b[1;4mTitle" in colored and "\x1b[K" not in colored and "␛[2J" in colored
+    assert "\x1b[1;4;35mTitle" in colored and "\x1b[K" not in colored and "␛[2J" in colored
 
 
 def test_extract_prints_code_only(tmp_path: Path) -> None:

@@ -49,6 +49,27 @@ def test_choose_style(
     assert (style.mode, style.is_colored, style.is_live) == (mode, colored, live)
 
 
+@pytest.mark.parametrize(
+    ("env", "has_links"),
+    [
+        ({"VTE_VERSION": "6800"}, True),
+        ({"VTE_VERSION": "4800"}, False),
+        ({"VTE_VERSION": "6800", "TMUX": "/socket"}, False),
+        ({"TERM_PROGRAM": "iTerm.app"}, True),
+        ({"TERM_PROGRAM": "Apple_Terminal"}, False),
+        ({"KITTY_WINDOW_ID": "1"}, True),
+        ({"KITTY_WINDOW_ID": "1", "NO_COLOR": "1"}, False),
+        ({"KITTY_WINDOW_ID": "1", "TERM": "dumb"}, False),
+        ({"KITTY_WINDOW_ID": "1", "FORCE_HYPERLINK": "0"}, False),
+        ({"TMUX": "/socket", "FORCE_HYPERLINK": "1"}, True),
+        ({}, False),
+    ],
+)
+def test_links_where_the_terminal_takes_them(env: dict[str, str], has_links: bool) -> None:
+    assert choose_style(ChatConfig(), env, at_terminal=True).has_links == has_links
+    assert not choose_style(ChatConfig(color="always"), env, at_terminal=False).has_links
+
+
 def test_copy_over_ssh_sends_osc_52(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     told = copy("grün\x07", {"SSH_TTY": "/dev/pts/0"}, written.append)

@@ -18,6 +18,7 @@ from swiftchat.engine.cpu.features import Feature, instruction_sets
 from swiftchat.engine.doctor import diagnosis, interconnect
 from swiftchat.engine.doctor import report as doctor
 from swiftchat.errors import DeviceError, UsageError
+from swiftchat.weights.hub.known_models import known_models
 
 GPU = {
     "index": 0,
@@ -159,9 +160,9 @@ def test_a_healthy_machine_passes_all_checks() -> None:
         (
             machine("driver", cuda=None, number=None, error="no libcuda"),
             "driver",
-            "note",
+            "problem",
             "not found (no libcuda)",
-            "a CPU needs none",
+            "--device cpu",
         ),
         (
             machine("driver", cuda=None, error="busy"),
@@ -224,6 +225,29 @@ def test_each_problem_has_a_hint(
     check = check_named(facts, name)
     assert check.state == state and words in check.text and hint in check.hint
     assert bool(check.hint) == (state != "ok")
+
+
+def test_a_machine_without_a_gpu_has_one_row_about_gpus(monkeypatch) -> None:
+    facts = machine("driver", cuda=None, number=None, error="no libcuda")
+    facts |= {"gpus": [], "usable_gpus": []}
+    facts["torch"]["cuda"] = None
+    states = {check.name: check.state for check in diagnosis.diagnose(facts)}
+    names = ["swiftchat", "CPU", "CPU kernels", "instructions", "torch", "GPU"]
+    assert list(states) == names and states.pop("GPU") == "note"
+    assert set(states.values()) == {"ok"}
+    shown = run(monkeypatch, facts).stdout
+    assert "GPU           none was found: models run on the CPU" in shown
+
+
+def test_doctor_names_the_best_models_that_fit(monkeypatch) -> None:
+    (row,) = [
+        check
+        for check in json.loads(run(monkeypatch, HEALTHY, "--json").stdout)["checks"]
+        if check["name"] == "models"
+    ]
+    best, *others = row["text"].splitlines()[1:-1]
+    assert known_models().keys() >= {line.partition(" ")[0] for line in (best, *others)}
+    assert len(others) == 2 and " GB" in best
 
 
 def test_instruction_sets_tell_what_they_speed_up() -> None:
@@ -341,8 +365,12 @@ def test_report_without_cuda_python(monkeypatch, fresh_compiler) -> None:
     report = doctor.report()
     assert report["can_chat"] and not report["driver"]["has_bindings"]
     assert report["compiler"]["nvrtc"] is None and report["compile"]["seconds"] is None
-    hints = {check["name"]: check["hint"] for check in report["checks"]}
-    assert hints["driver"] == hints["compiler"] == "pip install 'swiftchat[cuda]'"
+    (driver,) = [
+        check
+        for check in diagnosis.diagnose({**report, "gpus": HEALTHY["gpus"]})
+        if check.name == "driver"
+    ]
+    assert driver.hint == "pip install 'swiftchat[cuda]'"
 
 
 def test_report_without_cuda_headers(monkeypatch, fresh_compiler) -> None:
@@ -379,7 +407,7 @@ def test_doctor_as_a_process() -> None:
     report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     assert report["can_chat"] and report["compile"]["seconds"] > 0
     assert report["compiler"]["architectures"] == list(nvrtc.ARCHITECTURES)
-    assert {"swiftchat", "CPU", "torch", "driver"} <= {c["name"] for c in report["checks"]}
+    assert {"swiftchat", "CPU", "torch", "models"} <= {c["name"] for c in report["checks"]}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.support.zero_model import make_zero_model
 
 SWIFTCHAT = [sys.executable, "-m", "swiftchat.chat"]
 TOKEN = "hf_canarycanarycanary"
-REPO = "Qwen/Qwen3-8B"  # has the alias qwen3:8b
+REPO, SHORT = "Qwen/Qwen3-8B", "qwen3:8b-16bit"
 
 
 @pytest.fixture
@@ -46,28 +46,29 @@ def run(*args: str, **env: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_commands_accept_short_names(hub: FakeHub) -> None:
-    done = run("download", "qwen3:8b")
+    done = run("download", SHORT)
     total = sum(map(len, hub.files.values()))
     line, *progress = done.stderr.decode().splitlines()
-    assert line == f"qwen3:8b is {REPO}: {total / 1000:.1f} kB, license mit"
+    assert line == f"{SHORT} is {REPO}: {total / 1000:.1f} kB, license mit"
     assert progress == [f"downloading {REPO} …", f"verifying {REPO} …"] and done.returncode == 0
     path = Path(done.stdout.decode().strip())
     assert (path / "config.json").is_file()
     (row,) = json.loads(run("list", "--json").stdout)
-    assert (row["name"], row["alias"], row["path"]) == (REPO, "qwen3:8b", str(path))
-    assert run("list").stdout.decode().splitlines()[1].split()[-1] == "qwen3:8b"
-    assert json.loads(run("show", "qwen3:8b", "--json").stdout)["name"] == REPO
+    assert (row["name"], row["alias"], row["path"]) == (REPO, SHORT, str(path))
+    assert run("list").stdout.decode().splitlines()[1].split()[-1] == SHORT
+    assert json.loads(run("show", SHORT, "--json").stdout)["name"] == REPO
     hub.log.clear()
-    options = ("-m", "qwen3:8b", "-p", "hi", "--offline", "--device", "cpu", "--json")
+    options = ("-m", SHORT, "-p", "hi", "--offline", "--device", "cpu", "--json")
     options += ("-n", "2", "--min-tokens", "2")  # random weights may end the answer at once
     offline = run(*options, HF_HUB_OFFLINE="1")
     assert offline.returncode == 0 and hub.log == [], offline.stderr
     assert json.loads(offline.stdout)["usage"]["completion_tokens"] == 2
-    assert b"already installed" in run("download", "qwen3:8b").stderr
-    removed = run("rm", "qwen3:8b", "-y")
+    assert b"already installed" in run("download", SHORT).stderr
+    removed = run("rm", SHORT, "-y")
     assert removed.returncode == 0 and f"removed {REPO}".encode() in removed.stderr
-    missing = run("show", "qwen3:8b")
-    assert missing.returncode == 3 and b"hint: swiftchat download qwen3:8b\n" in missing.stderr
+    missing = run("show", SHORT)
+    hint = f"hint: swiftchat download {SHORT}\n"
+    assert missing.returncode == 3 and hint.encode() in missing.stderr
 
 
 @pytest.mark.parametrize(("typed", "code"), [("n", 130), ("", 0)])

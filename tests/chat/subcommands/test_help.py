@@ -82,7 +82,7 @@ def test_exit_codes_of_all_errors_are_listed() -> None:
 
 def test_help_is_short_and_every_option_has_a_section() -> None:
     short = CliRunner().invoke(cli.swiftchat, ["--help"]).stdout
-    assert len(short.splitlines()) <= 54 and "swiftchat chat --help" in short
+    assert len(short.splitlines()) <= 55 and "swiftchat chat --help" in short
     shown = [option.name or "" for options in SECTIONS.values() for option in options]
     assert sorted(shown) == sorted(param.name or "" for param in cli.chat.params)
     whole = CliRunner().invoke(cli.swiftchat, ["chat", "--help"]).stdout
@@ -126,6 +126,8 @@ def test_completion_offers_names(tmp_path: Path) -> None:
     assert store.names() == ["smol-one", "some/smol-two"]
     assert offered("-m", "smol") == offered("show", "smol") == ["smol-one"]
     assert offered("download", "smollm2:1") == ["smollm2:135m", "smollm2:1.7b"]
+    forms = ["smollm2:1.7b", *(f"smollm2:1.7b-{bits}bit" for bits in (4, 8, 16))]
+    assert offered("download", "smollm2:1.7b") == forms
 
     roles_folder().mkdir(parents=True)
     (roles_folder() / "reviewer.md").write_text("Review.")

@@ -1,6 +1,7 @@
 """`swiftchat list` and `rm`: disk use, files made from models, what does not exist."""
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -9,7 +10,9 @@ from click.testing import CliRunner, Result
 
 from swiftchat.chat import cli
 from swiftchat.chat.options.completion import complete_removable
+from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
 from swiftchat.errors import ModelNotFound, SwiftchatError, UsageError
+from swiftchat.weights.formats.safetensors import header_bytes
 from swiftchat.weights.store import default_store
 from tests.support import fake_engine
 from tests.support.gguf import tiny as tiny_gguf
@@ -58,6 +61,39 @@ def test_list_all_shows_files_made_from_models(gguf: Path) -> None:
     gguf.unlink()
     assert "model.gguf (missing)" in run("list", "--all").stdout
     assert len(json.loads(run("list", "--json").stdout)) == 1
+
+
+def test_list_shows_the_type_and_the_last_use(gguf: Path) -> None:
+    weights = default_store().root / "small-one" / "model.safetensors"
+    os.utime(weights, (1_700_000_000, 1_750_000_000))
+    titles, row, _ = run("list").stdout.splitlines()
+    assert titles.split()[:4] == ["NAME", "TYPE", "SIZE", "USED"] and " 2023-11-1" in row
+    assert json.loads(run("list", "--json").stdout)[0]["used"] == 1_700_000_000
+    config = weights.with_name("config.json")
+    for settings, kind in (
+        ({"torch_dtype": "bfloat16"}, "BF16"),
+        ({"dtype": "float32"}, "F32"),
+        ({"dtype": "float16", "quantization_config": {"quant_method": "gptq"}}, "GPTQ"),
+        ({"dtype": 1, "quantization_config": []}, "1"),
+        ({}, ""),
+    ):
+        config.write_text(json.dumps(settings))
+        assert json.loads(run("list", "--json").stdout)[0]["type"] == kind
+    config.write_text("{")
+    assert "small-one  – " in run("list").stdout
+    gguf.rename(weights.with_name("x-Q4_1.gguf"))
+    assert "small-one  Q4_1 " in run("list").stdout
+
+
+def test_rm_frees_the_kv_caches_of_the_model_only(gguf: Path) -> None:
+    folder = KVFolder(user_kv_folder())
+    model, other = default_store().root / "small-one", gguf
+    for number, path in enumerate((model, other, Path("/not/there"))):
+        file = folder.create(str(number)) / "a.safetensors"
+        file.write_bytes(header_bytes([], {"model": str(path), "num_tokens": "64"}))
+    assert " in KV caches (swiftchat cache); " in run("list").stdout
+    assert run("rm", "-y", "small-one").exception is None
+    assert {entry.model for entry in folder.entries()} == {str(other), "/not/there"}
 
 
 def test_rm_deletes_the_files_made_from_a_gguf_file(gguf: Path) -> None:

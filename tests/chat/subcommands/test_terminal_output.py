@@ -48,6 +48,8 @@ class Case:
 CASES = {
     "chat": Case("chat -m {model} -p hi", "An answer."),
     "download": Case("download -y owner/model", "downloaded"),
+    "models": Case("models --fits 8G", "HERE", is_laid_out=True),
+    "use": Case("use -y small-one", "is the default"),
     "convert": Case("convert {weights} {out}", "wrote and verified"),
     "list": Case("list -a", "small-one", is_laid_out=True),
     "show": Case("show {weights}", "architecture"),

@@ -390,13 +390,14 @@ def test_invalid_names_send_no_request(hub: FakeHub, store: Store, name: str) ->
     assert "OWNER/NAME" in caught.value.hint and hub.log == []
 
 
-def test_an_alias_selects_its_repository(
+def test_a_short_name_selects_its_repository(
     hub: FakeHub, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repo = "Qwen/Qwen3-8B"
-    found: DownloadPlan = plan_download("Qwen3:8B", store)
+    found: DownloadPlan = plan_download("Qwen3:8B-16bit", store)
     assert found.repo == "Qwen/Qwen3-8B"
-    assert found.run(None) == store.resolve("qwen3:8b")
+    # An installed form is that of the model's name.
+    assert found.run(None) == store.resolve("qwen3:8b-16bit") == store.resolve("qwen3:8b")
 
 
 def test_the_owners_spelling_is_kept(hub: FakeHub, store: Store) -> None:
@@ -418,13 +419,13 @@ def test_a_password_in_the_endpoint_is_not_shown(
         assert "secret" not in caught.value.hint
 
 
-def test_an_unknown_alias_suggests_the_nearest(hub: FakeHub, store: Store) -> None:
+def test_an_unknown_short_name_suggests_the_nearest(hub: FakeHub, store: Store) -> None:
     with pytest.raises(ModelNotFound) as caught:
         download("qwen3:9b", store)
     assert "qwen3:8b" in caught.value.hint and hub.log == []
     with pytest.raises(ModelNotFound, match="'zzz' is not a model name") as caught:
         download("zzz", store)
-    assert caught.value.hint.endswith("swiftchat help models lists the short names")
+    assert caught.value.hint.endswith("swiftchat models lists short names")
     with pytest.raises(ModelNotFound) as caught:
         download("smolm2:135m", store)
     assert "smollm2:135m" in caught.value.hint

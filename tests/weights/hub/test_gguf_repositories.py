@@ -4,14 +4,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from swiftchat.errors import ModelNotFound, SwiftchatError
 from swiftchat.weights.download import download, plan_download
-from swiftchat.weights.hub.names import HubName, gguf_models
+from swiftchat.weights.hub.names import HubName, gguf_models, matching_type, usual_type
 from swiftchat.weights.store import Store
 from tests.support.fake_hub import COMMIT, FakeHub, in_use, serving
 from tests.support.gguf import tiny as tiny_gguf
@@ -79,10 +79,33 @@ def test_typed_names(typed: str, found: HubName) -> None:
         (["x-Q8_0-00001-of-00002.gguf", "x-Q8_0-00002-of-00002.gguf"], ["Q8_0"]),
         (["x-Q8_0-00001-of-00002.gguf"], []),  # incomplete
         (["mmproj-x-F16.gguf", "x.imatrix.gguf", "config.json"], []),
+        (["x-Q4_0.gguf", "MTP/mtp-x-Q4_0.gguf"], ["Q4_0"]),
     ],
 )
 def test_models_among_files(files: list[str], kinds: list[str]) -> None:
     assert sorted(gguf_models(files)) == sorted(kinds)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "chosen"),
+    [
+        (["Q8_0", "Q4_K_M", "Q2_K"], "Q4_K_M"),
+        (["BF16", "Q8_0", "UD-Q4_K_XL"], "UD-Q4_K_XL"),
+        (["Q6_K", "Q5_K_S", "IQ2_M", "NVFP4"], "Q5_K_S"),  # the smallest that runs
+        (["IQ3_M", "IQ2_M"], "IQ2_M"),
+    ],
+)
+def test_the_type_that_is_taken_where_none_is_named(kinds: list[str], chosen: str) -> None:
+    order = ("NVFP4", "IQ2_M", "IQ3_M", "Q2_K", "Q4_K_M", "UD-Q4_K_XL", "Q5_K_S", "Q6_K")
+    sizes = {kind: order.index(kind) if kind in order else len(order) for kind in kinds}
+    assert usual_type(sizes) == chosen
+
+
+def test_a_type_also_names_the_mix_of_unsloth() -> None:
+    assert matching_type("q4_k_m", ["UD-Q4_K_M", "Q4_K_M"]) == "Q4_K_M"
+    assert matching_type("q4_k_m", ["UD-Q4_K_M", "Q8_0"]) == "UD-Q4_K_M"
+    assert matching_type("UD-Q4_K_M", ["Q4_K_M"]) is None
+    assert matching_type("", ["", "Q8_0"]) is None
 
 
 def test_types_lie_side_by_side(hub: FakeHub, store: Store) -> None:
@@ -102,15 +125,23 @@ def test_types_lie_side_by_side(hub: FakeHub, store: Store) -> None:
     assert b"GGUF vision" not in blobs(store)
 
 
-def test_one_of_several_types_must_be_named(hub: FakeHub, store: Store) -> None:
-    """Before the download, to run one and to remove one: a name alone deletes nothing."""
-    with pytest.raises(ModelNotFound, match="has 4 GGUF models") as caught:
-        download(REPO, store)
-    hint = f"it has {', '.join(TYPES)}: swiftchat download {REPO}:Q4_K_M"
-    assert caught.value.hint == hint
+def test_one_of_several_types_is_chosen(hub: FakeHub, store: Store) -> None:
+    """Before the download; where several are stored, one must be named to run or remove it."""
+    sizes = {name: len(hub.files[f"Model-{name}.gguf"]) for name in TYPES if name != "Q8_0"}
+    sizes["Q8_0"] = sum(len(hub.files[name]) for name in SPLIT)
+    asked: list[object] = []
+
+    def choose(repo: str, found: Mapping[str, int]) -> str:
+        asked.append((repo, found))
+        return "Q8_0"
+
+    assert plan_download(REPO, store, choose=choose).repo == f"{REPO}:Q8_0"
+    assert asked == [(REPO, sizes)]
+    assert plan_download(f"{REPO}:BF16", store, choose=choose).repo == f"{REPO}:BF16"
+    assert len(asked) == 1 and plan_download(REPO, store).repo == f"{REPO}:Q4_K_M"
     with pytest.raises(ModelNotFound, match="no GGUF model of type Q5_K_M") as caught:
         download(f"{REPO}:Q5_K_M", store)
-    assert caught.value.hint == hint
+    assert caught.value.hint == f"it has {', '.join(TYPES)}: swiftchat download {REPO}:Q4_K_M"
     for kind in ("Q4_K_M", "BF16"):
         download(f"{REPO}:{kind}", store)
     assert store.named(REPO) is None and store.has(REPO)
@@ -243,11 +274,9 @@ def test_commands(hub: FakeHub, tmp_path: Path) -> None:
 
     missing = run("show", REPO)
     assert missing.returncode == 3
-    several = run(*re.search(r"swiftchat (download \S+)", missing.stderr)[1].split())
-    assert several.returncode == 3
-    done = run(*re.search(r"swiftchat (download \S+)$", several.stderr.strip())[1].split())
+    done = run(*re.search(r"swiftchat (download \S+)", missing.stderr)[1].split())
     assert done.returncode == 0 and done.stdout.strip().endswith("/Model-Q4_K_M.gguf")
-    assert done.stderr.startswith(f"{REPO}:Q4_K_M: ")
+    assert done.stderr.startswith(f"{REPO} is {REPO}:Q4_K_M: ")
     (row,) = json.loads(run("list", "--json").stdout)
     assert (row["name"], row["path"]) == (f"{REPO}:Q4_K_M", done.stdout.strip())
     assert row["size_bytes"] == len(hub.files["Model-Q4_K_M.gguf"])

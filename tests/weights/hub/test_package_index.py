@@ -23,7 +23,7 @@ from swiftchat.errors import (
 from swiftchat.weights import download as download_module
 from swiftchat.weights.download import download, plan_download
 from swiftchat.weights.hub import package_index
-from swiftchat.weights.hub.aliases import DEFAULT_MODEL
+from swiftchat.weights.hub.known_models import DEFAULT_MODEL
 from swiftchat.weights.hub.package_index import CATALOG
 from swiftchat.weights.model.directory import Model
 from swiftchat.weights.store import Store

@@ -1,0 +1,146 @@
+"""`swiftchat models` and `use`: the known models that fit this machine, and the default one."""
+
+import json as json_module
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from swiftchat.chat.history.listing import Column, print_table
+from swiftchat.chat.model.description import format_bytes
+from swiftchat.chat.options.completion import complete_known_models
+from swiftchat.chat.options.size import Size
+from swiftchat.chat.terminal.output import print_line, print_notice
+from swiftchat.errors import UsageError
+from swiftchat.weights.files.paths import user_path
+
+if TYPE_CHECKING:
+    from swiftchat.chat.model.fit import Fit
+
+_COLUMNS = (
+    Column("NAME"),
+    Column("SIZE", left_out=4),
+    Column("MEMORY", left_out=3),
+    Column("HERE"),
+    Column("ABILITIES", left_out=5, is_shortened=True),
+    Column("LICENSE", left_out=1, is_shortened=True),
+    Column("DATE", left_out=2),
+)
+_NUM_BEST = 15
+
+
+@click.command()
+@click.argument("word", default="", shell_complete=complete_known_models)
+@click.option("-a", "--all", "with_all", is_flag=True, help="Also list models that do not fit.")
+@click.option(
+    "--fits", "size_bytes", type=Size(is_positive=True), help="Free memory to reckon with: 8GiB."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def models(word: str, with_all: bool, size_bytes: int | None, as_json: bool) -> None:
+    """List the known models that fit this machine, the best first.
+
+    With a WORD list all forms of the models that have it in their names. SIZE is about that of the
+    files, MEMORY that of the weights and a context of 8192 tokens; the speed is what the bandwidth
+    of the memory allows. Those that fit come first, then those that answer as fast as one reads,
+    then those of which more is expected, by size and date. A * marks installed models.
+    """
+    from dataclasses import replace
+
+    from swiftchat.chat.model.bandwidth import bandwidth_bytes_per_s
+    from swiftchat.chat.model.fit import best_device, fits, form_fits, room_bytes
+    from swiftchat.weights.store import default_store
+
+    device = best_device()
+    bytes_per_s = bandwidth_bytes_per_s(device)
+    if size_bytes is not None:
+        device = replace(device, total_bytes=size_bytes, free_bytes=size_bytes)
+    found = form_fits(device, bytes_per_s, word) if word else fits(device, bytes_per_s)
+    if not found:
+        raise UsageError(f"no known model has {word!r} in its name", "swiftchat models --all")
+    fitting = [fit for fit in found if not fit.missing_bytes]
+    shown = found if word or with_all or as_json else fitting[:_NUM_BEST]
+    if as_json:
+        print(json_module.dumps([_as_json(fit) for fit in shown], indent=2))
+        return
+    store = default_store()
+    print_table(
+        _COLUMNS,
+        (_row(fit, is_installed=store.named(fit.form.source) is not None) for fit in shown),
+        is_aligned_in_pipes=True,
+    )
+    speed = "" if bytes_per_s is None else f", {bytes_per_s / 1e9:.0f} GB/s"
+    print_line(
+        f"{device.name}: {format_bytes(room_bytes(device))} of "
+        f"{format_bytes(device.free_bytes)} free memory can be used{speed}"
+    )
+    if not (word or with_all):
+        num_more, num_large = len(fitting) - len(shown), len(found) - len(fitting)
+        print_line(f"{num_more} more fit, {num_large} need more memory: swiftchat models --all")
+    print_line("swiftchat use NAME downloads a model and makes it the default")
+
+
+def _row(fit: "Fit", *, is_installed: bool) -> tuple[str, ...]:
+    return (
+        f"{fit.name}{' *' if is_installed else ''}",
+        format_bytes(fit.form.size_bytes),
+        format_bytes(fit.memory_bytes),
+        fit.verdict,
+        fit.model.abilities,
+        fit.model.license,
+        fit.model.date,
+    )
+
+
+def _as_json(fit: "Fit") -> dict[str, object]:
+    speed = fit.tokens_per_s
+    return {
+        "name": fit.name,
+        "source": fit.form.source,
+        "bits": fit.form.bits,
+        "size_bytes": fit.form.size_bytes,
+        "memory_bytes": fit.memory_bytes,
+        "fits": not fit.missing_bytes,
+        "missing_bytes": fit.missing_bytes,
+        "tokens_per_s": None if speed is None else round(speed, 1),
+        "parameters": int(fit.model.parameters),
+        "active_parameters": int(fit.model.active_parameters),
+        "context_tokens": fit.model.context_tokens,
+        "tools": fit.model.has_tools,
+        "thinking": fit.model.has_thinking,
+        "images": False,
+        "license": fit.model.license,
+        "date": fit.model.date,
+    }
+
+
+@click.command()
+@click.argument("name", default="", shell_complete=complete_known_models)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+def use(name: str, yes: bool) -> None:
+    """Make a model the default; download it if it is missing.
+
+    NAME is what -m takes. Without it the model is picked from a list, in a terminal.
+    """
+    import os
+
+    from swiftchat.chat.model.choice import pick_first_model, use_model
+    from swiftchat.chat.render.style import is_dumb
+    from swiftchat.chat.subcommands.models import download_agreed
+    from swiftchat.errors import ModelNotFound
+    from swiftchat.weights.store import default_store
+
+    if not name:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError("use needs a model", "swiftchat models lists those that fit")
+        if pick_first_model(is_redrawn=not is_dumb(os.environ)) is None:
+            print_notice("the default model stays")
+        return
+    store = default_store()
+    try:
+        store.find(name)
+    except ModelNotFound:
+        if user_path(name).exists():
+            raise
+        name = download_agreed(name, yes=yes)
+    path = user_path(name)
+    use_model(str(path.resolve()) if path.exists() else name)

@@ -1,0 +1,150 @@
+"""Well-known models: short names, published files, sizes. The table is `models.csv`."""
+
+import csv
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+
+_TABLE = Path(__file__).with_name("models.csv")
+# The files of a repository of GGUF files that a form means, and about the bits that a weight takes.
+_GGUF_TYPES: Mapping[int, str] = MappingProxyType({4: "Q4_K_M", 8: "Q8_0"})
+_BITS_PER_WEIGHT: Mapping[int, float] = MappingProxyType({4: 4.9, 8: 8.5, 16: 16.0, 32: 32.0})
+
+
+@dataclass(frozen=True)
+class Form:
+    """Published files of a known model, with about `bits` bits for each weight.
+
+    `name` is a short name, `source` what it means: OWNER/NAME[:TYPE] on the hub. `size_bytes` is
+    about that of the files, `bytes_per_token` those that are read for each token of an answer.
+    """
+
+    name: str
+    source: str
+    bits: int
+    size_bytes: int
+    bytes_per_token: int
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A row of the table.
+
+    `forms` begin with the one that `name` means: the 4-bit files where they are published.
+    `kv_bytes_per_token` are 16-bit keys and values; `date` is the month of the publication. Images
+    are an ability of the model that does not run here.
+    """
+
+    name: str
+    forms: tuple[Form, ...]
+    architecture: str
+    parameters: float
+    active_parameters: float
+    kv_bytes_per_token: int
+    context_tokens: int
+    has_tools: bool
+    has_thinking: bool
+    has_images: bool
+    license: str
+    date: str
+
+    @property
+    def abilities(self) -> str:
+        """Tools and thinking, and a note on images."""
+        found = [("tools", self.has_tools), ("thinking", self.has_thinking)]
+        shown = ", ".join(name for name, has in found if has)
+        return "; ".join(filter(None, (shown, "text only" if self.has_images else "")))
+
+
+@cache
+def known_models() -> Mapping[str, KnownModel]:
+    """Return the table by short name in lower case."""
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        return MappingProxyType({row["name"]: _model(row) for row in csv.DictReader(file)})
+
+
+def _model(row: Mapping[str, str]) -> KnownModel:
+    return KnownModel(
+        row["name"],
+        tuple(_forms(row)),
+        row["architecture"],
+        float(row["parameters"]) * 1e9,
+        float(row["active"]) * 1e9,
+        int(row["kv_bytes"]),
+        int(row["context"]),
+        row["tools"] == "yes",
+        row["thinking"] == "yes",
+        row["images"] == "yes",
+        row["license"],
+        row["date"],
+    )
+
+
+def _forms(row: Mapping[str, str]) -> Iterable[Form]:
+    """Yield the forms, the smallest first; the GGUF file counts where the original has its size."""
+    types = _GGUF_TYPES if row["gguf"] else {}
+    sources = {int(row["bits"]): row["repository"]}
+    sources |= {bits: f"{row['gguf']}:{kind}" for bits, kind in types.items()}
+    for bits, source in sorted(sources.items()):
+        weight_bytes = _BITS_PER_WEIGHT[bits] / 8
+        size_bytes, read_bytes = (
+            int(float(row[column]) * 1e9 * weight_bytes) for column in ("parameters", "active")
+        )
+        yield Form(f"{row['name']}-{bits}bit", source, bits, size_bytes, read_bytes)
+
+
+@cache
+def _forms_by_name() -> Mapping[str, tuple[Form, ...]]:
+    found: dict[str, tuple[Form, ...]] = {}
+    for name, model in known_models().items():
+        found[name] = model.forms
+        found |= {form.name: (form,) for form in model.forms}
+    return MappingProxyType(found)
+
+
+@cache
+def _short_names() -> Mapping[str, str]:
+    names: dict[str, str] = {}
+    for name, forms in _forms_by_name().items():  # the name of the model before those of its forms
+        names.setdefault(forms[0].source.lower(), name)
+    return MappingProxyType(names)
+
+
+def sources_of(name: str) -> tuple[str, ...]:
+    """Return what a short name means, as OWNER/NAME[:TYPE] on the hub; ignores case.
+
+    The first is what is downloaded, the others are further forms of the model. Empty for a name
+    that is none.
+    """
+    return tuple(form.source for form in _forms_by_name().get(name.lower(), ()))
+
+
+def short_name_of(source: str) -> str | None:
+    """Return the short name of the model OWNER/NAME[:TYPE] on the hub, ignoring case."""
+    return _short_names().get(source.lower().replace(":ud-", ":"))
+
+
+def short_names() -> list[str]:
+    """Return the short name of every model, without those of its forms."""
+    return list(known_models())
+
+
+def form_names() -> Mapping[str, str]:
+    """Return the source of every short name, those of forms included."""
+    return {name: forms[0].source for name, forms in _forms_by_name().items()}
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to six `known` names: other sizes of the family, then similar spellings."""
+    # Truncated: matching time grows with the square of the length.
+    lowered = {other.lower(): other for other in known}
+    wanted = name[:100].lower()
+    family = wanted.partition(":")[0]
+    same = [other for other in lowered if other.partition(":")[0] == family]
+    close = difflib.get_close_matches(wanted, lowered, n=3, cutoff=0.6)
+    return [lowered[other] for other in dict.fromkeys([*same, *close])][:6]
