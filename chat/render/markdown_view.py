@@ -19,6 +19,7 @@ from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.render.blocks import BlockStream
 from swiftchat.chat.render.live_region import LiveRegion, Size
 from swiftchat.chat.render.rows import MarkdownRows, Tail
+from swiftchat.chat.render.stats import running_text
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.render.verbatim import VerbatimStream
 from swiftchat.chat.terminal.sanitize import sanitize, sanitize_prose
@@ -121,8 +122,14 @@ class MarkdownView:
         elif self._is_reasoning:
             tail = _reasoning_tail(self._reasoning, columns, lines)
         else:
-            tail = self._rows.preview(self._blocks.pending(), columns, lines)
-        self._region.draw(permanent, tail.rows, tail.num_pinned)
+            tail = self._rows.preview(self._blocks.pending(), columns, lines - 1)
+        self._region.draw(permanent, [*tail.rows, *self._status(columns)], tail.num_pinned)
+
+    def _status(self, columns: int) -> list[Text]:
+        """Return the row below an answer that is generated."""
+        if self._answer is None or not self._style.is_live:
+            return []
+        return [Text(running_text(self._answer, columns), "swiftchat.notice")]
 
 
 def _reasoning_tail(reasoning: str, columns: int, lines: int) -> Tail:

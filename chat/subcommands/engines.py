@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from swiftchat.chat.history.listing import Column, print_table
-from swiftchat.chat.options.duration import format_duration
+from swiftchat.chat.terminal.amounts import format_duration
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.engine.api.attach import RunningEngine, connect, running_engines
 from swiftchat.engine.api.runtime_folder import RuntimeFolder
