@@ -85,7 +85,7 @@ def _name(engine: RunningEngine) -> str:
 
 
 def _row(engine: RunningEngine) -> tuple[str, ...]:
-    from swiftchat.chat.model.description import format_bytes
+    from swiftchat.chat.terminal.amounts import format_bytes
 
     status = engine.status
     if status is None:

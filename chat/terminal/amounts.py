@@ -1,4 +1,4 @@
-"""Amounts as short texts for a person: numbers of tokens, lengths of time."""
+"""Amounts as short texts for a person: numbers of tokens, bytes, lengths of time."""
 
 
 def short_count(number: int) -> str:
@@ -12,3 +12,12 @@ def format_duration(seconds: float) -> str:
         if seconds < limit:
             return f"{int(seconds / length)} {unit}"
     return f"{int(seconds / 86400)} days"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Format a number of bytes with a unit, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
