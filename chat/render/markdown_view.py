@@ -129,7 +129,8 @@ class MarkdownView:
         """Return the row below an answer that is generated."""
         if self._answer is None or not self._style.is_live:
             return []
-        return [Text(running_text(self._answer, columns), "swiftchat.notice")]
+        style = "swiftchat.notice" if self._style.is_colored else ""
+        return [Text(running_text(self._answer, columns), style)]
 
 
 def _reasoning_tail(reasoning: str, columns: int, lines: int) -> Tail:

@@ -53,7 +53,7 @@ def call_rows(style: Style, call: str, result: Message | None, width: int) -> li
 
 def _result_rows(arrow: str, lines: list[str], width: int) -> list[str]:
     """Return the first lines of a result, one row each, and how many more there are."""
-    rows = []
+    rows: list[str] = []
     for line in lines[:_MAX_RESULT_ROWS]:
         first, *more = islice(_cut(f"  {'  ' if rows else arrow}{line}", width - 1), 2)
         rows.append(f"{first}…" if more else first)

@@ -26,15 +26,26 @@ def toolbar(state: ChatState) -> StyleAndTextTuples:
     context = "?" if used is None else short_count(used)
     style = "fg:ansired" if percent >= 95 else "fg:ansiyellow" if percent >= 80 else ""
     speed = answer and answer.tokens_per_s
-    leaves, tip = state.conversation.branches(), state.conversation.tip
-    is_branch = len(leaves) > 1 and tip in leaves
-    branch = f"branch {leaves.index(tip) + 1}/{len(leaves)}" if tip and is_branch else ""
-    num_attached = len(state.attachments)
-    attached = f"{num_attached} attachment{'s' * (num_attached > 1)}" if num_attached else ""
     title = state.conversation.name or state.conversation.title
     return [
         ("", f" {name} · "),
         (style, f"ctx {context}/{short_count(size)} ({percent} %)"),
         ("", f" · {speed:.0f} tok/s" if speed else ""),
-        *(("", f" · {sanitize(text)}") for text in (branch, attached, title) if text),
+        *(
+            ("", f" · {sanitize(text)}")
+            for text in (_branch(state), _attached(state), title)
+            if text
+        ),
     ]
+
+
+def _branch(state: ChatState) -> str:
+    """Return which branch of several this is."""
+    leaves, tip = state.conversation.branches(), state.conversation.tip
+    is_told = tip is not None and len(leaves) > 1 and tip in leaves
+    return f"branch {leaves.index(tip) + 1}/{len(leaves)}" if is_told else ""
+
+
+def _attached(state: ChatState) -> str:
+    count = len(state.attachments)
+    return f"{count} attachment{'' if count == 1 else 's'}" if count else ""

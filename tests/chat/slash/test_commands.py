@@ -460,6 +460,16 @@ def test_the_context_bar_follows_the_conversation(chat: Chat) -> None:
     assert f"ctx {second}/4.1k" in context_bar(chat)
 
 
+def test_the_context_bar_has_the_branch_and_the_attachments(chat: Chat, tmp_path: Path) -> None:
+    chat.send("one", "A")
+    assert "branch" not in context_bar(chat) and "attachment" not in context_bar(chat)
+    chat.send("/regen", "B")
+    assert " · branch 2/2 · " in context_bar(chat)
+    (tmp_path / "a.txt").write_text("a")
+    chat.send(f"/read {tmp_path / 'a.txt'}")
+    assert " · branch 2/2 · 1 attachment · " in context_bar(chat)
+
+
 def test_a_block_of_quotes_is_no_title(chat: Chat) -> None:
     chat.send('"""\nfirst line\nsecond\n"""', "A")
     assert chat.state.conversation.title == "first line"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from swiftchat.chat.terminal.status_line import ProgressText
 from tests.support import fake_engine
 from tests.support.open_terminals import chats
 from tests.support.program import Program
@@ -68,3 +69,15 @@ def test_one_prompt_on_a_terminal(chat: Callable[..., Terminal]) -> None:
     text = terminal.wait_for("Answered.")
     assert "reading" not in text
     assert terminal.wait_end() == 0
+
+
+def test_progress_says_how_far_and_how_long() -> None:
+    now = 0.0
+    text = ProgressText(lambda: now)
+    assert text.of("loading PyTorch", 0, 1) == "loading PyTorch"
+    assert text.of("reading 6.9k tokens", 100, 6900) == "reading 6.9k tokens · 1 %"
+    now = 3.0
+    assert text.of("reading 6.9k tokens", 500, 6900) == "reading 6.9k tokens · 7 % · 48 s left"
+    now = 50.0
+    assert text.of("reading 6.9k tokens", 6900, 6900) == "reading 6.9k tokens · 100 %"
+    assert text.of("reading 10 tokens", 5, 10) == "reading 10 tokens · 50 %", "another one begins"
