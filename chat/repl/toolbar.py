@@ -42,8 +42,9 @@ def toolbar(state: ChatState) -> StyleAndTextTuples:
 def _branch(state: ChatState) -> str:
     """Return which branch of several this is."""
     leaves, tip = state.conversation.branches(), state.conversation.tip
-    is_told = tip is not None and len(leaves) > 1 and tip in leaves
-    return f"branch {leaves.index(tip) + 1}/{len(leaves)}" if is_told else ""
+    if tip is None or len(leaves) < 2 or tip not in leaves:
+        return ""
+    return f"branch {leaves.index(tip) + 1}/{len(leaves)}"
 
 
 def _attached(state: ChatState) -> str:
