@@ -20,7 +20,9 @@ from swiftchat.chat.options.chat_options import CHAT_OPTIONS
 from swiftchat.chat.options.completion import COMPLETE_VARIABLE
 from swiftchat.chat.options.help_layout import ChatCommand, write_everyday_options
 from swiftchat.chat.options.option_types import OnceOption, compared_models, given_twice
+from swiftchat.chat.options.table import Options
 from swiftchat.chat.options.variables import unread_variables
+from swiftchat.chat.render.style import color_notices
 from swiftchat.chat.terminal.error_report import print_error, print_lines
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.signals import install_signal_handlers
@@ -137,6 +139,7 @@ class Commands(click.Group):
 @click.pass_context
 def swiftchat(ctx: click.Context, /, **options: Any) -> None:
     """Chat with open-weights language models on your own machine."""
+    color_notices(Options(**options), os.environ)
     if ctx.invoked_subcommand is None:
         ctx.exit(run_chat(ctx, options))
     if ctx.invoked_subcommand not in ("chat", "config", "help"):
@@ -160,6 +163,7 @@ def chat(ctx: click.Context, /, **options: Any) -> None:
             options[name] = root.params[name]
         elif type(param) is OnceOption:
             raise given_twice(param)
+    color_notices(Options(**options), os.environ)
     ctx.exit(run_chat(ctx, options))
 
 
@@ -271,6 +275,7 @@ def main() -> None:
     if sys.stdout is None:  # a closed descriptor 1: nothing can be printed
         sys.exit(141)
     open_streams()
+    color_notices(Options(), os.environ)  # for errors of the command line
     code = _exit_code(_run)
     # Not left to Python, which ends with its own message and status if that fails.
     code = code or _exit_code(sys.stdout.flush)

@@ -1,6 +1,7 @@
-"""Record the session in the README: docs/session.svg, and its text in docs/session.txt.
+"""Record the session in the README, docs/session.svg with its text in docs/session.txt, and the
+pictures of two themes, docs/dark.svg and docs/light.svg.
 
-    python docs/record_session.py [--model NAME]
+    python docs/record_session.py [--model NAME] [--only session|themes]
 
 Type INPUTS into swiftchat in a pseudo-terminal (screen: pyte) and save the final screen. Requires
 the extra `test` and the model, which is downloaded if it is missing.
@@ -20,6 +21,7 @@ import pexpect
 import pyte
 from rich.console import Console
 from rich.style import Style
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME, TerminalTheme
 from rich.text import Text
 
 COLUMNS, ROWS = 80, 40
@@ -33,6 +35,13 @@ INPUTS = (
     "/role",
     "/role review lang=Rust",
 )
+THEMED_INPUTS = (
+    "/set temperature 0",
+    "Show how to reverse a list in Python, under a heading, in at most 40 words.",
+    "/nosuch",
+)
+# The picture → the theme of swiftchat and that of the terminal.
+THEMES = {"dark": ("harbor", SVG_EXPORT_THEME), "light": ("paper", DEFAULT_TERMINAL_THEME)}
 ROLE = "---\ntemperature: 0.2\nvariables:\n  lang: Python\n---\nYou review {{lang}} code.\n"
 HERE = Path(__file__).parent
 _PROMPT = ">>> Send a message"
@@ -54,7 +63,7 @@ def record(command: list[str], inputs: tuple[str, ...] = INPUTS) -> pyte.Screen:
         folders = {"XDG_STATE_HOME": folder, "XDG_CONFIG_HOME": folder}
         # pyte does not report its cursor position, and prompt_toolkit would wait for the report.
         terminal = {"TERM": "xterm-256color", "FORCE_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
-        terminal |= {"NO_COLOR": "", "COLORFGBG": ""}
+        terminal |= {"NO_COLOR": "", "COLORFGBG": "", "COLORTERM": "truecolor"}
         process = pexpect.spawn(
             command[0],
             command[1:],
@@ -93,7 +102,7 @@ def text_of(screen: pyte.Screen) -> str:
     return "\n".join(lines[:last]).rstrip() + "\n"
 
 
-def picture_of(screen: pyte.Screen) -> str:
+def picture_of(screen: pyte.Screen, theme: TerminalTheme = SVG_EXPORT_THEME) -> str:
     """Return the screen as SVG, without the empty lines below the last prompt.
 
     The toolbar is missing: prompt_toolkit shows it only if the terminal reports its cursor.
@@ -110,7 +119,7 @@ def picture_of(screen: pyte.Screen) -> str:
     last = max(i for i, row in enumerate(rows) if row.plain.startswith(_PROMPT))
     for row in rows[: last + 1]:
         console.print(row, no_wrap=True, overflow="crop")
-    return console.export_svg(title="swiftchat", unique_id="swiftchat")
+    return console.export_svg(title="swiftchat", theme=theme, unique_id="swiftchat")
 
 
 def _row(screen: pyte.Screen, number: int) -> Text:
@@ -146,11 +155,18 @@ def _color(name: str) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="SmolLM2-135M-Instruct")
-    model = parser.parse_args().model
-    options = ["-m", model, "--device", "cpu", "--no-save"]
-    screen = record([sys.executable, "-m", "swiftchat.chat", *options])
-    (HERE / "session.txt").write_text(text_of(screen), "utf-8")
-    (HERE / "session.svg").write_text(picture_of(screen), "utf-8")
+    parser.add_argument("--only", choices=["session", "themes"])
+    arguments = parser.parse_args()
+    options = ["-m", arguments.model, "--device", "cpu", "--no-save"]
+    command = [sys.executable, "-m", "swiftchat.chat", *options]
+    if arguments.only != "themes":
+        screen = record(command)
+        (HERE / "session.txt").write_text(text_of(screen), "utf-8")
+        (HERE / "session.svg").write_text(picture_of(screen), "utf-8")
+    if arguments.only != "session":
+        for name, (theme, terminal_theme) in THEMES.items():
+            screen = record([*command, "--theme", theme], THEMED_INPUTS)
+            (HERE / f"{name}.svg").write_text(picture_of(screen, terminal_theme), "utf-8")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ class Worker:
         else:
             open_early(config.device)
         # Imported here, not at the top: torch takes a second, and progress is already shown.
-        progress("importing torch", 0, 1)
+        progress("loading PyTorch", 0, 1)
         with without_collections():
             import_torch()
             progress("preparing the engine", 0, 1)

@@ -32,10 +32,13 @@ user, are ignored with a warning.
   swiftchat config show               print every setting and its origin
   swiftchat config path               print the path of the file
 
-Colors: theme is auto, dark, light or none; auto asks the terminal for its
-background, or uses COLORFGBG. colors changes parts of a theme:
+Colors: theme is auto, dark, light, harbor, ember, paper or none. auto asks the
+terminal for its background, or uses COLORFGBG. harbor and ember (dark) and paper
+(light) have colors of 24 bit; a terminal that has only 16, or does not set
+COLORTERM, gets dark or light. swiftchat config theme shows all of them. colors
+changes parts of a theme:
 
-  colors = "code=bright_blue,keyword=bold red"
+  colors = "question=bold bright_blue,code=red"
 
 The parts are {{colors}}.
 

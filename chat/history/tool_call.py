@@ -12,6 +12,10 @@ _ID_CHARACTERS = 9  # Mistral's templates accept only ids of nine letters and di
 _MAX_DEPTH = 64
 
 
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _new_id() -> str:
     return os.urandom(_ID_CHARACTERS).hex()[:_ID_CHARACTERS]
 
@@ -30,12 +34,16 @@ class ToolCall:
         return self.labeled(self.name)
 
     def labeled(self, label: str) -> str:
-        """Return the call as one line with another name of the tool.
+        """Return the call as one line, `label(a=2, b=3)`, with another name of the tool.
 
-        What has no glyph is escaped, so that a user who approves the call sees all of it.
+        Names that are no words stand in quotes. What has no glyph is escaped, so that a user who
+        approves the call sees all of it.
         """
-        arguments = json.dumps(self.arguments, ensure_ascii=False) if self.arguments else ""
-        return escape_invisible(f"{label} {arguments}".rstrip())
+        arguments = ", ".join(
+            f"{name if name.isidentifier() else _json(name)}={_json(value)}"
+            for name, value in self.arguments.items()
+        )
+        return escape_invisible(f"{label}({arguments})")
 
     def as_object(self) -> dict[str, Any]:
         return {"id": self.id, "name": self.name, "arguments": self.arguments}

@@ -187,6 +187,11 @@ class Answer:
         return [("computing the prompt", self._started), *begun]
 
     @property
+    def age_s(self) -> float:
+        """The time since the answer was requested."""
+        return time.perf_counter() - self._started
+
+    @property
     def limit(self) -> str | None:
         """What ended the answer early: `max_tokens`, `context`, or None."""
         if self.finish_reason != "length":

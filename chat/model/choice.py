@@ -2,9 +2,9 @@
 
 from swiftchat.chat.model.bandwidth import bandwidth_bytes_per_s
 from swiftchat.chat.model.default_model import set_default_model
-from swiftchat.chat.model.description import format_bytes
 from swiftchat.chat.model.find import download_model
 from swiftchat.chat.model.fit import best_device, fits
+from swiftchat.chat.terminal.amounts import format_bytes
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.picker import Row, pick
 from swiftchat.weights.hub.known_models import short_name_of

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from swiftchat.chat.terminal.amounts import format_bytes
 from swiftchat.chat.terminal.sanitize import sanitize
 
 if TYPE_CHECKING:
@@ -121,12 +122,3 @@ def _fit_text(row: dict[str, Any]) -> str:
     tokens = row["largest_context_tokens"]
     limit = f"up to {tokens:,} tokens" if tokens else "too small"
     return f"{row['name']}, {free} of {total} free: {limit}"
-
-
-def format_bytes(num_bytes: float) -> str:
-    """Format a number of bytes with a unit, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from swiftchat.chat.terminal.output import print_notice
-from swiftchat.chat.terminal.progress import progress_display
+from swiftchat.chat.terminal.progress import download_display, progress_display
 from swiftchat.errors import ModelNotFound
 
 
@@ -34,15 +34,15 @@ def download_model(name: str, *, quiet: bool = False) -> Path:
     from swiftchat.weights.download import download
     from swiftchat.weights.store import default_store
 
-    with progress_display(quiet) as progress:
+    with download_display(quiet) as progress:
         return download(name, default_store(), token=hub_token(), progress=progress)
 
 
 def _print_better_model() -> None:
     """Say which command gets a better model than the small default one, if one fits."""
     from swiftchat.chat.model.bandwidth import bandwidth_bytes_per_s
-    from swiftchat.chat.model.description import format_bytes
     from swiftchat.chat.model.fit import best_device, fits
+    from swiftchat.chat.terminal.amounts import format_bytes
 
     device = best_device()
     best = fits(device, bandwidth_bytes_per_s(device))[0]

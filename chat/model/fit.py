@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from swiftchat.chat.model.description import format_bytes
 from swiftchat.chat.model.memory import DeviceMemory, device_memory
+from swiftchat.chat.terminal.amounts import format_bytes
 from swiftchat.engine.api.memory_estimate import RESERVED_FRACTION
 from swiftchat.weights.hub.known_models import Form, KnownModel, known_models
 

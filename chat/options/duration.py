@@ -27,11 +27,3 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic before
         if not 0 < seconds < _MAX_S:
             self.fail(f"{shown(value)} is not a time such as 90s, 10m, 2h or 7d", param, ctx)
         return seconds
-
-
-def format_duration(seconds: float) -> str:
-    """Return whole units of a time, such as `45 s`, `10 min`, `3 h` or `2 days`."""
-    for unit, length, limit in (("s", 1, 60), ("min", 60, 3600), ("h", 3600, 2 * 86400)):
-        if seconds < limit:
-            return f"{int(seconds / length)} {unit}"
-    return f"{int(seconds / 86400)} days"

@@ -28,6 +28,7 @@ from swiftchat.chat.options.option_types import (
 )
 from swiftchat.chat.options.size import Size
 from swiftchat.chat.options.spec import choice, flag, many, number, once, option, texts
+from swiftchat.chat.terminal.theme import THEMES
 from swiftchat.engine.api.params import (
     EARLY_STOPPING,
     MAX_COUNT,
@@ -278,12 +279,12 @@ class Options:
         help="always renders and colors even into a pipe.",
     )
     theme: str = option(
-        type=click.Choice(["auto", "dark", "light", "none"]),
+        type=click.Choice(THEMES),
         default="auto",
-        help="Colors for this background; auto asks the terminal.",
+        help="Colors; auto asks the terminal for its background.",
     )
     colors: str | None = option(
-        type=Colors(), help="Colors of parts of an answer, as code=blue,keyword=bold red."
+        type=Colors(), help="Colors of parts, as question=bold blue,code=red."
     )
     accessible: bool = flag(help="For screen readers: no redrawing, speaker labels.")
     editing_mode: str = option(

@@ -19,6 +19,7 @@ from swiftchat.chat.model.reasoning import ReasoningText
 from swiftchat.chat.render.blocks import BlockStream
 from swiftchat.chat.render.live_region import LiveRegion, Size
 from swiftchat.chat.render.rows import MarkdownRows, Tail
+from swiftchat.chat.render.stats import running_text
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.render.verbatim import VerbatimStream
 from swiftchat.chat.terminal.sanitize import sanitize, sanitize_prose
@@ -107,7 +108,10 @@ class MarkdownView:
     def _fold_reasoning(self) -> None:
         if self._is_reasoning:
             self._is_reasoning, self._reasoning = False, ""
-            self._unwritten += [Text(_reasoning_summary(self._answer), "dim"), Text()]
+            self._unwritten += [
+                Text(_reasoning_summary(self._answer), "swiftchat.reasoning"),
+                Text(),
+            ]
 
     def _draw(self) -> None:
         self._last_drawn_s = self._clock()
@@ -118,16 +122,23 @@ class MarkdownView:
         elif self._is_reasoning:
             tail = _reasoning_tail(self._reasoning, columns, lines)
         else:
-            tail = self._rows.preview(self._blocks.pending(), columns, lines)
-        self._region.draw(permanent, tail.rows, tail.num_pinned)
+            tail = self._rows.preview(self._blocks.pending(), columns, lines - 1)
+        self._region.draw(permanent, [*tail.rows, *self._status(columns)], tail.num_pinned)
+
+    def _status(self, columns: int) -> list[Text]:
+        """Return the row below an answer that is generated."""
+        if self._answer is None or not self._style.is_live:
+            return []
+        style = "swiftchat.notice" if self._style.is_colored else ""
+        return [Text(running_text(self._answer, columns), style)]
 
 
 def _reasoning_tail(reasoning: str, columns: int, lines: int) -> Tail:
     """Return a title and the last rows of the reasoning, in at most half the window."""
     num_rows = max(1, min(_MAX_REASONING_ROWS, lines // 2) - 1)
-    text = Text("\n".join(reasoning.strip("\n").split("\n")[-num_rows:]), "dim")
+    text = Text("\n".join(reasoning.strip("\n").split("\n")[-num_rows:]), "swiftchat.reasoning")
     rows = text.wrap(_CONSOLE, max(1, columns), overflow="fold", tab_size=4)
-    return Tail([Text("Thinking…", "dim"), *rows[-num_rows:]])
+    return Tail([Text("Thinking…", "swiftchat.reasoning"), *rows[-num_rows:]])
 
 
 @contextmanager
@@ -164,6 +175,7 @@ class AnsiEncoder:
         if self._is_plain:
             return row.plain
         row.end = ""
+        row.stylize_before(row.style)  # rich leaves the style of a row without spans out
         return "".join(self._encode_segment(part) for part in row.render(self._console))
 
     def _encode_segment(self, segment: Segment) -> str:
@@ -174,7 +186,7 @@ class AnsiEncoder:
         style = style.update_link(None)  # rich writes another number with it each time
         if not self._style.is_colored:
             style = style.without_color
-        text = style.render(segment.text, color_system=ColorSystem.STANDARD)
+        text = style.render(segment.text, color_system=ColorSystem.TRUECOLOR)
         if address and self._style.has_links:
             return f"\x1b]8;;{address}\x1b\\{text}\x1b]8;;\x1b\\"
         return text

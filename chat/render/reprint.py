@@ -9,7 +9,7 @@ from swiftchat.chat.history.conversation import Message
 from swiftchat.chat.history.transcript import author
 from swiftchat.chat.render.blocks import BlockStream
 from swiftchat.chat.render.markdown_view import AnsiEncoder
-from swiftchat.chat.render.message_rows import STOPPED, call_row, question_rows, result_rows
+from swiftchat.chat.render.message_rows import STOPPED, call_rows, question_rows
 from swiftchat.chat.render.rows import MarkdownRows
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.render.verbatim import VerbatimStream, is_json
@@ -19,8 +19,18 @@ _MAX_QUESTION_ROWS = 6  # in a bounded reprint
 
 
 def conversation_rows(style: Style, messages: Sequence[Message], width: int) -> list[str]:
-    """Return the rows of messages; a blank row follows each answer."""
-    return list(itertools.chain.from_iterable(_rows(style, one, width) for one in messages))
+    """Return the rows of messages; a blank row follows each part."""
+    results = {call.id: one for one in messages if one.role == "tool" for call in one.tool_calls}
+    rows: list[str] = []
+    for message in messages:
+        if message.role == "user":
+            rows += question_rows(style, message.content, width)
+        elif message.role == "assistant":
+            if message.content or message.reasoning or not message.tool_calls:
+                rows += _answer_rows(style, message, width)
+            for call in message.tool_calls:
+                rows += call_rows(style, call.text, results.get(call.id), width)
+    return rows
 
 
 def end_rows(
@@ -60,19 +70,14 @@ def _turns(messages: Sequence[Message]) -> list[list[Message]]:
     return turns
 
 
-def _rows(style: Style, message: Message, width: int) -> list[str]:
-    if message.role == "user":
-        return question_rows(style, message.content, width)
-    if message.role == "tool":
-        return result_rows(message)
+def _answer_rows(style: Style, message: Message, width: int) -> list[str]:
     label = [f"{sanitize(author(message))}:"] if style.mode == "accessible" else []
-    note = [call_row(call.text) for call in message.tool_calls]
-    note += [STOPPED] if message.interrupted else []
+    note = [STOPPED] if message.interrupted else []
     if not style.is_rendered:
         return [*sanitize_prose(message.content).splitlines(), *note, ""]
     encoder, rows = AnsiEncoder(style), MarkdownRows(style)
     blocks = VerbatimStream() if is_json(message.content) else BlockStream()
-    found = [Text("…done thinking", "dim"), Text()] if message.reasoning else []
+    found = [Text("…done thinking", "swiftchat.reasoning"), Text()] if message.reasoning else []
     for block in (*blocks.push(sanitize_prose(message.content)), *blocks.finish()):
         found += rows.render(block, width)
     return [*label, *map(encoder.encode, found), *note, ""]

@@ -45,6 +45,22 @@ def stats_line(
     )
 
 
+def running_text(answer: Answer, columns: int) -> str:
+    """Return what there is to say below an answer that is generated, as much as fits a row."""
+    speed = answer.tokens_per_s
+    parts = (
+        f"{answer.num_tokens} tokens",
+        f"{answer.age_s:.0f} s",
+        f"{speed:.1f} tok/s" if speed else "",
+        "Ctrl-C stops",
+    )
+    text = ""
+    for part in filter(None, parts):
+        longer = f"{text} · {part}" if text else part
+        text = longer if len(longer) <= columns else text
+    return text
+
+
 def slid_text(answer: Answer) -> str:
     """Describe what a sliding context has dropped while the answer was generated."""
     return (

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from swiftchat.chat.terminal.streams import theme_stderr
 from swiftchat.chat.terminal.theme import Theme, choose_theme, parse_colors
 
 if TYPE_CHECKING:
-    from swiftchat.chat.options.config import ChatConfig
+    from swiftchat.chat.options.table import Options
 
 # Environment variables set by terminals that rewrap lines when their width changes.
 _REWRAPPING = (
@@ -59,16 +60,19 @@ class Style:
     def is_rendered(self) -> bool:
         return self.mode in ("markdown", "accessible")
 
+    def paint(self, part: str, text: str) -> str:
+        """Return a text in the theme's style of a part."""
+        return self.theme.paint(part, text) if self.is_colored else text
 
-def choose_style(config: "ChatConfig", env: Mapping[str, str], at_terminal: bool) -> Style:
+
+def choose_style(config: "Options", env: Mapping[str, str], at_terminal: bool) -> Style:
     """Choose the style from `--raw`, `--accessible`, `--color`, `--theme` and their variables.
 
     Flags override NO_COLOR, which overrides FORCE_COLOR. FORCE_COLOR does not affect pipes.
     """
     if config.raw or config.no_template or not (at_terminal or config.color == "always"):
         return Style("raw" if at_terminal else "exact")
-    colored = is_colored(config, env)
-    theme = choose_theme(config.theme, parse_colors(config.colors or ""), env)
+    colored, theme = is_colored(config, env), theme_of(config, env)
     if is_accessible(config, env):
         return Style("accessible", colored, theme=theme)
     rewraps = any(env.get(name) for name in _REWRAPPING)
@@ -76,7 +80,17 @@ def choose_style(config: "ChatConfig", env: Mapping[str, str], at_terminal: bool
     return Style("markdown", colored, at_terminal, rewraps, has_links, theme)
 
 
-def is_colored(config: "ChatConfig", env: Mapping[str, str]) -> bool:
+def theme_of(config: "Options", env: Mapping[str, str], background: bytes | None = None) -> Theme:
+    """Return the theme of `--theme` and `--colors`; `background` is what the terminal has told."""
+    return choose_theme(config.theme, parse_colors(config.colors or ""), env, background)
+
+
+def color_notices(config: "Options", env: Mapping[str, str]) -> None:
+    """Color notices and errors on stderr as the options and the variables say."""
+    theme_stderr(theme_of(config, env) if is_colored(config, env) else None)
+
+
+def is_colored(config: "Options", env: Mapping[str, str]) -> bool:
     """Return whether a terminal gets colors, in answers and around the input line."""
     if config.theme == "none" or config.color == "never":
         return False
@@ -100,13 +114,13 @@ def takes_links(env: Mapping[str, str]) -> bool:
     return env.get("TERM_PROGRAM") in _LINKING_PROGRAMS or any(map(env.get, _LINKING))
 
 
-def can_ask_background(config: "ChatConfig", style: Style, env: Mapping[str, str]) -> bool:
+def can_ask_background(config: "Options", style: Style, env: Mapping[str, str]) -> bool:
     """Return whether the theme depends on the background, and the terminal can tell its color."""
     # The Linux console has no such question and may print it.
     return config.theme == "auto" and style.is_colored and env.get("TERM") != "linux"
 
 
-def is_accessible(config: "ChatConfig", env: Mapping[str, str]) -> bool:
+def is_accessible(config: "Options", env: Mapping[str, str]) -> bool:
     """Return whether rows must not be redrawn, by request or because the terminal is dumb."""
     return config.accessible or is_dumb(env) or env.get("ACCESSIBLE", "") not in ("", "0")
 

@@ -12,21 +12,25 @@ from prompt_toolkit.cursor_shapes import ModalCursorShapeConfig
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER, EditingMode
 from prompt_toolkit.filters import Condition, emacs_mode, has_focus
-from prompt_toolkit.formatted_text import StyleAndTextTuples
+from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
+from prompt_toolkit.lexers import Lexer
 from prompt_toolkit.output import ColorDepth
 
+from swiftchat.chat.render.style import Style
 from swiftchat.chat.repl.keyboard_input import KeyboardInput, open_output
 from swiftchat.chat.repl.message import is_unfinished
 from swiftchat.chat.repl.pastes import Pastes, ShownLine, without_placeholders
 from swiftchat.chat.repl.shell_paths import ShellPathCompleter, last_word
 from swiftchat.chat.repl.word_wrap import WordWrap
+from swiftchat.chat.slash.registry import is_command
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.signals import delayed_exit
+from swiftchat.chat.terminal.theme import has_truecolor
 from swiftchat.errors.addresses import without_passwords
 from swiftchat.weights.files.private import create_private_folder, open_private
 
@@ -39,7 +43,8 @@ class InputLine:
     `commands` maps each command to its description, `complete_argument` a command to the words
     that Tab offers after it, with descriptions. Without a `toolbar` (for screen readers) there is
     no placeholder either, and the prompt has a speaker label. Without a `keyboard` it reads the
-    input of prompt_toolkit's session.
+    input of prompt_toolkit's session. `style` returns how questions look now; `is_colored` is for
+    the menu and the toolbar.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class InputLine:
         keyboard: Keyboard | None = None,
         *,
         is_colored: bool = True,
+        style: Callable[[], Style] = lambda: Style("raw"),
     ) -> None:
         self._pastes = Pastes()
         self._keyboard = keyboard
@@ -59,10 +65,12 @@ class InputLine:
         self._default = ""
         self.completer = _CommandCompleter(commands, complete_argument)
         prompt, continuation = ">>> " if toolbar else "You >>> ", "... "
+        question = QuestionLexer(style)
         self._session: PromptSession[str] = PromptSession(
-            prompt,
+            lambda: [(question.style, prompt)],
             multiline=True,
-            prompt_continuation=continuation,
+            prompt_continuation=lambda *_: [(question.style, continuation)],
+            lexer=question,
             key_bindings=_key_bindings(self._pastes, Condition(self._has_typed_text)),
             editing_mode=EditingMode.VI if is_vi else EditingMode.EMACS,
             cursor=ModalCursorShapeConfig() if is_vi else None,
@@ -117,10 +125,32 @@ class InputLine:
         return get_app().current_buffer.text not in ("", self._default)
 
 
+class QuestionLexer(Lexer):
+    """Gives what is typed the style of a question, which `current_style` has; not a command."""
+
+    def __init__(self, current_style: Callable[[], Style]) -> None:
+        self._current_style = current_style
+
+    @property
+    def style(self) -> str:
+        """The style of a question in words of prompt_toolkit."""
+        fragments = to_formatted_text(ANSI(self._current_style().paint("question", "x")))
+        return fragments[0][0]
+
+    def lex_document(self, document: Document) -> Callable[[int], StyleAndTextTuples]:
+        style = "" if is_command(document.text) else self.style
+        return lambda number: [(style, document.lines[number])]
+
+    def invalidation_hash(self) -> str:
+        return self.style
+
+
 def _color_depth(is_colored: bool) -> ColorDepth | None:
-    """Return the depth for menu and toolbar; None leaves the choice to prompt_toolkit."""
+    """Return the depth of colors; None leaves the choice to prompt_toolkit."""
     if not is_colored:
         return ColorDepth.DEPTH_1_BIT
+    if has_truecolor(os.environ):
+        return ColorDepth.DEPTH_24_BIT
     # Against NO_COLOR, which prompt_toolkit would obey.
     return ColorDepth.DEPTH_4_BIT if ColorDepth.from_env() is ColorDepth.DEPTH_1_BIT else None
 

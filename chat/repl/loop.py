@@ -12,11 +12,13 @@ from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.render.style import (
+    Style,
     can_ask_background,
     choose_style,
     is_accessible,
     is_colored,
     is_dumb,
+    theme_of,
 )
 from swiftchat.chat.repl.hints import Hints, hints_file
 from swiftchat.chat.repl.input import InputLine
@@ -32,7 +34,7 @@ from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.status_line import StatusLine
-from swiftchat.chat.terminal.theme import choose_theme, parse_colors
+from swiftchat.chat.terminal.streams import theme_stderr
 from swiftchat.chat.tools.toolbox import Toolbox
 from swiftchat.chat.turn.model_tools import start_tools
 from swiftchat.chat.turn.one_shot import answer_prompt, one_shot_status, one_shot_style
@@ -101,8 +103,8 @@ class Repl:
         self._hints = Hints(None if config.quiet else hints_file(), print_notice)
         self._interrupts = InterruptTimer()
         self._turns = TurnRunner(self.state, self._hints, self._interrupts)
-        self._prompt = self._input_line(keyboard)
         self._asks_background = False
+        self._prompt = self._input_line(keyboard)
 
     def run(self, *, shows_end: bool = True) -> int:
         """Read and answer until the user leaves; save everything; return the exit code.
@@ -152,9 +154,14 @@ class Repl:
             return
         if (answer := state.keyboard.background(wait_s)) is not None:
             self._asks_background = False
-            colors = parse_colors(state.config.colors or "")
-            theme = choose_theme("auto", colors, os.environ, answer)
+            theme = theme_of(state.config, os.environ, answer)
             state.style = replace(state.style, theme=theme)
+            theme_stderr(theme)
+
+    def _current_style(self) -> Style:
+        """Return the style of the background that is known by now."""
+        self._adapt_theme()
+        return self.state.style
 
     def _loop(self) -> int:
         while True:
@@ -195,6 +202,7 @@ class Repl:
             self.state.config.editing_mode == "vi",
             keyboard,
             is_colored=is_colored(self.state.config, os.environ),
+            style=self._current_style,
         )
 
     def _read(self) -> str:

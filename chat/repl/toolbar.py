@@ -1,9 +1,11 @@
-"""The bottom toolbar: model, used context, speed, title."""
+"""The bottom toolbar: model, used context, speed, branch, attachments, title."""
 
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 
 from swiftchat.chat.slash.state import ChatState
+from swiftchat.chat.terminal.amounts import short_count
 from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.status_line import ProgressText
 
 
 def toolbar(state: ChatState) -> StyleAndTextTuples:
@@ -15,23 +17,36 @@ def toolbar(state: ChatState) -> StyleAndTextTuples:
         progress = engine.progress
         if progress is None:
             return [("", f" {name} · starting")]
-        percent = 100 * progress.done // max(1, progress.total)
-        return [("", f" {name} · {sanitize(progress.label)} {percent} %")]
+        text = ProgressText().of(progress.label, progress.done, progress.total)
+        return [("", f" {name} · {sanitize(text)}")]
     size, answer = engine.info.ctx_size_tokens, state.last_answer
     used = state.conversation.context_used
     used = used and min(used, size)  # the context of a longer answer slid
     percent = 0 if used is None else 100 * used // size
-    context = "?" if used is None else _thousands(used)
+    context = "?" if used is None else short_count(used)
     style = "fg:ansired" if percent >= 95 else "fg:ansiyellow" if percent >= 80 else ""
     speed = answer and answer.tokens_per_s
     title = state.conversation.name or state.conversation.title
     return [
         ("", f" {name} · "),
-        (style, f"ctx {context}/{_thousands(size)} ({percent} %)"),
+        (style, f"ctx {context}/{short_count(size)} ({percent} %)"),
         ("", f" · {speed:.0f} tok/s" if speed else ""),
-        ("", f" · {sanitize(title)}" if title else ""),
+        *(
+            ("", f" · {sanitize(text)}")
+            for text in (_branch(state), _attached(state), title)
+            if text
+        ),
     ]
 
 
-def _thousands(num_tokens: int) -> str:
-    return str(num_tokens) if num_tokens < 1000 else f"{num_tokens / 1000:.1f}k"
+def _branch(state: ChatState) -> str:
+    """Return which branch of several this is."""
+    leaves, tip = state.conversation.branches(), state.conversation.tip
+    if tip is None or len(leaves) < 2 or tip not in leaves:
+        return ""
+    return f"branch {leaves.index(tip) + 1}/{len(leaves)}"
+
+
+def _attached(state: ChatState) -> str:
+    count = len(state.attachments)
+    return f"{count} attachment{'' if count == 1 else 's'}" if count else ""

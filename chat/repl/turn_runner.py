@@ -49,6 +49,7 @@ class TurnRunner:
             # An earlier first message had no answer, or is not on this path.
             conversation.title = title_of(message_of(typed))
         conversation.add("user", message)
+        self._separate()
         try:
             self._answer_or_restore(old_tip, typed)
         except (Exception, KeyboardInterrupt):
@@ -56,16 +57,16 @@ class TurnRunner:
                 self._state.edited = edited
             raise
 
-    def regenerate(self, new_seed: bool = True) -> None:
+    def regenerate(self) -> None:
         """Answer again; the old answer stays in a branch."""
-        old_tip = self._state.conversation.tip
-        self._state.conversation.pop_answer()
-        self._answer_or_restore(old_tip, "", new_seed=new_seed)
+        self._separate()
+        self._regenerate(new_seed=True)
 
     def continue_answer(self) -> None:
         """Extend the last answer; the shorter one stays in a branch."""
         old_tip = self._state.conversation.tip
         assert old_tip is not None
+        self._separate()
         self._state.conversation.tip = old_tip.parent
         self._answer_or_restore(old_tip, "", prefix=old_tip.content)
 
@@ -87,7 +88,7 @@ class TurnRunner:
             write("".join(f"{row}\n" for row in rows))
             show_heading(state.style, other.name)
             with state.comparing(other):
-                self.regenerate(new_seed=False)
+                self._regenerate(new_seed=False)
                 new_tip = state.conversation.tip
         finally:
             if state.chat_model.is_closed:
@@ -99,6 +100,16 @@ class TurnRunner:
                 "the conversation continues with the first answer; "
                 f"/switch {number} takes the second"
             )
+
+    def _separate(self) -> None:
+        """Write the blank row between a question and its answer; a screen reader reads none."""
+        if self._state.style.mode != "accessible":
+            write("\n")
+
+    def _regenerate(self, new_seed: bool) -> None:
+        old_tip = self._state.conversation.tip
+        self._state.conversation.pop_answer()
+        self._answer_or_restore(old_tip, "", new_seed=new_seed)
 
     def _answer_or_restore(
         self, old_tip: Message | None, draft: str, new_seed: bool = False, prefix: str = ""

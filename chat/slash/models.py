@@ -3,12 +3,12 @@
 import os
 import shlex
 
-from swiftchat.chat.model.description import format_bytes
 from swiftchat.chat.render.style import is_accessible
 from swiftchat.chat.slash.command import Command
 from swiftchat.chat.slash.compact import compact
 from swiftchat.chat.slash.compare import compare, open_model
 from swiftchat.chat.slash.state import ChatState
+from swiftchat.chat.terminal.amounts import format_bytes
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.weights.files.paths import only_path
 

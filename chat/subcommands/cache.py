@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from swiftchat.chat.history.listing import Column, format_time, print_table
-from swiftchat.chat.model.description import format_bytes
+from swiftchat.chat.terminal.amounts import format_bytes
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
 

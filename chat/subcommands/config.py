@@ -1,13 +1,16 @@
 """`swiftchat config`: settings and their origin."""
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from swiftchat.chat.terminal.output import print_line, print_notice
+from swiftchat.errors import UsageError
 
 if TYPE_CHECKING:
+    from swiftchat.chat.history.conversation import Message
     from swiftchat.chat.options.project import Project
 
 _NAME_WIDTH = 19
@@ -62,6 +65,66 @@ def config_show(ctx: click.Context) -> None:
         print_line(f"project file: {project.path}")
         for notice in project.notices:
             print_notice(f"warning: {notice}")
+
+
+@config.command(name="theme")
+@click.pass_context
+def config_theme(ctx: click.Context) -> None:
+    """Show a short chat in each theme; * marks the one that is set."""
+    import os
+    import shutil
+    from dataclasses import replace
+
+    from swiftchat.chat.options.table import Options
+    from swiftchat.chat.render.reprint import conversation_rows
+    from swiftchat.chat.render.style import choose_style, theme_of
+    from swiftchat.chat.terminal.theme import THEMES
+
+    options = Options(**ctx.find_root().params)
+    style = choose_style(options, os.environ, at_terminal=sys.stdout.isatty())
+    if not style.is_colored:
+        raise UsageError(
+            "colors are off here", "use a terminal without NO_COLOR, or --color always"
+        )
+    width = shutil.get_terminal_size().columns
+    for name in THEMES:
+        shown = replace(options, theme=name)
+        painted = replace(style, is_colored=name != "none", theme=theme_of(shown, os.environ))
+        print(f"{'*' if name == options.theme else ' '} {name}\n")
+        for row in conversation_rows(painted, _sample(), width - 4):
+            print(f"    {row}".rstrip())
+        for part, text in _SAMPLE_NOTICES:
+            print(f"    {painted.paint(part, text)}")
+        print()
+
+
+_SAMPLE_ANSWER = """## A heading
+
+Text with **strong** words, `code` and a [link](https://example.org).
+
+```python
+def area(width: float) -> str:
+    return f"{width * 2:.1f} m"  # a comment
+```
+"""
+_SAMPLE_NOTICES = (
+    ("notice", "a notice of the program"),
+    ("error", "error: a fault"),
+    ("hint", "hint: what to do about it"),
+)
+
+
+def _sample() -> "list[Message]":
+    """Return the messages of the preview."""
+    from swiftchat.chat.history.conversation import Conversation
+    from swiftchat.chat.history.tool_call import ToolCall
+
+    talk, call = Conversation(), ToolCall("add", {"a": 2, "b": 3})
+    talk.add("user", "How do I write this?")
+    talk.add("assistant", "").tool_calls = [call]
+    talk.add_tool_result(call, "5")
+    talk.add("assistant", _SAMPLE_ANSWER, reasoning="?")
+    return talk.messages
 
 
 def _value_text(value: object) -> str:

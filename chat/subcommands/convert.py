@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swiftchat.chat.model.adapters import Weighted
-from swiftchat.chat.model.description import format_bytes
 from swiftchat.chat.options.option_types import MAX_RANKS, UserPath, Whole
 from swiftchat.chat.options.size import Size
+from swiftchat.chat.terminal.amounts import format_bytes
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.progress import progress_display
 from swiftchat.chat.terminal.sanitize import sanitize

@@ -78,8 +78,8 @@ def run_model_checks(model: str, device: str, as_json: bool) -> dict[str, Any]:
 def _check_models() -> dict[str, str]:
     """Return the row with the best known models that fit this machine."""
     from swiftchat.chat.model.bandwidth import bandwidth_bytes_per_s
-    from swiftchat.chat.model.description import format_bytes
     from swiftchat.chat.model.fit import best_device, fits
+    from swiftchat.chat.terminal.amounts import format_bytes
 
     device = best_device()
     fitting = [fit for fit in fits(device, bandwidth_bytes_per_s(device)) if not fit.missing_bytes]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from swiftchat.chat.history.listing import Column, print_table
-from swiftchat.chat.options.duration import format_duration
+from swiftchat.chat.terminal.amounts import format_duration
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.engine.api.attach import RunningEngine, connect, running_engines
 from swiftchat.engine.api.runtime_folder import RuntimeFolder
@@ -85,7 +85,7 @@ def _name(engine: RunningEngine) -> str:
 
 
 def _row(engine: RunningEngine) -> tuple[str, ...]:
-    from swiftchat.chat.model.description import format_bytes
+    from swiftchat.chat.terminal.amounts import format_bytes
 
     status = engine.status
     if status is None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from swiftchat.chat.history.listing import Column, print_table
-from swiftchat.chat.model.description import format_bytes
 from swiftchat.chat.options.completion import complete_known_models
 from swiftchat.chat.options.size import Size
+from swiftchat.chat.terminal.amounts import format_bytes
 from swiftchat.chat.terminal.output import print_line, print_notice
 from swiftchat.errors import UsageError
 from swiftchat.weights.files.paths import user_path

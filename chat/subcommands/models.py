@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swiftchat.chat.history.listing import Column, format_time, print_table
-from swiftchat.chat.model.description import describe, format_bytes, property_label, property_text
+from swiftchat.chat.model.description import describe, property_label, property_text
 from swiftchat.chat.model.find import hub_token
 from swiftchat.chat.options.completion import (
     complete_downloads,
@@ -16,8 +16,9 @@ from swiftchat.chat.options.completion import (
     complete_removable,
 )
 from swiftchat.chat.options.option_types import MAX_RANKS, Whole
+from swiftchat.chat.terminal.amounts import format_bytes
 from swiftchat.chat.terminal.output import print_line, print_notice
-from swiftchat.chat.terminal.progress import progress_display
+from swiftchat.chat.terminal.progress import download_display
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
 from swiftchat.errors import UsageError
@@ -70,7 +71,7 @@ def download(
     plan = _agreed_plan(
         name or DEFAULT_MODEL, yes, quiet, revision=revision, include=include, exclude=exclude
     )
-    with progress_display(quiet) as progress:
+    with download_display(quiet) as progress:
         path = plan.run(progress)
     print(sanitize(str(path)))
 
@@ -78,7 +79,7 @@ def download(
 def download_agreed(name: str, *, yes: bool) -> str:
     """Download a model after a question in a terminal; return the name of the installed model."""
     plan = _agreed_plan(name, yes)
-    with progress_display() as progress:
+    with download_display() as progress:
         plan.run(progress)
     return name if sources_of(name) else plan.repo
 

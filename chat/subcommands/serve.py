@@ -11,8 +11,9 @@ import click
 
 from swiftchat.chat.options.chat_options import options_of
 from swiftchat.chat.options.completion import complete_models
-from swiftchat.chat.options.duration import Duration, format_duration
+from swiftchat.chat.options.duration import Duration
 from swiftchat.chat.options.option_types import UserPath
+from swiftchat.chat.terminal.amounts import format_duration
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.errors import DeviceError, EngineStopped, UsageError

@@ -50,9 +50,9 @@ def _refusal(error: OSError) -> FileSystemError | None:
 def print_lines(message: str, hint: str) -> None:
     """Print the lines `error:` and `hint:` on stderr, sanitized; a closed stderr is ignored."""
     with contextlib.suppress(OSError, ValueError):
-        for text in [f"error: {message}", f"hint: {hint}" if hint else ""]:
-            if line := " ".join(text.split()):
-                print_notice(line)
+        print_notice(" ".join(message.split()), "error", label="error: ")
+        if hint:
+            print_notice(f"hint: {' '.join(hint.split())}", "hint")
 
 
 def reports_folder() -> Path:

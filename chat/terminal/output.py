@@ -5,6 +5,7 @@ import sys
 from typing import TextIO
 
 from swiftchat.chat.terminal.sanitize import sanitize
+from swiftchat.chat.terminal.streams import painted
 from swiftchat.errors.addresses import without_passwords
 
 
@@ -22,9 +23,14 @@ def print_line(text: str, indent: int = 0) -> None:
     print(wrapped(sanitize(without_passwords(text)), sys.stdout, indent), flush=True)
 
 
-def print_notice(text: str) -> None:
-    """Print one line to stderr, sanitized, without passwords in addresses."""
-    print(wrapped(sanitize(without_passwords(text)), sys.stderr), file=sys.stderr, flush=True)
+def print_notice(text: str, part: str = "notice", label: str = "") -> None:
+    """Print one line to stderr, sanitized, without passwords in addresses.
+
+    `part` of the theme is its style; if it begins with `label`, that of the label alone.
+    """
+    line = wrapped(label + sanitize(without_passwords(text)), sys.stderr)
+    end = len(label) or len(line)
+    print(painted(sys.stderr, part, line[:end]) + line[end:], file=sys.stderr, flush=True)
 
 
 def wrapped(line: str, stream: TextIO, indent: int = 0) -> str:

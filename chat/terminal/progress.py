@@ -6,6 +6,8 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
+from swiftchat.chat.terminal.amounts import format_bytes
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.sanitize import sanitize
 
 if TYPE_CHECKING:
@@ -32,6 +34,31 @@ def progress_display(quiet: bool = False) -> Iterator[Callable[[str, int, int], 
 
 
 @contextmanager
+def download_display(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield the function of `progress_display`; Ctrl-C says how much is missing and how to go on.
+
+    The label of a download is the same for all of its files.
+    """
+    done_bytes = total_bytes = 0
+    try:
+        with progress_display(quiet) as show:
+
+            def report(label: str, done: int, total: int) -> None:
+                nonlocal done_bytes, total_bytes
+                done_bytes, total_bytes = done, total
+                show(label, done, total)
+
+            yield report
+    except KeyboardInterrupt:
+        if done_bytes < total_bytes and not quiet:
+            missing, total = format_bytes(total_bytes - done_bytes), format_bytes(total_bytes)
+            print_notice(
+                f"stopped: {missing} of {total} are missing; the same command downloads the rest"
+            )
+        raise
+
+
+@contextmanager
 def _bars() -> Iterator[Callable[[str, int, int], None]]:
     with ExitStack() as stack:
         # Created with the first report: importing rich takes 80 ms, and a local model needs no bar.
@@ -49,13 +76,21 @@ def _bars() -> Iterator[Callable[[str, int, int], None]]:
 @contextmanager
 def _progress() -> "Iterator[Progress]":
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
     )
     console = Console(stderr=True)
     try:

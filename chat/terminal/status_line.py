@@ -5,14 +5,42 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from swiftchat.chat.terminal.amounts import format_duration, short_count
 from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.engine.api.protocol import Prefill, Progress, Searching, Wait
 
 _FRAMES = "|/-\\"
 _FIRST_S, _INTERVAL_S = 0.3, 0.15  # a short wait shows nothing
+_FIRST_ESTIMATE_S = 1.0  # before, the speed is not known
 _FIRST_LINE_S, _LINE_INTERVAL_S = 2.0, 5.0
+
+
+class ProgressText:
+    """How far an operation is, as text, with an estimate of the time that it still takes.
+
+    The estimate is that of the speed since the first call for the label.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._label = ""
+        self._began_s = 0.0
+        self._first = 0
+
+    def of(self, label: str, done: int, total: int) -> str:
+        """Return `label · 7 % · 40 s left`; only the label if nothing is done or to be done."""
+        now = self._clock()
+        if label != self._label or done < self._first:
+            self._label, self._began_s, self._first = label, now, done
+        if not 0 < done <= total:
+            return label
+        text = f"{label} · {100 * done // total} %"
+        passed_s, num_done = now - self._began_s, done - self._first
+        if passed_s < _FIRST_ESTIMATE_S or num_done <= 0 or done == total:
+            return text
+        return f"{text} · {format_duration(passed_s * (total - done) / num_done)} left"
 
 
 class StatusLine:
@@ -26,12 +54,13 @@ class StatusLine:
         self._is_enabled = sys.stderr.isatty() and not is_quiet
         self._may_erase = may_erase
         self._text = ""
+        self._progress = ProgressText()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def show(self, label: str, done: int = 0, total: int = 0) -> None:
-        """Show a label, and a percentage if there is a total, until `clear`."""
-        self._text = sanitize(f"{label} {100 * done // total} %" if total else label)
+        """Show a label, and how far it is if there is a total, until `clear`."""
+        self._text = sanitize(self._progress.of(label, done, total))
         if self._is_enabled and self._thread is None:
             self._stop = threading.Event()
             draw = self._redraw if self._may_erase else self._print_lines
@@ -48,7 +77,7 @@ class StatusLine:
         """Show what a generation without text reports, until `clear`."""
         match wait:
             case Prefill(done, total):
-                self.show("computing the prompt", done, total)
+                self.show(f"reading {short_count(total)} tokens", done, total)
             case Searching(num_tokens):
                 self.show(f"searching the best answer, {num_tokens} tokens")
 

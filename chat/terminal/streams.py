@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from swiftchat.chat.terminal.signals import hang_up
+from swiftchat.chat.terminal.theme import Theme
 from swiftchat.errors import FileSystemError
 
 _CHUNK_BYTES = 1 << 16
@@ -34,9 +35,27 @@ def open_streams() -> None:
     )
 
 
-def _text_stream(before: TextIO, output: "_Output", errors: str) -> io.TextIOWrapper:
+class ThemedStream(io.TextIOWrapper):
+    """A text stream with the theme of the terminal that it writes to; None: it has no colors."""
+
+    theme: Theme | None = None
+
+
+def theme_stderr(theme: Theme | None) -> None:
+    """Give stderr the theme of notices and errors, if it is a terminal."""
+    if isinstance(sys.stderr, ThemedStream) and sys.stderr.isatty():
+        sys.stderr.theme = theme
+
+
+def painted(stream: TextIO, part: str, text: str) -> str:
+    """Return a text in the style that the theme of a stream has for a part."""
+    theme = stream.theme if isinstance(stream, ThemedStream) else None
+    return theme.paint(part, text) if theme else text
+
+
+def _text_stream(before: TextIO, output: "_Output", errors: str) -> ThemedStream:
     """Return a stream with the encoding of the one before, buffered also if Python's is not."""
-    return io.TextIOWrapper(
+    return ThemedStream(
         io.BufferedWriter(output),  # type: ignore[type-var]  # its `write` is not that of a file
         before.encoding,
         errors,

@@ -1,5 +1,6 @@
 """A turn of a chat on the terminal, where the user can be asked."""
 
+import shutil
 from collections.abc import Callable
 
 from swiftchat.chat.history.conversation import Message
@@ -7,11 +8,12 @@ from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.chat.render.message_rows import call_row, result_rows
+from swiftchat.chat.render.message_rows import call_rows
 from swiftchat.chat.render.stats import slid_text, stats_line
 from swiftchat.chat.render.style import Style
 from swiftchat.chat.terminal.keyboard import Keyboard
 from swiftchat.chat.terminal.output import write
+from swiftchat.chat.terminal.sanitize import sanitize
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.tools.toolbox import Tool
 from swiftchat.chat.turn.turn_view import Consent, TurnView
@@ -66,20 +68,22 @@ class ChatView(TurnView):
             )
 
     def show_call(self, label: str, call: ToolCall) -> None:
-        self.status.clear()
-        text = call.labeled(label)
-        if len(text) > _MAX_CHARACTERS:
-            text = f"{text[:_MAX_CHARACTERS]}… ({len(text) - _MAX_CHARACTERS} more characters)"
-        print(call_row(text), flush=True)
+        """Show nothing: the result follows, and before it a question if the user must allow it."""
 
     def show_result(self, message: Message) -> None:
         self.status.clear()
-        print("\n".join(result_rows(message)), flush=True)
+        width = shutil.get_terminal_size().columns
+        for call in message.tool_calls:
+            rows = call_rows(self.style, call.text, message, width)
+            write("".join(f"{row}\n" for row in rows))
 
     def ask(self, tool: Tool, call: ToolCall) -> Consent:
         """Ask until the answer is clear; an empty line and the end of the input mean no."""
         text = call.labeled(tool.label)
-        is_cut = len(text) > _MAX_CHARACTERS
+        num_more = len(text) - _MAX_CHARACTERS
+        is_cut = num_more > 0
+        shown = f"{text[:_MAX_CHARACTERS]}… ({num_more} more characters)" if is_cut else text
+        write(f"{sanitize(shown)}\n")
         question = f"allow this call? [y/N/a{'/s' if is_cut else ''}] "
         while True:
             reply = self._keyboard.ask(question)
@@ -89,7 +93,7 @@ class ChatView(TurnView):
             if word in ("", "n", "no"):
                 return "no"
             if word == "s" and is_cut:
-                print(call_row(text))
+                write(f"{sanitize(text)}\n")
             else:
                 write(f"{_CHOICES}{', s = show all of the call' if is_cut else ''}\n")
 

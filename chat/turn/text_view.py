@@ -116,7 +116,8 @@ class TextView(TurnView):
 
     def show_call(self, label: str, call: ToolCall) -> None:
         if not self.config.quiet:
-            self.tell(shortened(f"calls {call.labeled(label)}", _MAX_CHARACTERS))
+            self.status.clear()
+            print_notice(shortened(f"calls {call.labeled(label)}", _MAX_CHARACTERS), "tool")
 
     def show_result(self, message: Message) -> None:
         """Show nothing: the result is for the model."""

@@ -66,7 +66,8 @@ class ToolRounds:
             if consent == "always":
                 self.toolbox.allow_in(self.conversation.id, tool)
         try:
-            text = self.toolbox.call(tool, call.arguments)
+            with self.view.status.waiting(f"calling {tool.label}"):
+                text = self.toolbox.call(tool, call.arguments)
             return shortened(text, self.max_characters(text))
         except ServerError as error:
             self.view.show_error(error)

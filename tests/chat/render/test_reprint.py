@@ -75,12 +75,17 @@ def test_questions_are_reprinted_behind_the_prompt() -> None:
         ">>> one",
         "... two two",
         "    two two",
+        "",
         "A",
         "",
     ]
-    assert conversation_rows(STYLES[2], messages[:1], 80)[0] == "You >>> one"
+    assert conversation_rows(STYLES[2], messages[:1], 80) == ["You >>> one", "... two two two two"]
+    assert (
+        conversation_rows(STYLES[0], messages[:1], 80)[1] == "\x1b[1;36m... two two two two\x1b[0m"
+    )
     assert conversation_rows(Style("raw"), conversation("q", "**A**\nB"), 80) == [
         ">>> q",
+        "",
         "**A**",
         "B",
         "",
@@ -115,7 +120,7 @@ def test_a_long_last_turn_shows_its_question_and_its_end() -> None:
     messages = conversation("Count.", "\n\n".join(map(str, range(100))))
     rows, is_cut = end_rows(STYLES[1], messages, 80, 12)
     assert is_cut and len(rows) == 12
-    assert rows[:2] == [">>> Count.", "…"] and rows[-2:] == ["99", ""]
+    assert rows[:3] == [">>> Count.", "", "…"] and rows[-2:] == ["99", ""]
 
 
 def test_the_last_turns() -> None:
@@ -124,13 +129,35 @@ def test_the_last_turns() -> None:
     assert last_turns(messages, 9) == messages
 
 
-def test_tool_calls_and_the_beginning_of_their_results() -> None:
+def talk_with_a_call(call: ToolCall, result: str) -> list[Message]:
     talk = Conversation()
     talk.add("user", "q")
-    call = ToolCall("read", {"file": "\x9b"})
     talk.add("assistant", "").tool_calls = [call]
-    talk.add_tool_result(call, "\n".join(["\x9b2J", *map(str, range(9))]))
+    talk.add_tool_result(call, result)
     talk.add("assistant", "A")
-    rows = conversation_rows(STYLES[1], talk.messages, 80)
-    assert rows[1].startswith("calls read {") and "\x9b" not in "".join(rows)
-    assert rows[3] == "result of read:" and rows[-4:] == ["…", "", "A", ""]
+    return talk.messages
+
+
+def test_a_short_result_stands_behind_its_call() -> None:
+    messages = talk_with_a_call(ToolCall("add", {"a": 2, "b, c": "x"}), "5")
+    call = 'add(a=2, "b, c"="x")'
+    assert conversation_rows(STYLES[1], messages, 80)[2:4] == [f"● {call} → 5", ""]
+    assert conversation_rows(STYLES[0], messages, 80)[2] == f"\x1b[2m● {call} → 5\x1b[0m"
+    assert f"calls {call} result: 5" in conversation_rows(STYLES[2], messages, 80)
+    assert conversation_rows(STYLES[1], messages, 25)[2:5] == [f"● {call}", "  → 5", ""]
+
+
+def test_long_calls_and_results_are_folded() -> None:
+    call = ToolCall("write", {"text": "0123456789" * 9 + "\x9b"})
+    messages = talk_with_a_call(call, "\n".join(["\x9b2J", "あ" * 20, *map(str, range(9))]))
+    rows = conversation_rows(STYLES[1], messages, 20)
+    assert rows[2:6] == [
+        '● write(text="012345',
+        "67890123456789012345",
+        "67890123456789012345",
+        "  …",
+    ]
+    assert rows[6].startswith("  → ") and "\x9b" not in "".join(rows)
+    assert rows[7] == f"    {'あ' * 7}…"
+    assert rows[8:14] == ["    0", "    1", "    2", "    3", "    … 5 more lines", ""]
+    assert rows[14:] == ["A", ""]

@@ -183,7 +183,7 @@ def test_clear_and_resume_change_the_conversation(chat: Chat) -> None:
     assert chat.engine.prompt_text().count("user") == 1
     assert "one" in chat.send("/sessions") and "B" in chat.send("/sessions b")
     shown = chat.send("/resume")
-    assert "continuing: one" in shown and ">>> one\nA" in shown
+    assert "continuing: one" in shown and ">>> one\x1b[0m\n\nA" in shown
     assert chat.state.conversation.id == first and chat.path() == ["one", "A"]
     chat.send("/save my talk")
     chat.send("/resume")
@@ -403,10 +403,10 @@ def test_show_reprints_the_conversation_rendered(chat: Chat) -> None:
     chat.send("two", "\n\n".join(f"line {i}" for i in range(300)))
     chat.send("three", "C")
     shown = chat.send("/show all")
-    assert ">>> one\n" in shown and "\nC\n" in shown and "**" not in shown
+    assert ">>> one\x1b[0m\n\n" in shown and "\nC\n" in shown and "**" not in shown
     assert shown.count("line ") == 300
     shown = chat.send("/show")
-    assert shown.startswith(">>> three\nC\n") and "/show all" in shown
+    assert shown.startswith("\x1b[1;36m>>> three\x1b[0m\n\nC\n") and "/show all" in shown
     assert chat.send("/show 1") == ">>> three\nC\n\n"
     assert chat.send("/show 2").startswith(">>> two\nline 0\n")
     assert "top_k" in chat.send("/show parameters")
@@ -419,8 +419,8 @@ def test_resume_shows_the_last_turns_rendered(chat: Chat) -> None:
     chat.send("two", "```\nB\n```")
     chat.send("/new")
     shown = chat.send("/resume")
-    assert shown.startswith("continuing: one (4 messages)\n>>> one\n• ")
-    assert "**" not in shown and "```" not in shown and "\n>>> two\n" in shown
+    assert shown.startswith("continuing: one (4 messages)\n\x1b[1;36m>>> one\x1b[0m\n\n• ")
+    assert "**" not in shown and "```" not in shown and ">>> two\x1b[0m\n\n" in shown
 
 
 def test_help_lists_all_commands_and_explains_one(chat: Chat) -> None:
@@ -458,6 +458,16 @@ def test_the_context_bar_follows_the_conversation(chat: Chat) -> None:
     assert f"ctx {second}/4.1k" in context_bar(chat)
     chat.state.open(chat.stored())  # as with -c
     assert f"ctx {second}/4.1k" in context_bar(chat)
+
+
+def test_the_context_bar_has_the_branch_and_the_attachments(chat: Chat, tmp_path: Path) -> None:
+    chat.send("one", "A")
+    assert "branch" not in context_bar(chat) and "attachment" not in context_bar(chat)
+    chat.send("/regen", "B")
+    assert " · branch 2/2 · " in context_bar(chat)
+    (tmp_path / "a.txt").write_text("a")
+    chat.send(f"/read {tmp_path / 'a.txt'}")
+    assert " · branch 2/2 · 1 attachment · " in context_bar(chat)
 
 
 def test_a_block_of_quotes_is_no_title(chat: Chat) -> None:

@@ -51,6 +51,8 @@ def test_an_interrupted_download_goes_on(
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == code and b"Traceback" not in stderr and b"error" not in stderr
     assert not (folder / "snapshots").exists()
+    is_told = b"are missing; the same command downloads the rest\n" in stderr
+    assert is_told == (number == signal.SIGINT)
     done_bytes = part.stat().st_size
     assert WEIGHTS.startswith(part.read_bytes())
     again = swiftchat("download", hub.repo)

@@ -76,6 +76,7 @@ CASES = {
     "doctor": Case("doctor", "2 cores"),
     "config": Case("config", "temperature", is_laid_out=True),
     "config show": Case("config show", "temperature", is_laid_out=True),
+    "config theme": Case("--color always config theme", "ember", is_laid_out=True),
     "config path": Case("config path", "config.toml"),
     "completion": Case("completion bash", "_SWIFTCHAT_COMPLETE"),
     "help": Case("help", "COMMAND --help", is_laid_out=True),

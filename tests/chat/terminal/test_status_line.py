@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from swiftchat.chat.terminal.status_line import ProgressText
 from tests.support import fake_engine
 from tests.support.open_terminals import chats
 from tests.support.program import Program
@@ -24,7 +25,7 @@ def chat(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 
 def is_at_percentage(text: str) -> bool:
     """Return whether a part of the prompt is computed, whichever a busy machine shows."""
-    return re.search(r"computing the prompt [1-9]0 %", text) is not None
+    return re.search(r"reading \d+ tokens · [1-9]0 %", text) is not None
 
 
 @pytest.mark.fault(50)
@@ -34,17 +35,17 @@ def test_loading_and_prefill_are_shown_and_erased(chat: Callable[..., Terminal])
     terminal.wait_for("loading the model")
     terminal.wait_for(is_at_percentage)
     text = terminal.wait_for("Answered.")
-    assert "computing" not in text and "waiting" not in text
+    assert "reading" not in text and "waiting" not in text
 
 
 @pytest.mark.fault(50)
 def test_ctrl_c_during_prefill_and_a_busy_engine(chat: Callable[..., Terminal]) -> None:
     terminal = chat({"load_s": 0, "stats_s": 3}, SLOW_PREFILL, "Next.")
     terminal.type("hello\r")
-    terminal.wait_for("computing the prompt")
+    terminal.wait_for("reading ")
     terminal.type_now("\x03")
     terminal.wait_for(lambda text: text.count(">>> hello") == 2)
-    assert "computing" not in terminal.look()
+    assert "reading" not in terminal.look()
     terminal.type_now("\x15")  # Ctrl-U
     terminal.type("/stats all\r")
     terminal.wait_for("waiting for the engine")
@@ -56,15 +57,27 @@ def test_screen_readers_get_a_line_every_few_seconds(chat: Callable[..., Termina
     terminal = chat(SLOW_PREFILL, options=("--accessible",))
     terminal.type("hello\r")
     terminal.wait_for(
-        lambda text: re.search(r"computing the prompt \d+ %, \d+ s", text) is not None
+        lambda text: re.search(r"reading \d+ tokens · \d+ %.*, \d+ s", text) is not None
     )
     terminal.wait_for("Answered.")
-    assert "computing the prompt" in terminal.look(), "lines are not erased"
+    assert "reading " in terminal.look(), "lines are not erased"
 
 
 def test_one_prompt_on_a_terminal(chat: Callable[..., Terminal]) -> None:
     terminal = chat(SHORT_PREFILL, options=("-p", "hello"))
     terminal.wait_for(is_at_percentage)
     text = terminal.wait_for("Answered.")
-    assert "computing" not in text
+    assert "reading" not in text
     assert terminal.wait_end() == 0
+
+
+def test_progress_says_how_far_and_how_long() -> None:
+    now = 0.0
+    text = ProgressText(lambda: now)
+    assert text.of("loading PyTorch", 0, 1) == "loading PyTorch"
+    assert text.of("reading 6.9k tokens", 100, 6900) == "reading 6.9k tokens · 1 %"
+    now = 3.0
+    assert text.of("reading 6.9k tokens", 500, 6900) == "reading 6.9k tokens · 7 % · 48 s left"
+    now = 50.0
+    assert text.of("reading 6.9k tokens", 6900, 6900) == "reading 6.9k tokens · 100 %"
+    assert text.of("reading 10 tokens", 5, 10) == "reading 10 tokens · 50 %", "another one begins"

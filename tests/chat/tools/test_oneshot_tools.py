@@ -33,7 +33,7 @@ def test_a_call_is_made_and_its_result_given_to_the_model(program: Program) -> N
     answers = [tool_call("add", a=2, b=3), "It is 5."]
     result = run(program, answers, "--allow-tool", "add")
     assert (result.exit_code, result.stdout) == (0, "It is 5.\n")
-    assert result.stderr == 'calls mcp_server.add {"a": 2, "b": 3}\n'
+    assert result.stderr == "calls mcp_server.add(a=2, b=3)\n"
     first, second = program.engine.prompt_text(0), program.engine.prompt_text(1)
     assert '"description": "Add two numbers."' in first
     assert "<tool_response>\n5\n</tool_response>" in second and tool_call("add", a=2, b=3) in second
@@ -160,7 +160,7 @@ def test_servers_and_allowed_tools_of_the_configuration_file(program: Program) -
     config = f"mcp = [{json.dumps(SERVER)}]\nallow_tool = ['mcp_server.add']\n"
     done = run_process(program.folder, config)
     assert (done.returncode, done.stdout) == (0, "It is 5.\n")
-    assert done.stderr == 'calls mcp_server.add {"a": 2, "b": 3}\n'
+    assert done.stderr == "calls mcp_server.add(a=2, b=3)\n"
     without = run_process(program.folder, config, "--mcp", "none")
     assert "<tool_call>" in without.stdout and not without.stderr
 

@@ -53,10 +53,10 @@ def test_a_call_is_made_only_after_a_yes(chat: Chat, reply: str, result: str) ->
     terminal = chat(ADD, "That was it.")
     terminal.type("add\r")
     text = terminal.wait_for(QUESTION)
-    assert 'calls mcp_server.add {"a": 2, "b": 3}' in text
+    assert "mcp_server.add(a=2, b=3)" in text
     terminal.type_now(f"{reply}\r")
     text = terminal.wait_for("That was it.")
-    assert result in text.partition("result of add:")[2]
+    assert result in text.partition("● add(a=2, b=3) → ")[2]
 
 
 def test_nothing_in_a_call_is_invisible(chat: Chat) -> None:
@@ -64,7 +64,7 @@ def test_nothing_in_a_call_is_invisible(chat: Chat) -> None:
     terminal = chat(tool_call("fail", message=f"x{hidden}"), "Done.")
     terminal.type("go\r")
     text = terminal.wait_for(QUESTION)
-    shown = r'calls mcp_server.fail {"message": "x\udb40\udc72\u200b\u2066\ufe01\u3164"}'
+    shown = r'mcp_server.fail(message="x\udb40\udc72\u200b\u2066\ufe01\u3164")'
     assert shown in text
     terminal.type_now("n\r")
     terminal.wait_for("Done.")
@@ -93,7 +93,7 @@ def test_what_was_typed_before_the_question_is_no_answer(chat: Chat) -> None:
     terminal.type_now("y\r")
     terminal.wait_for(QUESTION)
     time.sleep(0.5)
-    assert "result of" not in terminal.look()
+    assert "→" not in terminal.look()
     terminal.type_now("n\r")
     terminal.wait_for("Refused.")
     terminal.wait_for(">>> y")
