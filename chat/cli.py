@@ -174,9 +174,12 @@ def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
 
     options["compared"] = compared_models(ctx)
     check_connect(ctx, options)
-    ChatConfig(**options).check()
+    config = ChatConfig(**options)
+    config.check()
+    # A one-shot goes on with the last answer of any kind, a chat with the last chat.
+    with_one_shots = _asks_once(config) or not _is_at_terminal()
     with contextlib.closing(autosave_for(options)) as autosave:
-        conversation = conversation_for(ctx, options)
+        conversation = conversation_for(ctx, options, with_one_shots=with_one_shots)
         config = ChatConfig(**options)
         config.check()
         conversation.system = config.system_text()
@@ -215,15 +218,12 @@ def _is_oneshot(config: "ChatConfig") -> bool:
     as_json = config.json or config.stream_json
     if config.prompt_logprobs is not None and not as_json:
         raise UsageError("--prompt-logprobs needs JSON", "add --json")
-    at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    at_terminal = _is_at_terminal()
     if config.interactive and (as_json or config.no_template or not at_terminal):
         raise UsageError(
             "-i needs a terminal and cannot be combined with JSON or --no-template", "leave out -i"
         )
-    has_oneshot_option = (
-        config.prompt is not None or as_json or config.no_template or config.extract
-    )
-    if at_terminal and not has_oneshot_option:
+    if at_terminal and not _asks_once(config):
         if config.samples > 1:
             raise UsageError("--samples is for one prompt", "give it with -p; /regen answers again")
         if config.compared:
@@ -237,6 +237,16 @@ def _is_oneshot(config: "ChatConfig") -> bool:
     return True
 
 
+def _is_at_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _asks_once(config: "ChatConfig") -> bool:
+    """Return whether the options ask for one answer, also at a terminal."""
+    as_json = config.json or config.stream_json
+    return config.prompt is not None or as_json or config.no_template or config.extract
+
+
 def _run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Autosave") -> int:
     """Answer one prompt, then start the interactive chat with -i; return the exit code."""
     from swiftchat.chat.history.conversation import title_of
@@ -245,6 +255,8 @@ def _run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Aut
     text = prompt_text(config)
     question = config.opening if config.prompt in (None, "-") else config.prompt
     conversation.title = conversation.title or title_of(question or text)
+    if not conversation.tree:
+        conversation.is_one_shot = not config.interactive
     conversation.add("user", text)
     try:
         if not config.interactive:

@@ -92,9 +92,10 @@ class Conversation:
     """A system prompt and a tree of messages; `tip` is the end of the current path.
 
     Moving the tip never changes the tree, so no message is lost. `tree` lists parents before their
-    children. `settings` are options, named as in the configuration file. `unsaved` is an ordered
-    set of the messages that the store lacks or has in an older version. `last_turn` has the ids
-    that the next prompt reuses.
+    children. `settings` are options, named as in the configuration file. `is_one_shot` says
+    that all its questions came with -p or from a pipe. `unsaved` is an ordered set of the messages
+    that the store lacks or has in an older version. `last_turn` has the ids that the next prompt
+    reuses.
     """
 
     system: str | None = None
@@ -103,6 +104,7 @@ class Conversation:
     title: str = ""
     created: float = field(default_factory=time.time)
     settings: dict[str, Any] = field(default_factory=dict)
+    is_one_shot: bool = False
     tree: list[Message] = field(default_factory=list)
     tip: Message | None = None
     unsaved: dict[Message, None] = field(default_factory=dict)
@@ -117,6 +119,11 @@ class Conversation:
             path.append(message)
             message = message.parent
         return path[::-1]
+
+    @property
+    def is_taken_back(self) -> bool:
+        """Whether there are messages, but none on the current path."""
+        return self.tip is None and bool(self.tree)
 
     @property
     def context_used(self) -> int | None:

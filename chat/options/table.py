@@ -121,7 +121,7 @@ class Options:
         "-c",
         "--continue",
         env=False,
-        help="Continue the last conversation.",
+        help="Continue the last chat; with -p the last answer of -p, too.",
         section="Conversations",
     )
     session: str | None = once(

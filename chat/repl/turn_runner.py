@@ -42,18 +42,20 @@ class TurnRunner:
         Without an answer `typed` becomes the draft, and the next message does the same.
         """
         conversation = self._state.conversation
-        old_tip = conversation.tip
+        old_tip, old_title = conversation.tip, conversation.title
         if edited is not None:
             conversation.tip = edited.parent
         if conversation.tip is None or not conversation.title:
-            # An earlier first message had no answer, or is not on this path.
             conversation.title = title_of(message_of(typed))
         conversation.add("user", message)
+        conversation.is_one_shot = False
         try:
             self._answer_or_restore(old_tip, typed)
         except (Exception, KeyboardInterrupt):
             if conversation.tip is old_tip:
                 self._state.edited = edited
+                conversation.title = old_title or conversation.title
+                self._state.save()
             raise
 
     def regenerate(self, new_seed: bool = True) -> None:

@@ -88,11 +88,12 @@ def save(state: ChatState, argument: str) -> None:
     conversation = state.conversation
     if not conversation.tree:
         raise UsageError("there is nothing to save yet", "send a message first")
-    old_name, conversation.name = conversation.name, argument or conversation.name
+    before = conversation.name, conversation.is_one_shot
+    conversation.name, conversation.is_one_shot = argument or conversation.name, False
     try:
         state.autosave.store.save(conversation)
     except SwiftchatError:
-        conversation.name = old_name
+        conversation.name, conversation.is_one_shot = before
         raise
     name = conversation.name or conversation.id[:SHORT_ID]
     print(sanitize(f"saved; swiftchat --session {shlex.quote(name)} continues it"))
@@ -139,6 +140,8 @@ def show_end(state: ChatState) -> None:
     about = f"{len(path)} messages" + ("; /show all shows them" if is_cut else "")
     print(sanitize(f"continuing: {conversation.name or conversation.title} ({about})"))
     write("".join(f"{row}\n" for row in rows))
+    if conversation.is_taken_back:
+        print("all turns were taken back; /branches shows them, /switch N returns to one")
     if path and path[-1].interrupted:
         print("this answer was cut off; /continue extends it")
 
@@ -149,7 +152,7 @@ SESSION_COMMANDS = (
     Command(
         "/resume",
         "[ID]",
-        "open another conversation; default: the last one",
+        "open another conversation; default: the last chat",
         resume,
         completion=_complete_sessions,
         details="ID is the beginning of an id that /sessions shows, or a name given by /save.",

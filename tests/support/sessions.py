@@ -6,7 +6,7 @@ from swiftchat.chat.history.store import SessionStore, sessions_path
 def stored_messages() -> list[tuple[str, str, str | None]]:
     """Return role, text and finish reason of the only conversation, [] if there is none yet."""
     with SessionStore(sessions_path(), print) as store:
-        rows = store.recent()
+        rows = store.recent(with_one_shots=True)
         assert len(rows) <= 1
         path = store.load(rows[0]["id"]).messages if rows else []
     return [(message.role, message.content, message.finish_reason) for message in path]
