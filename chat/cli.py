@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 # name → (module, attribute, short help); aliases have no help and are not listed.
 _COMMANDS: dict[str, tuple[str, str, str]] = {
     "chat": ("cli", "chat", "Chat with a model (the default command)."),
-    "download": ("subcommands.models", "download", "Download a model."),
+    "download": ("subcommands.models", "download", "Download a model (also: pull)."),
     "pull": ("subcommands.models", "download", ""),
     "convert": ("subcommands.convert", "convert", "Convert a model to a Hugging Face directory."),
-    "list": ("subcommands.models", "list_models", "List the models on this machine."),
+    "list": ("subcommands.models", "list_models", "List the models on this machine (also: ls)."),
     "ls": ("subcommands.models", "list_models", ""),
     "show": ("subcommands.models", "show", "Show a model's properties and memory needs."),
     "rm": ("subcommands.models", "rm", "Remove a model."),
@@ -65,6 +65,7 @@ _EPILOG = "All options: swiftchat chat --help. Help by topic: swiftchat help."
 
 # `run MODEL [PROMPT]`, as in other programs: the options of the default command.
 _RUN = "run"
+_RUN_HELP = "Chat with a model, or answer a prompt."
 
 
 def _as_options(args: list[str]) -> list[str]:
@@ -109,19 +110,22 @@ class Commands(click.Group):
         if not (args[0] in _COMMANDS or args[0].startswith("-") or ctx.resilient_parsing):
             import difflib
 
-            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            word = shlex.quote(args[0])
-            hint = f"swiftchat -p {word} sends it to a model"
-            if Path(args[0]).exists():
-                hint = f"swiftchat -m {word} chats with a model"
-            elif near:
+            words = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
+            near = difflib.get_close_matches(words[0], _COMMANDS, n=1)
+            hint = f"swiftchat -p {shlex.quote(' '.join(words))} sends it to a model"
+            if Path(words[0]).exists():
+                hint = f"swiftchat -m {shlex.quote(words[0])} chats with a model"
+            elif near and len(words) == 1:
                 hint = f"swiftchat {near[0]}"
-            raise UsageError(f"unknown command {args[0]!r}", hint)
+            elif near:
+                hint = f"{hint}; did you mean swiftchat {near[0]}?"
+            raise UsageError(f"unknown command {words[0]!r}", hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items() if text])
+            rows = [(name, text) for name, (_, _, text) in _COMMANDS.items() if text]
+            formatter.write_dl([(f"{_RUN} MODEL [PROMPT]", _RUN_HELP), *rows])
 
 
 @click.group(
@@ -320,7 +324,8 @@ def _run() -> None:
         raise click.exceptions.Exit(completed)
     is_help = {"--help", "-h", "--version"} & set(sys.argv)
     values, project = {}, None
-    if not is_help:
+    # A file that cannot be read can be edited.
+    if not is_help and sys.argv[1:3] != ["config", "edit"]:
         values, project = load_config_file(), current_project()
         values |= project.values if project else {}
     # `token_file` is that of --connect; serve's option of this name is another.

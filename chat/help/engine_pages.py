@@ -5,11 +5,11 @@ from swiftchat.chat.help.page import Page
 _MODELS = """\
 Download a model once, then name it with -m:
 
-  swiftchat download qwen3:8b         a short name of a well-known model
+  swiftchat download qwen3:8b         a short name of a well-known model; also: pull
   swiftchat download OWNER/NAME       another model of huggingface.co
   swiftchat download OWNER/NAME:Q4_K_M    one type of a repository of GGUF files
-  swiftchat -m qwen3:8b               chat with it
-  swiftchat list                      list the models on this machine
+  swiftchat -m qwen3:8b               chat with it; also: swiftchat run qwen3:8b
+  swiftchat list                      list the models on this machine; also: ls
   swiftchat show qwen3:8b             its memory needs, and what fits here
   swiftchat rm qwen3:8b               delete it
 

@@ -30,6 +30,7 @@ the project), role and sampling parameters. Other keys, and the file of another
 user, are ignored with a warning.
 
   swiftchat config show               print every setting and its origin
+  swiftchat config edit               open the file in $EDITOR, with all options
   swiftchat config path               print the path of the file
 
 Colors: theme is auto, dark, light or none; auto asks the terminal for its

@@ -228,7 +228,7 @@ class _CommandCompleter(Completer):
                 yield Completion(text, -len(typed), display_meta=sanitize(offered[text]))
             if matches:
                 return
-        takes_paths = name == "/read" or name.startswith("!")
+        takes_paths = name in ("/read", "/attach") or name.startswith("!")
         if name.startswith("/"):
             takes_paths = takes_paths or _is_path(last_word(rest)[0])
         if has_more and takes_paths:

@@ -11,7 +11,7 @@ from swiftchat.chat.slash.command import Command, Next, count_of
 from swiftchat.chat.slash.sessions import show_end
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.editor import edit_text
-from swiftchat.chat.terminal.output import print_line
+from swiftchat.chat.terminal.output import print_line, print_notice
 from swiftchat.errors import UsageError
 
 _PREVIEW = 36  # characters
@@ -32,6 +32,12 @@ def undo(state: ChatState, argument: str) -> Next | None:
 def regenerate(state: ChatState, argument: str) -> Next:
     if not state.conversation.messages:
         raise UsageError("there is no message to answer again", "send a message first")
+    params = state.chat_model.params
+    if params.temperature == 0 and params.beams is None:
+        print_notice(
+            "temperature is 0: with the same settings the answer cannot differ; "
+            "/set temperature 0.7 changes that"
+        )
     return Next.REGENERATE
 
 

@@ -324,10 +324,11 @@ def test_read_attaches_files_and_patterns(chat: Chat, tmp_path: Path) -> None:
     chat.send("next", "x")
     assert chat.engine.prompt_text().count("content of c.md") == 1
     chat.send(f"/read {tmp_path}/a.txt")
+    assert "nothing" not in chat.send(f"/attach {tmp_path}/a.txt") and chat.state.attachments
     for command in ("/read", "/attach"):
         listed = chat.send(command)
         assert f"{tmp_path}/a.txt" in listed and "/attach none" in listed
-    assert chat.send("/attach none") == "dropped 1 attachment of the next message\n"
+    assert chat.send("/attach none") == "dropped 2 attachments of the next message\n"
     assert not chat.state.attachments and "nothing is attached" in chat.send("/read")
     chat.send("again", "x")
     assert chat.engine.prompt_text().count("content of a.txt") == 1
@@ -369,7 +370,7 @@ def test_shell_output_can_be_attached(chat: Chat) -> None:
     prompt = chat.engine.prompt_text()
     assert prompt.count("$ printf") == 2 and "ab\nc\n```\n(end of $ printf" in prompt
     assert "nothing is attached" in chat.send("/attach")
-    for wrong in ("!", "/attach x"):
+    for wrong in ("!", "/attach **/none.x"):
         with pytest.raises(UsageError):
             chat.send(wrong)
     assert "1048576 of 3000000 characters" in chat.send("!head -c 3000000 /dev/zero | tr '\\0' x")
