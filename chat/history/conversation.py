@@ -49,9 +49,10 @@ class Message:
     """A message and its predecessor; `parent` None starts a conversation.
 
     `model` to `seconds` are set for answers. `params` are the sampling parameters;
-    `finish_reason` is `stop`, `length`, `interrupt`, `error` or `edit` (written by the user), and
-    None while the answer is generated (and afterwards if the program was killed). `tool_calls` are
-    the calls at the end of an answer; a message of the role `tool` has the result of its only call.
+    `finish_reason` is `stop`, `length`, `loop` (it repeated itself), `interrupt`, `error` or `edit`
+    (written by the user), and None while the answer is generated (and afterwards if the program was
+    killed). `tool_calls` are the calls at the end of an answer; a message of the role `tool` has
+    the result of its only call.
     """
 
     role: Role

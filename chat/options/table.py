@@ -30,6 +30,7 @@ from swiftchat.chat.options.size import Size
 from swiftchat.chat.options.spec import choice, flag, many, number, once, option, texts
 from swiftchat.engine.api.params import (
     EARLY_STOPPING,
+    LOOP_STOPS,
     MAX_COUNT,
     MAX_LOGPROBS,
     MAX_SAMPLES,
@@ -147,6 +148,9 @@ class Options:
         section="Answer",
     )
     min_tokens: int | None = number("Minimum length of an answer in tokens.", "min_new_tokens")
+    loop_stop: str | None = choice(
+        LOOP_STOPS, "End an answer that repeats the same 40 tokens five times (on)."
+    )
     stop: tuple[str, ...] = texts("Stop before this text (repeatable).")
     ban: tuple[str, ...] = texts("Never write this text (repeatable).")
     logit_bias: tuple[str, ...] = texts(

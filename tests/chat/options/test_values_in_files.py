@@ -182,7 +182,7 @@ def test_the_hint_of_a_broken_configuration_is_true(program: Program) -> None:
     config_path().parent.mkdir(parents=True, exist_ok=True)
     config_path().write_text("sed = 1")
     done = program.run("config", "path")
-    assert done.returncode == 0 and "did you mean seed?" in done.stderr
+    assert done.returncode == 0 and b"did you mean seed?" in done.stderr
     config_path().write_text("temperature = 'hot'")
     _, hint = assert_error(program.run("list"), 2, str(config_path()), "temperature", "'hot'")
     found = re.match(r"hint: swiftchat (.*?) explains", hint)
