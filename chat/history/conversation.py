@@ -193,11 +193,16 @@ class Conversation:
             self.tip = self.tip.parent
         return True
 
-    def branches(self) -> list[Message]:
-        """Return the last messages of all paths, depth first: siblings are adjacent."""
-        children: dict[Message | None, list[Message]] = defaultdict(list)
+    def children(self) -> defaultdict[Message | None, list[Message]]:
+        """Return the messages that follow each message, and None: the first ones."""
+        children: defaultdict[Message | None, list[Message]] = defaultdict(list)
         for message in self.tree:
             children[message.parent].append(message)
+        return children
+
+    def branches(self) -> list[Message]:
+        """Return the last messages of all paths, depth first: siblings are adjacent."""
+        children = self.children()
         leaves: list[Message] = []
         stack = children[None][::-1]
         while stack:

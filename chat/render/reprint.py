@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from swiftchat.chat.attachments.attachment import folded
 from swiftchat.chat.history.conversation import Message
 from swiftchat.chat.history.transcript import author
 from swiftchat.chat.render.blocks import BlockStream
@@ -62,7 +63,7 @@ def _turns(messages: Sequence[Message]) -> list[list[Message]]:
 
 def _rows(style: Style, message: Message, width: int) -> list[str]:
     if message.role == "user":
-        return question_rows(style, message.content, width)
+        return question_rows(style, folded(message.content), width)
     if message.role == "tool":
         return result_rows(message)
     label = [f"{sanitize(author(message))}:"] if style.mode == "accessible" else []

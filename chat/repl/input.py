@@ -151,6 +151,10 @@ class _History(FileHistory):
         super().__init__(filename)
         self._pastes = pastes
 
+    def load_history_strings(self) -> Iterable[str]:
+        # What was pasted in an earlier chat is as long as then.
+        return map(self._pastes.fold_entry, super().load_history_strings())
+
     def store_string(self, string: str) -> None:
         # A full disk must not lose the message. Invalid UTF-8 from the terminal becomes surrogates,
         # which cannot be encoded. Placeholders of pastes are valid only in this chat. A file keeps

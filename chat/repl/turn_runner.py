@@ -2,6 +2,7 @@
 
 import time
 
+from swiftchat.chat.attachments.attachment import without_attachments
 from swiftchat.chat.history.conversation import Message, title_of
 from swiftchat.chat.history.transcript import author
 from swiftchat.chat.repl.hints import Hints
@@ -46,7 +47,7 @@ class TurnRunner:
         if edited is not None:
             conversation.tip = edited.parent
         if conversation.tip is None or not conversation.title:
-            conversation.title = title_of(message_of(typed))
+            conversation.title = title_of(without_attachments(message_of(typed)) or typed)
         conversation.add("user", message)
         conversation.is_one_shot = False
         try:

@@ -16,6 +16,7 @@ from swiftchat.chat.history.conversation import SHORT_ID, Conversation, title_of
 from swiftchat.chat.history.store import SessionStore, sessions_path
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.repl.input import InputLine
 from swiftchat.chat.repl.loop import Repl
 from swiftchat.chat.repl.toolbar import toolbar
 from swiftchat.chat.slash.registry import BY_NAME, COMMANDS, is_command
@@ -97,7 +98,11 @@ def test_undo_and_switch_keep_all_messages(chat: Chat) -> None:
     chat.send("three", "C")
     assert chat.path() == ["one", "A", "three", "C"]
     listing = chat.send("/branches").splitlines()
-    assert "user: two" in listing[0] and listing[1].startswith("*") and "C" in listing[1]
+    assert listing == [
+        "*     user: one  (2 messages)",
+        "   1    1 of 2  user: two  (2 messages)",
+        "*  2    2 of 2  user: three  (2 messages)",
+    ]
     assert "B" in chat.send("/switch 1") and chat.path() == ["one", "A", "two", "B"]
     assert {leaf.content for leaf in chat.stored().branches()} == {"B", "C"}
     assert chat.stored().tip is not None and chat.path()[-1] == "B"
@@ -525,3 +530,32 @@ def test_models_marks_the_gguf_file_that_runs(
     chat = Chat(store.resolve("owner/model:Q8_0"), capsys)
     lines = [line.rpartition("  ")[0] for line in chat.send("/models").splitlines()]
     assert lines == ["  owner/model:Q4_K_M", "* owner/model:Q8_0"]
+
+
+def test_attachments_are_folded_where_a_message_is_shown(chat: Chat, tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text("secret\n" * 40)
+    chat.send(f"/read {file}")
+    chat.send("explain", "It is a list.")
+    for command in ("/show", "/branches"):
+        shown = chat.send(command)
+        assert "secret" not in shown and "[a.py, 40 lines]" in shown
+    chat.send("/edit 1")
+    line = chat.repl._prompt
+    assert isinstance(line, InputLine)
+    short = line._pastes.fold(chat.state.draft)
+    assert len(short) < 20 and line._pastes.unfold(short) == chat.state.draft
+    chat.send(chat.state.draft + " it", "Again.")
+    assert chat.state.conversation.title == "explain it"
+
+
+def test_find_searches_the_conversation(chat: Chat) -> None:
+    chat.send("When is HIGH tide?", "At noon.")
+    chat.send("And low tide?", "At six.")
+    chat.send("/undo")
+    chat.send("Thanks", "Welcome.")
+    assert chat.send("/find tide high").startswith("   1 user")
+    assert "other branches that contain them: 1" in chat.send("/find low")
+    assert "no message" in chat.send("/find penguin")
+    with pytest.raises(UsageError):
+        chat.send("/find")
