@@ -47,6 +47,11 @@ class Chat:
     def path(self) -> list[str]:
         return [message.content for message in self.state.conversation.messages]
 
+    def other(self) -> str:
+        """Return the id of the last chat but this one."""
+        rows = self.state.autosave.store.recent(2)
+        return next(row["id"] for row in rows if row["id"] != self.state.conversation.id)
+
     def stored(self) -> Conversation:
         with SessionStore(sessions_path(), print) as store:
             return store.load(self.state.conversation.id)
@@ -187,11 +192,13 @@ def test_clear_and_resume_change_the_conversation(chat: Chat) -> None:
     chat.send("two", "B")
     assert chat.engine.prompt_text().count("user") == 1
     assert "one" in chat.send("/sessions") and "B" in chat.send("/sessions b")
-    shown = chat.send("/resume")
+    listed = chat.send("/resume")  # not at a terminal: a plain list
+    assert first[:SHORT_ID] in listed and chat.path() == ["two", "B"]
+    shown = chat.send(f"/resume {chat.other()}")
     assert "continuing: one" in shown and ">>> one\nA" in shown
     assert chat.state.conversation.id == first and chat.path() == ["one", "A"]
     chat.send("/save my talk")
-    chat.send("/resume")
+    chat.send(f"/resume {chat.other()}")
     chat.send("/resume my talk")
     assert chat.state.conversation.id == first
     with pytest.raises(UsageError):
@@ -212,7 +219,7 @@ def test_resume_makes_an_unanswered_question_the_draft(chat: Chat) -> None:
     chat.send("one", "A")
     chat.state.conversation.add("user", "killed here")
     chat.send("/clear")
-    chat.send("/resume")
+    chat.send(f"/resume {chat.other()}")
     assert chat.state.draft == "killed here" and chat.path() == ["one", "A"]
 
 
@@ -424,7 +431,7 @@ def test_resume_shows_the_last_turns_rendered(chat: Chat) -> None:
     chat.send("one", "- **A**")
     chat.send("two", "```\nB\n```")
     chat.send("/new")
-    shown = chat.send("/resume")
+    shown = chat.send(f"/resume {chat.other()}")
     assert shown.startswith("continuing: one (4 messages)\n>>> one\n• ")
     assert "**" not in shown and "```" not in shown and "\n>>> two\n" in shown
 
