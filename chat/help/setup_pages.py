@@ -40,6 +40,10 @@ background, or uses COLORFGBG. colors changes parts of a theme:
 
 The parts are {{colors}}.
 
+announce = "off" leaves out the window title, the prompt marks (OSC 133) and
+the bell or notification after an answer of more than 10 s, which terminals
+that are known to take them get.
+
 Other variables: HF_TOKEN (downloads), NO_COLOR, FORCE_COLOR, ACCESSIBLE,
 EDITOR.
 """

@@ -290,6 +290,11 @@ class Options:
         type=Colors(), help="Colors of parts of an answer, as code=blue,keyword=bold red."
     )
     accessible: bool = flag(help="For screen readers: no redrawing, speaker labels.")
+    announce: str = option(
+        type=click.Choice(["auto", "off"]),
+        default="auto",
+        help="Title, prompt marks, a bell after long answers, if the terminal takes them.",
+    )
     editing_mode: str = option(
         type=click.Choice(["emacs", "vi"]), default="emacs", help="Keys of the input line."
     )

@@ -8,6 +8,7 @@ from swiftchat.chat.history.transcript import author
 from swiftchat.chat.repl.hints import Hints
 from swiftchat.chat.repl.message import message_of
 from swiftchat.chat.slash.state import ChatState
+from swiftchat.chat.terminal.announcements import Announcements
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.turn.chat_view import ChatView
 from swiftchat.chat.turn.turn import Turn
@@ -32,8 +33,15 @@ class InterruptTimer:
 class TurnRunner:
     """Answers the conversation of a chat on the terminal."""
 
-    def __init__(self, state: ChatState, hints: Hints, interrupts: InterruptTimer) -> None:
+    def __init__(
+        self,
+        state: ChatState,
+        hints: Hints,
+        interrupts: InterruptTimer,
+        announcements: Announcements,
+    ) -> None:
         self._state = state
+        self._announcements = announcements
         self._hints = hints
         self._interrupts = interrupts
 
@@ -128,11 +136,14 @@ class TurnRunner:
             chat_model, state.config, state.style, state.status, state.keyboard, self._hints.show
         )
         turn = Turn(view, conversation, state.autosave, state.toolbox)
+        began_s = time.monotonic()
         try:
             with state.keyboard.erasing(view.pause):
                 end = turn.run(new_seed, prefix)
         finally:
             state.last_answer = turn.answer or state.last_answer
+            seconds = time.monotonic() - began_s
+            self._announcements.end_answer(seconds, conversation.name or conversation.title)
         if end.is_stopped:
             if not (end.answer.text or end.answer.reasoning):
                 raise KeyboardInterrupt
