@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 # name → (module, attribute, short help); aliases have no help and are not listed.
 _COMMANDS: dict[str, tuple[str, str, str]] = {
     "chat": ("cli", "chat", "Chat with a model (the default command)."),
-    "download": ("subcommands.models", "download", "Download a model."),
+    "download": ("subcommands.models", "download", "Download a model (also: pull)."),
     "pull": ("subcommands.models", "download", ""),
     "convert": ("subcommands.convert", "convert", "Convert a model to a Hugging Face directory."),
     "models": ("subcommands.fits", "models", "List the models that fit this machine, best first."),
     "use": ("subcommands.fits", "use", "Choose the default model."),
-    "list": ("subcommands.models", "list_models", "List the models on this machine."),
+    "list": ("subcommands.models", "list_models", "List the models on this machine (also: ls)."),
     "ls": ("subcommands.models", "list_models", ""),
     "show": ("subcommands.models", "show", "Show a model's properties and memory needs."),
     "rm": ("subcommands.models", "rm", "Remove a model."),
@@ -69,6 +69,7 @@ _EPILOG = "All options: swiftchat chat --help. Help by topic: swiftchat help."
 
 # `run MODEL [PROMPT]`, as in other programs: the options of the default command.
 _RUN = "run"
+_RUN_HELP = "Chat with a model, or answer a prompt."
 
 
 def _as_options(args: list[str]) -> list[str]:
@@ -113,19 +114,22 @@ class Commands(click.Group):
         if not (args[0] in _COMMANDS or args[0].startswith("-") or ctx.resilient_parsing):
             import difflib
 
-            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            word = shlex.quote(args[0])
-            hint = f"swiftchat -p {word} sends it to a model"
-            if Path(args[0]).exists():
-                hint = f"swiftchat -m {word} chats with a model"
-            elif near:
+            words = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
+            near = difflib.get_close_matches(words[0], _COMMANDS, n=1)
+            hint = f"swiftchat -p {shlex.quote(' '.join(words))} sends it to a model"
+            if Path(words[0]).exists():
+                hint = f"swiftchat -m {shlex.quote(words[0])} chats with a model"
+            elif near and len(words) == 1:
                 hint = f"swiftchat {near[0]}"
-            raise UsageError(f"unknown command {args[0]!r}", hint)
+            elif near:
+                hint = f"{hint}; did you mean swiftchat {near[0]}?"
+            raise UsageError(f"unknown command {words[0]!r}", hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items() if text])
+            rows = [(name, text) for name, (_, _, text) in _COMMANDS.items() if text]
+            formatter.write_dl([(f"{_RUN} MODEL [PROMPT]", _RUN_HELP), *rows])
 
 
 @click.group(
@@ -185,9 +189,12 @@ def run_chat(ctx: click.Context, options: dict[str, Any]) -> int:
 
     options["compared"] = compared_models(ctx)
     check_connect(ctx, options)
-    ChatConfig(**options).check()
+    config = ChatConfig(**options)
+    config.check()
+    # A one-shot goes on with the last answer of any kind, a chat with the last chat.
+    with_one_shots = _asks_once(config) or not _is_at_terminal()
     with contextlib.closing(autosave_for(options)) as autosave:
-        conversation = conversation_for(ctx, options)
+        conversation = conversation_for(ctx, options, with_one_shots=with_one_shots)
         config = ChatConfig(**options)
         config.check()
         conversation.system = config.system_text()
@@ -227,15 +234,12 @@ def _is_oneshot(config: "ChatConfig") -> bool:
     as_json = config.json or config.stream_json
     if config.prompt_logprobs is not None and not as_json:
         raise UsageError("--prompt-logprobs needs JSON", "add --json")
-    at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    at_terminal = _is_at_terminal()
     if config.interactive and (as_json or config.no_template or not at_terminal):
         raise UsageError(
             "-i needs a terminal and cannot be combined with JSON or --no-template", "leave out -i"
         )
-    has_oneshot_option = (
-        config.prompt is not None or as_json or config.no_template or config.extract
-    )
-    if at_terminal and not has_oneshot_option:
+    if at_terminal and not _asks_once(config):
         if config.samples > 1:
             raise UsageError("--samples is for one prompt", "give it with -p; /regen answers again")
         if config.compared:
@@ -249,6 +253,16 @@ def _is_oneshot(config: "ChatConfig") -> bool:
     return True
 
 
+def _is_at_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _asks_once(config: "ChatConfig") -> bool:
+    """Return whether the options ask for one answer, also at a terminal."""
+    as_json = config.json or config.stream_json
+    return config.prompt is not None or as_json or config.no_template or config.extract
+
+
 def _run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Autosave") -> int:
     """Answer one prompt, then start the interactive chat with -i; return the exit code."""
     from swiftchat.chat.history.conversation import title_of
@@ -257,6 +271,8 @@ def _run_once(config: "ChatConfig", conversation: "Conversation", autosave: "Aut
     text = prompt_text(config)
     question = config.opening if config.prompt in (None, "-") else config.prompt
     conversation.title = conversation.title or title_of(question or text)
+    if not conversation.tree:
+        conversation.is_one_shot = not config.interactive
     conversation.add("user", text)
     try:
         if not config.interactive:
@@ -321,7 +337,8 @@ def _run() -> None:
         raise click.exceptions.Exit(completed)
     is_help = {"--help", "-h", "--version"} & set(sys.argv)
     values, project = {}, None
-    if not is_help:
+    # A file that cannot be read can be edited.
+    if not is_help and sys.argv[1:3] != ["config", "edit"]:
         values, project = load_config_file(), current_project()
         values |= project.values if project else {}
     # `token_file` is that of --connect; serve's option of this name is another.

@@ -69,8 +69,12 @@ def with_first_model(config: "ChatConfig") -> "ChatConfig":
     return replace(config, model=pick_first_model(is_redrawn=not is_accessible(config, os.environ)))
 
 
-def conversation_for(ctx: click.Context, options: dict[str, Any]) -> Conversation:
+def conversation_for(
+    ctx: click.Context, options: dict[str, Any], *, with_one_shots: bool
+) -> Conversation:
     """Return a new conversation or the one to continue; update the options it or a role sets.
+
+    The last one that --continue means may be a one-shot `with_one_shots`.
 
     Precedence: flags and environment variables, the role, the conversation, the project file and
     its role, the configuration file.
@@ -91,7 +95,7 @@ def conversation_for(ctx: click.Context, options: dict[str, Any]) -> Conversatio
     if role is not None and "role" in given:
         _apply(ctx, options, given, {**role.settings, "system": role.system or None})
         options["opening"] = role.prompt
-    conversation = Conversation() if is_new else _continued(ctx, options, given)
+    conversation = Conversation() if is_new else _continued(ctx, options, given, with_one_shots)
     if role is not None and "role" not in given:
         given |= ctx.obj.values.keys()
         # A conversation that is continued keeps its system prompt, also if it has none.
@@ -101,11 +105,13 @@ def conversation_for(ctx: click.Context, options: dict[str, Any]) -> Conversatio
     return conversation
 
 
-def _continued(ctx: click.Context, options: dict[str, Any], given: set[str]) -> Conversation:
+def _continued(
+    ctx: click.Context, options: dict[str, Any], given: set[str], with_one_shots: bool
+) -> Conversation:
     """Return the conversation to continue; set the options that are saved with it."""
     from swiftchat.chat.history.store import load_session
 
-    conversation = load_session(options["session"])
+    conversation = load_session(options["session"], with_one_shots=with_one_shots)
     settings, problems = saved_settings(conversation.settings)
     for problem in problems:
         print_notice(f"warning: a setting of this conversation is left out: {problem}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from swiftchat.chat.endpoint.answers import Piece
-from swiftchat.chat.endpoint.generation import Choice, Format, usage
+from swiftchat.chat.endpoint.generation import Choice, Format, finish_reason, usage
 from swiftchat.chat.endpoint.logprobs import chat_logprobs
 from swiftchat.chat.endpoint.messages import template_messages
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest
@@ -147,4 +147,4 @@ class ChatFormat(Format):
 
 
 def _finish_reason(answer: Answer) -> str | None:
-    return "tool_calls" if answer.tool_calls else answer.finish_reason
+    return "tool_calls" if answer.tool_calls else finish_reason(answer)

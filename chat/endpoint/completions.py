@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from swiftchat.chat.endpoint.answers import Piece
-from swiftchat.chat.endpoint.generation import Choice, Format, usage
+from swiftchat.chat.endpoint.generation import Choice, Format, finish_reason, usage
 from swiftchat.chat.endpoint.logprobs import completion_logprobs
 from swiftchat.chat.endpoint.requests import CompletionRequest
 from swiftchat.chat.model.answer_group import AnswerGroup
@@ -50,7 +50,7 @@ class CompletionFormat(Format):
     def last_chunk(self, choice: Choice) -> dict[str, Any]:
         answer = choice.answer
         logprobs = self._new_logprobs(choice, answer.num_tokens)
-        return self._chunk(_object(choice, "", logprobs, answer.finish_reason))
+        return self._chunk(_object(choice, "", logprobs, finish_reason(answer)))
 
     def usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any] | None:
         if not self._body.includes_usage:
@@ -64,7 +64,7 @@ class CompletionFormat(Format):
     def _whole(self, choice: Choice) -> dict[str, Any]:
         answer = choice.answer
         logprobs = self._new_logprobs(choice, answer.num_tokens)
-        return _object(choice, answer.text, logprobs, answer.finish_reason)
+        return _object(choice, answer.text, logprobs, finish_reason(answer))
 
     def _new_logprobs(self, choice: Choice, num_tokens: int) -> dict[str, Any] | None:
         start, choice.num_reported = choice.num_reported, num_tokens

@@ -77,6 +77,11 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
+def finish_reason(answer: Answer) -> str | None:
+    """Return the reason in OpenAI's words: an answer that repeated itself was cut off."""
+    return "length" if answer.finish_reason == "loop" else answer.finish_reason
+
+
 async def respond(
     request: Request,
     answers: Answers,

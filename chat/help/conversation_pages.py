@@ -32,8 +32,9 @@ Type these at the prompt; Tab completes them.
 _SESSIONS = """\
 Every conversation is saved while you chat, in one file that only you can read.
 
-  swiftchat -c                        continue the last conversation
-  swiftchat sessions                  list conversations
+  swiftchat -c                        continue the last chat
+  swiftchat -c -p "And then?"         continue the last answer of -p, or chat
+  swiftchat sessions                  list chats; --all: one-shots (-p, pipes) too
   swiftchat sessions search tides     search for words
   swiftchat --session 3f2a            continue the one whose ID begins with 3f2a
   swiftchat sessions export 3f2a talk.md

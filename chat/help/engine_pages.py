@@ -7,11 +7,11 @@ _MODELS = """\
   swiftchat models qwen3              list all forms of the models of that name
   swiftchat use qwen3:8b              download it and make it the default
   swiftchat use                       pick one from a list; so does /model
-  swiftchat download qwen3:8b         download only
+  swiftchat download qwen3:8b         download only; also: pull
   swiftchat download OWNER/NAME       another model of huggingface.co
   swiftchat download OWNER/NAME:Q4_K_M    one type of a repository of GGUF files
-  swiftchat -m qwen3:8b               chat with it
-  swiftchat list                      list the models on this machine
+  swiftchat -m qwen3:8b               chat with it; also: swiftchat run qwen3:8b
+  swiftchat list                      list the models on this machine; also: ls
   swiftchat show qwen3:8b             its memory needs, and what fits here
   swiftchat rm qwen3:8b               delete it
 

@@ -30,6 +30,7 @@ the project), role and sampling parameters. Other keys, and the file of another
 user, are ignored with a warning.
 
   swiftchat config show               print every setting and its origin
+  swiftchat config edit               open the file in $EDITOR, with all options
   swiftchat config path               print the path of the file
 
 Colors: theme is auto, dark, light, harbor, ember, paper or none. auto asks the
@@ -41,6 +42,10 @@ changes parts of a theme:
   colors = "question=bold bright_blue,code=red"
 
 The parts are {{colors}}.
+
+announce = "off" leaves out the window title, the prompt marks (OSC 133) and
+the bell or notification after an answer of more than 10 s, which terminals
+that are known to take them get.
 
 Other variables: HF_TOKEN (downloads), NO_COLOR, FORCE_COLOR, ACCESSIBLE,
 EDITOR, FORCE_HYPERLINK (1 or 0: whether the terminal takes links).

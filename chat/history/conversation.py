@@ -49,9 +49,10 @@ class Message:
     """A message and its predecessor; `parent` None starts a conversation.
 
     `model` to `seconds` are set for answers. `params` are the sampling parameters;
-    `finish_reason` is `stop`, `length`, `interrupt`, `error` or `edit` (written by the user), and
-    None while the answer is generated (and afterwards if the program was killed). `tool_calls` are
-    the calls at the end of an answer; a message of the role `tool` has the result of its only call.
+    `finish_reason` is `stop`, `length`, `loop` (it repeated itself), `interrupt`, `error` or `edit`
+    (written by the user), and None while the answer is generated (and afterwards if the program was
+    killed). `tool_calls` are the calls at the end of an answer; a message of the role `tool` has
+    the result of its only call.
     """
 
     role: Role
@@ -92,9 +93,10 @@ class Conversation:
     """A system prompt and a tree of messages; `tip` is the end of the current path.
 
     Moving the tip never changes the tree, so no message is lost. `tree` lists parents before their
-    children. `settings` are options, named as in the configuration file. `unsaved` is an ordered
-    set of the messages that the store lacks or has in an older version. `last_turn` has the ids
-    that the next prompt reuses.
+    children. `settings` are options, named as in the configuration file. `is_one_shot` says
+    that all its questions came with -p or from a pipe. `unsaved` is an ordered set of the messages
+    that the store lacks or has in an older version. `last_turn` has the ids that the next prompt
+    reuses.
     """
 
     system: str | None = None
@@ -103,6 +105,7 @@ class Conversation:
     title: str = ""
     created: float = field(default_factory=time.time)
     settings: dict[str, Any] = field(default_factory=dict)
+    is_one_shot: bool = False
     tree: list[Message] = field(default_factory=list)
     tip: Message | None = None
     unsaved: dict[Message, None] = field(default_factory=dict)
@@ -117,6 +120,11 @@ class Conversation:
             path.append(message)
             message = message.parent
         return path[::-1]
+
+    @property
+    def is_taken_back(self) -> bool:
+        """Whether there are messages, but none on the current path."""
+        return self.tip is None and bool(self.tree)
 
     @property
     def context_used(self) -> int | None:
@@ -185,11 +193,16 @@ class Conversation:
             self.tip = self.tip.parent
         return True
 
-    def branches(self) -> list[Message]:
-        """Return the last messages of all paths, depth first: siblings are adjacent."""
-        children: dict[Message | None, list[Message]] = defaultdict(list)
+    def children(self) -> defaultdict[Message | None, list[Message]]:
+        """Return the messages that follow each message, and None: the first ones."""
+        children: defaultdict[Message | None, list[Message]] = defaultdict(list)
         for message in self.tree:
             children[message.parent].append(message)
+        return children
+
+    def branches(self) -> list[Message]:
+        """Return the last messages of all paths, depth first: siblings are adjacent."""
+        children = self.children()
         leaves: list[Message] = []
         stack = children[None][::-1]
         while stack:

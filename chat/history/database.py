@@ -1,9 +1,10 @@
 """The SQLite file with the conversations: its tables, and how it is opened and upgraded.
 
 `sessions` has a row for each conversation: `name` is given by the user, `settings` are options as
-JSON, `tip` is the id of the message at the end of the current path. `messages` are the nodes of the
-trees, `parent` is NULL at a root; `params` are sampling parameters as JSON, `finish_reason` is NULL
-while an answer is generated, `tool_calls` is a JSON list or NULL. Times are seconds since 1970.
+JSON, `tip` is the id of the message at the end of the current path, `is_one_shot` is 0 for a
+chat. `messages` are the nodes of the trees, `parent` is NULL at a root; `params` are sampling
+parameters as JSON, `finish_reason` is NULL while an answer is generated, `tool_calls` is a JSON
+list or NULL. Times are seconds since 1970.
 `search` indexes the contents by trigrams, to find parts of words and words of languages without
 spaces; answers that grow, or whose program was killed, are not in it and are searched as they are.
 `folded` is the content without upper case, NULL for ASCII. `used` counts the saves of all
@@ -103,6 +104,12 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         f"""CREATE TRIGGER messages_update
             AFTER UPDATE OF content, folded, role, finish_reason ON messages BEGIN
             {_index("old", "'delete'")} {_index("new")} END""",
+    ),
+    (
+        "ALTER TABLE sessions ADD COLUMN is_one_shot INTEGER NOT NULL DEFAULT 0",
+        # Older versions did not know: no one has come back to these.
+        """UPDATE sessions SET is_one_shot = 1 WHERE name IS NULL AND
+            (SELECT count(*) FROM messages WHERE session = sessions.id AND role = 'user') = 1""",
     ),
 )
 

@@ -105,13 +105,19 @@ def _total(widths: Iterable[int]) -> int:
 
 def print_found(found: "Found") -> None:
     """Print one search result, with the match in bold on a terminal."""
-    head = f"{found.session_id[:SHORT_ID]}  {sanitize(found.title)}  "
+    head = f"{found.session_id[:SHORT_ID]}  {found.title}"
+    print_match(head, found.excerpt, found.start, found.end)
+
+
+def print_match(head: str, excerpt: str, start: int, end: int) -> None:
+    """Print where a match is and its excerpt, in which it is bold on a terminal."""
+    head = f"{sanitize(head)}  "
     if not sys.stdout.isatty():
-        print(f"{head}\t{sanitize(found.excerpt)}")
+        print(f"{head}\t{sanitize(excerpt)}")
         return
     from rich.console import Console
     from rich.text import Text
 
-    text = Text(sanitize(found.excerpt))
-    text.stylize("bold", found.start, found.end)
+    text = Text(sanitize(excerpt))
+    text.stylize("bold", start, end)
     Console(highlight=False, soft_wrap=True).print(Text(head, "dim"), text, sep="\n    ")

@@ -38,6 +38,7 @@ def conversation_of(
         text_of(session["title"]) or "",
         time_of(session["created"]) or 0.0,
         settings_of(json_of(session["settings"])),
+        bool(session["is_one_shot"]),
         found,
         messages.get(session["tip"]),
     )
@@ -75,6 +76,7 @@ def session_row(conversation: Conversation) -> dict[str, Any]:
         "title": _value(conversation.title),
         "system": _value(conversation.system),
         "settings": _value(conversation.settings),
+        "is_one_shot": conversation.is_one_shot,
         "tip": conversation.tip and conversation.tip.id,
         "created": conversation.created,
         "updated": time.time(),

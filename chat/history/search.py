@@ -119,22 +119,25 @@ def _parameters(words: Sequence[str]) -> dict[str, str]:
 
 
 def _found(row: Any, words: list[str]) -> Found:
-    content = unicodedata.normalize("NFC", text_of(row["content"]) or "")
+    return Found(
+        text_of(row["session_id"]) or "",
+        text_of(row["name"]) or text_of(row["title"]) or "",
+        text_of(row["role"]) or "",
+        time_of(row["created"]) or 0.0,
+        *excerpt_of(text_of(row["content"]) or "", words),
+    )
+
+
+def excerpt_of(content: str, words: Sequence[str]) -> tuple[str, int, int]:
+    """Return a line around the first match of folded words, and the place of the match in it."""
+    content = unicodedata.normalize("NFC", content)
     start, end = _first_match(content, words)
     before = _one_line(
         ("…" if start > _CONTEXT else "") + content[max(0, start - _CONTEXT) : start]
     )
     word = _one_line(content[start:end])
     after = content[end : end + _CONTEXT] + ("…" if len(content) > end + _CONTEXT else "")
-    return Found(
-        text_of(row["session_id"]) or "",
-        text_of(row["name"]) or text_of(row["title"]) or "",
-        text_of(row["role"]) or "",
-        time_of(row["created"]) or 0.0,
-        before + word + _one_line(after),
-        len(before),
-        len(before) + len(word),
-    )
+    return before + word + _one_line(after), len(before), len(before) + len(word)
 
 
 def _first_match(content: str, words: Sequence[str]) -> tuple[int, int]:

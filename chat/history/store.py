@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swiftchat.chat.history.conversation import MESSAGE_FIELDS, Conversation
+from swiftchat.chat.history.conversation import MESSAGE_FIELDS, SHORT_ID, Conversation
 from swiftchat.chat.history.database import connect, is_damage, open_database, transaction
 from swiftchat.chat.history.fields import json_of, settings_of, text_of, time_of
 from swiftchat.chat.history.rows import conversation_of, message_row, session_row
@@ -30,10 +30,10 @@ _MESSAGE = f"""
     VALUES (:id, :session, :parent, :{", :".join(_COLUMNS)})
     ON CONFLICT (id) DO UPDATE SET {", ".join(f"{name} = :{name}" for name in _COLUMNS)}"""
 _SESSION = """
-    INSERT INTO sessions (id, name, title, system, settings, tip, created, updated)
-    VALUES (:id, :name, :title, :system, :settings, :tip, :created, :updated)
+    INSERT INTO sessions (id, name, title, system, settings, is_one_shot, tip, created, updated)
+    VALUES (:id, :name, :title, :system, :settings, :is_one_shot, :tip, :created, :updated)
     ON CONFLICT (id) DO UPDATE SET name = :name, title = :title, system = :system,
-        settings = :settings, tip = :tip, updated = :updated"""
+        settings = :settings, is_one_shot = :is_one_shot, tip = :tip, updated = :updated"""
 
 
 class SessionStore:
@@ -88,26 +88,29 @@ class SessionStore:
             self._warn(f"damaged messages of this conversation were left out: {num_damaged}")
         return conversation
 
-    def recent(self, limit: int = -1) -> list[dict[str, Any]]:
-        """Return conversations, the last used first.
+    def recent(self, limit: int = -1, *, with_one_shots: bool = False) -> list[dict[str, Any]]:
+        """Return chats, or all conversations, the last used first.
 
-        Keys: id, name, title, model, created, updated, num_messages, num_questions.
+        Keys: id, name, title, model, is_one_shot, created, updated, num_messages.
         """
         rows = self._rows(
-            """SELECT id, name, title, settings, created, updated,
-                (SELECT count(*) FROM messages WHERE session = sessions.id) AS num_messages,
-                (SELECT count(*) FROM messages WHERE session = sessions.id AND role = 'user')
-                    AS num_questions
-            FROM sessions ORDER BY used DESC, id LIMIT ?""",
+            """SELECT id, name, title, settings, is_one_shot, created, updated,
+                (SELECT count(*) FROM messages WHERE session = sessions.id) AS num_messages
+            FROM sessions WHERE NOT is_one_shot OR ? ORDER BY used DESC, id LIMIT ?""",
+            with_one_shots,
             limit,
         )
         found = [dict(row) for row in rows]
         for row in found:
             row["model"] = text_of(settings_of(json_of(row.pop("settings"))).get("model"))
             row["title"], row["name"] = text_of(row["title"]) or "", text_of(row["name"])
+            row["is_one_shot"] = bool(row["is_one_shot"])
             row["created"] = time_of(row["created"]) or 0.0
             row["updated"] = time_of(row["updated"]) or 0.0
         return [row for row in found if isinstance(row["id"], str)]
+
+    def num_one_shots(self) -> int:
+        return int(self._rows("SELECT count(*) FROM sessions WHERE is_one_shot")[0][0])
 
     def find(self, id_or_name: str) -> str:
         """Return the id of the conversation with this name or beginning of an id.
@@ -227,14 +230,22 @@ def open_store() -> SessionStore:
     return SessionStore(sessions_path(), lambda text: print_notice(f"warning: {text}"))
 
 
-def load_session(id_or_name: str | None) -> Conversation:
-    """Load the conversation with this name or beginning of an id, by default the last one."""
+def load_session(id_or_name: str | None, *, with_one_shots: bool) -> Conversation:
+    """Load the conversation with this name or beginning of an id, by default the last one.
+
+    That is the last chat, or with `with_one_shots` the last conversation of any kind.
+    """
     with open_store() as store:
         if id_or_name is not None:
             return store.load(store.find(id_or_name))
-        last = store.recent(1)
+        last = store.recent(1, with_one_shots=True)
+        if last and last[0]["is_one_shot"] and not with_one_shots:
+            hint = f"--session {last[0]['id'][:SHORT_ID]} continues the last one-shot"
+            last = store.recent(1)
+        else:
+            hint = "swiftchat starts one"
         if not last:
-            raise UsageError("there is no conversation to continue", "swiftchat starts one")
+            raise UsageError("there is no conversation to continue", hint)
         return store.load(last[0]["id"])
 
 

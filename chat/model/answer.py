@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.known_answer import KnownAnswer
+from swiftchat.chat.model.loop_stop import LoopStop
 from swiftchat.chat.model.reasoning import (
     ReasoningFormat,
     ReasoningSplitter,
@@ -44,10 +45,10 @@ class Answer:
     `text` is the answer so far, `reasoning` the text of the reasoning. `ids` are the sampled ids,
     which may be more than `text` uses (`num_tokens`); `logprobs` are theirs, if the parameters
     request them, and `prompt_logprobs` those of the prompt's tokens but the first.
-    `finish_reason` is None while generating, then `stop` (end token or stop string),
-    `length` or `interrupt`. `result` is the engine's report, None if the answer was interrupted
-    before. `tool_calls` are the calls of a complete answer; `text` is without them. An answer that
-    is a call of `ToolFormat.direct` is replaced by the answer to another prompt.
+    `finish_reason` is None while generating, then `stop` (end token or stop string), `length`,
+    `loop` (it repeated itself) or `interrupt`. `result` is the engine's report, None if the answer
+    was interrupted before. `tool_calls` are the calls of a complete answer; `text` is without them.
+    An answer that is a call of `ToolFormat.direct` is replaced by the answer to another prompt.
     `num_left_out` tokens of old messages are not in the prompt, and `num_slid` tokens were dropped
     from the middle of the context while the answer was generated. `beams` are the answers of a beam
     search, of which this is the first, with its `beam_score`; all come at the end. Iterating does
@@ -116,6 +117,7 @@ class Answer:
         self._last_token: float | None = None
         self._decoder = tokenizer.stream()
         self._stops = StopMatcher(stops)
+        self._loop = LoopStop(is_on=self.params.loop_stop == "on")
         self._reasoning: list[str] = []
         is_thinking = reasoning is not None and opens_reasoning(prompt, reasoning)
         self._splitter = ReasoningSplitter(reasoning, is_thinking=is_thinking)
@@ -142,9 +144,13 @@ class Answer:
         for event in self._generation:
             match event:
                 case Tokens(ids, logprobs):
+                    ids = ids[: self._loop.push(ids)]
                     self.ids += ids
-                    self.logprobs += logprobs
+                    self.logprobs += logprobs[: len(ids)]
                     yield from self._push(ids)
+                    if self._loop.found and self.finish_reason is None:
+                        self._generation.cancel()
+                        yield from self._end("loop")
                 case Beam(ids, score):
                     self.beams.append(event)
                     if len(self.beams) == 1:
@@ -193,7 +199,9 @@ class Answer:
 
     @property
     def limit(self) -> str | None:
-        """What ended the answer early: `max_tokens`, `context`, or None."""
+        """What ended the answer early: `max_tokens`, `context`, `loop`, or None."""
+        if self.finish_reason == "loop":
+            return "loop"
         if self.finish_reason != "length":
             return None
         limit = self.params.max_tokens

@@ -8,6 +8,7 @@ from swiftchat.chat.attachments.user_text import read_text
 from swiftchat.chat.options.chat_options import FILE_NAMES, option_name, typed
 from swiftchat.chat.options.parameter import shown
 from swiftchat.chat.options.user_files import config_path
+from swiftchat.chat.terminal.output import print_notice
 from swiftchat.errors import UsageError
 
 # tomllib needs memory that grows with the square of the number of parts of a key.
@@ -42,7 +43,7 @@ def read_options(values: Mapping[str, Any], known: Collection[str], source: str)
     for name, value in values.items():
         option = option_name(name)
         if option not in known:
-            raise _unknown_option(source, name, known)
+            raise UsageError(f"{source}: unknown option {shown(name)}", _hint_on(name, known))
         if option in found:
             raise UsageError(f"{source}: {option} is set twice", f"remove one: {shown(name)}")
         found |= typed({option: value}, f"{source}: ")
@@ -52,7 +53,8 @@ def read_options(values: Mapping[str, Any], known: Collection[str], source: str)
 def load_config_file() -> dict[str, Any]:
     """Return the values of the configuration file by option name, {} without a file.
 
-    Raises `UsageError` for invalid TOML and as `read_options` does.
+    An unknown option is a warning: another version may know it. Raises `UsageError` for invalid
+    TOML, an option that is set twice, and an invalid value.
     """
     path = config_path()
     if not path.is_file():
@@ -61,12 +63,16 @@ def load_config_file() -> dict[str, Any]:
         values = parse_toml(read_text(str(path)).told())
     except ValueError as error:
         raise UsageError(f"{path}: {error}", "correct the file, or remove it") from error
+    for name in [name for name in values if option_name(name) not in FILE_NAMES]:
+        del values[name]
+        hint = _hint_on(name, FILE_NAMES)
+        print_notice(f"warning: {path}: unknown option {shown(name)} is left out; {hint}")
     return read_options(values, FILE_NAMES, str(path))
 
 
-def _unknown_option(source: str, name: str, known: Collection[str]) -> UsageError:
+def _hint_on(name: str, known: Collection[str]) -> str:
+    """Return a hint on the unknown name of an option."""
     import difflib
 
     near = difflib.get_close_matches(name[:80].replace("-", "_"), known, n=1)
-    hint = f"did you mean {near[0]}?" if near else "swiftchat chat --help lists the options"
-    return UsageError(f"{source}: unknown option {shown(name)}", hint)
+    return f"did you mean {near[0]}?" if near else "swiftchat chat --help lists the options"

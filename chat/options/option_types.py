@@ -71,7 +71,8 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # not generic before c
         self._parameter = parameter
 
         self.rule = parameter.rule
-        self.is_choice = isinstance(parameter, ChoiceParameter)  # which may have true and false
+        # Which may be true and false.
+        self.choices = parameter.choices if isinstance(parameter, ChoiceParameter) else ()
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         found = self._parameter
@@ -122,7 +123,7 @@ class ChatOption(click.Option):
             case bool():
                 if self.is_flag:
                     return value
-                if isinstance(self.type, Number) and self.type.is_choice:
+                if isinstance(self.type, Number) and self.type.choices:
                     return str(value).lower()
             case int() | float():
                 # Python writes no more than 4300 digits.

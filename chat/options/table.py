@@ -31,6 +31,7 @@ from swiftchat.chat.options.spec import choice, flag, many, number, once, option
 from swiftchat.chat.terminal.theme import THEMES
 from swiftchat.engine.api.params import (
     EARLY_STOPPING,
+    LOOP_STOPS,
     MAX_COUNT,
     MAX_LOGPROBS,
     MAX_SAMPLES,
@@ -122,7 +123,7 @@ class Options:
         "-c",
         "--continue",
         env=False,
-        help="Continue the last conversation.",
+        help="Continue the last chat; with -p the last answer of -p, too.",
         section="Conversations",
     )
     session: str | None = once(
@@ -148,6 +149,9 @@ class Options:
         section="Answer",
     )
     min_tokens: int | None = number("Minimum length of an answer in tokens.", "min_new_tokens")
+    loop_stop: str | None = choice(
+        LOOP_STOPS, "End an answer that repeats the same 40 tokens five times (on)."
+    )
     stop: tuple[str, ...] = texts("Stop before this text (repeatable).")
     ban: tuple[str, ...] = texts("Never write this text (repeatable).")
     logit_bias: tuple[str, ...] = texts(
@@ -287,6 +291,11 @@ class Options:
         type=Colors(), help="Colors of parts, as question=bold blue,code=red."
     )
     accessible: bool = flag(help="For screen readers: no redrawing, speaker labels.")
+    announce: str = option(
+        type=click.Choice(["auto", "off"]),
+        default="auto",
+        help="Title, prompt marks, a bell after long answers, if the terminal takes them.",
+    )
     editing_mode: str = option(
         type=click.Choice(["emacs", "vi"]), default="emacs", help="Keys of the input line."
     )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from swiftchat.chat.attachments.attachment import folded
 from swiftchat.chat.history.conversation import Message
 from swiftchat.chat.history.transcript import author
 from swiftchat.chat.render.blocks import BlockStream
@@ -24,7 +25,7 @@ def conversation_rows(style: Style, messages: Sequence[Message], width: int) -> 
     rows: list[str] = []
     for message in messages:
         if message.role == "user":
-            rows += question_rows(style, message.content, width)
+            rows += question_rows(style, folded(message.content), width)
         elif message.role == "assistant":
             if message.content or message.reasoning or not message.tool_calls:
                 rows += _answer_rows(style, message, width)

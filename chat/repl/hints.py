@@ -10,6 +10,7 @@ from swiftchat.weights.files.private import create_private_folder, open_private
 _HINTS = {
     "start": "chats are saved: swiftchat -c continues the last one, --no-save saves nothing",
     "stopped": "/continue extends a stopped answer, /regen answers again",
+    "length": "/continue extends an answer that max_tokens has ended",
     "code": "/copy code copies the code",
     "path": "a path is sent as text; /read PATH attaches the file",
     "undone": "what /undo takes back stays: /branches lists it, /switch N returns to it",

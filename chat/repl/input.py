@@ -181,6 +181,10 @@ class _History(FileHistory):
         super().__init__(filename)
         self._pastes = pastes
 
+    def load_history_strings(self) -> Iterable[str]:
+        # What was pasted in an earlier chat is as long as then.
+        return map(self._pastes.fold_entry, super().load_history_strings())
+
     def store_string(self, string: str) -> None:
         # A full disk must not lose the message. Invalid UTF-8 from the terminal becomes surrogates,
         # which cannot be encoded. Placeholders of pastes are valid only in this chat. A file keeps
@@ -258,7 +262,7 @@ class _CommandCompleter(Completer):
                 yield Completion(text, -len(typed), display_meta=sanitize(offered[text]))
             if matches:
                 return
-        takes_paths = name == "/read" or name.startswith("!")
+        takes_paths = name in ("/read", "/attach") or name.startswith("!")
         if name.startswith("/"):
             takes_paths = takes_paths or _is_path(last_word(rest)[0])
         if has_more and takes_paths:

@@ -1,6 +1,7 @@
 """The interactive loop: read a line, run a command or answer a message, repeat."""
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +31,10 @@ from swiftchat.chat.slash.command import Next
 from swiftchat.chat.slash.registry import BY_NAME, complete_argument, is_command, run
 from swiftchat.chat.slash.sessions import show_end
 from swiftchat.chat.slash.state import ChatState
+from swiftchat.chat.terminal.announcements import Announcements
 from swiftchat.chat.terminal.error_report import print_error
 from swiftchat.chat.terminal.keyboard import Keyboard
-from swiftchat.chat.terminal.output import print_notice
+from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.terminal.status_line import StatusLine
 from swiftchat.chat.terminal.streams import theme_stderr
 from swiftchat.chat.tools.toolbox import Toolbox
@@ -100,9 +102,14 @@ class Repl:
             keyboard=keyboard or Keyboard(),
             toolbox=toolbox or Toolbox([]),
         )
+        self._announcements = Announcements(
+            os.environ,
+            write,
+            is_on=config.announce == "auto" and sys.stdout.isatty() and not self._is_accessible,
+        )
         self._hints = Hints(None if config.quiet else hints_file(), print_notice)
         self._interrupts = InterruptTimer()
-        self._turns = TurnRunner(self.state, self._hints, self._interrupts)
+        self._turns = TurnRunner(self.state, self._hints, self._interrupts, self._announcements)
         self._asks_background = False
         self._prompt = self._input_line(keyboard)
 
@@ -123,6 +130,7 @@ class Repl:
         try:
             return self._loop()
         finally:
+            self._announcements.close()
             state.autosave.finish(state.conversation)
             state.close_compared()
             state.chat_model.close()  # /model may have replaced the one that the caller closes
@@ -180,6 +188,7 @@ class Repl:
 
     def _handle_safely(self, text: str) -> bool:
         """Handle a line; an error is printed, and the conversation goes on."""
+        self._announcements.begin_output()
         try:
             return self.handle(text)
         except BrokenPipeError:
@@ -190,6 +199,8 @@ class Repl:
                 hint = _ATTACHED_HINT + hint
             print_error(error, debug=self.state.config.debug, hint=hint)
             return True
+        finally:
+            self._announcements.end_output()
 
     def _input_line(self, keyboard: Keyboard | None) -> InputLine | PlainPrompt:
         if is_dumb(os.environ):
@@ -207,6 +218,9 @@ class Repl:
 
     def _read(self) -> str:
         draft, self.state.draft = self.state.draft, ""
+        conversation = self.state.conversation
+        self._announcements.show_title(conversation.name or conversation.title)
+        self._announcements.begin_prompt()
         try:
             return self._prompt.prompt(default=draft, pre_run=self.state.chat_model.prepare)
         except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.document import Document
 from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 
+from swiftchat.chat.attachments.attachment import parts_of
 from swiftchat.chat.terminal.sanitize import sanitize
 
 _MAX_LINES = 20
@@ -64,11 +65,18 @@ class Pastes:
         return _PLACEHOLDER.sub(lambda found: self._texts.get(found[0], ""), line)
 
     def fold(self, text: str) -> str:
-        """Replace the folded texts by their placeholders, and a line that is still too long."""
+        """Replace folded texts, attachments and a line that is still too long by placeholders."""
         text = _PLACEHOLDER.sub("\ufffd", text)
         for placeholder, folded in self._texts.items():
             text = text.replace(folded, placeholder)
+        parts = parts_of(text)
+        text = "".join(self._placeholder(part, label) if label else part for part, label in parts)
         return self.fold_long(text)
+
+    def fold_entry(self, text: str) -> str:
+        """Return an entry of the history: behind the first line of a long one a placeholder."""
+        first, _, rest = self.fold(text).partition("\n")
+        return f"{first}\n{self.fold_paste(self.unfold(rest))}" if rest else first
 
     def label(self, placeholder: str) -> str:
         """Return what the line shows for a placeholder."""

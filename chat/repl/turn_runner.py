@@ -2,11 +2,13 @@
 
 import time
 
+from swiftchat.chat.attachments.attachment import without_attachments
 from swiftchat.chat.history.conversation import Message, title_of
 from swiftchat.chat.history.transcript import author
 from swiftchat.chat.repl.hints import Hints
 from swiftchat.chat.repl.message import message_of
 from swiftchat.chat.slash.state import ChatState
+from swiftchat.chat.terminal.announcements import Announcements
 from swiftchat.chat.terminal.output import print_notice, write
 from swiftchat.chat.turn.chat_view import ChatView
 from swiftchat.chat.turn.turn import Turn
@@ -31,8 +33,15 @@ class InterruptTimer:
 class TurnRunner:
     """Answers the conversation of a chat on the terminal."""
 
-    def __init__(self, state: ChatState, hints: Hints, interrupts: InterruptTimer) -> None:
+    def __init__(
+        self,
+        state: ChatState,
+        hints: Hints,
+        interrupts: InterruptTimer,
+        announcements: Announcements,
+    ) -> None:
         self._state = state
+        self._announcements = announcements
         self._hints = hints
         self._interrupts = interrupts
 
@@ -42,19 +51,21 @@ class TurnRunner:
         Without an answer `typed` becomes the draft, and the next message does the same.
         """
         conversation = self._state.conversation
-        old_tip = conversation.tip
+        old_tip, old_title = conversation.tip, conversation.title
         if edited is not None:
             conversation.tip = edited.parent
         if conversation.tip is None or not conversation.title:
-            # An earlier first message had no answer, or is not on this path.
-            conversation.title = title_of(message_of(typed))
+            conversation.title = title_of(without_attachments(message_of(typed)) or typed)
         conversation.add("user", message)
         self._separate()
+        conversation.is_one_shot = False
         try:
             self._answer_or_restore(old_tip, typed)
         except (Exception, KeyboardInterrupt):
             if conversation.tip is old_tip:
                 self._state.edited = edited
+                conversation.title = old_title or conversation.title
+                self._state.save()
             raise
 
     def regenerate(self) -> None:
@@ -136,11 +147,14 @@ class TurnRunner:
             chat_model, state.config, state.style, state.status, state.keyboard, self._hints.show
         )
         turn = Turn(view, conversation, state.autosave, state.toolbox)
+        began_s = time.monotonic()
         try:
             with state.keyboard.erasing(view.pause):
                 end = turn.run(new_seed, prefix)
         finally:
             state.last_answer = turn.answer or state.last_answer
+            seconds = time.monotonic() - began_s
+            self._announcements.end_answer(seconds, conversation.name or conversation.title)
         if end.is_stopped:
             if not (end.answer.text or end.answer.reasoning):
                 raise KeyboardInterrupt

@@ -118,12 +118,12 @@ def _note(status: int) -> str:
 
 
 def attach(state: ChatState, argument: str) -> None:
-    """Attach new shell output; without any, list the attachments; `none` drops them."""
+    """Attach files, or new shell output; without any, list the attachments; `none` drops them."""
     if argument == "none":
         print(f"dropped {_count(state)} of the next message")
         state.attachments = []
     elif argument:
-        raise UsageError(f"/attach cannot attach {argument!r}", "/read FILE… attaches files")
+        read(state, argument)
     elif state.shell_output is not None:
         _attach(state, [state.shell_output])
         state.shell_output = None
@@ -147,11 +147,12 @@ ATTACH_COMMANDS = (
     ),
     Command(
         "/attach",
-        "[none]",
-        "attach the output of the last !CMD, or list the attachments",
+        "[FILE…|none]",
+        "attach the output of the last !CMD, or files as /read; none drops all",
         attach,
         completion=("none",),
-        details="/attach none drops the attachments of the next message.",
+        details="Without an argument: the output of the last !CMD, or else the list of what is\n"
+        "attached. /attach none drops the attachments of the next message.",
     ),
     Command("!", "CMD", "run a command in the shell", run_shell),
 )

@@ -4,18 +4,21 @@ No message is ever lost: the path that a command leaves stays as a branch.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from swiftchat.chat.attachments.attachment import folded
 from swiftchat.chat.history.conversation import Conversation, Message
 from swiftchat.chat.options.parameter import shown
 from swiftchat.chat.slash.command import Command, Next, count_of
 from swiftchat.chat.slash.sessions import show_end
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.editor import edit_text
-from swiftchat.chat.terminal.output import print_line
+from swiftchat.chat.terminal.output import print_line, print_notice
 from swiftchat.errors import UsageError
 
 _PREVIEW = 36  # characters
 _NUM_SAME = 12  # characters before the difference of two previews
+_MAX_INDENTED = 8  # levels of the tree
 
 
 def undo(state: ChatState, argument: str) -> Next | None:
@@ -32,6 +35,12 @@ def undo(state: ChatState, argument: str) -> Next | None:
 def regenerate(state: ChatState, argument: str) -> Next:
     if not state.conversation.messages:
         raise UsageError("there is no message to answer again", "send a message first")
+    params = state.chat_model.params
+    if params.temperature == 0 and params.beams is None:
+        print_notice(
+            "temperature is 0: with the same settings the answer cannot differ; "
+            "/set temperature 0.7 changes that"
+        )
     return Next.REGENERATE
 
 
@@ -86,27 +95,52 @@ def _branch_notice(conversation: Conversation, old_tip: Message) -> str:
 
 
 def list_branches(state: ChatState, argument: str) -> None:
-    leaves = state.conversation.branches()
+    """Print the tree: a row for each way that messages go on, indented below the one it left."""
+    conversation = state.conversation
+    children, leaves = conversation.children(), conversation.branches()
     if not leaves:
         print("there are no messages yet")
-    current_path = state.conversation.messages
-    ends = _distinct_previews([_line_of(leaf) for leaf in leaves])
-    for number, (leaf, end) in enumerate(zip(leaves, ends, strict=True), 1):
-        path = Conversation(tip=leaf).messages
-        is_current = leaf is state.conversation.tip
-        # Another branch is shown by its first message outside the current path.
-        fork = path[min(_num_common(current_path, path), len(path) - 1)]
-        first = leaf if is_current else fork
-        # Several branches may begin with the same message.
-        preview = end if first is leaf else f"{_preview(_line_of(first))} … {end}"
-        mark = "*" if is_current else " "
-        head = f"{mark}{number:3}  {len(path):3} messages  "
-        print_line(f"{head}{first.role}: {preview}", indent=len(head))
+    path = set(conversation.messages)
+    stack = _ways(children[None], 0)
+    while stack:
+        way = stack.pop()
+        last, num_messages = way.first, 1
+        while len(children[last]) == 1:
+            (last,) = children[last]
+            num_messages += 1
+        # A branch that ends in the middle of a way has no number of its own.
+        mark = "*" if way.first in path else " "
+        number = "" if children[last] else str(leaves.index(last) + 1)
+        head = f"{mark}{number:>3}  {'  ' * min(way.depth, _MAX_INDENTED)}{way.place}"
+        size = f"  ({num_messages} messages)" if num_messages > 1 else ""
+        print_line(f"{head}{way.first.role}: {way.preview}{size}", indent=len(head))
+        stack += _ways(children[last], way.depth + 1)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way that messages go on: its first message, after `depth` others; `place` is `2 of 3`."""
+
+    first: Message
+    depth: int
+    place: str
+    preview: str
+
+
+def _ways(messages: Sequence[Message], depth: int) -> list[_Way]:
+    """Return the ways that begin with these siblings, the last one first."""
+    previews = _distinct_previews([_line_of(message) for message in messages])
+    count = len(messages)
+    ways = [
+        _Way(message, depth, f"{number} of {count}  " if count > 1 else "", preview)
+        for number, (message, preview) in enumerate(zip(messages, previews, strict=True), 1)
+    ]
+    return ways[::-1]
 
 
 def _line_of(message: Message) -> str:
     calls = ", ".join(call.text for call in message.tool_calls if message.role == "assistant")
-    return " ".join((message.content or calls).split())
+    return " ".join((folded(message.content) or calls).split())
 
 
 def _preview(line: str) -> str:
@@ -156,6 +190,6 @@ BRANCH_COMMANDS = (
         details="Your own message returns to the input line; an answer opens in $EDITOR.\n"
         "-1 is the last message. The old messages stay in a branch.",
     ),
-    Command("/branches", "", "list the branches of this conversation", list_branches),
+    Command("/branches", "", "show the branches of this conversation as a tree", list_branches),
     Command("/switch", "N", "switch to branch N", switch),
 )

@@ -5,7 +5,7 @@ import difflib
 import os
 from collections.abc import Mapping
 
-from swiftchat.chat.help.columns import two_columns
+from swiftchat.chat.help.columns import grouped_columns, two_columns
 from swiftchat.chat.help.conversation_pages import KEYS
 from swiftchat.chat.help.pages import PAGES, page, parameter_help
 from swiftchat.chat.help.wrap import page_width, wrapped
@@ -16,6 +16,7 @@ from swiftchat.chat.slash.answer import ANSWER_COMMANDS
 from swiftchat.chat.slash.attach import ATTACH_COMMANDS
 from swiftchat.chat.slash.branches import BRANCH_COMMANDS
 from swiftchat.chat.slash.command import Command, Next
+from swiftchat.chat.slash.find import FIND_COMMANDS
 from swiftchat.chat.slash.models import MODEL_COMMANDS
 from swiftchat.chat.slash.output_format import OUTPUT_FORMAT_COMMANDS
 from swiftchat.chat.slash.roles import ROLE_COMMANDS
@@ -34,12 +35,16 @@ def _help(state: ChatState, argument: str) -> None:
     else:
         width = page_width()
         topics = wrapped(f"/help TOPIC: {', '.join(PAGES)}", width)
-        print(f"{command_table(width)}\n\n{two_columns(KEYS, width)}\n\n{topics}", end="")
+        keys = two_columns(KEYS, width)
+        print(f"{command_table(width)}\n\nKeys:\n{keys}\n\n{topics}", end="")
 
 
 def command_table(width: int = 80) -> str:
-    """Return the slash commands with their summaries, for a terminal of `width` columns."""
-    return two_columns((command.help_row for command in COMMANDS), width)
+    """Return the slash commands in groups with headings, for a terminal of `width` columns."""
+    rows = {
+        heading: [command.help_row for command in commands] for heading, commands in GROUPS.items()
+    }
+    return grouped_columns(rows, width)
 
 
 def _help_about(name: str) -> None:
@@ -66,7 +71,7 @@ def _complete_names(state: ChatState) -> Mapping[str, str]:
     return {command.name: command.summary for command in COMMANDS} | topics
 
 
-COMMANDS: tuple[Command, ...] = (
+_CHAT_COMMANDS = (
     Command(
         "/help",
         "[NAME]",
@@ -76,17 +81,17 @@ COMMANDS: tuple[Command, ...] = (
         completion=_complete_names,
     ),
     Command("/bye", "", "leave", _leave, aliases=("/exit", "/quit")),
-    *SETTINGS_COMMANDS,
-    *ANSWER_COMMANDS,
-    *OUTPUT_FORMAT_COMMANDS,
-    *BRANCH_COMMANDS,
-    *SESSION_COMMANDS,
-    *MODEL_COMMANDS,
-    *ADAPTER_COMMANDS,
-    *TOOL_COMMANDS,
-    *ATTACH_COMMANDS,
-    *ROLE_COMMANDS,
 )
+GROUPS: dict[str, tuple[Command, ...]] = {
+    "This chat": _CHAT_COMMANDS,
+    "Answers": (*ANSWER_COMMANDS, *OUTPUT_FORMAT_COMMANDS),
+    "Turns and branches": BRANCH_COMMANDS,
+    "Attachments": ATTACH_COMMANDS,
+    "Conversations": (*FIND_COMMANDS, *SESSION_COMMANDS),
+    "Settings": SETTINGS_COMMANDS,
+    "Models and tools": (*MODEL_COMMANDS, *ADAPTER_COMMANDS, *TOOL_COMMANDS, *ROLE_COMMANDS),
+}
+COMMANDS = tuple(command for commands in GROUPS.values() for command in commands)
 BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}
 
 

@@ -1,11 +1,15 @@
 """Commands about saved conversations: `/clear`, `/sessions`, `/resume`, `/save`, `/fork`, …"""
 
+import os
 import shlex
+import sys
 
+from swiftchat.chat.attachments.attachment import folded
 from swiftchat.chat.history.conversation import SHORT_ID, Conversation
 from swiftchat.chat.history.listing import Column, format_time, print_found, print_table
-from swiftchat.chat.history.transcript import as_json, as_markdown, write_file
+from swiftchat.chat.history.transcript import as_json, as_markdown, author, write_file
 from swiftchat.chat.options.chat_options import sampling_changes, saved_settings
+from swiftchat.chat.render.style import is_dumb
 from swiftchat.chat.slash.command import Command
 from swiftchat.chat.slash.state import ChatState
 from swiftchat.chat.terminal.output import print_notice, write
@@ -63,15 +67,36 @@ def _complete_sessions(state: ChatState) -> dict[str, str]:
     return {row["name"] or row["id"][:SHORT_ID]: row["title"] for row in others}
 
 
+def _pick(state: ChatState) -> str | None:
+    """Let the user choose another chat; where nothing can be redrawn, list them."""
+    store = state.autosave.store
+    rows = [row for row in store.recent() if row["id"] != state.conversation.id]
+    if not rows:
+        raise UsageError("there is no other chat", "swiftchat sessions --all lists one-shots, too")
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if not is_terminal or is_dumb(os.environ) or state.style.mode == "accessible":
+        list_sessions(state, "")
+        print("/resume ID opens one of them")
+        return None
+    # Imported here: few chats need it.
+    from swiftchat.chat.slash.session_picker import SessionPicker
+
+    def end_of(session_id: str) -> str:
+        try:
+            messages = store.load(session_id).messages[-2:]
+        except SwiftchatError as error:
+            return error.message
+        return "\n".join(f"{author(one)}: {folded(one.content)}" for one in messages)
+
+    with state.keyboard.lent():
+        return SessionPicker(rows, end_of).run()
+
+
 def resume(state: ChatState, argument: str) -> None:
     store = state.autosave.store
-    if argument:
-        session_id = store.find(argument)
-    else:
-        others = (row["id"] for row in store.recent(2) if row["id"] != state.conversation.id)
-        session_id = next(others, "")
-        if not session_id:
-            raise UsageError("there is no other conversation", "/sessions lists them")
+    session_id = store.find(argument) if argument else _pick(state)
+    if session_id is None:
+        return
     conversation = store.load(session_id)
     settings, problems = saved_settings(conversation.settings)
     state.chat_model.set_parameters(sampling_changes(settings))
@@ -88,11 +113,12 @@ def save(state: ChatState, argument: str) -> None:
     conversation = state.conversation
     if not conversation.tree:
         raise UsageError("there is nothing to save yet", "send a message first")
-    old_name, conversation.name = conversation.name, argument or conversation.name
+    before = conversation.name, conversation.is_one_shot
+    conversation.name, conversation.is_one_shot = argument or conversation.name, False
     try:
         state.autosave.store.save(conversation)
     except SwiftchatError:
-        conversation.name = old_name
+        conversation.name, conversation.is_one_shot = before
         raise
     name = conversation.name or conversation.id[:SHORT_ID]
     print(sanitize(f"saved; swiftchat --session {shlex.quote(name)} continues it"))
@@ -139,6 +165,8 @@ def show_end(state: ChatState) -> None:
     about = f"{len(path)} messages" + ("; /show all shows them" if is_cut else "")
     print(sanitize(f"continuing: {conversation.name or conversation.title} ({about})"))
     write("".join(f"{row}\n" for row in rows))
+    if conversation.is_taken_back:
+        print("all turns were taken back; /branches shows them, /switch N returns to one")
     if path and path[-1].interrupted:
         print("this answer was cut off; /continue extends it")
 
@@ -149,10 +177,11 @@ SESSION_COMMANDS = (
     Command(
         "/resume",
         "[ID]",
-        "open another conversation; default: the last one",
+        "open another conversation; without ID choose one",
         resume,
         completion=_complete_sessions,
-        details="ID is the beginning of an id that /sessions shows, or a name given by /save.",
+        details="Without ID, arrows choose a chat, typing filters, Enter opens it.\n"
+        "ID is the beginning of an id that /sessions shows, or a name given by /save.",
     ),
     Command(
         "/save",

@@ -2,10 +2,13 @@
 
 import json
 import sys
+import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from swiftchat.chat.options.option_types import Number
 from swiftchat.chat.terminal.output import print_line, print_notice
 from swiftchat.errors import UsageError
 
@@ -30,6 +33,51 @@ def config_path_command() -> None:
     from swiftchat.chat.options.user_files import config_path
 
     print(config_path())
+
+
+@config.command(name="edit")
+def config_edit() -> None:
+    """Open the configuration file in $EDITOR; a new one has all options as comments."""
+    from swiftchat.chat.options.option_files import load_config_file
+    from swiftchat.chat.options.user_files import config_path
+    from swiftchat.chat.terminal.editor import edit_text
+    from swiftchat.weights.files.output import open_output
+
+    path = config_path()
+    before = path.read_text("utf-8", "replace") if path.is_file() else "".join(_template())
+    text = edit_text(before, ".toml")
+    if text is None or text == before:
+        print_notice("nothing is changed")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_output(path) as file:
+        file.write(text.encode())
+    load_config_file()
+    print_notice(f"written to {path}")
+
+
+def _template() -> Iterator[str]:
+    """Yield the lines of a configuration file that sets nothing."""
+    from swiftchat.chat.options.chat_options import FILE_NAMES, SECTIONS
+
+    yield "# Options of swiftchat: remove the first # of a line, and set the value.\n"
+    for section, options in SECTIONS.items():
+        found = [option for option in options if option.name in FILE_NAMES]
+        yield f"\n# {section}\n" if found else ""
+        for option in found:
+            yield textwrap.indent(textwrap.fill(option.help or "", 96), "#   ") + "\n"
+            yield f"# {option.name} = {_example(option)}\n"
+
+
+def _example(option: click.Option) -> str:
+    """Return the default of an option as TOML, or an example of the right type."""
+    if option.multiple:
+        return "[]"
+    if isinstance(option.default, str | int | float):
+        return json.dumps(option.default)
+    if choices := getattr(option.type, "choices", ()):
+        return json.dumps(choices[0])
+    return "0" if isinstance(option.type, Number) else '""'
 
 
 @config.command(name="show")

@@ -32,34 +32,46 @@ _COLUMNS = (
 )
 _MOST = Whole(1, 10**6)
 _MAX_NOTES = 20  # of a file that is imported
-_NO_SESSIONS = "no saved conversations; chats are saved automatically"
+_NO_SESSIONS = "no saved chats; they are saved automatically"
+_ALL = click.option("--all", "with_one_shots", is_flag=True, help="Also one-shots (-p, pipes).")
 
 
 @click.group(invoke_without_command=True)
+@_ALL
 @click.pass_context
-def sessions(ctx: click.Context) -> None:
+def sessions(ctx: click.Context, with_one_shots: bool) -> None:
     """List, show, search, export, import and remove saved conversations.
 
     ID is the beginning of a conversation's id, or its name (/save NAME). `swiftchat --session ID`
-    continues a conversation, `swiftchat -c` the last one.
+    continues a conversation, `swiftchat -c` the last chat.
     """
     if ctx.invoked_subcommand is None:
-        ctx.invoke(list_sessions)
+        ctx.invoke(list_sessions, with_one_shots=with_one_shots)
+    elif with_one_shots:
+        raise UsageError(
+            f"--all is not an option of sessions {ctx.invoked_subcommand}",
+            "swiftchat sessions --all",
+        )
 
 
 @sessions.command(name="list")
 @click.option("-n", "--most", type=_MOST, help="Show at most this many.")
+@_ALL
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_sessions(most: int | None, as_json: bool) -> None:
-    """List conversations, most recently used first."""
+def list_sessions(most: int | None, with_one_shots: bool, as_json: bool) -> None:
+    """List chats, most recently used first; with --all one-shots, too."""
     with open_store() as store:
-        rows = store.recent(-1 if most is None else most)
+        rows = store.recent(-1 if most is None else most, with_one_shots=with_one_shots)
+        num_hidden = 0 if with_one_shots else store.num_one_shots()
     if as_json:
         _print_json(rows)
-    elif not rows:
-        print_notice(_NO_SESSIONS)
-    else:
+        return
+    if rows:
         _print_rows(rows)
+    else:
+        print_notice(_NO_SESSIONS)
+    if num_hidden:
+        print_notice(f"one-shots that are not listed: {num_hidden}; swiftchat sessions --all")
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
@@ -86,6 +98,11 @@ def show(id_or_name: str, as_json: bool) -> None:
     with open_store() as store:
         conversation = store.load(store.find(id_or_name))
     print(as_json_text(conversation) if as_json else sanitize(as_markdown(conversation)), end="")
+    if conversation.is_taken_back and not as_json:
+        print_notice(
+            f"all turns were taken back; swiftchat --session {conversation.id[:SHORT_ID]}, then "
+            "/branches and /switch N"
+        )
 
 
 @sessions.command()
@@ -182,7 +199,8 @@ def rm(id_or_name: tuple[str, ...], yes: bool) -> None:
     """Delete conversations permanently."""
     with open_store() as store:
         ids = list(dict.fromkeys(store.find(one) for one in id_or_name))
-        titles = {row["id"]: row["name"] or row["title"] for row in store.recent()}
+        rows = store.recent(with_one_shots=True)
+        titles = {row["id"]: row["name"] or row["title"] for row in rows}
         _confirm("rm", f"remove {', '.join(repr(titles[one]) for one in ids)}?", yes)
         store.remove(*ids)
     for one in ids:
@@ -196,9 +214,7 @@ def rm(id_or_name: tuple[str, ...], yes: bool) -> None:
     type=Duration(),
     help="Conversations that were not used for this time: 12h, 90d.",
 )
-@click.option(
-    "--one-shots", is_flag=True, help="Conversations with one question at most and no name."
-)
+@click.option("--one-shots", is_flag=True, help="One-shots: answers to -p and pipes.")
 @click.option("--dry-run", is_flag=True, help="List the conversations, and delete none.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def prune(older_than: float | None, one_shots: bool, dry_run: bool, yes: bool) -> None:
@@ -210,9 +226,9 @@ def prune(older_than: float | None, one_shots: bool, dry_run: bool, yes: bool) -
     with open_store() as store:
         rows = [
             row
-            for row in store.recent()
+            for row in store.recent(with_one_shots=True)
             if (older_than is None or row["updated"] < time.time() - older_than)
-            and (not one_shots or (row["num_questions"] <= 1 and not row["name"]))
+            and (not one_shots or row["is_one_shot"])
         ]
         if not rows:
             print_notice("no conversation matches")

@@ -57,9 +57,11 @@ class ChatView(TurnView):
         if answer.num_slid:
             self.tell(slid_text(answer))
         if answer.limit == "max_tokens":
+            self._hint("length")
+        elif answer.limit == "loop":
             self.tell(
-                f"the answer ended at max_tokens = {answer.params.max_tokens}: /continue extends "
-                "it, /set max_tokens off removes the limit"
+                "the answer ended because it repeats itself: /regen answers again, "
+                "/set loop_stop off lets it go on"
             )
         elif answer.limit == "context":
             self.tell(

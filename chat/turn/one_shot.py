@@ -77,7 +77,7 @@ def answer_prompt(
     if end.is_stopped or end.reason == "interrupt":
         return 130
     limit = end.answer.limit
-    is_incomplete = limit is not None and (limit != "max_tokens" or view.is_json)
+    is_incomplete = limit == "context" or (limit is not None and view.is_json)
     return ContextOverflow.exit_code if is_incomplete else 0
 
 

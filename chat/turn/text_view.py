@@ -76,9 +76,11 @@ class TextView(TurnView):
     def _tell_limit(self, answer: Answer) -> None:
         if answer.num_slid:
             self.warn(slid_text(answer))
-        if answer.limit == "max_tokens":
+        if answer.limit == "max_tokens" and self.is_json:
             self.warn(f"answer ended at its token limit (-n {answer.params.max_tokens})")
-        elif answer.limit is not None:
+        elif answer.limit == "loop":
+            self.warn("answer ended because it repeats itself; --loop-stop off lets it go on")
+        elif answer.limit == "context":
             size = self._info.ctx_size_tokens
             self.warn(
                 f"answer ended at the context limit of {size} tokens; --ctx-size N changes it"

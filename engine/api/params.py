@@ -18,6 +18,7 @@ MAX_BEAMS = 64
 MAX_SAMPLES = 64
 EARLY_STOPPING = ("true", "false", "never")
 SPECULATE = ("auto", "off", "ngram", "draft")
+LOOP_STOPS = ("on", "off")
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,7 @@ class SamplingParams:
     `beams`: beam search with so many beams; None is off. It returns the best `returned_beams`, with
     their scores; `length_penalty`, `early_stopping` and `diversity_rate` are those of `BeamSearch`.
     `temperature` is then 0.
+    `loop_stop` is for the terminal, which ends an answer that repeats itself; the engine goes on.
     `saves_cache`: the KV blocks of prompt and answer are written to the disk, if the engine has a
     cache there.
     """
@@ -240,6 +242,7 @@ class SamplingParams:
     length_penalty: float = 1.0
     early_stopping: str = "false"
     diversity_rate: float = 0.0
+    loop_stop: str = "on"
     saves_cache: bool = False
 
     def __post_init__(self) -> None:
@@ -251,6 +254,9 @@ class SamplingParams:
         if self.speculate not in SPECULATE:
             known = ", ".join(SPECULATE)
             raise UsageError(f"unknown speculate {self.speculate!r}", f"use one of {known}")
+        if self.loop_stop not in LOOP_STOPS:
+            known = ", ".join(LOOP_STOPS)
+            raise UsageError(f"unknown loop_stop {self.loop_stop!r}", f"use one of {known}")
         if self.max_tokens is not None and 0 < self.max_tokens < self.min_tokens:
             raise _contradiction(self, "min_tokens", "max_tokens")
         if self.top_p_decay < 1 and self.top_p_min > self.top_p:

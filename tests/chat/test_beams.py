@@ -35,7 +35,7 @@ def test_samples_are_the_best_answers_of_one_search(program: Program) -> None:
         "## answer 1\n\nBest.\n\n## answer 2\n\nSecond.\n\n## answer 3\n\nThird.\n"
     )
     assert [params.returned_beams for params in program.engine.params] == [3]
-    branches = load_session(None).branches()
+    branches = load_session(None, with_one_shots=True).branches()
     assert [leaf.content for leaf in branches] == ["Best.", "Second.", "Third."]
 
 

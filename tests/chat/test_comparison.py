@@ -25,7 +25,7 @@ def other(program: Program) -> str:
 
 
 def saved() -> Conversation:
-    return load_session(None)
+    return load_session(None, with_one_shots=True)
 
 
 def test_both_answers_stand_under_headings(program: Program, other: str) -> None:

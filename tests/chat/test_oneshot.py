@@ -417,7 +417,15 @@ def test_the_end_at_a_limit_is_told(program: Program) -> None:
     program.engine.answers = [{"text": "abcdef"}]
     result = program.run("-p", "x", "-n", "3")
     assert (result.exit_code, result.stdout) == (0, "abc\n")
-    assert result.stderr == "warning: answer ended at its token limit (-n 3)\n"
+    assert result.stderr == ""  # the user has asked for it
+    program.engine.answers = [{"text": "x" * 250}, {"text": "x" * 250}, {"text": "x" * 250}]
+    program.engine.ctx_size_tokens = 1000
+    result = program.run("-p", "x")
+    assert (result.exit_code, result.stdout) == (0, "x" * 200 + "\n")
+    assert "--loop-stop off" in result.stderr
+    assert json.loads(program.run("-p", "x", "--json").stdout)["finish_reason"] == "loop"
+    assert program.run("-p", "x", "--loop-stop", "off").stdout == "x" * 250 + "\n"
+    program.engine.ctx_size_tokens = 256
     program.engine.answers = [{"text": "abcdef", "limit": 4}]
     result = program.run("-p", "x", "-n", "100", "--json")
     report = json.loads(result.stdout)

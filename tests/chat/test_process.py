@@ -42,12 +42,13 @@ def test_tokens_are_flushed_one_by_one_without_escapes(program: Program) -> None
 @pytest.mark.parametrize("options", [(), ("--raw",)])
 def test_warnings_come_after_the_whole_answer(program: Program, options: tuple[str, ...]) -> None:
     """Rendered as it is by default, and as plain text."""
-    command = program.command({"text": "one two three four"}, options=("-p", "x", "-n", "9"))
+    answer = {"text": "one two three four", "limit": 9}
+    command = program.command(answer, options=("-p", "x"))
     with terminals() as open_terminal:
         terminal = open_terminal([*command, *options], waits=False)
-        text = terminal.wait_for(lambda shown: "(-n 9)" in shown and "one two t" in shown)
+        text = terminal.wait_for(lambda shown: "--ctx-size" in shown and "one two t" in shown)
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    assert lines == ["one two t", "warning: answer ended at its token limit (-n 9)"]
+    assert lines[0] == "one two t" and lines[1].startswith("warning: answer ended at the context")
 
 
 def test_options_before_a_command(program: Program) -> None:

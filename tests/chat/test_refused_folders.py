@@ -127,7 +127,7 @@ def test_nothing_can_be_saved_where_nothing_was_saved(
     if prefix and folder.stat().st_mode & 0o777 == 0:  # there may be some
         assert_error(listed, 8, "Permission denied")
         return
-    assert listed.returncode == 0 and b"no saved conversations" in listed.stderr
+    assert listed.returncode == 0 and b"no saved chats" in listed.stderr
     assert run(*SWIFTCHAT, "sessions", "search", "x").stderr == b"no matches\n"
     assert_error(run(*SWIFTCHAT, "-c", "-p", "x"), 2, "no conversation to continue")
     done = run(*program.command("An answer.", options=("-p", "x")))

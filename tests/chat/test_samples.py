@@ -40,7 +40,7 @@ def test_without_a_seed_each_has_another_one(program: Program) -> None:
 
 def test_the_answers_are_branches_and_the_first_one_goes_on(program: Program) -> None:
     program.run("--samples", "3", "-p", "Why?")
-    conversation = load_session(None)
+    conversation = load_session(None, with_one_shots=True)
     assert [m.content for m in conversation.messages] == ["Why?", "One."]
     assert [leaf.content for leaf in conversation.branches()] == ["One.", "Two.", "Three."]
 

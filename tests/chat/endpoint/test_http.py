@@ -476,3 +476,12 @@ def test_a_missing_package_is_one_error_line(tmp_path: Path) -> None:
         "error: --openai needs the package uvicorn, which is not installed",
         "hint: pip install 'swiftchat[serve]'",
     ]
+
+
+def test_an_answer_that_repeats_itself_is_cut_off(folder: Path) -> None:
+    with serving(folder, "x" * 250, "x" * 250) as served:
+        _, cut = served.chat()
+        assert cut["choices"][0]["finish_reason"] == "length"
+        assert cut["choices"][0]["message"]["content"] == "x" * 200
+        _, whole = served.chat(loop_stop="off")
+        assert whole["choices"][0]["message"]["content"] == "x" * 250

@@ -41,11 +41,11 @@ def test_a_one_shot_is_answered_and_explicit_writes_fail(
     def run(*command: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run([*read_only, *command], input=b"", capture_output=True)
 
-    listed = run(*SWIFTCHAT, "sessions", "list")
+    listed = run(*SWIFTCHAT, "sessions", "list", "--all")
     assert listed.returncode == 0 and b"first question" in listed.stdout
     session_id = listed.stdout.decode().split("\t")[0]
     assert_error(run(*SWIFTCHAT, "sessions", "rm", "-y", session_id), 8)
     result = run(*program.command("An answer.", options=("-c", "-p", "and then?")))
     assert (result.returncode, result.stdout) == (0, b"An answer.\n")
     assert result.stderr.count(b"not saved") == 1
-    assert run(*SWIFTCHAT, "sessions", "list").stdout == listed.stdout
+    assert run(*SWIFTCHAT, "sessions", "list", "--all").stdout == listed.stdout

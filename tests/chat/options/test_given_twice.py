@@ -64,7 +64,10 @@ def test_the_length_of_one_answer_is_not_that_of_the_conversation(
     program = Program(fake_engine.make_folder(tmp_path / "model"), monkeypatch)
     program.engine.answers = [{"text": "A long answer"} for _ in range(3)]
     program.run("-p", "x", "-n", "5", "--min-tokens", "2", "--temp", "0.5")
-    assert load_session(None).settings == {"model": str(program.folder), "temperature": 0.5}
+    assert load_session(None, with_one_shots=True).settings == {
+        "model": str(program.folder),
+        "temperature": 0.5,
+    }
     program.run("-c", "-p", "y")
     assert [params.max_tokens for params in program.engine.params] == [5, None]
     assert program.engine.params[1].min_tokens == 0

@@ -44,6 +44,7 @@ WRONG = {
     "no_repeat_ngram": "-1",
     "min_tokens": "-1",
     "speculate": "fast",
+    "loop_stop": "maybe",
     "speculate_tokens": "16",
     "overflow": "drop",
     "overflow_keep": "-1",
@@ -52,7 +53,12 @@ WRONG = {
     "diversity_rate": "-1",
     "early_stopping": "soon",
 }
-VALUES = {"speculate": "ngram", "overflow": "sliding", "early_stopping": "never"}
+VALUES = {
+    "loop_stop": "off",
+    "speculate": "ngram",
+    "overflow": "sliding",
+    "early_stopping": "never",
+}
 NUMBERS = [name for name, one in PARAMETERS.items() if isinstance(one, Parameter)]
 
 

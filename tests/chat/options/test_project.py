@@ -184,15 +184,15 @@ def test_a_session_takes_precedence_over_the_project(run: Run, folder: Path) -> 
     (roles_folder() / "review.md").write_text("---\nprompt: Go.\n---\nReview.")
     done = run("-m", "model", "-p", "x", "--top-k", "3")
     assert done.returncode == 0, done.stderr
-    assert load_session(None).settings["top_k"] == 3
+    assert load_session(None, with_one_shots=True).settings["top_k"] == 3
     (folder / FILE_NAME).write_text('role = "review"\ntop_k = 5\ntop_p = 0.5\nmodel = "other"')
     assert run("-c", "-p", "y").returncode == 0
-    conversation = load_session(None)
+    conversation = load_session(None, with_one_shots=True)
     assert conversation.settings["top_k"] == 3 and conversation.settings["top_p"] == 0.5
     assert conversation.settings["model"].endswith("model") and not conversation.system
     assert conversation.messages[2].content == "y"
     done = run("-m", "model", "-p", "z")
     assert done.stdout == "A.\n" and done.stderr == ""
-    conversation = load_session(None)
+    conversation = load_session(None, with_one_shots=True)
     assert (conversation.system, conversation.settings["top_k"]) == ("Review.", 5)
     assert conversation.messages[0].content == "Go.\n\nz"

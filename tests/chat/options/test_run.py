@@ -45,4 +45,6 @@ def test_a_model_without_an_option_is_told_how(
     (tmp_path / "a model.gguf").touch()
     assert refusal("a model.gguf").hint == "swiftchat -m 'a model.gguf' chats with a model"
     assert refusal("shwo").hint == "swiftchat show"
+    several = refusal("hello", "there", "--seed", "1").hint
+    assert several.startswith("swiftchat -p 'hello there' sends it to a model")
     assert refusal("hello there").hint == "swiftchat -p 'hello there' sends it to a model"

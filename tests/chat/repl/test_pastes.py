@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from swiftchat.chat.repl.input import open_history
+from swiftchat.chat.repl.pastes import Pastes
 from tests.support import fake_engine
 from tests.support.open_terminals import chats
 from tests.support.paste_trials import ENDS, MOMENTS, Trial, run_trial
@@ -135,3 +137,15 @@ def test_a_large_paste_is_never_sent_and_never_runs(number: int) -> None:
     moment, end = MOMENTS[number], ENDS[number % len(ENDS)]
     size = 1 << 20 if moment == "prompt" else 1 << 16
     assert run_trial(Trial(moment, end, delay_s, size)) == ""
+
+
+def test_a_long_entry_of_an_earlier_chat_is_folded(tmp_path: Path) -> None:
+    file = tmp_path / "history"
+    history = open_history(file, Pastes())
+    entry = "sum up\n" + "\n".join(f"line {i}" for i in range(300))
+    history.store_string(entry)
+    history.store_string("short\nand short")
+    pastes = Pastes()
+    short, long = open_history(file, pastes).load_history_strings()
+    assert short == "short\nand short" and len(long) < 20 and long.startswith("sum up\n")
+    assert pastes.label(long[-1]) == "[pasted 300 lines]" and pastes.unfold(long) == entry

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from swiftchat.chat.history.store import sessions_path
 from tests.support import fake_engine
 from tests.support.program import Program
+from tests.support.sessions import save_chat
 from tests.support.terminal import Terminal
 
 SIZES = [(80, 24), (20, 10), (200, 60)]
@@ -147,8 +147,7 @@ def test_the_editor_returns_its_text_to_the_line(
 
 
 def test_tab_completes_conversations(program: Program) -> None:
-    assert program.run("-p", "the trip to Rome").returncode == 0
-    assert sessions_path().exists()
+    save_chat("the trip to Rome")
     terminal = Terminal(*_split(program.command()))
     terminal.wait_for(">>>")
     terminal.type("/resume \t")
@@ -361,3 +360,25 @@ def test_a_command_in_the_background_leaves_the_prompt_alone(
         assert time.monotonic() < deadline, terminal.look()
     assert terminal.look().count("late output") == 1  # in the command
     terminal.kill()
+
+
+def test_resume_picks_with_arrows_and_a_filter(program: Program) -> None:
+    for question in ("the trip to Rome", "a cake", "the trip to Oslo"):
+        save_chat(question, f"About {question}.")
+    terminal = Terminal(*_split(program.command()))
+    terminal.wait_for("Send a message")
+    terminal.type("/resume\r")
+    terminal.wait_for(lambda text: "> " in text and "About the trip to Oslo." in text)
+    terminal.type_now("trip")
+    terminal.wait_for(lambda text: "a cake" not in text)
+    terminal.type_now("\x1b[B")
+    terminal.wait_for("About the trip to Rome.")
+    terminal.type_now("\r")
+    text = terminal.wait_for("continuing: the trip to Rome (2 messages)")
+    assert "Esc goes back" not in text
+    terminal.wait_for("Send a message")
+    terminal.type("/resume\r")
+    terminal.wait_for("Esc goes back")
+    terminal.type_now("\x1b")
+    terminal.wait_for(lambda text: "Esc goes back" not in text)
+    terminal.process.close(force=True)

@@ -16,6 +16,7 @@ from swiftchat.chat.history.conversation import SHORT_ID, Conversation, title_of
 from swiftchat.chat.history.store import SessionStore, sessions_path
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.options.config import ChatConfig
+from swiftchat.chat.repl.input import InputLine
 from swiftchat.chat.repl.loop import Repl
 from swiftchat.chat.repl.toolbar import toolbar
 from swiftchat.chat.slash.registry import BY_NAME, COMMANDS, is_command
@@ -45,6 +46,11 @@ class Chat:
 
     def path(self) -> list[str]:
         return [message.content for message in self.state.conversation.messages]
+
+    def other(self) -> str:
+        """Return the id of the last chat but this one."""
+        rows = self.state.autosave.store.recent(2)
+        return next(row["id"] for row in rows if row["id"] != self.state.conversation.id)
 
     def stored(self) -> Conversation:
         with SessionStore(sessions_path(), print) as store:
@@ -97,7 +103,11 @@ def test_undo_and_switch_keep_all_messages(chat: Chat) -> None:
     chat.send("three", "C")
     assert chat.path() == ["one", "A", "three", "C"]
     listing = chat.send("/branches").splitlines()
-    assert "user: two" in listing[0] and listing[1].startswith("*") and "C" in listing[1]
+    assert listing == [
+        "*     user: one  (2 messages)",
+        "   1    1 of 2  user: two  (2 messages)",
+        "*  2    2 of 2  user: three  (2 messages)",
+    ]
     assert "B" in chat.send("/switch 1") and chat.path() == ["one", "A", "two", "B"]
     assert {leaf.content for leaf in chat.stored().branches()} == {"B", "C"}
     assert chat.stored().tip is not None and chat.path()[-1] == "B"
@@ -182,11 +192,13 @@ def test_clear_and_resume_change_the_conversation(chat: Chat) -> None:
     chat.send("two", "B")
     assert chat.engine.prompt_text().count("user") == 1
     assert "one" in chat.send("/sessions") and "B" in chat.send("/sessions b")
-    shown = chat.send("/resume")
+    listed = chat.send("/resume")  # not at a terminal: a plain list
+    assert first[:SHORT_ID] in listed and chat.path() == ["two", "B"]
+    shown = chat.send(f"/resume {chat.other()}")
     assert "continuing: one" in shown and ">>> one\x1b[0m\n\nA" in shown
     assert chat.state.conversation.id == first and chat.path() == ["one", "A"]
     chat.send("/save my talk")
-    chat.send("/resume")
+    chat.send(f"/resume {chat.other()}")
     chat.send("/resume my talk")
     assert chat.state.conversation.id == first
     with pytest.raises(UsageError):
@@ -207,7 +219,7 @@ def test_resume_makes_an_unanswered_question_the_draft(chat: Chat) -> None:
     chat.send("one", "A")
     chat.state.conversation.add("user", "killed here")
     chat.send("/clear")
-    chat.send("/resume")
+    chat.send(f"/resume {chat.other()}")
     assert chat.state.draft == "killed here" and chat.path() == ["one", "A"]
 
 
@@ -324,10 +336,11 @@ def test_read_attaches_files_and_patterns(chat: Chat, tmp_path: Path) -> None:
     chat.send("next", "x")
     assert chat.engine.prompt_text().count("content of c.md") == 1
     chat.send(f"/read {tmp_path}/a.txt")
+    assert "nothing" not in chat.send(f"/attach {tmp_path}/a.txt") and chat.state.attachments
     for command in ("/read", "/attach"):
         listed = chat.send(command)
         assert f"{tmp_path}/a.txt" in listed and "/attach none" in listed
-    assert chat.send("/attach none") == "dropped 1 attachment of the next message\n"
+    assert chat.send("/attach none") == "dropped 2 attachments of the next message\n"
     assert not chat.state.attachments and "nothing is attached" in chat.send("/read")
     chat.send("again", "x")
     assert chat.engine.prompt_text().count("content of a.txt") == 1
@@ -369,7 +382,7 @@ def test_shell_output_can_be_attached(chat: Chat) -> None:
     prompt = chat.engine.prompt_text()
     assert prompt.count("$ printf") == 2 and "ab\nc\n```\n(end of $ printf" in prompt
     assert "nothing is attached" in chat.send("/attach")
-    for wrong in ("!", "/attach x"):
+    for wrong in ("!", "/attach **/none.x"):
         with pytest.raises(UsageError):
             chat.send(wrong)
     assert "1048576 of 3000000 characters" in chat.send("!head -c 3000000 /dev/zero | tr '\\0' x")
@@ -418,7 +431,7 @@ def test_resume_shows_the_last_turns_rendered(chat: Chat) -> None:
     chat.send("one", "- **A**")
     chat.send("two", "```\nB\n```")
     chat.send("/new")
-    shown = chat.send("/resume")
+    shown = chat.send(f"/resume {chat.other()}")
     assert shown.startswith("continuing: one (4 messages)\n\x1b[1;36m>>> one\x1b[0m\n\n• ")
     assert "**" not in shown and "```" not in shown and ">>> two\x1b[0m\n\n" in shown
 
@@ -534,3 +547,32 @@ def test_models_marks_the_gguf_file_that_runs(
     chat = Chat(store.resolve("owner/model:Q8_0"), capsys)
     lines = [line.rpartition("  ")[0] for line in chat.send("/models").splitlines()]
     assert lines == ["  owner/model:Q4_K_M", "* owner/model:Q8_0"]
+
+
+def test_attachments_are_folded_where_a_message_is_shown(chat: Chat, tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text("secret\n" * 40)
+    chat.send(f"/read {file}")
+    chat.send("explain", "It is a list.")
+    for command in ("/show", "/branches"):
+        shown = chat.send(command)
+        assert "secret" not in shown and "[a.py, 40 lines]" in shown
+    chat.send("/edit 1")
+    line = chat.repl._prompt
+    assert isinstance(line, InputLine)
+    short = line._pastes.fold(chat.state.draft)
+    assert len(short) < 20 and line._pastes.unfold(short) == chat.state.draft
+    chat.send(chat.state.draft + " it", "Again.")
+    assert chat.state.conversation.title == "explain it"
+
+
+def test_find_searches_the_conversation(chat: Chat) -> None:
+    chat.send("When is HIGH tide?", "At noon.")
+    chat.send("And low tide?", "At six.")
+    chat.send("/undo")
+    chat.send("Thanks", "Welcome.")
+    assert chat.send("/find tide high").startswith("   1 user")
+    assert "other branches that contain them: 1" in chat.send("/find low")
+    assert "no message" in chat.send("/find penguin")
+    with pytest.raises(UsageError):
+        chat.send("/find")

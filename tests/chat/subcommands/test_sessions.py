@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from swiftchat.chat import cli
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.importer import import_conversations
-from swiftchat.chat.history.store import SessionStore, sessions_path
+from swiftchat.chat.history.store import SessionStore, load_session, sessions_path
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.history.transcript import as_json, as_markdown
 from swiftchat.errors import FileSystemError, UsageError
@@ -35,7 +35,7 @@ def run_sessions(*args: str) -> Any:
 
 
 def rows() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(run_sessions("list", "--json").stdout)
+    found: list[dict[str, Any]] = json.loads(run_sessions("list", "--all", "--json").stdout)
     return found
 
 
@@ -371,6 +371,39 @@ def test_failed_one_shots_are_no_conversations(program: Program) -> None:
     assert rows()[0]["title"] == "kept" and rows()[0]["num_messages"] == 2
 
 
+def test_one_shots_are_kept_apart_from_chats(program: Program) -> None:
+    program.run("-p", "once")
+    listed = run_sessions()
+    assert "once" not in listed.stdout and "--all" in listed.stderr
+    assert "once" in run_sessions("--all").stdout
+    with SessionStore(sessions_path(), print) as store:
+        chat = Conversation()
+        chat.add("user", "talk")
+        chat.add("assistant", "A")
+        store.save(chat)
+    program.run("-p", "again")
+    assert [row["title"] for row in json.loads(run_sessions("list", "--json").stdout)] == ["talk"]
+    assert load_session(None, with_one_shots=False).id == chat.id
+    program.run("-c", "-p", "and then?")  # a one-shot goes on with the last answer
+    assert [row["num_messages"] for row in rows()] == [4, 2, 2]
+
+
+def test_without_a_chat_the_hint_names_the_last_one_shot(program: Program) -> None:
+    program.run("-p", "once")
+    with pytest.raises(UsageError) as raised:
+        load_session(None, with_one_shots=False)
+    assert rows()[0]["id"][:8] in raised.value.hint
+
+
+def test_a_conversation_whose_turns_were_taken_back_says_so(program: Program) -> None:
+    program.run("-p", "once")
+    with SessionStore(sessions_path(), print) as store:
+        conversation = store.load(rows()[0]["id"])
+        conversation.undo()
+        store.save(conversation)
+    assert "/branches" in run_sessions("show", conversation.id).stderr
+
+
 def test_search_finds_names(program: Program) -> None:
     program.run("-p", "Why?")
     with SessionStore(sessions_path(), print) as store:
@@ -388,11 +421,12 @@ def test_prune_removes_old_conversations_and_one_shots(program: Program) -> None
     for text in ("old one-shot", "old talk", "new one-shot", "named"):
         program.run("-p", text)
     with SessionStore(sessions_path(), print) as store:
-        by_title = {row["title"]: row["id"] for row in store.recent()}
+        by_title = {row["title"]: row["id"] for row in store.recent(with_one_shots=True)}
         named = store.load(by_title["named"])
-        named.name = "keep"
+        named.name, named.is_one_shot = "keep", False
         store.save(named)
         talk = store.load(by_title["old talk"])
+        talk.is_one_shot = False
         talk.add("user", "more")
         talk.add("assistant", "B")
         store.save(talk)

@@ -94,7 +94,7 @@ def subcommands(group: click.Group, prefix: str = "") -> Iterator[str]:
 
 
 def test_every_subcommand_has_a_case() -> None:
-    assert set(subcommands(cli.swiftchat)) == set(CASES)
+    assert set(subcommands(cli.swiftchat)) - {"config edit"} == set(CASES)  # it opens an editor
 
 
 def fill() -> str:
@@ -103,7 +103,10 @@ def fill() -> str:
     conversation.settings = {"model": "owner/a-model-with-a-long-name"}
     conversation.add("user", "What do penguins eat?")
     conversation.add("assistant", "Fish.")
+    one_shot = conversation.copy()
+    one_shot.is_one_shot = True
     with open_store() as store:
+        store.save(one_shot)
         store.save(conversation)
     metadata = {"model": "/models/a-model-with-a-long-name-it", "dtype": "bf16", "num_tokens": "64"}
     folder = KVFolder(user_kv_folder()).create("model")
