@@ -3,13 +3,15 @@
 import bisect
 import itertools
 import re
-import sqlite3
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swiftchat.chat.history.fields import text_of, time_of
+
+if TYPE_CHECKING:
+    import sqlite3
 
 # Messages that the index lacks: a user's message has no finish reason either.
 UNFINISHED = "role IS 'assistant' AND finish_reason IS NULL"
@@ -46,7 +48,7 @@ def folded_unless_ascii(text: str) -> str | None:
     return None if text.isascii() else fold(text)
 
 
-def add_functions(db: sqlite3.Connection) -> None:
+def add_functions(db: "sqlite3.Connection") -> None:
     """Add `folded_unless_ascii` to a connection."""
 
     def function(data: bytes | None) -> str | None:
@@ -55,7 +57,7 @@ def add_functions(db: sqlite3.Connection) -> None:
     db.create_function("folded_unless_ascii", 1, function, deterministic=True)
 
 
-def find_names(db: sqlite3.Connection, text: str, limit: int) -> list[Found]:
+def find_names(db: "sqlite3.Connection", text: str, limit: int) -> list[Found]:
     """Return the conversations whose name or title contains every word of `text`, in any case.
 
     Those whose messages contain the words of the title are left out: they are found anyway.
@@ -79,7 +81,7 @@ def find_names(db: sqlite3.Connection, text: str, limit: int) -> list[Found]:
     return [_found(row, words) for row in rows]
 
 
-def find_messages(db: sqlite3.Connection, text: str, limit: int) -> list[Found]:
+def find_messages(db: "sqlite3.Connection", text: str, limit: int) -> list[Found]:
     """Return the messages that contain every word of `text`, in any case, also inside of words.
 
     Words that are too short for the trigram index, and all words in messages that are not in it,

@@ -92,7 +92,7 @@ class Options:
         env=False,
         metavar="NAME",
         shell_complete=complete_roles,
-        help="System prompt and options of a role; see swiftchat help roles.",
+        help="Prompt and options of a role; swiftchat help roles.",
     )
     variables: tuple[str, ...] = many(
         "-v",
@@ -123,7 +123,7 @@ class Options:
         "-c",
         "--continue",
         env=False,
-        help="Continue the last chat; with -p the last answer of -p, too.",
+        help="Continue the last chat; with -p also a one-shot.",
         section="Conversations",
     )
     session: str | None = once(

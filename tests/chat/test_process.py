@@ -69,7 +69,7 @@ def test_interactive_needs_a_terminal(program: Program, options: tuple[str, ...]
 def test_a_missing_prompt_is_an_error_without_a_terminal(program: Program) -> None:
     command = " ".join(f"'{part}'" for part in program.command("An answer."))
     process = pexpect.spawn("bash", ["-c", f"{command} | cat; exit ${{PIPESTATUS[0]}}"], timeout=60)
-    process.expect("error: no prompt was given")
+    process.expect("no prompt was given")
     process.expect(pexpect.EOF)
     process.close()
     assert process.exitstatus == 2

@@ -17,7 +17,9 @@ from tests.support.terminal import Terminal
 
 GIANTS: dict[str, Callable[[int], str]] = {
     "fence": lambda size: "```\n" + "some code, x = 1\n" * (size // 17),
-    "table": lambda size: "|a|b|\n|-|-|\n" + "|one|two and some words|\n" * (size // 25),
+    "table": lambda size: (
+        "|a|b|\n|-|-|\n" + "".join(f"|one {i}|two and some words|\n" for i in range(size // 28))
+    ),
     "line": lambda size: "word " * (size // 5),
     "line without spaces": lambda size: "x" * size,
     "line of styles": lambda size: "**bold** `code` [a](http://b) and *more " * (size // 40),

@@ -420,8 +420,8 @@ def test_show_reprints_the_conversation_rendered(chat: Chat) -> None:
     assert shown.count("line ") == 300
     shown = chat.send("/show")
     assert shown.startswith("\x1b[1;36m>>> three\x1b[0m\n\nC\n") and "/show all" in shown
-    assert chat.send("/show 1") == ">>> three\nC\n\n"
-    assert chat.send("/show 2").startswith(">>> two\nline 0\n")
+    assert chat.send("/show 1") == "\x1b[1;36m>>> three\x1b[0m\n\nC\n\n"
+    assert chat.send("/show 2").startswith("\x1b[1;36m>>> two\x1b[0m\n\nline 0\n")
     assert "top_k" in chat.send("/show parameters")
     with pytest.raises(UsageError, match="'0'"):
         chat.send("/show 0")

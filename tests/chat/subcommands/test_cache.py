@@ -70,7 +70,7 @@ def test_files_that_vanish_while_they_are_removed_are_no_error(
 def test_removing_a_conversation_mentions_the_cache() -> None:
     with open_store() as store:
         for question in ("one", "two"):
-            conversation = Conversation(title=question)
+            conversation = Conversation(title=question, is_one_shot=True)
             conversation.add("user", question)
             store.save(conversation)
     assert "cache clear" not in run("sessions", "prune", "--older-than", "90d", "-y")[2]

@@ -203,7 +203,7 @@ def test_tool_calls_round_trip_through_json() -> None:
         (m.role, m.content, m.tool_calls) for m in conversation.messages
     ]
     markdown = as_markdown(conversation)
-    assert 'Calls `add {"a": 1}`' in markdown
+    assert "Calls `add(a=1)`" in markdown
     assert "## Result of add\n\n    2\n    ```\n    3\n" in markdown
 
 

@@ -1,6 +1,7 @@
 """The question for the background color: the answer is found, and no other input is lost."""
 
 import contextlib
+import json
 import shlex
 import time
 from pathlib import Path
@@ -83,8 +84,8 @@ def test_a_chat_has_the_colors_for_the_background(
 
 
 def test_a_terminal_that_does_not_answer_has_the_colors_for_any(program: Program) -> None:
-    assert program.run("-p", "Some `code`?").returncode == 0
-    terminal = asked(program, "Some `code` here.", options=("-c",))
+    saved = json.loads(program.run("-p", "Some `code`?", "--json").stdout)
+    terminal = asked(program, "Some `code` here.", options=("--session", saved["session_id"]))
     terminal.type("Hello\r")
     terminal.wait_for("Some code here.")
     assert b"\x1b[36mcode" in terminal.raw

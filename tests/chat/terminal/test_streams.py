@@ -18,7 +18,7 @@ from tests.support import fake_engine
 from tests.support.program import Program, assert_error
 from tests.support.worker_processes import wait_until
 
-LONG = "The same words again and again. " * 400
+LONG = " ".join(f"Sentence {number} of many." for number in range(600))
 _LIMIT_S = 60.0
 _F_SETPIPE_SZ = 1031
 
