@@ -24,7 +24,7 @@ _MAX_CHARACTERS = 500  # of a call on stderr
 
 
 class TextView(TurnView):
-    """A turn in which nobody is asked; calls of tools and warnings are on stderr.
+    """A turn that asks the user nothing; calls of tools and warnings are on stderr.
 
     A pipe receives the exact text of the answer and a final newline. An answer of which only the
     code is wanted (-x), or that must be JSON, is printed when it is complete. `before_answer` is
