@@ -30,7 +30,7 @@ def command(folder: Path, *options: str, tp: int = 1) -> list[str]:
     model = fake_engine.make_folder(folder, max_position_embeddings=50_000)
     dummy = ("--dummy", model / "config.json", "--device", "cpu", "--tp", tp)
     # Without the bias the text could be anything, also only control tokens.
-    greedy = ("--temp", "0", "--logit-bias", "a=100")
+    greedy = ("--temp", "0", "--logit-bias", "a=100", "--loop-stop", "off")
     return patched(_SEVERAL_RANKS, "-m", model, *dummy, *greedy, *options)
 
 

@@ -5,6 +5,7 @@ import json
 import random
 import sqlite3
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def _conversation() -> Conversation:
     last.prompt_tokens, last.completion_tokens, last.seconds = 10, 3, 0.5
     other = Message("user", "another question", None, "a5", _TIME)
     tree = [first, answer, result, last, other]
-    return Conversation("be brief", "c1", "name", "a title", _TIME, dict(_SETTINGS), tree, last)
+    begin = Conversation("be brief", "c1", "name", "a title", _TIME, dict(_SETTINGS))
+    return replace(begin, tree=tree, tip=last)
 
 
 @cache
