@@ -82,7 +82,8 @@ def test_what_was_typed_during_a_shell_command_is_not_sent(
     terminal.type("!cat; echo ended\r")
     terminal.wait_for(lambda text: text.rstrip().endswith("cat; echo ended"))
     terminal.type_now("for cat\r")
-    terminal.wait_for(lambda text: text.count("for cat") > 1)  # echoed, perhaps twice; cat prints it
+    # Echoed, perhaps twice, and printed by cat.
+    terminal.wait_for(lambda text: text.count("for cat") > 1)
     terminal.type_now("\x04")
     terminal.wait_for("ended\n/attach")
     terminal.type("!sleep 1\r")
