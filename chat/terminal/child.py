@@ -148,7 +148,7 @@ class ShellCommand:
         return bool(pid)
 
     def _read_back(self) -> bytes:
-        """Return the keys that nobody has read."""
+        """Return the keys that were not read."""
         if self._keys is None:
             return b""
         keys = b""

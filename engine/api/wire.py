@@ -59,8 +59,8 @@ def receive_within(connection: "Connection", seconds: float, max_bytes: int) -> 
     Raises `TimeoutError` if it is not, even if parts of it come all the time; the connection is
     then shut down, and only then.
     """
-    # Whoever takes it decides whether the message is late: a timer that fires while the message
-    # arrives must not shut down a connection that the caller goes on with.
+    # Timer and reader decide by this lock which of them was first: a timer that fires while the
+    # message arrives must not shut down a connection that the caller goes on with.
     decision = threading.Lock()
     with socket.socket(fileno=os.dup(connection.fileno())) as connected:
 

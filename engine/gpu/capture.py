@@ -48,7 +48,7 @@ def captured(
     """Capture the work that `run` launches on the current stream.
 
     First it is run once, which loads its kernels, within `unused`: the context in which the inputs
-    of the work belong to nobody. Kernels of `gpu` are compiled before. Work whose kernels are all
+    of the work belong to no row. Kernels of `gpu` are compiled before. Work whose kernels are all
     loaded, `is_loaded`, is not run before. Graphs with the same memory `pool` must not run at the
     same time.
     """

@@ -24,7 +24,7 @@ class Decoder:
 
     With several `ranks` or `stages`, configuration and weights are those of this rank's shard. A
     prediction head is one more layer, `head`: every token that is computed is stored in its cache,
-    too, so that blocks of the cache are whole whoever reads them.
+    too, so that blocks of the cache are whole for every sequence that shares them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Captures: kernels are compiled first, then run once while nobody owns the inputs."""
+"""Captures: kernels are compiled first, then run once while the inputs belong to no row."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
