@@ -49,11 +49,9 @@ def step_bytes(engine: Engine, num_rows: int, context: int) -> int:
     """
     weights = engine.info.weights_bytes - engine.info.table_bytes
     config = engine.decoder.config
-    for layer in engine.decoder.weights.layers:
-        if layer.experts is not None and config.moe is not None:
-            all_bytes = sum(t.nbytes for expert in layer.experts.each for t in expert.tensors)
-            idle = (1 - config.moe.experts_per_token / config.moe.num_experts) ** num_rows
-            weights -= int(idle * all_bytes)
+    if config.moe is not None:
+        idle = (1 - config.moe.experts_per_token / config.moe.num_experts) ** num_rows
+        weights -= int(idle * engine.info.expert_bytes)
     kv_bytes = sum(tensor.nbytes for tensor in engine.cache.tensors)
     num_tokens = engine.allocator.num_blocks * engine.config.block_size
     states = 2 * num_rows * bytes_per_sequence(config)

@@ -55,10 +55,11 @@ class EngineInfo:
     `load_s` is the time from the `load` message to readiness, without the start of Python and
     torch. Bytes are those of one rank of each stage, summed over the `pp` stages. `table_bytes`
     is the part of `weights_bytes` in embeddings that are not also the LM head: a decode step
-    reads only one row of them per token. `workspace_bytes` is the memory of the activations of
-    the native CPU kernels. `replays_steps`: decode steps are captured, sampling included, unless
-    an answer uses one of `SamplingParams.host_controls`. `note` is for the user, for example why a
-    GPU is not used.
+    reads only one row of them per token; `expert_bytes` is the part in routed experts, of which a
+    token reads the chosen ones. `workspace_bytes` is the memory of the activations of the native
+    CPU kernels. `replays_steps`: decode steps are captured, sampling included, unless an answer
+    uses one of `SamplingParams.host_controls`. `note` is for the user, for example why a GPU is
+    not used.
     """
 
     device: str
@@ -74,6 +75,7 @@ class EngineInfo:
     pp: int = 1
     kv_dtype: str = "auto"
     table_bytes: int = 0
+    expert_bytes: int = 0
     workspace_bytes: int = 0
     replays_steps: bool = False
     note: str = ""

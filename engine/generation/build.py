@@ -35,6 +35,7 @@ from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import CachePlan, plan_shard_cache
 from swiftchat.engine.model.weights import (
     DecoderWeights,
+    expert_bytes,
     has_quantized,
     resident_bytes,
     table_bytes,
@@ -265,6 +266,7 @@ def _engine_info(
         num_parameters=sum(math.prod(s) for s in expected_tensors(setup.shard.config).values()),
         weights_bytes=sum(stages.gather_from_stages(resident_bytes(weights))),
         table_bytes=sum(stages.gather_from_stages(table_bytes(weights, stages.is_last))),
+        expert_bytes=sum(stages.gather_from_stages(expert_bytes(weights))),
         cache_tokens=plan.num_blocks * config.block_size,
         kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
         cache_bytes=sum(stages.gather_from_stages(cache.num_bytes)),

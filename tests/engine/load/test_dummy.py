@@ -1,5 +1,6 @@
 """Dummy weights: shapes of published models, and logits of ordinary magnitude."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from swiftchat.engine.gpu.linear.factory import KernelWeights
 from swiftchat.engine.load.dummy import dummy_weights
 from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.kv_cache import KVCache
-from swiftchat.engine.model.weights import DecoderWeights, resident_bytes
+from swiftchat.engine.model.weights import DecoderWeights, expert_bytes, resident_bytes
 from swiftchat.engine.reference.ops import TorchOps
 from swiftchat.engine.schedule.batch import Batch, Span
 from swiftchat.weights.architectures.config import read_model_config
@@ -268,3 +269,17 @@ def test_shards_of_stages_form_the_whole_weights() -> None:
     assert torch.equal(first.embed.tensor, whole.embed.tensor)
     assert torch.equal(last.lm_head.tensor, whole.lm_head.tensor)
     assert first.final_norm is None and torch.equal(last.final_norm, whole.final_norm)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "least_bits", "most_bits"), [(None, 16, 16), ("int8", 8, 8.6), ("int4", 4, 4.6)]
+)
+def test_the_bytes_of_experts_are_those_of_their_type(
+    scheme: str | None, least_bits: float, most_bits: float
+) -> None:
+    """The least that a step reads depends on it: 16 bits a weight made it negative."""
+    config, factory = small("qwen3-30b-a3b"), NativeWeights(pool("plain"))
+    weights = dummy_weights(config, torch.bfloat16, CPU, scheme=scheme, factory=factory)
+    experts = [expert for layer in weights.layers for expert in layer.experts.each]
+    num_weights = sum(math.prod(m.shape) for e in experts for m in (e.gate_up, e.down))
+    assert least_bits <= 8 * expert_bytes(weights) / num_weights <= most_bits
