@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from swiftchat.engine.cpu.native import (
     SoftcapOp,
 )
 from swiftchat.engine.reference.activations import ACTIVATIONS
+from tests.support.cases import each_case
 from tests.support.native.ops import each_variant, run_inputs, run_ops
 
 TOKENS = OpHeader(row_set=RowSet.TOKENS)
@@ -29,7 +29,7 @@ def inputs(rows: int, width: int, scale: float = 3.0) -> Tensor:
 
 
 @each_variant
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@each_case("name", ACTIVATIONS)
 def test_activations(variant: str, name: str) -> None:
     # Beyond 3 the error of erfc grows with the square, as that of its argument.
     x = torch.cat([torch.linspace(-30, 30, 4001), torch.linspace(-1e-3, 1e-3, 100)]).view(1, -1)
@@ -54,7 +54,7 @@ def exact_activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 @each_variant
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@each_case("name", ACTIVATIONS)
 def test_activations_of_nan_and_infinity(variant: str, name: str) -> None:
     x = torch.tensor([[torch.nan, torch.inf, 0.0, -300.0]])
     op = ActAndMulOp(header=TOKENS, x=0, out=0, activation=Activation[name.upper()])
@@ -64,10 +64,10 @@ def test_activations_of_nan_and_infinity(variant: str, name: str) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("limit", [0.0, 2.5])
-@pytest.mark.parametrize("scale", [0.0, 0.7])
-@pytest.mark.parametrize("shape", SHAPES)
+@each_case("interleaved", [False, True])
+@each_case("limit", [0.0, 2.5])
+@each_case("scale", [0.0, 0.7])
+@each_case("shape", SHAPES)
 def test_act_and_mul(
     variant: str, shape: tuple[int, int], scale: float, limit: float, interleaved: bool
 ) -> None:
@@ -94,7 +94,7 @@ def test_act_and_mul(
 
 
 @each_variant
-@pytest.mark.parametrize("shape", SHAPES)
+@each_case("shape", SHAPES)
 def test_add_scaled(variant: str, shape: tuple[int, int]) -> None:
     x, out = inputs(*shape), inputs(shape[0], shape[1], 1.0)
     op = AddScaledOp(header=TOKENS, x=0, out=1, alpha=0.5, beta=0.22)

@@ -3,7 +3,6 @@
 import ctypes
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
@@ -18,6 +17,7 @@ from swiftchat.engine.cpu.native import (
     OpHeader,
     RowSet,
 )
+from tests.support.cases import each_case
 from tests.support.native.ops import each_variant, float_matrix, run_inputs, run_ops
 from tests.support.native.tiles import Layout, random_tiles
 
@@ -183,8 +183,8 @@ def compute(variant: str, layer: Layer, x: Tensor, num_threads: int = 2) -> Tens
 
 
 @each_variant
-@pytest.mark.parametrize("num_rows", [1, 2, 7, 40])
-@pytest.mark.parametrize("name", CASES)
+@each_case("num_rows", [1, 2, 7, 40])
+@each_case("name", CASES)
 def test_moe(variant: str, name: str, num_rows: int) -> None:
     layer = Layer(CASES[name])
     generator = torch.Generator().manual_seed(num_rows)
