@@ -24,10 +24,10 @@ from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.generation.admission import Admission
 from swiftchat.engine.generation.beams import Beams, BeamStep
 from swiftchat.engine.generation.generation import Generation
-from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.generation.parts import EngineParts
 from swiftchat.engine.generation.pooling import Pooler
 from swiftchat.engine.gpu.counters import GpuCounters
+from swiftchat.engine.gpu.steps.graphs import Graphs
 from swiftchat.engine.kv_store.block_store import BlockStore
 from swiftchat.engine.sampling.distributed import DistributedSampler
 from swiftchat.engine.sampling.sampler import NOT_FINITE, sampling_error
