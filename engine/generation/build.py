@@ -239,9 +239,9 @@ def _build_decoder(
 
 
 def _tunings(setup: EngineSetup, decoder: Decoder, cache: KVCache, graphs: Graphs) -> Tunings:
-    has_runner = graphs.decode is not None and decoder.config.mixer is None
-    runner = graphs.decode.graphs if graphs.decode is not None and has_runner else None
-    return Tunings(decoder, cache, setup.shard, setup.checkpoint, setup.device, runner)
+    has_graphs = graphs.decode is not None and decoder.config.mixer is None
+    captured = graphs.decode.graphs if graphs.decode is not None and has_graphs else None
+    return Tunings(decoder, cache, setup.shard, setup.checkpoint, setup.device, captured)
 
 
 def _engine_info(
