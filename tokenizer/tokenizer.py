@@ -183,27 +183,6 @@ class Tokenizer:
         """Start the process that renders chat templates, so that the first prompt need not wait."""
         self._template_process.start()
 
-    def apply_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        template: str | None = None,
-        add_generation_prompt: bool = True,
-        **variables: Any,
-    ) -> list[int]:
-        """Return the ids of a conversation rendered by the model's chat template.
-
-        The ids equal those of `transformers`, except that control tokens inside messages, tools
-        and other variables are ordinary text, and that messages get the form in which the template
-        loses none of their texts. Each message has a `role` and a `content`;
-        `variables` are passed to the template. `template` is a source that replaces the model's:
-        by default its template `tool_use` if there are tools, else `default`. Raises
-        `BadModelFile` if there is no template, or it is invalid, hostile or rejects the messages.
-        """
-        return self.prompt(
-            messages, template=template, add_generation_prompt=add_generation_prompt, **variables
-        ).ids
-
     def prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -214,11 +193,18 @@ class Tokenizer:
         answer_prefix: str = "",
         **variables: Any,
     ) -> Prompt:
-        """Render and encode as `apply_template`, reusing the ids of `earlier`.
+        """Return a conversation rendered by the model's chat template, and its ids.
+
+        The ids equal those of `transformers`, except that control tokens inside messages, tools
+        and other variables are ordinary text, and that messages get the form in which the template
+        loses none of their texts. Each message has a `role` and a `content`;
+        `variables` are passed to the template. `template` is a source that replaces the model's:
+        by default its template `tool_use` if there are tools, else `default`.
 
         As long as the spans of both prompts have the same text, the ids of `earlier` are reused,
         so a generated answer keeps its ids in later turns. `answer_prefix` is the
-        beginning of an answer that the model continues; it ends the prompt.
+        beginning of an answer that the model continues; it ends the prompt. Raises
+        `BadModelFile` if there is no template, or it is invalid, hostile or rejects the messages.
         """
         # Imported here: many programs use no template.
         from swiftchat.tokenizer.template.messages import MessageForms, messages_for_template

@@ -2,7 +2,7 @@
 
 from itertools import takewhile
 
-from swiftchat.engine.generation.graphs import Graphs
+from swiftchat.engine.gpu.steps.graphs import Graphs
 from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.engine.schedule.sequence import TokenSequence
 

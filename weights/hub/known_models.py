@@ -139,11 +139,6 @@ def short_names() -> list[str]:
     return list(known_models())
 
 
-def form_names() -> Mapping[str, str]:
-    """Return the source of every short name, those of forms included."""
-    return {name: forms[0].source for name, forms in _forms_by_name().items()}
-
-
 def nearest(name: str, known: Iterable[str]) -> list[str]:
     """Return up to six `known` names: other sizes of the family, then similar spellings."""
     # Truncated: matching time grows with the square of the length.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swiftchat.cuda.ops.layers.embedding import embed
 from swiftchat.cuda.ops.linear.layout import linear_fits
-from swiftchat.cuda.ops.linear.linear import linear
+from swiftchat.cuda.ops.linear.linear import LinearInput, linear
 from swiftchat.cuda.ops.linear.packed_gemm import packed_gemm, packed_gemm_fits
 from swiftchat.cuda.ops.linear.quantize import dequantize
 from swiftchat.cuda.packed_layout import packed_group_size, packing_fits
@@ -84,7 +84,7 @@ class GpuQuantizedWeight(LinearWeight):
         gpu, matrix, n = self.kernels.gpu, self.matrix, len(x)
         if linear_fits(gpu, n, matrix):
             out = x.new_empty(n, len(matrix))
-            linear(gpu, x, matrix, out, self.kernels.workspace, bias=bias)
+            linear(gpu, LinearInput(x, bias=bias), matrix, out, self.kernels.workspace)
             return out
         if not packed_gemm_fits(gpu, n, matrix):
             return self._matmul_tiles(x, bias)
@@ -97,7 +97,7 @@ class GpuQuantizedWeight(LinearWeight):
         if not linear_fits(gpu, len(x), matrix):
             return self.matmul(x).float()
         out = torch.empty(len(x), len(matrix), device=gpu.device)
-        linear(gpu, x, matrix, out, self.kernels.workspace)
+        linear(gpu, LinearInput(x), matrix, out, self.kernels.workspace)
         return out
 
     def matmul_w8a8(

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.linear.layout import MAX_GEMV_ROWS, linear_fits
-from swiftchat.cuda.ops.linear.linear import linear, linear_residual
+from swiftchat.cuda.ops.linear.linear import LinearInput, linear, linear_residual
 from swiftchat.cuda.ops.linear.packed_gemm import packed_gemm, packed_gemm_fits
 from swiftchat.cuda.ops.linear.quantize import quantize, scale_gemm_output
 from swiftchat.cuda.packed_matrix import PackedMatrix
@@ -67,7 +67,8 @@ def _matmul_skinny(
     # Rows too long for the kernel are split, and their sums are added in fp32.
     out = x.new_empty(n, num_rows) if unsplit else torch.zeros(n, num_rows, device=x.device)
     matmul = linear if unsplit else linear_residual
-    matmul(gpu, quantized, weight, out, workspace, bias=bias, x_scale=scales)
+    inputs = LinearInput(quantized, bias=bias, x_scale=scales)
+    matmul(gpu, inputs, weight, out, workspace)
     return out.to(x.dtype)
 
 

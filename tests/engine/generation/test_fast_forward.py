@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def step_by_step(folder: Path, **config: Any) -> Engine:
     engine = tiny.engine(folder, **config)
-    engine._fast_forward.append = lambda sequence: []  # type: ignore[method-assign]
+    engine.generations.fast_forward.append = lambda sequence: []  # type: ignore[method-assign]
     return engine
 
 

@@ -77,7 +77,7 @@ def by_prompts(engine: Engine, prompt: list[int], params: SamplingParams) -> lis
         )
         engine.add(1, kept, rest)
         # Penalties and limits count the kept ids of the answer as generated ones.
-        engine._generations[1].sequence.num_prompt = num_prompt
+        engine.generations.by_id[1].sequence.num_prompt = num_prompt
         found: list[int] = []
         while engine.has_work:
             tokens = [event for _, event in engine.step() if isinstance(event, Tokens)]

@@ -12,8 +12,8 @@ from swiftchat.engine.api.params import EngineConfig, SamplingParams
 from swiftchat.engine.api.protocol import Finished, Tokens
 from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.generation.graphs import Graphs
 from swiftchat.engine.generation.speculation import draft_proposer, speculation_of
+from swiftchat.engine.gpu.steps.graphs import Graphs
 from swiftchat.engine.model.memory import plan_shard_cache
 from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.sequence import TokenSequence
