@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from sys import float_info
 from typing import Any, Literal, Self
 
+from swiftchat.engine.api.reasoning import ReasoningMarkers
 from swiftchat.errors import UsageError
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -163,6 +164,7 @@ SAMPLING_RANGES = {
     "seed": Range("between 0 and 2^64 - 1", 0, 2**64 - 1),
     "min_tokens": _COUNT,
     "max_tokens": _COUNT,
+    "reasoning_budget": _COUNT,
     "logprobs": Range(f"between 0 and {MAX_LOGPROBS}", 0, MAX_LOGPROBS),
     "prompt_logprobs": Range(f"between 0 and {MAX_LOGPROBS}", 0, MAX_LOGPROBS),
     "overflow_keep": _COUNT,
@@ -188,6 +190,8 @@ class SamplingParams:
     `seed` None is a random one; the engine reports the seed it used. Generation ends after any of
     `stop_ids`, which is not returned, and not before `min_tokens`. `max_tokens` None means up to
     the end of the context.
+    `reasoning_budget` is the most tokens of reasoning, which has the markers `reasoning`; then the
+    engine ends it. With both, `max_tokens` counts only the tokens after the reasoning.
     `logprobs` requests each token's logprob and the given number of top logprobs (at most
     MAX_LOGPROBS; None is off), `prompt_logprobs` the same for the prompt's tokens but the first.
     They do not change the sampled tokens.
@@ -229,6 +233,8 @@ class SamplingParams:
     seed: int | None = None
     min_tokens: int = 0
     max_tokens: int | None = None
+    reasoning_budget: int | None = None
+    reasoning: ReasoningMarkers | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     stop_ids: tuple[int, ...] = ()
@@ -348,7 +354,10 @@ class SamplingParams:
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> Self:
-        return cls(**{name: _as_tuples(value) for name, value in wire.items()})
+        values = {name: _as_tuples(value) for name, value in wire.items()}
+        if (markers := values["reasoning"]) is not None:
+            values["reasoning"] = ReasoningMarkers.from_wire(markers)
+        return cls(**values)
 
 
 def _contradiction(params: SamplingParams, smaller: str, larger: str) -> UsageError:
@@ -370,6 +379,7 @@ def _check_beams(params: SamplingParams, beams: int) -> None:
         "overflow sliding": params.overflow == "sliding",
         f"speculate {params.speculate}": params.speculate not in ("auto", "off"),
         "an embedding": params.pooling is not None,
+        f"reasoning_budget {params.reasoning_budget}": params.reasoning_budget is not None,
     }
     for other, is_given in others.items():
         if is_given:

@@ -72,7 +72,7 @@ class Engine:
         self.use_store(parts.store)
         self._generations: dict[int, Generation] = {}
         self._admission = Admission(parts, self._beams, self._generations)
-        self._fast_forward = parts.fast_forward
+        self._forced = parts.forced
         self._pending: list[Outcome] = []  # reported by the next step
         self._num_computed = self._num_reused = 0
         self._gpu_counters = GpuCounters(self.gpu, parts.device)
@@ -344,6 +344,8 @@ class Engine:
         if generation.sequence.params.max_tokens == 0:  # only the prompt's logprobs were requested
             self.scheduler.remove(generation.sequence)
             return [(generation.sequence.id, self._finish(generation, "length"))]
+        if generation.sequence.forced:
+            token = generation.sequence.forced.pop(0)
         num_top = generation.sequence.params.logprobs
         if num_top is None:
             return self._append_token(generation, token, [])
@@ -359,7 +361,7 @@ class Engine:
     def _append_token(
         self, generation: Generation, token: int, logprobs: list[Logprob]
     ) -> list[Outcome]:
-        """Append a token to its sequence, and those that its grammar forces after it.
+        """Append a token to its sequence, and those that must follow it.
 
         End the generation at a stop id or a limit.
         """
@@ -371,17 +373,13 @@ class Engine:
             self.scheduler.remove(sequence)
             return [(sequence.id, self._finish(generation, "stop"))]
         sequence.tokens.append(token)
-        tokens = [token]
-        if sequence.constraint is not None:
-            try:
-                sequence.constraint.accept(token)
-                tokens += self._fast_forward.append(sequence)
-            except UsageError as error:
-                return [self._fail(generation, error)]
+        try:
+            tokens = [token, *self._forced.append(sequence, token)]
+        except UsageError as error:
+            return [self._fail(generation, error)]
         outcomes: list[Outcome] = [(sequence.id, Tokens(tokens, logprobs))]
         is_full, num_kept = len(sequence.tokens) >= self.ctx_size_tokens, params.sliding_keep
-        is_longest = sequence.num_generated == params.max_tokens
-        if is_longest or (is_full and num_kept is None):
+        if sequence.num_left == 0 or (is_full and num_kept is None):
             self.scheduler.remove(sequence)
             outcomes.append((sequence.id, self._finish(generation, "length")))
         elif is_full and num_kept is not None:
