@@ -22,7 +22,8 @@ class ReasoningFormat:
 
     `opens` are the texts that start reasoning, `close` ends it, `heads` may start the answer and
     `tail` end it. Some of them consist of control tokens. A chat template with `signature` in it
-    uses this format.
+    uses this format. `ending` is what leads from any reasoning to the answer, if templates do not
+    show it.
     """
 
     signature: str
@@ -30,6 +31,7 @@ class ReasoningFormat:
     close: str
     heads: tuple[str, ...] = ()
     tail: str = ""
+    ending: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -51,12 +53,14 @@ FORMATS = (
         tuple(
             f"{start}{name}<|message|>" for start in _CHANNELS for name in ("final", "commentary")
         ),
+        ending="<|end|><|start|>assistant<|channel|>final<|message|>",
     ),
     ReasoningFormat(  # Muse Glimmer: messages to the model itself, before those to others
         "to=self<|message|>",
         ("to=self<|message|>", "<|start|>assistant to=self<|message|>"),
         "<|eom|>",
         ("to=user<|message|>", "<|start|>assistant to=user<|message|>", "<|message|>"),
+        ending="<|eom|><|start|>assistant to=user<|message|>",
     ),
     _tags("<think>", "</think>"),  # Qwen3, QwQ, DeepSeek-R1, SmolLM3, GLM-4.5, Nemotron
     _tags("<seed:think>", "</seed:think>"),  # Seed-OSS
@@ -64,7 +68,9 @@ FORMATS = (
     _tags("[THINK]", "[/THINK]"),  # Magistral
     _tags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
     _tags("◁think▷", "◁/think▷"),  # Kimi-VL Thinking
-    ReasoningFormat("<|channel>", ("<|channel>thought",), "<channel|>"),  # Gemma 4
+    ReasoningFormat(  # Gemma 4
+        "<|channel>", ("<|channel>thought",), "<channel|>", ending="\n<channel|>"
+    ),
     ReasoningFormat(  # Apriel
         "[BEGIN FINAL RESPONSE]",
         ("Here are my reasoning steps:",),
@@ -78,6 +84,7 @@ FORMATS = (
         "<|close|>think<|sep|>",
         ("<|open|>response<|sep|>",),
         tail="<|close|>response<|sep|>",
+        ending="<|close|>think<|sep|><|open|>response<|sep|>",
     ),
     ReasoningFormat(  # Solar Open
         "<|begin|>assistant<|think|>",
@@ -85,6 +92,7 @@ FORMATS = (
         "<|end|>",
         ("<|begin|>assistant<|content|>", "<|content|>"),
         tail="<|end|>",
+        ending="<|end|><|begin|>assistant<|content|>",
     ),
 )
 

@@ -22,6 +22,7 @@ from swiftchat.chat.options.option_types import (
     Colors,
     ModelOption,
     RankCount,
+    TemplateArgument,
     TextsOption,
     UserPath,
     Whole,
@@ -117,6 +118,23 @@ class Options:
         default="auto",
         commands=("batch", "serve"),
         help="Let the model think first, or how long: what its template can set.",
+    )
+    reasoning_budget: int | None = number(
+        "End the model's thinking after N tokens; 0: it does not think. -n counts the rest.",
+        "thinking_budget",
+        commands=("batch", "serve"),
+    )
+    reasoning_budget_message: str | None = once(
+        metavar="TEXT",
+        commands=("batch", "serve"),
+        help="Write this at the end of thinking that --reasoning-budget ends.",
+    )
+    template_arg: tuple[str, ...] = many(
+        kind=TextsOption,
+        type=TemplateArgument(),
+        metavar="KEY=VALUE",
+        commands=("batch", "serve"),
+        help="Variable of the chat template, as JSON or text (repeatable).",
     )
 
     continue_: bool = flag(

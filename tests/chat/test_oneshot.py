@@ -280,6 +280,7 @@ def test_json_is_one_object_of_schema_1(program: Program) -> None:
         "restored_tokens": 0,
         "swapped_tokens": 0,
         "completion_tokens": 10,
+        "reasoning_tokens": 0,
         "dropped_tokens": 0,
         "context_used": 34,
         "context_size": 256,
