@@ -178,6 +178,9 @@ class Options:
     temperature: float | None = number(
         "Randomness of the answer; 0 is greedy.", "temp", in_model="temperature"
     )
+    top_n_sigma: float | None = number(
+        "Sample from logits within n standard deviations of the highest; 0 is off."
+    )
     top_k: int | None = number(
         "Sample from the k most probable tokens; 0 is off.", in_model="top_k"
     )
@@ -188,6 +191,12 @@ class Options:
         "Minimum probability relative to the most probable token; 0 is off.", in_model="min_p"
     )
     top_p: float | None = number("Nucleus sampling with probability p; 1 is off.", in_model="top_p")
+    xtc_probability: float | None = number(
+        "How often XTC excludes the most probable tokens; 0 is off."
+    )
+    xtc_threshold: float | None = number(
+        "Least probability of the tokens of which XTC leaves only the last (0.1)."
+    )
     top_p_decay: float | None = number("Multiply top-p by this after each token; 1 is off.")
     top_p_min: float | None = number("Lower bound of top-p with --top-p-decay.")
     top_p_reset: tuple[str, ...] = texts("Text that resets the decay of top-p (repeatable).")

@@ -153,6 +153,9 @@ SAMPLING_RANGES = {
     "top_p_min": Range("between 0 and 1", 0, 1),
     "min_p": Range("between 0 and 1", 0, 1),
     "typical_p": _FRACTION,
+    "top_n_sigma": Range("between 0 and 100", 0, 100),
+    "xtc_probability": Range("between 0 and 1", 0, 1),
+    "xtc_threshold": _FRACTION,
     "repeat_penalty": Range("between 0.01 and 100", 0.01, 100),
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
@@ -181,8 +184,9 @@ class SamplingParams:
     """Sampling of the next token, and the conditions that end a generation.
 
     The order of the controls, and what each does: docs/decoding.md. `temperature` 0 is greedy;
-    `top_k` 0, `top_p` 1, `min_p` 0, `typical_p` 1, `top_p_decay` 1, `dry_multiplier` 0,
-    `no_repeat_ngram` 0 and a penalty of 1 (repeat) or 0 (others) are off.
+    `top_k` 0, `top_p` 1, `min_p` 0, `typical_p` 1, `top_n_sigma` 0, `xtc_probability` 0,
+    `top_p_decay` 1, `dry_multiplier` 0, `no_repeat_ngram` 0 and a penalty of 1 (repeat) or 0
+    (others) are off.
     `repeat_last_n`: the penalties count only the last n tokens; -1 is all.
     `logit_bias`: pairs (id, number added to its logit), each id once.
     `bad_words`: sequences of ids that are never completed.
@@ -219,6 +223,9 @@ class SamplingParams:
     top_p_reset_ids: tuple[int, ...] = ()
     min_p: float = 0.0
     typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -323,7 +330,9 @@ class SamplingParams:
             "dry_multiplier": self.dry_multiplier > 0,
             "no_repeat_ngram": self.no_repeat_ngram > 0,
             "bad_words": any(len(word) > 1 for word in self.bad_words),
+            "top_n_sigma": self.top_n_sigma > 0 and self.temperature > 0,
             "typical_p": self.typical_p < 1 and self.temperature > 0,
+            "xtc_probability": self.xtc_probability > 0 and self.temperature > 0,
             "top_p_decay": self.top_p_decay < 1 and self.temperature > 0,
         }
         return tuple(name for name, is_used in in_use.items() if is_used)
