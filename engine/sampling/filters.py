@@ -46,8 +46,8 @@ def candidates(probs: Tensor, params: SamplingParams, top_p: float) -> Candidate
 def keep_top_n_sigma(logits: Tensor, n: float) -> Tensor:
     """Return logits fp32 [vocab_size] with −inf for those more than n σ below the maximum.
 
-    0 is off. σ is the standard deviation of the logits of the ids that are not banned (Tang et al., 2024,
-    arXiv:2411.07641). No temperature changes what is kept.
+    0 is off. σ is the standard deviation of the logits of all ids that are not banned. No
+    temperature changes what is kept (Tang et al., 2024, arXiv:2411.07641).
     """
     if n == 0:
         return logits
