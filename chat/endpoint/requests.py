@@ -216,8 +216,8 @@ class ChatCompletionRequest(GenerationRequest):
         return wanted.effort if self.reasoning_effort is None else self.reasoning_effort
 
     def sampling(self) -> dict[str, Any]:
-        values, budget = super().sampling(), self.reasoning and self.reasoning.max_tokens
-        if budget is None:
+        values = super().sampling()
+        if self.reasoning is None or (budget := self.reasoning.max_tokens) is None:
             return values
         is_valid = budget in SAMPLING_RANGES["reasoning_budget"]
         refuse(not is_valid, "reasoning", f"reasoning.max_tokens is {budget}")

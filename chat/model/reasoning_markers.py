@@ -57,9 +57,9 @@ def derive_markers(source: str) -> tuple[str, str] | None:
 def text_after_reasoning(tokenizer: "Tokenizer", source: str) -> str:
     """Return what a template writes between reasoning and the answer; empty if it shows none."""
     message = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(_FIELDS, _REASONING)}
-    variables = {"template": source, "add_generation_prompt": False, **_THINKING}
+    options: dict[str, Any] = {"add_generation_prompt": False, **_THINKING}
     try:
-        prompt = tokenizer.prompt([_QUESTION, message], **variables)
+        prompt = tokenizer.prompt([_QUESTION, message], template=source, **options)
     except BadModelFile:
         return ""
     before, found, _ = "".join(span.text for span in prompt.spans).partition(_ANSWER)
