@@ -16,6 +16,7 @@ from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.errors import UsageError
 from tests.support import reference, tiny
+from tests.support.emulated.engine import emulated_engine, use_emulated_gpu
 from tests.support.grammars import PIECES, STOP, VOCABULARY, run
 from tests.support.worker_processes import CONTROLS, WIDE, collect
 
@@ -41,7 +42,10 @@ REPEATED = [*tiny.random_ids(6, seed=9)] * 5
 
 
 def make(folder: Path, name: str = "llama") -> Path:
-    tiny.make(name, folder, **WIDE)
+    if name == "qwen3_next":
+        reference.copy_reference(name, folder)
+    else:
+        tiny.make(name, folder, **(WIDE if name == "llama" else {}))
     return folder
 
 
@@ -88,10 +92,7 @@ def test_the_answer_equals_those_to_prompts_with_the_forced_ids(name: str, llama
     [("qwen3", False), ("qwen3_next", True), ("gemma2", True), ("gpt-oss", True)],
 )
 def test_states_windows_and_experts(name: str, native: bool, tmp_path: Path) -> None:
-    if name == "qwen3_next":
-        reference.copy_reference(name, tmp_path)
-    else:
-        tiny.make(name, tmp_path)
+    make(tmp_path, name)
     engine = tiny.engine(tmp_path, kernels=native)
     for params in (GREEDY, SAMPLED):
         found = run(tiny.engine(tmp_path, kernels=native), [(REPEATED, params, None)])[0]
@@ -209,6 +210,22 @@ def test_a_draft_model_proposes_before_and_after_the_end(llama: Path, tmp_path: 
     ids, ends = run(engine, [(tiny.random_ids(20), params, None)])
     assert ids == [by_prompts(tiny.engine(llama), tiny.random_ids(20), params)]
     assert isinstance(end := ends[0], Finished) and end.speculated is not None
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_captured_steps_by_emulated_kernels(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step in flight is discarded when forced tokens take the place of the one that it reads."""
+    make(tmp_path, name)
+    use_emulated_gpu(monkeypatch)
+    engine = emulated_engine(tmp_path)
+    assert engine.graphs.decode is not None
+    for params in (GREEDY, SAMPLED, PARAMS["unproposed"]):
+        prompts = REPEATED, tiny.random_ids(20)
+        ids, _ = run(engine, [(prompt, params, None) for prompt in prompts])
+        assert ids == [by_prompts(engine, prompt, params) for prompt in prompts]
+        assert len(ids[0]) == 9 + len(ENDING) + 12
 
 
 def test_beams_have_no_budget(llama: Path) -> None:
