@@ -100,13 +100,22 @@ def test_states_windows_and_experts(name: str, native: bool, tmp_path: Path) -> 
 
 
 def test_tokens_are_proposed_up_to_the_end_of_the_budget(llama: Path) -> None:
-    params = replace(GREEDY, reasoning_budget=40, max_tokens=30, logit_bias=((7, 50.0),))
     engine = tiny.engine(llama)
-    expected = by_prompts(tiny.engine(llama), REPEATED, params)
-    ids, ends = run(engine, [(REPEATED, params, None)])
-    assert ids == [expected] and expected[:40] == [7] * 40
-    assert isinstance(end := ends[0], Finished)
-    assert end.speculated is not None and end.speculated.num_accepted > 10
+    for budget in range(40, 50):
+        params = replace(GREEDY, reasoning_budget=budget, max_tokens=30, logit_bias=((7, 50.0),))
+        engine.add(1, REPEATED, params)
+        steps: list[list[int]] = []
+        while engine.has_work:
+            events = [event for _, event in engine.step()]
+            steps.append([i for event in events if isinstance(event, Tokens) for i in event.ids])
+        end = events[-1]
+        assert isinstance(end, Finished) and end.speculated is not None
+        assert end.speculated.num_accepted > 10
+        ids = [token for step in steps for token in step]
+        assert ids == [*[7] * budget, *ENDING, *[7] * 30]
+        # Tokens behind the end would have been computed without it.
+        (ending,) = (step for step in steps if ENDING[1] in step)
+        assert tuple(ending[-len(ENDING) :]) == ENDING
 
 
 def test_answers_together_and_preempted_equal_answers_alone(llama: Path) -> None:
