@@ -85,9 +85,9 @@ class AnswerConstraints:
         assert reasoning is not None
         message = self._config.reasoning_budget_message
         message = f"\n\n{message}" if message else ""
-        ending = reasoning.ending or text_after_reasoning(tokenizer, self._files.template_source)
+        ending = text_after_reasoning(tokenizer, self._files.template_source)
         if reasoning.close not in ending:
-            ending = f"\n{reasoning.close}\n\n"
+            ending = reasoning.ending or reasoning.close
         text, before = message + ending, reasoning.opens[0]  # not at the beginning of a text
         start = len(before)
         untrusted = [(start, start + len(message))] if message else []

@@ -22,8 +22,8 @@ class ReasoningFormat:
 
     `opens` are the texts that start reasoning, `close` ends it, `heads` may start the answer and
     `tail` end it. Some of them consist of control tokens. A chat template with `signature` in it
-    uses this format. `ending` is what leads from any reasoning to the answer, if templates do not
-    show it.
+    uses this format. `ending` leads from reasoning to the answer where a template does not show it;
+    by default `close`.
     """
 
     signature: str
@@ -38,8 +38,8 @@ class ReasoningFormat:
         return (*self.opens, self.close, *self.heads, self.tail)
 
 
-def _tags(begin: str, end: str) -> ReasoningFormat:
-    return ReasoningFormat(end, (begin,), end)
+def _tags(begin: str, end: str, ending: str = "") -> ReasoningFormat:
+    return ReasoningFormat(end, (begin,), end, ending=ending)
 
 
 # From the published chat templates.
@@ -62,9 +62,10 @@ FORMATS = (
         ("to=user<|message|>", "<|start|>assistant to=user<|message|>", "<|message|>"),
         ending="<|eom|><|start|>assistant to=user<|message|>",
     ),
-    _tags("<think>", "</think>"),  # Qwen3, QwQ, DeepSeek-R1, SmolLM3, GLM-4.5, Nemotron
+    # Qwen3, QwQ, DeepSeek-R1, SmolLM3, GLM-4.5, Nemotron
+    _tags("<think>", "</think>", "\n</think>\n\n"),
     _tags("<seed:think>", "</seed:think>"),  # Seed-OSS
-    _tags("<thought>", "</thought>"),  # EXAONE Deep
+    _tags("<thought>", "</thought>", "\n</thought>\n\n"),  # EXAONE Deep
     _tags("[THINK]", "[/THINK]"),  # Magistral
     _tags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
     _tags("◁think▷", "◁/think▷"),  # Kimi-VL Thinking
@@ -76,6 +77,7 @@ FORMATS = (
         ("Here are my reasoning steps:",),
         "[BEGIN FINAL RESPONSE]",
         tail="[END FINAL RESPONSE]",
+        ending="\n[BEGIN FINAL RESPONSE]\n",
     ),
     _tags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ReasoningFormat(  # Kimi K3
