@@ -62,7 +62,7 @@ class Api:
     async def chat_completion(self, request: Request) -> Response:
         body = await read_body(request, ChatCompletionRequest)
         self._check_name(body.model)
-        if body.reasoning_effort is not None:
+        if body.effort is not None:
             self._note_ignored_effort()
         start, form = chat_answers(self._chat_model, body), ChatFormat(self._chat_model, body)
         return await respond(request, self._answers, start, form, body)

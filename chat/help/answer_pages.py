@@ -39,6 +39,35 @@ A schema with a keyword that cannot be enforced, such as "not", is an error
 that names its place.
 """
 
+_THINKING = """\
+Many models think before they answer. --think sets what the model's chat
+template can set: on and off, or low, medium, high and max. Another level is an
+error that names those it has; auto leaves the choice to the template.
+
+  swiftchat --think off
+  >>> /think high
+  >>> /reasoning                       the thinking before the last answer
+
+--reasoning-budget ends it after so many tokens, with the text by which the
+model itself goes over to the answer; the line below the answer then says
+"thinking 412/1024". With a budget, -n counts only the answer; without one, -n
+counts the thinking too. 0 means none at all.
+
+  swiftchat --reasoning-budget 1024 -n 500
+  swiftchat --reasoning-budget 1024 \\
+      --reasoning-budget-message "I have to answer now."
+  >>> /set reasoning_budget 256
+  >>> /set reasoning_budget off
+
+--template-arg sets any other variable of the template, as JSON or as text; it
+comes before --think.
+
+  swiftchat --template-arg keep_thinking=true
+
+Whether a model sees its earlier thinking is up to its template. What the
+template repeats is found in the KV cache, and not computed again.
+"""
+
 _SAMPLING = """\
 Each token is chosen in this order:
 
@@ -47,7 +76,7 @@ Each token is chosen in this order:
      repeat_last_n tokens; then dry
   3  bans: no_repeat_ngram, ban, and end tokens before min_tokens
   4  temperature; 0 takes the most probable token and ends here
-  5  filters: top_k, typical_p, min_p, top_p
+  5  filters: top_n_sigma, top_k, typical_p, min_p, top_p, xtc
 
 A parameter is a flag (--top-k 40), a variable (SWIFTCHAT_TOP_K=40), a line of
 the configuration file or of a role (top_k = 40), or is set at the prompt:
@@ -113,6 +142,7 @@ they work together.
 ANSWER_PAGES = {
     "templates": Page("Chat templates", _TEMPLATES),
     "formats": Page("JSON schemas, regular expressions and grammars", _FORMATS),
+    "thinking": Page("How long a model thinks before it answers", _THINKING),
     "sampling": Page("Temperature and other sampling options, logprobs", _SAMPLING),
     "context": Page("What happens when the context is full", _CONTEXT),
     "parameters": Page("All sampling parameters", _PARAMETERS),

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -330,7 +329,13 @@ class ChatModel:
 
         direct: Callable[[], Prompt] | None = None
         if tool_format is not None and tool_format.direct:
-            direct = partial(encode, requesting_answer(fitted.messages, tool_format.direct))
+            messages = requesting_answer(fitted.messages, tool_format.direct)
+
+            def direct_prompt() -> "Prompt":
+                return self._constraints.with_budget(encode(messages), params)[0]
+
+            direct = direct_prompt
+        prompt, params = self._constraints.with_budget(prompt, params)
 
         def start(params: SamplingParams) -> Answer:
             constraint: ConstraintSpec | None = None

@@ -1,6 +1,7 @@
 """The kinds of options of `swiftchat`, and the types of their values."""
 
 import copy
+import json
 import os
 import re
 from typing import Any, Self
@@ -15,6 +16,8 @@ from swiftchat.weights.files.paths import user_path
 MAX_RANKS = 1024
 MAX_AT_A_TIME = 4096  # answers
 _MAX_BITS = 10_000
+# Variables of a chat template that a conversation sets.
+OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 class RankCount(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
@@ -98,6 +101,35 @@ class Colors(click.ParamType):  # type: ignore[type-arg]  # not generic before c
         except ValueError as error:
             self.fail(str(error), param, ctx)
         return str(value)
+
+
+class TemplateArgument(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A variable of a chat template as `KEY=VALUE`."""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            parse_argument(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
+def parse_argument(text: str) -> tuple[str, Any]:
+    """Return the name and the value of `KEY=VALUE`: JSON, or else the text itself.
+
+    Raises `ValueError` with what is wrong.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ValueError(f"{shown(text)} is not KEY=VALUE, such as enable_thinking=false")
+    if name in OWN_VARIABLES:
+        raise ValueError(f"{name} is set by the conversation")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
 
 
 class ChatOption(click.Option):

@@ -22,6 +22,7 @@ from swiftchat.chat.options.option_types import (
     Colors,
     ModelOption,
     RankCount,
+    TemplateArgument,
     TextsOption,
     UserPath,
     Whole,
@@ -118,6 +119,23 @@ class Options:
         commands=("batch", "serve"),
         help="Let the model think first, or how long: what its template can set.",
     )
+    reasoning_budget: int | None = number(
+        "End the model's thinking after N tokens; 0: it does not think. -n counts the rest.",
+        "thinking_budget",
+        commands=("batch", "serve"),
+    )
+    reasoning_budget_message: str | None = once(
+        metavar="TEXT",
+        commands=("batch", "serve"),
+        help="Write this at the end of thinking that --reasoning-budget ends.",
+    )
+    template_arg: tuple[str, ...] = many(
+        kind=TextsOption,
+        type=TemplateArgument(),
+        metavar="KEY=VALUE",
+        commands=("batch", "serve"),
+        help="Variable of the chat template, as JSON or text (repeatable).",
+    )
 
     continue_: bool = flag(
         "-c",
@@ -160,6 +178,9 @@ class Options:
     temperature: float | None = number(
         "Randomness of the answer; 0 is greedy.", "temp", in_model="temperature"
     )
+    top_n_sigma: float | None = number(
+        "Sample from logits within n standard deviations of the highest; 0 is off."
+    )
     top_k: int | None = number(
         "Sample from the k most probable tokens; 0 is off.", in_model="top_k"
     )
@@ -170,6 +191,12 @@ class Options:
         "Minimum probability relative to the most probable token; 0 is off.", in_model="min_p"
     )
     top_p: float | None = number("Nucleus sampling with probability p; 1 is off.", in_model="top_p")
+    xtc_probability: float | None = number(
+        "How often XTC excludes the most probable tokens; 0 is off."
+    )
+    xtc_threshold: float | None = number(
+        "Least probability of the tokens of which XTC leaves only the last (0.1)."
+    )
     top_p_decay: float | None = number("Multiply top-p by this after each token; 1 is off.")
     top_p_min: float | None = number("Lower bound of top-p with --top-p-decay.")
     top_p_reset: tuple[str, ...] = texts("Text that resets the decay of top-p (repeatable).")

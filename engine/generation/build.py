@@ -14,7 +14,7 @@ from swiftchat.engine.comm.pipeline import Pipeline, SingleStage
 from swiftchat.engine.cpu.recorded_activations import CannotRecordError
 from swiftchat.engine.device.device import cpu_note, describe_device
 from swiftchat.engine.generation.engine import Engine
-from swiftchat.engine.generation.fast_forward import FastForward
+from swiftchat.engine.generation.forced_tokens import ForcedTokens
 from swiftchat.engine.generation.grammars import Grammars
 from swiftchat.engine.generation.heads import Heads
 from swiftchat.engine.generation.parts import EngineParts
@@ -128,7 +128,7 @@ def build_engine(
             grammars=Grammars(
                 None if setup.checkpoint is None else path, decoder.config.vocab_size
             ),
-            fast_forward=FastForward(scheduler, plan.ctx_size_tokens, graphs),
+            forced=ForcedTokens(scheduler, plan.ctx_size_tokens, graphs),
         )
     )
 

@@ -34,7 +34,7 @@ class Generations:
         self._decoder, self._cache = parts.decoder, parts.cache
         self._ctx_size_tokens = parts.info.ctx_size_tokens
         self._beams, self._sampler = beams, sampler
-        self.fast_forward = parts.fast_forward
+        self.forced = parts.forced
 
     def add(self, sequence: TokenSequence) -> Generation:
         """Begin a generation; without a seed of its own it gets a random one."""
@@ -105,6 +105,8 @@ class Generations:
         if generation.sequence.params.max_tokens == 0:  # only the prompt's logprobs were requested
             self._scheduler.remove(generation.sequence)
             return [(generation.sequence.id, self.finish(generation, "length"))]
+        if generation.sequence.forced:
+            token = generation.sequence.forced.pop(0)
         num_top = generation.sequence.params.logprobs
         if num_top is None:
             return self._append_token(generation, token, [])
@@ -120,7 +122,7 @@ class Generations:
     def _append_token(
         self, generation: Generation, token: int, logprobs: list[Logprob]
     ) -> list[Outcome]:
-        """Append a token to its sequence, and those that its grammar forces after it.
+        """Append a token to its sequence, and those that must follow it.
 
         End the generation at a stop id or a limit.
         """
@@ -132,17 +134,13 @@ class Generations:
             self._scheduler.remove(sequence)
             return [(sequence.id, self.finish(generation, "stop"))]
         sequence.tokens.append(token)
-        tokens = [token]
-        if sequence.constraint is not None:
-            try:
-                sequence.constraint.accept(token)
-                tokens += self.fast_forward.append(sequence)
-            except UsageError as error:
-                return [self.fail(generation, error)]
+        try:
+            tokens = [token, *self.forced.append(sequence, token)]
+        except UsageError as error:
+            return [self.fail(generation, error)]
         outcomes: list[Outcome] = [(sequence.id, Tokens(tokens, logprobs))]
         is_full, num_kept = len(sequence.tokens) >= self._ctx_size_tokens, params.sliding_keep
-        is_longest = sequence.num_generated == params.max_tokens
-        if is_longest or (is_full and num_kept is None):
+        if sequence.num_left == 0 or (is_full and num_kept is None):
             self._scheduler.remove(sequence)
             outcomes.append((sequence.id, self.finish(generation, "length")))
         elif is_full and num_kept is not None:

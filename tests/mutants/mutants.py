@@ -36,7 +36,38 @@ _FAILED_STEP = (
 _DOWNLOAD = "tests/weights/hub/test_download.py"
 _LISTENER = "tests/engine/server/test_listener.py"
 
+_BUDGET = "tests/engine/generation/test_reasoning_budget.py"
+
 MUTANTS = (
+    # Reasoning.
+    Mutant(
+        "the budget of reasoning is exceeded by a token",
+        "engine/schedule/reasoning.py",
+        "return self.is_thinking and self.num_tokens >= self.budget",
+        "return self.is_thinking and self.num_tokens > self.budget",
+        (_BUDGET,),
+    ),
+    Mutant(
+        "proposed tokens cross the end of the budget",
+        "engine/schedule/sequence.py",
+        "            return self.reasoning.num_left\n",
+        "            return None\n",
+        (f"{_BUDGET}::test_tokens_are_proposed_up_to_the_end_of_the_budget",),
+    ),
+    Mutant(
+        "XTC excludes by the number that draws the token",
+        "engine/sampling/filters.py",
+        "_XTC_STREAM = 1 ",
+        "_XTC_STREAM = 0 ",
+        ("tests/engine/sampling/test_filters.py",),
+    ),
+    Mutant(
+        "a row behind proposed tokens is sampled with the random number of the first",
+        "engine/sampling/batch_sampler.py",
+        "position=draw.position,",
+        "position=None,",
+        ("tests/engine/speculation/test_speculation.py",),
+    ),
     # Conversations.
     Mutant(
         "a session is saved without a transaction",

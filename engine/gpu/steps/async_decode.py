@@ -129,7 +129,7 @@ class AsyncDecode:
 
         Without `continues` no step is launched, because the next one will have proposed tokens.
         Sequences that ended meanwhile are omitted, and those that got tokens without this step
-        (`FastForward`).
+        (`ForcedTokens`).
         """
         step = self._in_flight
         assert step is not None
@@ -199,7 +199,7 @@ class AsyncDecode:
             num_tokens = len(sequence.tokens) + 1  # with the token in flight
             if num_tokens >= self._ctx_size_tokens:
                 return False
-            if num_tokens - sequence.num_prompt == sequence.params.max_tokens:
+            if sequence.num_left == 1:
                 return False
         return True
 

@@ -41,6 +41,7 @@ def test_which_options_are_meant() -> None:
         "session",
         "template",
         "soft_prompt",
+        "reasoning_budget_message",
         "schema",
         "regex",
         "grammar",

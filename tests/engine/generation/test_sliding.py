@@ -182,7 +182,7 @@ def test_any_sequence_keeps_its_first_and_newest_tokens(data: st.DataObject) -> 
     assert sequence.num_prompt == sum(token < num_prompt for token in sequence.tokens)
     gone = num_dropped - (num_prompt - sequence.num_prompt)
     assert sequence.num_dropped_generated == gone
-    assert sequence.params.max_tokens == 99 - gone
+    assert sequence.num_left == 99 - (length - num_prompt)
     assert sequence.params.min_tokens == max(0, 9 - gone)
 
 
