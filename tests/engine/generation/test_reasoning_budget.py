@@ -62,10 +62,10 @@ def by_prompts(engine: Engine, prompt: Sequence[int], params: SamplingParams) ->
     def after(ids: Sequence[int], num_tokens: int | None) -> list[int]:
         engine.add(1, [*prompt, *ids], replace(plain, max_tokens=num_tokens))
         # Penalties and the position of an answer count from the same token.
-        engine._generations[1].sequence.num_prompt = len(prompt)
+        engine.generations.by_id[1].sequence.num_prompt = len(prompt)
         if num_tokens is not None:
             limit = replace(plain, max_tokens=len(ids) + num_tokens)
-            engine._generations[1].sequence.params = limit
+            engine.generations.by_id[1].sequence.params = limit
         found: list[int] = []
         while engine.has_work:
             tokens = [event for _, event in engine.step() if isinstance(event, Tokens)]
