@@ -84,6 +84,25 @@ class Options:
         shell_complete=complete_files,
         help="Put a file or page before the prompt (repeatable).",
     )
+    knowledge: str | None = once(
+        type=UserPath(),
+        metavar="DIR",
+        is_saved=True,
+        shell_complete=complete_files,
+        help="Put passages of a folder's texts before each question.",
+    )
+    knowledge_tokens: int = option(
+        type=Whole(64, MAX_COUNT),
+        default=1500,
+        metavar="N",
+        help="At most so many tokens of them, and a quarter of the context.",
+    )
+    knowledge_model: str | None = once(
+        metavar="MODEL",
+        is_saved=True,
+        shell_complete=complete_models,
+        help="Find them by embeddings of this model, too, not by words alone.",
+    )
     system: str | None = once("-s", commands=("batch",), help="System prompt.")
     system_file: str | None = once(
         type=UserPath(), commands=("batch",), help="Read the system prompt from a file."

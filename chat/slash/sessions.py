@@ -106,6 +106,8 @@ def resume(state: ChatState, argument: str) -> None:
     model = settings.get("model")
     if model not in (None, state.chat_model.settings["model"]):
         print(sanitize(f"this conversation used {model}; /model {model} switches to it"))
+    if (folder := settings.get("knowledge")) != state.chat_model.settings.get("knowledge"):
+        print(sanitize(f"this conversation used /knowledge {shlex.quote(folder or 'off')}"))
     show_end(state)
 
 
