@@ -31,7 +31,8 @@ def with_passages(
         return message
     update_index(knowledge, status)
     known = [found for one in earlier if (found := passages_in(one))]
-    context = chat_model.context_tokens
+    with status.waiting("loading the model"):
+        context = chat_model.wait_ready(status.show_progress).ctx_size_tokens
 
     def num_tokens(text: str) -> int:
         return len(chat_model.tokenizer.encode(text))
