@@ -42,7 +42,7 @@ from swiftchat.engine.api.params import (
 
 _AT_LEAST_1 = Range("between 1 and 2^31 - 1", 1, MAX_COUNT)
 _MAX_THREADS = 4096
-_COMMANDS = ("score", "embed", "batch")
+_COMMANDS = ("score", "embed", "batch", "do")
 _ENGINES = (*_COMMANDS, "serve")
 _MEASURED = (*_ENGINES, "bench")
 
@@ -134,7 +134,7 @@ class Options:
     think: str = option(
         type=click.Choice(["auto", "on", "off", "low", "medium", "high", "max"]),
         default="auto",
-        commands=("batch", "serve"),
+        commands=("batch", "do", "serve"),
         help="Let the model think first, or how long: what its template can set.",
     )
 
