@@ -22,6 +22,8 @@ _INSTRUCTION = (
 )
 _NUM_RANKED = 50  # pieces of each search
 _RANK_OFFSET = 60  # of reciprocal rank fusion: how little the first place counts above the second
+# Embeddings of chat models are worse than words: docs/notes/knowledge.md.
+_WORDS_WEIGHT = 2.0
 _CHUNK_ROWS = 4096
 Progress = Callable[[str, int, int], None]
 
@@ -90,9 +92,9 @@ class Knowledge:
         if self.embedder is None:
             return by_words
         scores: dict[int, float] = {}
-        for ranking in (by_words, self._nearest(question)):
+        for ranking, weight in ((by_words, _WORDS_WEIGHT), (self._nearest(question), 1.0)):
             for rank, number in enumerate(ranking):
-                scores[number] = scores.get(number, 0.0) + 1 / (_RANK_OFFSET + rank)
+                scores[number] = scores.get(number, 0.0) + weight / (_RANK_OFFSET + rank)
         return sorted(scores, key=lambda number: -scores[number])[:_NUM_RANKED]
 
     def _nearest(self, question: str) -> Sequence[int]:
