@@ -7,6 +7,7 @@ transaction: whatever ends the program, the files that were indexed stay so.
 
 import contextlib
 import hashlib
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -91,8 +92,6 @@ class Index:
         self._db.close()
 
     def _opened(self) -> sqlite3.Connection:
-        import os
-
         try:
             create_private_folder(self._path.parent)
             os.close(open_private(self._path, os.O_RDWR))
@@ -229,3 +228,25 @@ class Index:
 
 def _max_bytes(name: str) -> int:
     return _MAX_DOCUMENT_BYTES if name.lower().endswith(DOCUMENT_SUFFIXES) else _MAX_BYTES
+
+
+def index_path(folder: Path, model: str) -> Path:
+    """Return the file with the index of a folder, made with the embeddings of a model."""
+    digest = hashlib.sha256(os.fsencode(folder) + b"\0" + model.encode()).hexdigest()
+    return index_folder() / f"{digest[:32]}.db"
+
+
+def index_folder() -> Path:
+    """Return the folder of all indexes."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("swiftchat") / "knowledge"
+
+
+def clear_indexes() -> tuple[int, int]:
+    """Remove all indexes; return the number of files and of bytes."""
+    files = [file for file in index_folder().glob("*") if file.is_file()]
+    num_bytes = sum(file.stat().st_size for file in files)
+    for file in files:
+        file.unlink(missing_ok=True)
+    return len(files), num_bytes

@@ -1,14 +1,11 @@
 """A folder as knowledge: before each question come the pieces of its texts that may answer it."""
 
-import hashlib
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from swiftchat.chat.attachments.attachment import Attachment, parts_of
 from swiftchat.chat.knowledge.embedder import Embedder
-from swiftchat.chat.knowledge.index import Found, Index, Update
+from swiftchat.chat.knowledge.index import Found, Index, Update, index_path
 from swiftchat.chat.knowledge.pieces import Piece
 from swiftchat.chat.knowledge.words import words_of_question
 from swiftchat.chat.options.config import ChatConfig
@@ -142,19 +139,6 @@ def open_knowledge(config: ChatConfig) -> Knowledge:
     model = config.knowledge_model
     assert config.knowledge is not None
     return Knowledge(config.knowledge, Embedder(config, model) if model else None)
-
-
-def index_path(folder: Path, model: str) -> Path:
-    """Return the file with the index of a folder, made with the embeddings of a model."""
-    digest = hashlib.sha256(os.fsencode(folder) + b"\0" + model.encode()).hexdigest()
-    return index_folder() / f"{digest[:32]}.db"
-
-
-def index_folder() -> Path:
-    """Return the folder of all indexes."""
-    import platformdirs
-
-    return platformdirs.user_cache_path("swiftchat") / "knowledge"
 
 
 def _passage(found: Found) -> str:
