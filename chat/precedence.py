@@ -115,7 +115,8 @@ def _continued(
     conversation = load_session(options["session"], with_one_shots=with_one_shots)
     settings, problems = saved_settings(conversation.settings)
     if (folder := settings.get("knowledge")) and not Path(folder).is_dir():
-        settings["knowledge"] = settings["knowledge_model"] = None
+        for name in ("knowledge", "knowledge_model", "knowledge_pooling"):
+            settings[name] = None
         problems.append(f"knowledge: {folder} is not a folder any more")
     for problem in problems:
         print_notice(f"warning: a setting of this conversation is left out: {problem}")

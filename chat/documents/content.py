@@ -55,9 +55,9 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     width = max(map(len, rows), default=0)
     if not width:
         return ""
-    lines = [
-        "| " + " | ".join([*map(_cell, row), *[""] * (width - len(row))]) + " |" for row in rows
-    ]
+    # Only the head needs all cells: one wide row would make all others long.
+    head = [*rows[0], *[""] * (width - len(rows[0]))]
+    lines = [f"| {' | '.join(map(_cell, row))} |" for row in (head, *rows[1:])]
     lines.insert(1, "|" + " --- |" * width)
     return "\n".join(lines)
 

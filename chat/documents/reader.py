@@ -20,6 +20,7 @@ _MEMORY_BYTES = 2 << 30
 _SECONDS = 120  # of processor time
 _MAX_UNPACKED_BYTES = 512 << 20
 _MAX_PARTS = 20_000
+_TOO_MUCH = "attach a part of it, such as NAME#1"
 _DAMAGED = "the file may be incomplete; a copy saved by its program may work"
 
 
@@ -32,15 +33,13 @@ def read(content: bytes, wanted: PageRange) -> dict[str, object]:
             parts.append(f"## {page.heading}\n\n{page.text}" if page.heading else page.text)
             size += len(parts[-1])
             if size > MAX_CHARACTERS:
-                raise Unreadable(
-                    f"has more than {MAX_CHARACTERS} characters", "name a part of it: NAME#1-20"
-                )
+                raise Unreadable(f"has more than {MAX_CHARACTERS} characters", _TOO_MUCH)
     except Unreadable as error:
         return {"reason": error.reason, "hint": error.hint}
     except ImportError as error:
         return {"reason": f"needs the package {error.name} to be read", "hint": INSTALL_HINT}
     except MemoryError:
-        return {"reason": "needs too much memory to be read", "hint": _DAMAGED}
+        return {"reason": "needs too much memory to be read", "hint": _TOO_MUCH}
     except Exception as error:  # noqa: BLE001  (the libraries raise anything for damaged files)
         return {"reason": f"cannot be read: {_first_line(error)}", "hint": _DAMAGED}
     if not any(part.strip() for part in parts):

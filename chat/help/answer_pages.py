@@ -42,7 +42,7 @@ may answer it, with their marks, so that the answer can cite file:line.
 
   swiftchat --knowledge docs -p "How long are backups kept?"
   >>> /knowledge ~/notes              index a folder and use it
-  >>> /knowledge off
+  >>> /knowledge none                 use none from now on
 
 Texts and documents (swiftchat help files) are indexed; hidden files, links and
 what .gitignore names are not. The index is made at the first question, and only
@@ -55,7 +55,8 @@ those of a whole conversation half of it.
 
 Passages are found by their words. --knowledge-model NAME adds embeddings of a
 model: one that was made for embeddings also finds other words for the same
-thing; those of a chat model are worse than the words alone.
+thing; those of a chat model are worse than the words alone. --knowledge-pooling
+last is for models whose card says so, such as Qwen3-Embedding.
 
 The folder is saved with the conversation. The index is a copy of the texts that
 only you can read; swiftchat cache clear removes it.

@@ -1,6 +1,6 @@
 """Embeddings of pieces and questions, by a model that loads when the first text comes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ class Embedder:
     """Computes embeddings in 16 bits with a model of its own, which `close` ends."""
 
     def __init__(self, config: ChatConfig, model: str) -> None:
-        self.model = model
+        self._pooling = config.knowledge_pooling or "mean"
         self._config = replace(
             ChatConfig(model=model, device=config.device, threads=config.threads),
             offline=config.offline,
@@ -28,9 +28,12 @@ class Embedder:
         )
         self._chat_model: ChatModel | None = None
 
-    def __call__(
-        self, texts: Sequence[str], on_progress: Callable[[int], None] = lambda num_done: None
-    ) -> list[bytes]:
+    @property
+    def name(self) -> str:
+        """The model and the pooling: embeddings of others cannot be compared."""
+        return f"{self._config.model}, {self._pooling}"
+
+    def __call__(self, texts: Sequence[str]) -> list[bytes]:
         """Return the embedding of each text, divided by its length, as float16.
 
         Of a text that is longer than the model's context the beginning counts.
@@ -42,7 +45,7 @@ class Embedder:
         model = self._chat_model
         context = model.wait_ready().ctx_size_tokens
         ids = [model.prompts.encode_plain(text).ids[:context] for text in texts]
-        vectors = embed(model.engine, ids, "mean", on_progress)
+        vectors = embed(model.engine, ids, self._pooling)
         return [np.asarray(normalized(vector), np.float16).tobytes() for vector in vectors]
 
     def close(self) -> None:

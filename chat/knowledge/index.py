@@ -131,7 +131,7 @@ class Index:
         removed = sorted(known.keys() - set(names))
         with transaction(self._db):
             self._db.executemany("DELETE FROM files WHERE name = ?", [(one,) for one in removed])
-        new, changed = [], []
+        new, changed = list[str](), list[str]()
         for number, name in enumerate(names):
             try:
                 status = (self.folder / name).stat()

@@ -34,8 +34,7 @@ class Knowledge:
     def __init__(self, folder: str, embedder: Embedder | None = None) -> None:
         self.name = folder
         self.folder = user_path(folder).resolve()
-        if not self.folder.is_dir():
-            raise UsageError(f"{folder} is not a folder", "name a folder with texts")
+        self._check()
         self.embedder = embedder
         self._closing = ExitStack()
         if embedder is not None:
@@ -53,18 +52,27 @@ class Knowledge:
         self._closing.close()
         self._index = None
 
+    def _check(self) -> None:
+        if not self.folder.is_dir():
+            raise UsageError(f"{self.name} is not a folder", "name a folder with texts, or none")
+
     @property
     def index(self) -> Index:
         """The index, which is opened when it is first used."""
         if self._index is None:
-            path = index_path(self.folder, self.embedder.model if self.embedder else "")
+            path = index_path(self.folder, self.embedder.name if self.embedder else "")
             self._index = self._closing.enter_context(Index(self.folder, path))
         return self._index
 
     def update(self, on_progress: Progress) -> Update:
-        """Index what is new or has changed; `on_progress` receives a text and how far it is."""
+        """Index what is new or has changed; `on_progress` receives a text and how far it is.
+
+        Raises `UsageError` if the folder was removed; its index stays.
+        """
+        self._check()
         return self.index.update(
-            self.embedder, lambda name, done, total: on_progress(f"indexing {name}", done, total)
+            self.embedder,
+            lambda name, done, total: on_progress(f"indexing {self.name}", done, total),
         )
 
     def passages(
@@ -81,7 +89,7 @@ class Knowledge:
             if size_with <= max_tokens and one.piece.text not in known:
                 found.append(one)
                 size = size_with
-        return Passages(self.name, _joined(found)) if found else None
+        return Passages(self.folder.name, _joined(found)) if found else None
 
     def _ranked(self, question: str) -> Sequence[int]:
         """Return the ids of the best pieces: by words, or by words and embeddings together."""
@@ -137,7 +145,7 @@ def passages_in(message: str) -> str:
 def open_knowledge(config: ChatConfig) -> Knowledge:
     """Return the knowledge that the options name. Raises `UsageError` for what is no folder."""
     model = config.knowledge_model
-    assert config.knowledge is not None
+    assert config.knowledge
     return Knowledge(config.knowledge, Embedder(config, model) if model else None)
 
 

@@ -30,7 +30,7 @@ def with_passages(
     if passages_in(message):
         return message
     update_index(knowledge, status)
-    known = [found for one in earlier if (found := passages_in(one))]
+    known = list(filter(None, map(passages_in, earlier)))
     with status.waiting("loading the model"):
         context = chat_model.wait_ready(status.show_progress).ctx_size_tokens
 

@@ -32,6 +32,6 @@ def words_of(text: str) -> Iterator[str]:
 
 
 def words_of_question(question: str, most: int = 64) -> list[str]:
-    """Return the first different words of a question that say what it is about."""
+    """Return the last different words of a question that say what it is about."""
     found = dict.fromkeys(words_of(question))
-    return [word for word in found if word not in _COMMON][:most]
+    return [word for word in found if word not in _COMMON][-most:]

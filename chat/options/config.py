@@ -52,6 +52,8 @@ class ChatConfig(Options):
         check_texts(self.texts({}))
         if self.knowledge_model is not None and self.knowledge is None:
             raise UsageError("--knowledge-model is for --knowledge", "add --knowledge DIR")
+        if self.knowledge_pooling is not None and self.knowledge_model is None:
+            raise UsageError("--knowledge-pooling is of --knowledge-model", "leave it out")
         if self.variables and self.role is None:
             raise UsageError("-v is for the variables of a role", "add --role NAME")
         if self.no_template and self.template is not None:

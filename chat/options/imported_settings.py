@@ -31,7 +31,7 @@ def imported_settings(
                 del found[name]
                 left_out.append(f"the model {value!r:.200} is not the name of an installed model")
     for name, value in settings.items():
-        if option_name(name) in ("knowledge", "knowledge_model"):
+        if option_name(name).startswith("knowledge"):
             del found[name]
             left_out.append(f"{name} {value!r:.200} is of the machine that wrote the file")
         if option_name(name) == "template" and value not in _templates(store, path):

@@ -21,6 +21,7 @@ from swiftchat.chat.options.option_types import (
     MAX_RANKS,
     Colors,
     ModelOption,
+    OptionalPath,
     RankCount,
     TextsOption,
     UserPath,
@@ -36,6 +37,7 @@ from swiftchat.engine.api.params import (
     MAX_LOGPROBS,
     MAX_SAMPLES,
     OVERFLOWS,
+    POOLINGS,
     SPECULATE,
     Range,
 )
@@ -85,8 +87,8 @@ class Options:
         help="Put a file or page before the prompt (repeatable).",
     )
     knowledge: str | None = once(
-        type=UserPath(),
-        metavar="DIR",
+        type=OptionalPath(),
+        metavar="DIR|none",
         is_saved=True,
         shell_complete=complete_files,
         help="Put passages of a folder's texts before each question.",
@@ -102,6 +104,11 @@ class Options:
         is_saved=True,
         shell_complete=complete_models,
         help="Find them by embeddings of this model, too, not by words alone.",
+    )
+    knowledge_pooling: str | None = option(
+        type=click.Choice(POOLINGS),
+        is_saved=True,
+        help="Mean (default), sum, or the last one, of its hidden states.",
     )
     system: str | None = once("-s", commands=("batch",), help="System prompt.")
     system_file: str | None = once(

@@ -179,4 +179,4 @@ def _highlighted(code: str, language: str) -> str:
         lexer = get_lexer_by_name(language, stripnl=False)
     except ClassNotFound:
         return escape(code)
-    return highlight(code, lexer, _CODE)
+    return str(highlight(code, lexer, _CODE))

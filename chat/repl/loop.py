@@ -102,7 +102,7 @@ class Repl:
             keyboard=keyboard or Keyboard(),
             toolbox=toolbox or Toolbox([]),
         )
-        if config.knowledge is not None:
+        if config.knowledge:
             # Imported here, with SQLite: it would delay the first prompt.
             from swiftchat.chat.knowledge.knowledge import open_knowledge
 

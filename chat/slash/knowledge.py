@@ -9,8 +9,8 @@ from swiftchat.weights.files.paths import only_path
 
 
 def choose_knowledge(state: ChatState, argument: str) -> None:
-    """Use a folder, index it now; `off` uses none; without an argument say which is used."""
-    if argument == "off":
+    """Use a folder, index it now; `none` uses none; without an argument say which is used."""
+    if argument == "none":
         state.close_knowledge()
         state.chat_model.config = replace(state.chat_model.config, knowledge=None)
         print("messages are sent without knowledge")
@@ -21,7 +21,7 @@ def choose_knowledge(state: ChatState, argument: str) -> None:
         print(
             sanitize(
                 f"knowledge of {state.knowledge.name}: {len(index)} pieces of "
-                f"{index.num_files()} files; /knowledge off uses none"
+                f"{index.num_files()} files; /knowledge none ends that"
             )
         )
     elif not argument:
@@ -38,17 +38,20 @@ def _use(state: ChatState, folder: str) -> None:
     found = open_knowledge(config)
     state.close_knowledge()
     state.knowledge, state.chat_model.config = found, config
-    with state.keyboard.erasing(state.status.clear):
-        update_index(found, state.status)
+    try:
+        with state.keyboard.erasing(state.status.clear):
+            update_index(found, state.status)
+    except KeyboardInterrupt:
+        print("stopped; what is indexed stays, and the next message goes on")
 
 
 KNOWLEDGE_COMMANDS = (
     Command(
         "/knowledge",
-        "[DIR|off]",
+        "[DIR|none]",
         "put passages of a folder's texts before each question",
         choose_knowledge,
-        completion=("off",),
+        completion=("none",),
         details="The folder is indexed now, and changes in it are noticed later. Without an\n"
         "argument: which folder is used. swiftchat help knowledge has more.",
     ),

@@ -108,7 +108,7 @@ def resume(state: ChatState, argument: str) -> None:
     if model not in (None, state.chat_model.settings["model"]):
         print(sanitize(f"this conversation used {model}; /model {model} switches to it"))
     if (folder := settings.get("knowledge")) != state.chat_model.settings.get("knowledge"):
-        print(sanitize(f"this conversation used /knowledge {shlex.quote(folder or 'off')}"))
+        print(sanitize(f"this conversation used /knowledge {shlex.quote(folder or 'none')}"))
     show_end(state)
 
 

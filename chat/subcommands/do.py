@@ -46,7 +46,7 @@ class Proposal:
 @click.argument("task", nargs=-1, required=True)
 @click.option("--print", "is_printed", is_flag=True, help="Print the command only; run nothing.")
 @click.pass_context
-def do(ctx: click.Context, task: tuple[str, ...], is_printed: bool, **options: Any) -> None:
+def do(ctx: click.Context, /, task: tuple[str, ...], is_printed: bool, **options: Any) -> None:
     """Propose a shell command for TASK, say what it does, and run it after a y.
 
     e edits the command first, everything else runs nothing. The exit code is that of the command.
@@ -114,12 +114,13 @@ def _instruction() -> str:
 
 def _ask_and_run(proposal: Proposal, keyboard: "Keyboard") -> int:
     """Show the command, ask until the answer is clear, and return the exit code."""
+    from swiftchat.chat.terminal.output import print_line
     from swiftchat.chat.terminal.sanitize import escape_invisible
     from swiftchat.chat.terminal.shell import run_shown
 
     command = proposal.command
     print(escape_invisible(command))
-    print(escape_invisible(proposal.explanation))
+    print_line(escape_invisible(proposal.explanation))
     while True:
         reply = keyboard.ask(_QUESTION)
         word = "n" if reply is None else reply.strip().lower()

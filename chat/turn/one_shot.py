@@ -71,7 +71,7 @@ def answer_prompt(
     """Answer the last message with the model of the view, and return the exit code."""
     chat_model = view.chat_model
     chat_model.prepare()
-    if chat_model.config.knowledge is not None:
+    if chat_model.config.knowledge:
         _add_passages(view, conversation)
     conversation.settings = without_lengths(chat_model.settings, conversation.settings)
     autosave.open()  # while the engine loads

@@ -93,7 +93,7 @@ def test_the_sheets_of_an_xlsx_file(tmp_path: Path) -> None:
     (found,) = read_attachments([str(path)])
     assert found.text == (
         "## Sheet 1: Sales\n\n| day | cups | note |\n| --- | --- | --- |\n"
-        "| 2026-01-02 | 3 | a\\|b c |\n| 2026-01-03T04:05:00 | 2.5 |  |\n\n"
+        "| 2026-01-02 | 3 | a\\|b c |\n| 2026-01-03T04:05:00 | 2.5 |\n\n"
         "## Sheet 2: Costs\n\n| rent | 7 |\n| --- | --- |\n"
     )
     assert found.notes == [f"{path}: the sheet Costs is hidden"]

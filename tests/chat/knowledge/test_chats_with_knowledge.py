@@ -39,7 +39,7 @@ def test_passages_precede_the_question_of_a_one_shot(
     assert (done.returncode, done.stdout) == (0, b"28 [people/holidays.md:1]\n"), done.stderr
     told = done.stderr.decode().splitlines()
     assert told[0] == f"{folder}: 14 files are indexed; new: 14"
-    assert told[1].startswith(f"knowledge of {folder}: people/holidays.md:1")
+    assert told[1].startswith("knowledge of handbook: people/holidays.md:1")
     prompt = recorded(tmp_path / "ids")
     assert "[people/holidays.md:1]\n# Holidays\n\nYou have 28 days of vacation." in prompt
     assert prompt.index("28 days") < prompt.index("\n\nHow many vacation days?")
@@ -69,6 +69,10 @@ def test_a_conversation_that_goes_on_repeats_them_and_adds_only_new_ones(
     new = after.removeprefix(before)
     assert "There is no vacation any more." in new and "Trains are booked" in new
     assert "28 days" not in new
+    without = {"text": "So.", "records": str(tmp_path / "2")}
+    program.run("-c", "-p", "A train?", "--knowledge", "none", answers=(ENGINE, without))
+    assert recorded(tmp_path / "2").endswith("user\nA train?<|im_end|>\n<|im_start|>assistant\n")
+    program.run("-c", "-p", "A train?", "--knowledge", str(folder), answers=(ENGINE, "Yes."))
     shutil.rmtree(folder)
     done = program.run("-c", "-p", "And now?", answers=(ENGINE, "An answer."))
     assert (done.returncode, done.stdout) == (0, b"An answer.\n")
@@ -102,10 +106,11 @@ def test_the_command_in_a_chat(chat: Chat, folder: Path) -> None:
     assert f"{folder}: 14 files are indexed; new: 14" in shown
     assert f"knowledge of {folder}: 14 pieces of 14 files" in shown
     shown = chat.send("Where are coffee beans?", "In the cupboard.")
-    assert f"knowledge of {folder}: office/kitchen.txt:1" in shown
+    assert "knowledge of handbook: office/kitchen.txt:1" in shown
     (message, _) = chat.path()
-    assert message.startswith(f"knowledge of {folder}:\n```\n")
-    assert message.endswith(f"(end of knowledge of {folder})\n\nWhere are coffee beans?")
+    assert message.startswith("knowledge of handbook:\n```\n")
+    assert message.endswith("(end of knowledge of handbook)\n\nWhere are coffee beans?")
+    assert "[knowledge of handbook, " in chat.send("/show all")
     assert chat.stored().title == "Where are coffee beans?"
     assert chat.stored().settings["knowledge"] == str(folder)
     chat.send("/regen", "Up there.")
@@ -115,7 +120,7 @@ def test_the_command_in_a_chat(chat: Chat, folder: Path) -> None:
     shown = chat.send("Coffee beans, where?", "I do not know.")
     assert "13 files are indexed; removed: office/kitchen.txt" in shown
     assert chat.path()[2] == "Coffee beans, where?"
-    assert "without knowledge" in chat.send("/knowledge off")
+    assert "without knowledge" in chat.send("/knowledge none")
     chat.send("Any vacation?", "No.")
     assert chat.path()[4] == "Any vacation?" and "knowledge" not in chat.stored().settings
     with pytest.raises(UsageError, match="is not a folder"):
@@ -144,12 +149,13 @@ def test_an_interrupted_index_returns_the_message(
     with pytest.raises(KeyboardInterrupt):
         chat.send("Is there coffee?")
     assert chat.state.draft == "Is there coffee?" and chat.path() == []
+    assert "stopped; what is indexed stays" in chat.send(f"/knowledge {folder}")
 
 
 def test_resume_says_which_folder_a_conversation_used(chat: Chat, folder: Path) -> None:
     chat.send(f"/knowledge {folder}")
     chat.send("Where are coffee beans?", "In the cupboard.")
-    chat.send("/knowledge off")
+    chat.send("/knowledge none")
     chat.send("/clear")
     chat.send("Hello?", "Yes.")
     assert f"/knowledge {folder}" in chat.send(f"/resume {chat.other()}")

@@ -118,7 +118,7 @@ def test_names_and_words_of_a_question_are_no_syntax(index: Index) -> None:
 class Letters:
     """Embeds a text as how often each of its letters occurs: enough to find equal texts."""
 
-    model = "letters"
+    name = "letters"
 
     def __init__(self) -> None:
         self.num_texts = 0
@@ -164,6 +164,15 @@ def test_passages_are_bounded_and_not_repeated(folder: Path) -> None:
         assert again is None
         message = whole.attachment.fenced + "\n\nWhy?"
         assert passages_in(message).startswith("knowledge of ") and not passages_in("Why?")
+
+
+def test_a_removed_folder_keeps_its_index(folder: Path) -> None:
+    with Knowledge(str(folder)) as knowledge:
+        knowledge.update(ignore)
+        folder.rename(folder.with_name("away"))
+        with pytest.raises(UsageError, match="is not a folder"):
+            knowledge.update(ignore)
+        assert knowledge.index.num_files() == len(handbook.FILES)
 
 
 def test_neighbors_become_one_passage(tmp_path: Path) -> None:

@@ -40,4 +40,5 @@ def test_words_are_also_parts_of_names() -> None:
         "maxtokens", "max", "tokens", "httpserver", "http", "server", "v2", "v", "2",
     ]  # fmt: skip
     assert list(words_of("桜が咲く")) == ["桜が", "が咲", "咲く"]
+    assert words_of_question(f"{'a1 ' * 90} {' '.join(f'w{i}' for i in range(70))} why?")[0] == "w6"
     assert words_of_question("What is the capital of France, the capital?") == ["capital", "france"]
