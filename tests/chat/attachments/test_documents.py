@@ -3,6 +3,7 @@
 import io
 import os
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,9 @@ from tests.support.program import Program, assert_error
 LIBRARIES = ("cryptography", "mammoth", "openpyxl", "pypdf", "pptx")
 
 
-@pytest.fixture(autouse=True)
-def libraries() -> None:
-    for name in LIBRARIES:
-        pytest.importorskip(name)
+needs_libraries = pytest.mark.skipif(
+    not all(map(find_spec, LIBRARIES)), reason="the extra documents is not installed"
+)
 
 
 def text_of(path: Path, part: str = "") -> str:
@@ -35,6 +35,7 @@ def book(tmp_path: Path) -> Path:
     return path
 
 
+@needs_libraries
 def test_the_pages_of_a_pdf_file(book: Path) -> None:
     whole = "".join(f"\n## Page {n}\n\nThis is leaf {n}.\n" for n in range(1, 6))
     assert text_of(book) == whole[1:]
@@ -49,6 +50,7 @@ def test_names_of_pages_are_read_as_they_are_written(pages: tuple[int, int]) -> 
     assert split_pages(with_pages("a.pdf", pages)) == expected
 
 
+@needs_libraries
 @pytest.mark.parametrize("part", ["#6", "#3-9", "#0", "#4-2"])
 def test_pages_that_a_file_does_not_have(book: Path, part: str) -> None:
     with pytest.raises(UsageError, match="has 5 pages, no page") as error:
@@ -64,6 +66,7 @@ def test_a_file_whose_name_looks_like_pages_is_read_whole(tmp_path: Path) -> Non
         text_of(tmp_path / "notes", "#4")
 
 
+@needs_libraries
 def test_the_text_of_a_docx_file(tmp_path: Path) -> None:
     path = tmp_path / "a.docm"
     macro = ("word/vbaProject.bin", b"Shell(1)")
@@ -76,6 +79,7 @@ def test_the_text_of_a_docx_file(tmp_path: Path) -> None:
         text_of(path, "#2")
 
 
+@needs_libraries
 def test_the_slides_of_a_pptx_file(tmp_path: Path) -> None:
     path = documents.pptx(tmp_path / "a.pptx")
     (found,) = read_attachments([str(path)])
@@ -88,6 +92,7 @@ def test_the_slides_of_a_pptx_file(tmp_path: Path) -> None:
     assert text_of(path, "#1").startswith("## Slide 1\n\nPlans")
 
 
+@needs_libraries
 def test_the_sheets_of_an_xlsx_file(tmp_path: Path) -> None:
     path = documents.xlsx(tmp_path / "a.xlsx")
     (found,) = read_attachments([str(path)])
@@ -108,6 +113,7 @@ def encrypted(content: bytes, password: str) -> bytes:
     return file.getvalue()
 
 
+@needs_libraries
 def test_encrypted_documents(tmp_path: Path, book: Path) -> None:
     path = tmp_path / "locked.pdf"
     path.write_bytes(encrypted(book.read_bytes(), "secret"))
@@ -122,6 +128,7 @@ def test_encrypted_documents(tmp_path: Path, book: Path) -> None:
             text_of(tmp_path / name)
 
 
+@needs_libraries
 def test_pictures_of_pages_have_no_text(tmp_path: Path) -> None:
     path = tmp_path / "scan.pdf"
     path.write_bytes(documents.pdf("", ""))
@@ -132,6 +139,7 @@ def test_pictures_of_pages_have_no_text(tmp_path: Path) -> None:
     assert found.notes == [f"{path}: pages without text, empty or pictures: 2"]
 
 
+@needs_libraries
 def test_damaged_documents(tmp_path: Path, book: Path) -> None:
     whole = {
         "a.pdf": book.read_bytes(),
@@ -147,6 +155,7 @@ def test_damaged_documents(tmp_path: Path, book: Path) -> None:
         assert error.value.message.startswith(f"{path} ") and "\n" not in error.value.message
 
 
+@needs_libraries
 def test_archives_that_unpack_to_too_much(tmp_path: Path) -> None:
     """A bomb is refused by the sizes that it announces, and by the limit of memory without them."""
     path = tmp_path / "bomb.docx"
@@ -177,6 +186,7 @@ def test_a_text_about_documents_is_a_text(tmp_path: Path) -> None:
     assert text_of(tmp_path / "a.docx") == "not an archive"
 
 
+@needs_libraries
 def test_patterns_take_documents_and_say_what_is_wrong_with_others(
     tmp_path: Path, book: Path
 ) -> None:
@@ -202,6 +212,7 @@ def test_without_the_libraries_the_hint_installs_them(
         assert error.value.hint == "pip install 'swiftchat[documents]'"
 
 
+@needs_libraries
 def test_a_document_in_a_prompt(program: Program, tmp_path: Path, book: Path) -> None:
     record = tmp_path / "ids"
     answer = {"text": "Five.", "records": str(record)}
