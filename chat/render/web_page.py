@@ -74,11 +74,12 @@ def web_page(conversation: Conversation) -> str:
 
 def _code_styles() -> str:
     """Return the colors of code on a light and on a dark background."""
-    rules = {}
-    for name, style in _STYLES.items():
+    rules = ""
+    for scheme, style in _STYLES.items():
         lines = HtmlFormatter[str](style=style).get_token_style_defs("pre")
-        rules[name] = "\n".join(line for line in lines if "{" in line)
-    return f"{rules['light']}\n@media (prefers-color-scheme: dark) {{\n{rules['dark']}\n}}\n"
+        colors = "\n".join(line for line in lines if "{" in line)
+        rules += f"@media (prefers-color-scheme: {scheme}) {{\n{colors}\n}}\n"
+    return rules
 
 
 def _section(message: Message) -> str:

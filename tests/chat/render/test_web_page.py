@@ -24,6 +24,7 @@ HOSTILE = (
     "<script>alert(1)</script>",
     "</pre></style></title><img src=x onerror=alert(1)>",
     "[x](javascript:alert(1))",
+    "[x](smb://a.test/share)",
     "![x](https://tracker.test/x.png)",
     '[x](https://a.test/"onmouseover="alert(1))',
     "<https://a.test/'><script>>",
