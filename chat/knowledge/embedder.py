@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from swiftchat.chat.model.chat_model import chat_model_for
+from swiftchat.chat.model.chat_model import ChatModel, chat_model_for
+from swiftchat.chat.model.find import find_model
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.engine.api.embed import embed, normalized
-
-if TYPE_CHECKING:
-    from swiftchat.chat.model.chat_model import ChatModel
+from swiftchat.weights.model.directory import Model
 
 _CONTEXT_TOKENS = 2048  # longer than every piece
 
@@ -24,7 +22,6 @@ class Embedder:
             offline=config.offline,
             quiet=config.quiet,
             no_attach=config.no_attach,
-            ctx_size=_CONTEXT_TOKENS,
         )
         self._chat_model: ChatModel | None = None
 
@@ -40,13 +37,18 @@ class Embedder:
         """
         import numpy as np
 
-        if self._chat_model is None:
-            self._chat_model = chat_model_for(self._config)
-        model = self._chat_model
+        self._chat_model = model = self._chat_model or self._loaded()
         context = model.wait_ready().ctx_size_tokens
         ids = [model.prompts.encode_plain(text).ids[:context] for text in texts]
         vectors = embed(model.engine, ids, self._pooling)
         return [np.asarray(normalized(vector), np.float16).tobytes() for vector in vectors]
+
+    def _loaded(self) -> ChatModel:
+        """Start the engine, with a context that pieces need: the model's own may be much larger."""
+        config = self._config
+        path = find_model(config.model, offline=config.offline, quiet=config.quiet)
+        context = min(_CONTEXT_TOKENS, Model.open(path).config.longest_context_tokens)
+        return chat_model_for(replace(config, ctx_size=context))
 
     def close(self) -> None:
         """End the engine of the model."""

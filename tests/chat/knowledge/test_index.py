@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from swiftchat.chat.knowledge.index import Index, clear_indexes, index_path
-from swiftchat.chat.knowledge.knowledge import Knowledge, passages_in
+from swiftchat.chat.knowledge.knowledge import Knowledge, open_knowledge, passages_in
 from swiftchat.chat.knowledge.words import words_of_question
+from swiftchat.chat.options.config import ChatConfig
 from swiftchat.errors import UsageError
 from tests.support import documents, handbook
+from tests.support.remote_engine import chat_model_folder
 
 
 def ignore(name: str, done: int, total: int) -> None:
@@ -149,6 +151,25 @@ def test_embeddings_find_what_has_no_word_of_the_question(folder: Path) -> None:
         found = both.passages("The dishwasher starts when?", len, 4000)
         assert found is not None and "office/kitchen.txt:1" in found.summary.split(": ")[1]
         assert both.passages(question, len, 2000) is not None
+
+
+def test_a_model_of_embeddings_loads_once(tmp_path: Path) -> None:
+    (tmp_path / "k").mkdir()
+    for name, text in (("a.md", "The sky is blue. " * 200), ("b.md", "Bread is brown.")):
+        (tmp_path / "k" / name).write_text(text)
+    model = str(chat_model_folder(tmp_path / "model"))
+    config = ChatConfig(
+        **{"device": "cpu", "threads": 1, "no_attach": True, "quiet": True},
+        **{"knowledge": str(tmp_path / "k"), "knowledge_model": model},
+    )
+    with open_knowledge(config) as knowledge:
+        knowledge.update(ignore)
+        (rows,) = knowledge.index.vectors(9)
+        vectors = [np.frombuffer(one, np.float16).astype(np.float32) for one in rows[1]]
+        assert len(vectors) == len(knowledge.index) > 2
+        assert all(abs(np.linalg.norm(vector) - 1) < 1e-2 for vector in vectors)
+        found = knowledge.passages("Bread is brown.", len, 2000)
+        assert found is not None and found.summary.startswith("knowledge of k: b.md:1")
 
 
 def test_passages_are_bounded_and_not_repeated(folder: Path) -> None:
