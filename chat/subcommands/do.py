@@ -28,7 +28,7 @@ _SCHEMA = {
     "required": ["command", "explanation"],
     "additionalProperties": False,
 }
-_MAX_TOKENS = 400
+_MAX_TOKENS = 4096  # for models that always think first; the schema limits the command
 _QUESTION = "run it? [y/N/e] "
 _CHOICES = "y = run it, n = do not, e = edit it first"
 _NOT_RUN = 130  # as after the question of other commands
@@ -62,6 +62,8 @@ def do(ctx: click.Context, /, task: tuple[str, ...], is_printed: bool, **options
         raise UsageError("a command runs only after a y in a terminal", "--print prints it")
     config = replace(ChatConfig(**options), no_save=True)
     config.check()
+    if config.think == "auto":
+        config = replace(config, think="off")  # a command should come soon
     if is_printed:
         command = propose(config, " ".join(task)).command
         print(sanitize(command) if sys.stdout.isatty() else command)
