@@ -3,9 +3,6 @@
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from pypdf import PdfReader
-from pypdf.errors import DependencyError
-
 from swiftchat.chat.documents.content import INSTALL_HINT, Content, Page, PageRange, Unreadable
 
 _MAX_NAMED = 8  # pages without text in a note
@@ -13,6 +10,10 @@ _MAX_NAMED = 8  # pages without text in a note
 
 def read_pdf(file: BinaryIO, wanted: PageRange) -> Content:
     """Return the text of each page. Raises `Unreadable` for an encrypted file, and without text."""
+    # Imported here: the package is an extra.
+    from pypdf import PdfReader
+    from pypdf.errors import DependencyError
+
     reader = PdfReader(file)
     try:
         is_locked = reader.is_encrypted and not reader.decrypt("")

@@ -23,11 +23,19 @@ _SCHEMA = {
     "type": "object",
     "properties": {
         "command": {"type": "string", "pattern": r"^[^\x00-\x1f\x7f-\x9f]{1,400}$"},
-        "explanation": {"type": "string", "pattern": r"^[^\x00-\x1f\x7f-\x9f]{1,300}$"},
+        "explanation": {"type": "string", "pattern": r"^[^\x00-\x1f\x7f-\x9f]{1,200}$"},
     },
     "required": ["command", "explanation"],
     "additionalProperties": False,
 }
+# Without an example small models explain at length, and forget to escape a backslash.
+_EXAMPLE = (
+    "delete empty files",
+    {
+        "command": r"find . -type f -empty -exec rm {} \;",
+        "explanation": "Deletes all empty files below this folder.",
+    },
+)
 _MAX_TOKENS = 4096  # for models that always think first; the schema limits the command
 _QUESTION = "run it? [y/N/e] "
 _CHOICES = "y = run it, n = do not, e = edit it first"
@@ -85,11 +93,13 @@ def propose(config: "ChatConfig", task: str) -> Proposal:
 
     status = StatusLine(not is_accessible(config, os.environ), config.quiet)
     with chat_model_for(config) as chat_model:
-        chat_model.output_format = json_schema_format(_SCHEMA)
+        chat_model.output_format = json_schema_format(_SCHEMA, has_instruction=False)
         chat_model.set_parameters({"temperature": 0.0, "max_tokens": _MAX_TOKENS})
         with status.waiting("loading the model"):
             chat_model.wait_ready(status.show_progress)
         conversation = Conversation(system=_instruction())
+        conversation.add("user", _EXAMPLE[0])
+        conversation.add("assistant", json.dumps(_EXAMPLE[1]))
         conversation.add("user", task)
         with status.waiting("looking for a command"):
             answer = chat_model.answer(conversation, lambda num_messages: None, status.show_wait)
@@ -110,7 +120,8 @@ def _instruction() -> str:
     return (
         f"You write one command for the shell {shell} on {platform.system()}, which does what the "
         "user asks for in the current folder. It uses usual programs only and needs no input. "
-        "Explain it in one sentence: what it shows, changes or deletes."
+        "Explain in at most 15 words what it shows, changes or deletes. Answer with JSON: "
+        '{"command": "…", "explanation": "…"}'
     )
 
 
