@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -113,6 +114,10 @@ def _continued(
 
     conversation = load_session(options["session"], with_one_shots=with_one_shots)
     settings, problems = saved_settings(conversation.settings)
+    if (folder := settings.get("knowledge")) and not Path(folder).is_dir():
+        for name in ("knowledge", "knowledge_model", "knowledge_pooling"):
+            settings[name] = None
+        problems.append(f"knowledge: {folder} is not a folder any more")
     for problem in problems:
         print_notice(f"warning: a setting of this conversation is left out: {problem}")
     _apply(ctx, options, given, {**settings, "system": conversation.system})

@@ -47,6 +47,13 @@ class UserPath(click.Path):
         return super().convert(path, param, ctx)
 
 
+class OptionalPath(UserPath):
+    """A path, or `none`, which is an empty text: it overrides what a file or conversation sets."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return "" if value in ("", "none") else super().convert(value, param, ctx)
+
+
 class Whole(click.IntRange):
     """A whole number between two others."""
 

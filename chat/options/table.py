@@ -21,6 +21,7 @@ from swiftchat.chat.options.option_types import (
     MAX_RANKS,
     Colors,
     ModelOption,
+    OptionalPath,
     RankCount,
     TemplateArgument,
     TextsOption,
@@ -37,13 +38,14 @@ from swiftchat.engine.api.params import (
     MAX_LOGPROBS,
     MAX_SAMPLES,
     OVERFLOWS,
+    POOLINGS,
     SPECULATE,
     Range,
 )
 
 _AT_LEAST_1 = Range("between 1 and 2^31 - 1", 1, MAX_COUNT)
 _MAX_THREADS = 4096
-_COMMANDS = ("score", "embed", "batch")
+_COMMANDS = ("score", "embed", "batch", "do")
 _ENGINES = (*_COMMANDS, "serve")
 _MEASURED = (*_ENGINES, "bench")
 
@@ -85,6 +87,30 @@ class Options:
         shell_complete=complete_files,
         help="Put a file or page before the prompt (repeatable).",
     )
+    knowledge: str | None = once(
+        type=OptionalPath(),
+        metavar="DIR|none",
+        is_saved=True,
+        shell_complete=complete_files,
+        help="Put passages of a folder's texts before each question.",
+    )
+    knowledge_tokens: int = option(
+        type=Whole(64, MAX_COUNT),
+        default=1500,
+        metavar="N",
+        help="At most so many tokens of them, and a quarter of the context.",
+    )
+    knowledge_model: str | None = once(
+        metavar="MODEL",
+        is_saved=True,
+        shell_complete=complete_models,
+        help="Find them by embeddings of this model, too, not by words alone.",
+    )
+    knowledge_pooling: str | None = option(
+        type=click.Choice(POOLINGS),
+        is_saved=True,
+        help="Mean (default), sum, or the last one, of its hidden states.",
+    )
     system: str | None = once("-s", commands=("batch",), help="System prompt.")
     system_file: str | None = once(
         type=UserPath(), commands=("batch",), help="Read the system prompt from a file."
@@ -116,7 +142,7 @@ class Options:
     think: str = option(
         type=click.Choice(["auto", "on", "off", "low", "medium", "high", "max"]),
         default="auto",
-        commands=("batch", "serve"),
+        commands=("batch", "do", "serve"),
         help="Let the model think first, or how long: what its template can set.",
     )
     reasoning_budget: int | None = number(

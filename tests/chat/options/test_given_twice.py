@@ -35,6 +35,8 @@ def test_which_options_are_meant() -> None:
     """Everything that is typed for one prompt or conversation, not what an alias may set."""
     assert {option.name for option in ONCE} == {
         "prompt",
+        "knowledge",
+        "knowledge_model",
         "system",
         "system_file",
         "role",
