@@ -8,7 +8,6 @@ from torch import Tensor
 
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
 from swiftchat.cuda.packed_layout import TILE_COLUMNS, TILE_ROWS, tile_bytes, tiles_shape
-from swiftchat.engine.gpu.linear.mxfp4 import Mxfp4Weight
 from swiftchat.engine.gpu.linear.plain import GpuPlainWeight
 from swiftchat.engine.gpu.linear.quantized import GpuQuantizedWeight
 from swiftchat.engine.linear.weight import LinearWeight
@@ -23,9 +22,6 @@ def expert_matrices(
     pairs: list[tuple[Tensor, Tensor | None]] = []
     for weight in weights:
         match weight:
-            case Mxfp4Weight():
-                scheme = "MXFP4"
-                pairs.append((weight.blocks, weight.scales))
             case GpuQuantizedWeight(matrix):
                 scheme, group_size = matrix.scheme, matrix.group_size
                 pairs.append((matrix.tiles, matrix.row_scale))

@@ -179,7 +179,7 @@ def _row_bytes(n: int, weight: Matrix, num_splits: int, cluster: int) -> int:
     if not isinstance(weight, PackedMatrix):
         return _padded(columns * itemsize)
     group_size = weight.group_size or TILE_COLUMNS[weight.scheme]
-    if n == 1 and weight.scheme != "FP8" and itemsize == 2:
+    if n == 1 and weight.scheme in ("INT8", "INT4") and itemsize == 2:
         return 2 * _padded(columns) + 8 * (columns // group_size | 1)
     has_sums = has_zero_points(weight.scheme, weight.group_size)
     return _padded(columns * itemsize) + (4 * (columns // group_size | 1) if has_sums else 0)

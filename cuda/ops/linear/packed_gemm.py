@@ -16,7 +16,7 @@ _WGMMA_ROWS = (32, 64, 96, 128, 192, 256)  # activation rows of a tile
 _MMA_ROWS = (32, 64, 96, 128)
 _CLUSTER = {"WGMMA_PATH": 2, "MMA_PATH": 1}  # blocks that share activations
 # Above this, dequantizing for cuBLAS costs less than cuBLAS gains. Not measured without wgmma.
-_MAX_WGMMA_ROWS = {"INT4": 2048, "INT8": 1536, "FP8": 1536}
+_MAX_WGMMA_ROWS = {"INT4": 2048, "INT8": 1536, "FP8": 1536, "MXFP4": 2048}
 _MAX_MMA_ROWS = 64
 _WARPS = 8  # consumers of a block
 # With few activation rows twice as many hide more latency, if the matrix has work for them.
