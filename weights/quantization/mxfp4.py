@@ -133,10 +133,11 @@ def group_scales(rows: Floats) -> Bytes:
     lowest = np.clip(np.frexp(largest)[1] - 1 - _LARGEST_EXPONENT + 127, 1, LARGEST_SCALE - 1)
     both = [(lowest + more).astype(np.uint8) for more in (0, 1)]
     errors = []
-    for scales in both:
-        _, rounded = nearest_e2m1(groups, as_float32(scales, "F8_E8M0")[..., None])
+    for own in both:
+        _, rounded = nearest_e2m1(groups, as_float32(own, "F8_E8M0")[..., None])
         errors.append(np.square(rounded - groups).sum(2))
-    return np.where(errors[1] < errors[0], both[1], both[0])
+    scales: Bytes = np.where(errors[1] < errors[0], both[1], both[0])
+    return scales
 
 
 def scales_of_columns(scales: Bytes) -> Floats:

@@ -79,6 +79,10 @@ _MAX_E4M3 = 448.0
 _MIN_SCALE = {"bfloat16": 2.0**-126, "float16": 2.0**-24, "float32": 2.0**-126}
 
 
+# Returns quantized values, and the weights they represent, for weights and their scales.
+ToNearest = Callable[[Floats, Floats], tuple[Array, Floats]]
+
+
 @dataclass(frozen=True)
 class QuantizationSpec:
     """How `convert` quantizes the matrices of the layers.
@@ -301,6 +305,7 @@ class QuantizationSpec:
 
         if self.scheme == "int4":
             return quantize_int4(rows, self.group_size, store_scale, gptq)
+        to_nearest: ToNearest
         if self.scheme == "mxfp4":
             array, to_nearest = mxfp4.group_scales(rows), mxfp4.nearest_e2m1
             scale = mxfp4.scales_of_columns(array)
@@ -312,7 +317,8 @@ class QuantizationSpec:
             return to_nearest(rows, scale)[0].astype(np.uint8), array, no_zero_points
 
         def round_column(column: int, weights: Floats) -> tuple[Floats, Floats]:
-            return to_nearest(weights, scale[:, column])
+            values, dequantized = to_nearest(weights, scale[:, column])
+            return values.astype(np.float32), dequantized
 
         values, dequantized = gptq.quantize(rows, round_column)
         gptq.refine(rows, values, dequantized, round_column)

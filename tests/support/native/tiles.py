@@ -71,7 +71,7 @@ def random_tiles(layout: Layout, rows: int, cols: int, seed: int = 0) -> Tiles:
     if format == Format.MXFP4:
         stored_scales = torch.randint(118, 128, scales.shape, generator=generator).byte()
         stored_scales[::3, ::5] = 0  # 2^-127, a subnormal number
-        scales = torch.ldexp(torch.ones(()), stored_scales.int() - 128)
+        scales = (2.0 ** (stored_scales.double() - 128)).float()
     row_scale = aligned(torch.rand(rows, generator=generator) + 0.5)
     center = 8 if format == Format.INT4 and not has_minimum else 0
     centered = DOUBLE_E2M1[values] if format == Format.MXFP4 else values - center
