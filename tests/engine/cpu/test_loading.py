@@ -124,22 +124,25 @@ def test_converting_blocks_without_a_scheme(type_name: str, tmp_path: Path) -> N
         assert not ours.is_quantized and torch.equal(values(ours), values(theirs))
 
 
-def _mxfp4_model(folder: Path) -> Path:
-    """Write a tiny GPT-OSS with experts in MXFP4; return its directory."""
+def _gpt_oss(folder: Path, type_name: str = "MXFP4") -> Path:
+    """Write a tiny GPT-OSS with blocks of this type; return its directory."""
     tiny.make("gpt-oss", folder / "theirs", hidden_size=64, intermediate_size=96)
-    kind = GGMLQuantizationType.MXFP4
+    kind = GGMLQuantizationType[type_name]
     write_case("gpt-oss", folder / "model.gguf", folder / "theirs", raw_type=kind)
     return gguf_directory.of_file(folder / "model.gguf", folder / "in", "bfloat16")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("size", [1, 2])
-def test_experts_in_mxfp4_stay_quantized(tmp_path: Path, dtype: torch.dtype, size: int) -> None:
-    """GPT-OSS's, in groups of 32 with a power of two each, which bf16 holds without rounding.
+@pytest.mark.parametrize(("type_name", "values"), [("MXFP4", "mxfp4"), ("Q8_0", "int8")])
+def test_experts_in_one_tensor_stay_quantized(
+    tmp_path: Path, dtype: torch.dtype, size: int, type_name: str, values: str
+) -> None:
+    """GPT-OSS's, exactly. The second of two ranks has columns of `down` that begin inside a group.
 
-    The second of two ranks has columns of `down` that begin inside a group.
+    In MXFP4 it is published: in groups of 32 with a power of two each.
     """
-    folder = _mxfp4_model(tmp_path)
+    folder = _gpt_oss(tmp_path, type_name)
     model = Model.open(folder)
     shard = shard_of(model.config, size, size - 1)
     found = loaded(folder, native(), dtype, shard)
@@ -148,7 +151,7 @@ def test_experts_in_mxfp4_stay_quantized(tmp_path: Path, dtype: torch.dtype, siz
         assert ours.experts is not None and theirs.experts is not None
         for expert, plain in zip(ours.experts.each, theirs.experts.each, strict=True):
             for own, wanted in ((expert.gate_up, plain.gate_up), (expert.down, plain.down)):
-                assert isinstance(own, NativeWeight) and own.description.startswith("mxfp4")
+                assert isinstance(own, NativeWeight) and own.description.startswith(values)
                 ids = torch.arange(own.shape[0])
                 assert own.shape == wanted.shape and torch.equal(own.rows(ids), wanted.rows(ids))
     estimate = resident_estimate(shard, model.checkpoint(), dtype, CPU)
@@ -157,7 +160,7 @@ def test_experts_in_mxfp4_stay_quantized(tmp_path: Path, dtype: torch.dtype, siz
 
 def test_bytes_of_experts_in_mxfp4_on_a_gpu(tmp_path: Path) -> None:
     """A row of 64 or 96 columns takes a tile of 128 with four scales."""
-    model = Model.open(_mxfp4_model(tmp_path))
+    model = Model.open(_gpt_oss(tmp_path))
     schemes = packed_schemes(model.quantized_tensors)
     mxfp4 = {
         name: own for name, own in schemes.items() if own.matrix_type is Mxfp4 and "experts" in name
