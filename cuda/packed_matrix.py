@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swiftchat.cuda.packed_layout import (
-    TILE_COLUMNS,
+    PACKED_SCHEMES,
     TILE_ROWS,
     has_row_scales,
     packed_group_size,
@@ -93,7 +93,7 @@ class PackedMatrix:
 
     def _by_row(self) -> tuple[Tensor, Tensor]:
         """Return copies of the quantized values and of the groups' scales: see `_to_tiles`."""
-        tile_columns = TILE_COLUMNS[self.scheme]
+        tile_columns = PACKED_SCHEMES[self.scheme].tile_columns
         num_tiles = padded_columns(self.scheme, self.shape[1]) // tile_columns
         num_groups, entry_bytes = table_shape(self.scheme, self.group_size)
         num_bytes = TILE_ROWS * _ROW_BYTES
@@ -222,7 +222,7 @@ def _pack_groups(
     table = entries.half().repeat_interleave(k // groups // group_size, 1)
     padding = padded_columns(scheme, k) - k
     table = F.pad(table, (0, 0, 0, padding // group_size))
-    table = table.view(rows, -1, TILE_COLUMNS[scheme] // group_size, table.shape[2])
+    table = table.view(rows, -1, PACKED_SCHEMES[scheme].tile_columns // group_size, table.shape[2])
     to_thread_order = _nibbles_to_thread_order if scheme == "INT4" else _bytes_to_thread_order
 
     def tile_rows(part: slice) -> tuple[Tensor, Tensor]:

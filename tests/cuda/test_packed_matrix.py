@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.packed_layout import GROUP_SIZES, PACKINGS, packed_bytes, packing_fits
+from swiftchat.cuda.packed_layout import PACKED_SCHEMES, PACKINGS, packed_bytes, packing_fits
 from swiftchat.cuda.packed_matrix import (
     PackedMatrix,
     pack_fp8,
@@ -32,7 +32,7 @@ def made_int4(rows: int, k: int, group: int) -> tuple[Tensor, Tensor, Tensor, Pa
         *(
             (*shape, g)
             for shape in [(5, 128), (3, 640), (2, 2048), (3, 4736)]
-            for g in GROUP_SIZES["INT4"]
+            for g in PACKED_SCHEMES["INT4"].group_sizes
         ),
         (3, 576, 64),
         (7, 96, 32),

@@ -9,7 +9,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.bulk_gate_up import bulk_gate_up, bulk_gate_up_fits
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
-from swiftchat.cuda.packed_layout import TILE_COLUMNS, has_zero_points
+from swiftchat.cuda.packed_layout import PACKED_SCHEMES, has_zero_points
 from swiftchat.cuda.signature import Macro
 
 MAX_CHOSEN = 32  # experts of a token
@@ -59,10 +59,13 @@ def _down_tiling(gpu: Gpu, matrices: ExpertMatrices, shape: torch.Size, itemsize
 
 def _shared_bytes(matrices: ExpertMatrices, tiling: Tiling, num_rows: int, itemsize: int) -> int:
     """Return the shared memory of a block: its slots, and `num_rows` activation rows."""
-    columns = {"PLAIN": 64 // itemsize, **TILE_COLUMNS}[matrices.scheme]  # of a step
+    is_plain = matrices.scheme == "PLAIN"
+    columns = (
+        64 // itemsize if is_plain else PACKED_SCHEMES[matrices.scheme].tile_columns
+    )  # of a step
     steps = -(-matrices.columns // columns)
     row_bytes = (steps * columns * itemsize // 64 | 1) * 64
-    has_sums = has_zero_points(matrices.scheme, matrices.group_size)
+    has_sums = not is_plain and has_zero_points(matrices.scheme, matrices.group_size)
     sums_bytes = steps * columns // 32 * 4 if has_sums else 0
     slots = tiling.warps * tiling.depth * tiling.run * (20 if matrices.group_size else 16) * 64
     return slots + num_rows * (row_bytes + sums_bytes)

@@ -11,7 +11,7 @@ from torch import Tensor
 from swiftchat.cuda.gpu import Gpu
 from swiftchat.cuda.ops.moe.expert_matrices import ExpertMatrices
 from swiftchat.cuda.ops.moe.route import MAX_EXPERTS
-from swiftchat.cuda.packed_layout import TILE_COLUMNS, tile_bytes
+from swiftchat.cuda.packed_layout import PACKED_SCHEMES, tile_bytes
 from swiftchat.cuda.signature import DTYPE_NAMES, Macro
 
 _ORDER_THREADS, _THREADS = 1024, 256
@@ -50,7 +50,7 @@ class Tiling:
     @property
     def _is_4_bit(self) -> bool:
         """Whether a slot has a matrix for two stages of activations."""
-        return TILE_COLUMNS.get(self.scheme) == 128
+        return self.scheme in PACKED_SCHEMES and PACKED_SCHEMES[self.scheme].tile_columns == 128
 
     @property
     def macros(self) -> dict[str, Macro]:

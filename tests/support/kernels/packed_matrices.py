@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiftchat.cuda.packed_layout import TILE_COLUMNS
+from swiftchat.cuda.packed_layout import PACKED_SCHEMES
 from swiftchat.cuda.packed_matrix import (
     PackedMatrix,
     pack_fp8,
@@ -99,7 +99,7 @@ def parts(matrix: PackedMatrix) -> tuple[Tensor, Tensor]:
     Includes the padding. Decodes tiles as documented: 64 bytes of values of each of eight rows,
     then for each group the parts of each row: a scale and, but for FP8, a negated zero point.
     """
-    columns_each = TILE_COLUMNS[matrix.scheme]
+    columns_each = PACKED_SCHEMES[matrix.scheme].tile_columns
     num_tiles, groups = -(-matrix.shape[1] // columns_each), columns_each // matrix.group_size
     quantized = torch.full((len(matrix), num_tiles * columns_each), -1000)
     entry = 2 if matrix.scheme == "FP8" else 4  # bytes
