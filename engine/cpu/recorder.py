@@ -329,7 +329,6 @@ class Recorder(WithoutKernels):
         return native.ActAndMulOp(
             activation=_ACTIVATIONS[activation.kind],
             gated=activation.gated,
-            interleaved=activation.gated and activation.interleaved,
             gate_limit=(activation.limit or 0.0) if activation.gated else 0.0,
             gate_scale=activation.scale if activation.scale != 1.0 else 0.0,
         )

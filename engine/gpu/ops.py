@@ -127,7 +127,7 @@ class CudaOps(Elementwise):
         """Whether the kernels compute the activation of MLPs, with its gate if it has one."""
         activation = self._config.activation
         is_plain = activation.limit is None and activation.scale == 1.0
-        return is_plain and not activation.interleaved and activation.kind in KINDS
+        return is_plain and activation.kind in KINDS
 
     @property
     def gate_activation(self) -> str | None:

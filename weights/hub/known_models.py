@@ -30,11 +30,6 @@ class Form:
     size_bytes: int
     bytes_per_token: int
 
-    @property
-    def is_mxfp4(self) -> bool:
-        """Whether the weights are MXFP4: 4 bits in the publisher's own files."""
-        return self.bits == 4 and ":" not in self.source
-
 
 @dataclass(frozen=True)
 class KnownModel:

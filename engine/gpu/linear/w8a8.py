@@ -75,7 +75,8 @@ def _matmul_skinny(
 def _matmul_int8(
     gpu: Gpu, x: Tensor, weight: PackedMatrix, scheme: ActivationQuantization, bias: Tensor | None
 ) -> Tensor:
-    n, num_rows = len(x), len(weight)
+    n, num_rows, row_scale = len(x), len(weight), weight.row_scale
+    assert row_scale is not None
     quantized, scales = _quantized(gpu, x, torch.int8, scheme)
     out = x.new_empty(n, num_rows)
     step = min(num_rows, max(8, _TILE_BYTES // (4 * n) // 8 * 8))
@@ -84,7 +85,7 @@ def _matmul_int8(
         tile = weight.plain_values(first, min(num_rows, first + step)).view(torch.int8)
         sums = scratch[: n * len(tile)].view(n, len(tile))
         matmul_int8_cuda(quantized, tile.t(), sums)
-        scale_gemm_output(gpu, sums, scales, weight.row_scale, out, first, bias=bias)
+        scale_gemm_output(gpu, sums, scales, row_scale, out, first, bias=bias)
     return out
 
 
@@ -93,6 +94,7 @@ def _matmul_fp8(
 ) -> Tensor:
     quantized, scales = _quantized(gpu, x, torch.float8_e4m3fn, scheme)
     values = weight.plain_values(0, len(weight)).view(torch.float8_e4m3fn)
+    assert weight.row_scale is not None
     weight_scale = weight.row_scale.unsqueeze(0)
     return matmul_fp8_cuda(quantized, values.t(), scales.unsqueeze(1), weight_scale, bias, x.dtype)
 

@@ -64,13 +64,10 @@ def test_activations_of_nan_and_infinity(variant: str, name: str) -> None:
 
 
 @each_variant
-@each_case("interleaved", [False, True])
 @each_case("limit", [0.0, 2.5])
 @each_case("scale", [0.0, 0.7])
 @each_case("shape", SHAPES)
-def test_act_and_mul(
-    variant: str, shape: tuple[int, int], scale: float, limit: float, interleaved: bool
-) -> None:
+def test_act_and_mul(variant: str, shape: tuple[int, int], scale: float, limit: float) -> None:
     rows, width = shape
     x = inputs(rows, 2 * width)
     op = ActAndMulOp(
@@ -79,14 +76,12 @@ def test_act_and_mul(
         out=1,
         activation=Activation.SILU,
         gated=1,
-        interleaved=interleaved,
         gate_limit=limit,
         gate_scale=scale,
     )
     widths = [(RowSet.TOKENS, 2 * width), (RowSet.TOKENS, width)]
     found = run_ops(variant, [op], widths, {0: x}, run_inputs(rows))[1]
-    wide = x.double()
-    gate, up = (wide[:, 0::2], wide[:, 1::2]) if interleaved else wide.chunk(2, 1)
+    gate, up = x.double().chunk(2, 1)
     if limit:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + 1
     expected = torch.nn.functional.silu(gate * (scale or 1.0)) * up

@@ -27,6 +27,7 @@ from tests.support.gguf.blocks import random_blocks, set_scales
 from tests.support.native.guarded import before_guard_page
 from tests.support.native.libraries import load
 from tests.support.native.ops import each_variant
+from tests.support.native.tiles import DOUBLE_E2M1
 
 Doubles = npt.NDArray[np.float64]
 
@@ -41,12 +42,16 @@ def unpack(matrix: TiledMatrix) -> Doubles:
     for i in range(1 + layout.has_minimum if layout.group_cols else 0):
         part = np.ascontiguousarray(tiles[:, i * table_bytes : (i + 1) * table_bytes])
         groups = -(-layout.cols // layout.group_cols)
-        numbers = part.view(np.float32 if layout.wide_tables else np.float16)
+        if layout.values == "mxfp4":
+            numbers = np.ldexp(1.0, part.astype(np.int32) - 127)
+        else:
+            numbers = part.view(np.float32 if layout.wide_tables else np.float16)
         table = numbers[:, : 16 * groups].reshape(-1, groups, 16).transpose(0, 2, 1)
-        assert not table.reshape(-1, groups)[rows:].any()
+        missing = 2.0**-127 if layout.values == "mxfp4" else 0
+        assert (table.reshape(-1, groups)[rows:] == missing).all()
         tables.append(table.reshape(-1, groups)[:rows].astype(np.float64))
     values = tiles[:, (1 + layout.has_minimum) * table_bytes :]
-    if layout.value_bits == 4:
+    if layout.values != "int8":
         quarters = values.reshape(len(tiles), -1, 1, 4, 16, 4)
         split = np.concatenate([quarters & 15, quarters >> 4], 2).astype(np.float64)
     else:
@@ -55,8 +60,10 @@ def unpack(matrix: TiledMatrix) -> Doubles:
     wide = split.transpose(0, 4, 1, 2, 3, 5).reshape(len(tiles) * 16, -1)
     assert not wide[rows:].any() and not wide[:, layout.cols :].any()
     weights: Doubles = wide[:rows, : layout.cols]
-    if layout.value_bits == 4 and not layout.has_minimum:
+    if layout.values == "int4" and not layout.has_minimum:
         weights = weights - 8
+    if layout.values == "mxfp4":
+        weights = DOUBLE_E2M1.numpy()[weights.astype(int)] / 2
     expanded = [np.repeat(table, layout.group_cols, 1)[:, : layout.cols] for table in tables]
     if expanded:
         weights = weights * expanded[0]
