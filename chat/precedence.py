@@ -25,7 +25,7 @@ def check_connect(ctx: click.Context, options: dict[str, Any]) -> None:
     """Raise `UsageError` if the command line has both --connect and what that engine determines."""
     if options["connect"] is None:
         return
-    determined = ("model", *ENGINE_FIELDS, "no_attach")
+    determined = ("model", *ENGINE_FIELDS, "keep_alive", "no_attach")
     for context in (ctx, ctx.find_root()):
         for param in context.command.params:
             is_given = context.get_parameter_source(param.name or "") is _COMMAND_LINE

@@ -13,7 +13,7 @@ from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.constraints import AnswerConstraints
 from swiftchat.chat.model.context_budget import Messages, check_fits, fit_prompt
 from swiftchat.chat.model.draft import draft_kept, with_draft
-from swiftchat.chat.model.engine_start import StartEngine, attach_or_start, start_engine
+from swiftchat.chat.model.engine_start import StartEngine, engine_starter
 from swiftchat.chat.model.files import ModelFiles
 from swiftchat.chat.model.output_format import Encode, OutputFormat, chosen_format
 from swiftchat.chat.model.prompt_encoder import PromptEncoder
@@ -50,8 +50,6 @@ def chat_model_for(config: ChatConfig) -> "ChatModel":
     path = find_model(config.model, offline=config.offline, quiet=config.quiet)
     config = with_draft(config, path)
     adapters = open_adapters(config, path)  # first: a wrong one is found before loading
-    if config.no_attach:
-        return ChatModel(path, config, start_engine, adapters)
     return ChatModel(path, config, adapters=adapters)
 
 
@@ -61,6 +59,7 @@ class ChatModel:
     The constructor starts the engine, which loads in the background. `prepare` (or the first use)
     loads the tokenizer, so that the prompt can be drawn before. `changes` are sampling parameters
     set with `/set`; they take precedence over those of the config. `prompts` encodes conversations.
+    Without `start` the engine is the running one with these options, if there is one.
     `tools` are given to the template. `adapters` are those of its answers.
     """
 
@@ -68,7 +67,7 @@ class ChatModel:
         self,
         path: Path,
         config: ChatConfig,
-        start: StartEngine = attach_or_start,
+        start: StartEngine | None = None,
         adapters: Adapters | None = None,
     ) -> None:
         self.path = path
@@ -76,7 +75,7 @@ class ChatModel:
         self.changes: dict[str, Any] = {}
         self.tools: list[dict[str, Any]] = []
         self.output_format = chosen_format(config)
-        self._start = start
+        self._start = start or engine_starter(config)
         self._files = ModelFiles(path, config)
         self.prompts = PromptEncoder(self._files, config)
         self._constraints = AnswerConstraints(self._files, config)
@@ -85,7 +84,7 @@ class ChatModel:
         self._engine_failed = self._has_told_engine_note = False
         self._ready_config: ChatConfig | None = None  # of the last engine that was ready
         self.is_closed = False
-        self.engine = start(config.engine(), path)
+        self.engine = self._start(config.engine(), path)
 
     def __enter__(self) -> "ChatModel":
         return self
