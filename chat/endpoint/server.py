@@ -7,8 +7,8 @@ import uvicorn
 
 from swiftchat.chat.endpoint.app import Api
 from swiftchat.chat.endpoint.protocol import MAX_CONNECTIONS, BoundedProtocol
+from swiftchat.chat.endpoint.served_models import ServedModels
 from swiftchat.chat.endpoint.token import ApiToken
-from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.engine.api.address import Address
 from swiftchat.errors import UsageError
@@ -40,12 +40,11 @@ class EndpointServer:
     def __exit__(self, *exc_info: object) -> None:
         self._socket.close()
 
-    def run(self, chat_model: ChatModel) -> None:
-        """Answer requests until the model's engine ends; raises `KeyboardInterrupt` on a signal."""
-        chat_model.prepare()
+    def run(self, models: ServedModels) -> None:
+        """Answer requests until the models have ended; raises `KeyboardInterrupt` on a signal."""
         self._print_access()
         config = uvicorn.Config(
-            Api(chat_model).app(self._token.text),
+            Api(models).app(self._token.text),
             log_level="critical",
             access_log=False,
             lifespan="off",
@@ -59,11 +58,11 @@ class EndpointServer:
         )
         server = uvicorn.Server(config)
 
-        def end_with_engine() -> None:
-            chat_model.engine.wait_ended()
+        def end_with_models() -> None:
+            models.wait_ended()
             server.should_exit = True
 
-        threading.Thread(target=end_with_engine, daemon=True).start()
+        threading.Thread(target=end_with_models, daemon=True).start()
         server.run(sockets=[self._socket])
 
     def _print_access(self) -> None:

@@ -27,6 +27,7 @@ from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Progress, Wait
 from swiftchat.engine.api.vocabulary import ConstraintSpec
 from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.weights.hub.cached_models import name_at
 
 if TYPE_CHECKING:
     from swiftchat.tokenizer import Prompt, Tokenizer
@@ -59,7 +60,8 @@ class ChatModel:
     The constructor starts the engine, which loads in the background. `prepare` (or the first use)
     loads the tokenizer, so that the prompt can be drawn before. `changes` are sampling parameters
     set with `/set`; they take precedence over those of the config. `prompts` encodes conversations.
-    Without `start` the engine is the running one with these options, if there is one.
+    Without `start` the engine is the running one with these options, if there is one. `name` is
+    that of the model for the user.
     `tools` are given to the template. `adapters` are those of its answers.
     """
 
@@ -69,8 +71,9 @@ class ChatModel:
         config: ChatConfig,
         start: StartEngine | None = None,
         adapters: Adapters | None = None,
+        name: str | None = None,
     ) -> None:
-        self.path = path
+        self.path, self.name = path, name or name_at(path)
         self.config = config
         self.changes: dict[str, Any] = {}
         self.tools: list[dict[str, Any]] = []
@@ -103,10 +106,6 @@ class ChatModel:
         other.changes, other.prompts.think = dict(self.changes), self.prompts.think
         other.output_format = self.output_format
         return other
-
-    @property
-    def name(self) -> str:
-        return self.path.name
 
     @property
     def model(self) -> "Model":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.terminal.output import print_notice
-from swiftchat.engine.api.attach import attach, start_staying
+from swiftchat.engine.api.attach import attach, attach_or_serve
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.errors import FileSystemError
@@ -34,9 +34,9 @@ def attach_or_start(
     With `keep_alive_s` it stays until nobody has used it for so long.
     """
     try:
-        client = attach(config, path, keep_alive_s)
-        if client is None and keep_alive_s is not None:
-            client = start_staying(config, path, keep_alive_s)
+        if keep_alive_s is not None:
+            return attach_or_serve(config, path, keep_alive_s, stays=True)
+        client = attach(config, path)
     except FileSystemError as error:
         print_notice(f"warning: {error.message}")
         client = None

@@ -11,7 +11,7 @@ import click
 
 from swiftchat.chat.options.chat_options import options_of
 from swiftchat.chat.options.completion import complete_models
-from swiftchat.chat.options.option_types import UserPath
+from swiftchat.chat.options.option_types import UserPath, Whole
 from swiftchat.chat.terminal.amounts import format_duration
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.terminal.status_line import StatusLine
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from swiftchat.chat.options.config import ChatConfig
     from swiftchat.engine.api.params import ServeConfig
 
+_MAX_MODELS = 64
+_FROM_FILE = click.core.ParameterSource.DEFAULT_MAP
 _MODEL = click.Argument(
     ["model"], required=False, envvar="SWIFTCHAT_MODEL", shell_complete=complete_models
 )
@@ -37,12 +39,22 @@ _MODEL = click.Argument(
     help="File with the token that HTTP clients must send.",
 )
 @click.option("--allow-remote", is_flag=True, help="Allow --openai to listen for other machines.")
+@click.option(
+    "--max-models",
+    type=Whole(1, _MAX_MODELS),
+    metavar="N",
+    help="Load at most so many models at once; default: as many as memory holds.",
+)
+@click.pass_context
 def serve(
+    ctx: click.Context,
+    /,
     model: str | None,
     detach: bool,
     openai: str | None,
     token_file: str | None,
     allow_remote: bool,
+    max_models: int | None,
     **options: Any,
 ) -> None:
     """Keep MODEL loaded until Ctrl-C; chats with the same options use it instead of loading it.
@@ -51,7 +63,8 @@ def serve(
     --keep-alive. With --keep-alive it ends when it is not used for this time.
 
     With --openai, HTTP clients of OpenAI's API can use the model too. They must send the token
-    that is printed at the start, or that of --token-file or SWIFTCHAT_API_TOKEN.
+    that is printed at the start, or that of --token-file or SWIFTCHAT_API_TOKEN. Without MODEL
+    they can use every installed model, which is loaded when it is first asked for.
     """
     from swiftchat.chat.model.draft import with_draft
     from swiftchat.chat.model.find import find_model
@@ -66,12 +79,20 @@ def serve(
         raise UsageError("--openai needs the program in the foreground", "leave out -d")
     config = ChatConfig(model=model, **options)
     config.check()
+    # The default model of the configuration file names none here.
+    is_named = model is not None and ctx.get_parameter_source("model") is not _FROM_FILE
+    serves_all = openai is not None and not (is_named or config.dummy or config.draft)
+    if max_models is not None and not serves_all:
+        raise UsageError("--max-models is for all installed models", "--openai, without MODEL")
     try:
         with contextlib.ExitStack() as stack:
             endpoint = None
             if openai is not None:
                 endpoint = _endpoint(openai, token_file, allow_remote)
                 stack.enter_context(endpoint)
+                if serves_all:
+                    _serve_installed(endpoint, config, max_models)
+                    return
             path = find_model(config.model, offline=config.offline, quiet=config.quiet)
             config = with_draft(config, path)
             url = endpoint.url if endpoint else None
@@ -103,6 +124,21 @@ def _endpoint(address: str, token_file: str | None, allow_remote: bool) -> "Endp
     from swiftchat.chat.endpoint.token import find_token
 
     return EndpointServer(address, find_token(token_file, os.environ), allow_remote)
+
+
+def _serve_installed(
+    endpoint: "EndpointServer", config: "ChatConfig", max_models: int | None
+) -> None:
+    """Serve all installed models; raises `KeyboardInterrupt` on a signal."""
+    from swiftchat.chat.endpoint.installed_models import InstalledModels
+    from swiftchat.weights.store import default_store
+
+    models = InstalledModels(default_store(), config, max_models, endpoint.url)
+    with contextlib.closing(models):
+        if not config.quiet:
+            print_notice(f"{len(models.names())} models are installed · each is loaded on demand")
+            print_notice("Ctrl-C ends the server and its engines")
+        endpoint.run(models)
 
 
 def _serve_config(path: Path, config: "ChatConfig", **how: Any) -> "ServeConfig":
@@ -161,7 +197,9 @@ def _run(chat_model: "ChatModel", endpoint: "EndpointServer | None") -> None:
     """Run until the engine ends; raises the reason."""
     _load(chat_model, "Ctrl-C")
     if endpoint is not None:
-        endpoint.run(chat_model)
+        from swiftchat.chat.endpoint.served_models import OneModel
+
+        endpoint.run(OneModel(chat_model))
     reason = chat_model.engine.wait_ended()
     if reason is not None:
         raise reason

@@ -15,6 +15,7 @@ from swiftchat.engine.api.protocol import RESTART_HINT, EngineStatus
 from swiftchat.engine.api.remote import RemoteEngine
 from swiftchat.engine.api.runtime_folder import RuntimeFolder, check_socket
 from swiftchat.errors import DeviceError, FileSystemError, SwiftchatError
+from swiftchat.weights.hub.cached_models import name_at
 
 _ANSWER_S = 2.0  # an engine answers at once, unless it is stopped or swapped out
 _START_S = 15.0  # from its socket to its first answer, on a busy machine
@@ -51,16 +52,22 @@ def attach(
     return EngineClient(config, path, engine).start()
 
 
-def start_staying(config: EngineConfig, path: Path, keep_alive_s: float) -> EngineClient:
-    """Start an engine that stays until nobody has used it for so long, or attach to it.
+def attach_or_serve(
+    config: EngineConfig, path: Path, keep_alive_s: float | None = None, **how: Any
+) -> EngineClient:
+    """Attach to the running engine with this model and these options, or start one that serves.
 
-    Raises `FileSystemError` if it would be at a place that others can change, or has no log.
+    `how` are fields of `ServeConfig`. Raises `FileSystemError` if its folder is not private, or if
+    the log of an engine that stays cannot be written.
     """
-    serve = serve_config(config, path, keep_alive_s=keep_alive_s, stays=True)
+    client = attach(config, path, keep_alive_s)
+    if client is not None:
+        return client
+    serve = serve_config(config, path, keep_alive_s=keep_alive_s, **how)
     try:
         return EngineClient(config, path, serve=serve).start()
-    except DeviceError:  # another terminal has just started one
-        client = attach(config, path, keep_alive_s)
+    except DeviceError:
+        client = attach(config, path, keep_alive_s)  # another process has just started one
         if client is None:
             raise
         return client
@@ -73,7 +80,15 @@ def serve_config(config: EngineConfig, path: Path, **how: Any) -> ServeConfig:
     """
     folder = RuntimeFolder()
     folder.create()
-    return ServeConfig(str(folder.socket(engine_key(path, config, os.environ))), path.name, **how)
+    socket = folder.socket(engine_key(path, config, os.environ))
+    return ServeConfig(**{"socket": str(socket), "name": name_at(path)} | how)
+
+
+def num_terminals(client: EngineClient) -> int:
+    """Return how many other terminals use an engine that serves them, 0 for one that has ended."""
+    socket = client.socket_path
+    status = _status(socket, RuntimeFolder()) if socket is not None else None
+    return status.num_terminals - client.is_attached if status else 0
 
 
 def connect(socket: Path, folder: RuntimeFolder, answer_s: float | None = None) -> RemoteEngine:

@@ -34,20 +34,21 @@ class LocalEngine:
     """
 
     def __init__(self, config: EngineConfig, path: Path, serve: ServeConfig | None = None) -> None:
+        self.socket_path = Path(serve.socket) if serve is not None else None
         self._stays = serve is not None and serve.stays
         # Its stderr goes to a file: a pipe could block, and the last line is quoted after a crash.
         self._stderr: IO[bytes]
-        if serve is not None and serve.stays:
-            self._stderr = open_log(Path(serve.socket))
+        if self.socket_path is not None and self._stays:
+            self._stderr = open_log(self.socket_path)
         else:
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         self.socket, worker_socket = socket.socketpair()
         passed = [worker_socket]
-        if serve is not None:
+        if self.socket_path is not None:
             # Listening before the worker does: of two terminals that start the same engine, the
             # second one finds the socket of the first.
-            passed.append(Address(path=Path(serve.socket)).listen())
-            if serve.stays:
+            passed.append(Address(path=self.socket_path).listen())
+            if self._stays:
                 self._stderr.truncate(0)  # not before: it might be that of a running engine
         fds = [one.fileno() for one in passed]
         # A session of its own: Ctrl-C in the terminal is for the chat, which sends `cancel`.

@@ -39,7 +39,7 @@ class RemoteEngine:
         answer_s: float = _ANSWER_S,
         restart_hint: str = protocol.REMOTE_RESTART_HINT,
     ) -> None:
-        self.address = address
+        self.address, self.socket_path = address, address.path
         self._answer_s, self._restart_hint = answer_s, restart_hint
         self._silent_checks = 0
         try:

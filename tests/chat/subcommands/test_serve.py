@@ -125,7 +125,8 @@ def test_ps_lists_name_process_memory_idle_time_and_address(
     assert worker.ppid() == served.process.pid and engine["name"] == "tiny"
     assert engine["memory_bytes"] > 10_000_000 and engine["idle_s"] > 0
     heading, row = swiftchat("ps").stdout.decode().splitlines()
-    assert heading.split() == "NAME PID DEVICE MEMORY IDLE ENDS TERMINALS ADDRESS".split()
+    titles = ["NAME", "PID", "DEVICE", "MEMORY", "IDLE", "ENDS", "TERMINALS", "ADDRESS"]
+    assert heading.split() == titles
     assert row.startswith("tiny ") and row.endswith(engine["socket"])
     assert " cpu " in row and " when stopped " in row
     with closing(_attached(folder)) as client:
