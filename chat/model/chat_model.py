@@ -44,7 +44,7 @@ def chat_model_for(config: ChatConfig) -> "ChatModel":
     if config.connect is not None:
         from swiftchat.chat.model.remote import RemoteEngineFactory
 
-        engine = RemoteEngineFactory(config.connect, config.token_file)
+        engine = RemoteEngineFactory(config)
         return ChatModel(engine.folder, replace(config, model=engine.name), engine.start)
     from swiftchat.chat.model.find import find_model
 

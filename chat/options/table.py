@@ -380,9 +380,9 @@ class Options:
         help="Random weights in this shape; only the tokenizer of a model is used.",
     )
     connect: str | None = option(
-        metavar="HOST:PORT|PATH",
+        metavar="HOST:PORT|PATH|URL",
         commands=_COMMANDS,
-        help="Use a running engine; see swiftchat help hosts.",
+        help="Use a running engine, or a model of serve --openai; see swiftchat help hosts.",
     )
     token_file: str | None = option(
         type=UserPath(), commands=_COMMANDS, help="File with the token of that engine."

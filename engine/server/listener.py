@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 
 from swiftchat.engine.api import protocol
-from swiftchat.engine.api.address import Address, set_tcp_options
+from swiftchat.engine.api.address import Address, set_tcp_options, write_token
 from swiftchat.engine.api.model_files import read_piece, text_files
 from swiftchat.engine.api.protocol import VERSION, EngineStatus
 from swiftchat.engine.api.wire import MAX_MESSAGE_BYTES, Message
 from swiftchat.engine.server.connection import TerminalConnection
 from swiftchat.engine.server.serve import EngineServer
-from swiftchat.errors import BadModelFile, DeviceError, FileSystemError, SwiftchatError, UsageError
+from swiftchat.errors import BadModelFile, DeviceError, SwiftchatError, UsageError
 
 _HEARTBEAT_S = 1.0
 _MAX_TERMINALS = 16
@@ -70,7 +70,7 @@ class Listener:
             self.address = Address(address.host, self._socket.getsockname()[1])
             self._token = secrets.token_urlsafe(_TOKEN_BYTES)
             self.token_file = token_file or self.address.token_file
-            _write_secret(self.token_file, self._token)
+            write_token(self.token_file, self._token)
         self._handshakes = threading.Semaphore(_MAX_HANDSHAKES)
         self._num_connected, self._connected_lock = 0, threading.Lock()
         self._is_closed = False
@@ -236,14 +236,3 @@ def _memory_bytes() -> int:
         with contextlib.suppress(psutil.Error):  # it has just ended
             total += one.memory_info().rss
     return total
-
-
-def _write_secret(path: Path, secret: str) -> None:
-    """Write a new file that only this user can read, replacing an existing one."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.touch(0o600, exist_ok=False)
-        path.write_text(secret + "\n")
-    except OSError as error:
-        raise FileSystemError(f"cannot write the token to {path}: {error.strerror}") from error
