@@ -71,6 +71,7 @@ class ChatModel:
         config: ChatConfig,
         start: StartEngine | None = None,
         adapters: Adapters | None = None,
+        *,
         name: str | None = None,
     ) -> None:
         self.path, self.name = path, name or name_at(path)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,9 +98,11 @@ def serve(
             config = with_draft(config, path)
             url = endpoint.url if endpoint else None
             serve = _serve_config(path, config, endpoint=url, stays=detach)
+            if detach:
+                stack.enter_context(_ending_if_interrupted(serve))
             chat_model = stack.enter_context(_started(path, config, serve))
             if detach:
-                _leave(chat_model, serve)
+                _load(chat_model, "swiftchat stop")
             else:
                 _run(chat_model, endpoint)
     except EngineStopped as error:
@@ -180,13 +183,14 @@ def _load(chat_model: "ChatModel", end: str) -> None:
         print_notice(f"chats with the same model and options use it · {end} ends it")
 
 
-def _leave(chat_model: "ChatModel", serve: "ServeConfig") -> None:
-    """Return when the engine is ready, which then stays; an interrupted one ends."""
+@contextlib.contextmanager
+def _ending_if_interrupted(serve: "ServeConfig") -> Iterator[None]:
+    """End an engine that would stay, if Ctrl-C interrupts what follows."""
     from swiftchat.engine.api.attach import connect
     from swiftchat.engine.api.runtime_folder import RuntimeFolder
 
     try:
-        _load(chat_model, "swiftchat stop")
+        yield
     except KeyboardInterrupt:
         with contextlib.closing(connect(Path(serve.socket), RuntimeFolder())) as connection:
             connection.stop()

@@ -57,8 +57,9 @@ def attach_or_serve(
 ) -> EngineClient:
     """Attach to the running engine with this model and these options, or start one that serves.
 
-    `how` are fields of `ServeConfig`. Raises `FileSystemError` if its folder is not private, or if
-    the log of an engine that stays cannot be written.
+    `how` are fields of `ServeConfig`. The engine serves only this terminal if what listens at its
+    place does not answer. Raises `FileSystemError` if its folder is not private, or if the log of
+    an engine that stays cannot be written.
     """
     client = attach(config, path, keep_alive_s)
     if client is not None:
@@ -66,11 +67,8 @@ def attach_or_serve(
     serve = serve_config(config, path, keep_alive_s=keep_alive_s, **how)
     try:
         return EngineClient(config, path, serve=serve).start()
-    except DeviceError:
-        client = attach(config, path, keep_alive_s)  # another process has just started one
-        if client is None:
-            raise
-        return client
+    except DeviceError:  # it is not free: another process may have started one meanwhile
+        return attach(config, path, keep_alive_s) or EngineClient(config, path).start()
 
 
 def serve_config(config: EngineConfig, path: Path, **how: Any) -> ServeConfig:
