@@ -61,14 +61,18 @@ def attach_or_serve(
     place does not answer. Raises `FileSystemError` if its folder is not private, or if the log of
     an engine that stays cannot be written.
     """
-    client = attach(config, path, keep_alive_s)
-    if client is not None:
-        return client
     serve = serve_config(config, path, keep_alive_s=keep_alive_s, **how)
-    try:
-        return EngineClient(config, path, serve=serve).start()
-    except DeviceError:  # it is not free: another process may have started one meanwhile
-        return attach(config, path, keep_alive_s) or EngineClient(config, path).start()
+    for _ in range(2):
+        was_free = not Path(serve.socket).exists()
+        if client := attach(config, path, keep_alive_s):
+            return client
+        try:
+            return EngineClient(config, path, serve=serve).start()
+        except DeviceError:
+            if not was_free:
+                break  # what listens there does not answer
+        # Another process has just started an engine there.
+    return EngineClient(config, path).start()
 
 
 def serve_config(config: EngineConfig, path: Path, **how: Any) -> ServeConfig:
