@@ -214,6 +214,19 @@ def test_without_a_safe_place_the_engine_does_not_stay(folder: Path, place: str)
         runtime.path.chmod(0o700)
 
 
+def test_the_third_cold_start_within_an_hour_gives_a_hint(folder: Path) -> None:
+    """In a terminal only, and once."""
+    command = [*SWIFTCHAT, "-m", str(folder), *OPTIONS, "-n", "2", "-p", "hello"]
+    hint, given = "keep_alive", []
+    assert [one_shot(folder)[1] for _ in range(3)] == [""] * 3  # in pipes
+    with terminals() as open_terminal:
+        for _ in range(4):
+            terminal = open_terminal(command, waits=False, columns=200)
+            assert terminal.wait_end() == 0
+            given.append(hint in terminal.process.before.decode())
+    assert given == [False, False, True, False]
+
+
 def test_an_error_of_loading_leaves_nothing(folder: Path) -> None:
     args = ("-m", str(folder), *OPTIONS, *STAY, "--ctx-size", "60000", "-p", "hello")
     result = swiftchat(*args)
