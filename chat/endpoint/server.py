@@ -33,9 +33,9 @@ class EndpointServer:
         except UsageError as error:
             raise UsageError(error.message, "add --allow-remote if that is intended") from error
         self._token, self._is_remote = token, allow_remote
-        address = Address(wanted.host, self._socket.getsockname()[1])
-        self.url = f"http://{address}/v1"
-        self._token_file = address.token_file if token.is_new else None
+        bound = Address(wanted.host, self._socket.getsockname()[1])
+        self.url = f"http://{bound}/v1"
+        self._token_file = bound.token_file if token.is_new else None
         if self._token_file is not None:
             write_token(self._token_file, token.text)
 
