@@ -13,7 +13,7 @@ from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.constraints import AnswerConstraints
 from swiftchat.chat.model.context_budget import Messages, check_fits, fit_prompt
 from swiftchat.chat.model.draft import draft_kept, with_draft
-from swiftchat.chat.model.engine_start import StartEngine, engine_starter
+from swiftchat.chat.model.engine_start import StartEngine, engine_starter, hint_at_others
 from swiftchat.chat.model.files import ModelFiles
 from swiftchat.chat.model.output_format import Encode, OutputFormat, chosen_format
 from swiftchat.chat.model.prompt_encoder import PromptEncoder
@@ -26,7 +26,7 @@ from swiftchat.chat.tools.formats import ToolFormat, find_plain_format
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Progress, Wait
 from swiftchat.engine.api.vocabulary import ConstraintSpec
-from swiftchat.errors import SwiftchatError, UsageError
+from swiftchat.errors import OutOfMemory, SwiftchatError, UsageError
 from swiftchat.weights.hub.cached_models import name_at
 
 if TYPE_CHECKING:
@@ -229,6 +229,8 @@ class ChatModel:
         except SwiftchatError as error:
             if self.engine.info is None:
                 self._engine_failed = True
+                if isinstance(error, OutOfMemory) and self.config.connect is None:
+                    hint_at_others(error)
                 if self._ready_config not in (None, self.config):
                     self.config, error.hint = self._ready_config, _RESTORED_HINT
                 raise

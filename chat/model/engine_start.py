@@ -8,10 +8,11 @@ from pathlib import Path
 from swiftchat.chat.model.cold_starts import count_cold_start
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.terminal.output import print_notice
-from swiftchat.engine.api.attach import attach, attach_or_serve
+from swiftchat.engine.api.attach import attach, attach_or_serve, running_engines
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
-from swiftchat.errors import FileSystemError
+from swiftchat.engine.api.runtime_folder import RuntimeFolder
+from swiftchat.errors import FileSystemError, OutOfMemory
 from swiftchat.weights.hub.cached_models import name_at
 
 StartEngine = Callable[[EngineConfig, Path], EngineClient]
@@ -24,6 +25,17 @@ def engine_starter(config: ChatConfig) -> StartEngine:
     # A program that nobody watches needs no hint.
     counts = not config.quiet and all(one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr))
     return partial(attach_or_start, keep_alive_s=config.keep_alive, counts_starts=counts)
+
+
+def hint_at_others(error: OutOfMemory) -> None:
+    """Name the running engines in the hint of an error of loading: they have memory, too."""
+    try:
+        found = running_engines(RuntimeFolder())
+    except FileSystemError:  # a folder of another user; a warning has named it
+        return
+    names = ", ".join(engine.status.name for engine in found if engine.status)
+    if names:
+        error.hint = f"swiftchat stop frees the memory of running engines ({names}); {error.hint}"
 
 
 def start_engine(config: EngineConfig, path: Path) -> EngineClient:

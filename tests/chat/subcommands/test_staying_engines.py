@@ -227,6 +227,16 @@ def test_the_third_cold_start_within_an_hour_gives_a_hint(folder: Path) -> None:
     assert given == [False, False, True, False]
 
 
+def test_an_engine_without_room_names_the_others(folder: Path, tmp_path: Path) -> None:
+    one_shot(folder, *STAY)
+    large = tmp_path / "large"
+    large.mkdir()
+    chat_model_folder(large, max_position_embeddings=2**30)
+    result = swiftchat("-m", str(large), *OPTIONS, "--ctx-size", str(2**30), "-p", "hello")
+    assert result.returncode == 4 and b"not enough memory" in result.stderr, result.stderr
+    assert b"hint: swiftchat stop frees the memory of running engines (tiny); " in result.stderr
+
+
 def test_an_error_of_loading_leaves_nothing(folder: Path) -> None:
     args = ("-m", str(folder), *OPTIONS, *STAY, "--ctx-size", "60000", "-p", "hello")
     result = swiftchat(*args)
