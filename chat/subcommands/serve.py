@@ -139,7 +139,7 @@ def _serve_installed(
     models = InstalledModels(default_store(), config, max_models, endpoint.url)
     with contextlib.closing(models):
         if not config.quiet:
-            print_notice(f"{len(models.names())} models are installed · each is loaded on demand")
+            print_notice(f"installed models: {len(models.names())} · each is loaded on demand")
             print_notice("Ctrl-C ends the server and its engines")
         endpoint.run(models)
 

@@ -160,6 +160,16 @@ def test_a_chat_in_a_terminal_leaves_its_engine(folder: Path) -> None:
         assert [one["pid"] for one in listed()] == [engine["pid"]]
 
 
+def test_an_open_chat_keeps_its_engine(folder: Path) -> None:
+    """The chat that has started it counts as the others do."""
+    with terminals() as open_terminal:
+        open_terminal([*SWIFTCHAT, "-m", str(folder), *OPTIONS, "--keep-alive", "1s"])
+        wait_until(listed, END_S)
+        wait_until(lambda: listed()[0]["device"] and listed()[0]["idle_s"] > 2.5, END_S)
+        assert listed()[0]["ends_in_s"] is None
+    wait_until(lambda: listed() == [], END_S)
+
+
 def test_serve_in_the_background(folder: Path) -> None:
     result = swiftchat("serve", str(folder), "-d", *OPTIONS)
     assert result.returncode == 0 and b"tiny is ready" in result.stderr, result.stderr
