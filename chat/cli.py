@@ -342,8 +342,10 @@ def _run() -> None:
     if not is_help and sys.argv[1:3] != ["config", "edit"]:
         values, project = load_config_file(), current_project()
         values |= project.values if project else {}
-    # `token_file` is that of --connect; serve's option of this name is another.
-    serve = {name: value for name, value in values.items() if name != "token_file"}
+    # `token_file` is that of --connect; serve's option of this name is another. `keep_alive` is for
+    # engines that stay behind chats: serve ends when its user says so.
+    others = ("token_file", "keep_alive")
+    serve = {name: value for name, value in values.items() if name not in others}
     engines = ("chat", "tokens", "score", "embed", "batch", "do")
     commands = {"serve": serve} | dict.fromkeys(engines, values)
     default_map = {**values, **commands}

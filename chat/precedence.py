@@ -26,7 +26,11 @@ def check_connect(ctx: click.Context, options: dict[str, Any]) -> None:
     """Raise `UsageError` if the command line has both --connect and what that engine determines."""
     if options["connect"] is None:
         return
-    determined = ("model", *ENGINE_FIELDS, "no_attach")
+    from swiftchat.chat.model.model_server import is_server_url
+
+    determined = ("model", *ENGINE_FIELDS, "keep_alive", "no_attach")
+    if is_server_url(options["connect"]):  # it serves several models
+        determined = determined[1:]
     for context in (ctx, ctx.find_root()):
         for param in context.command.params:
             is_given = context.get_parameter_source(param.name or "") is _COMMAND_LINE

@@ -106,7 +106,7 @@ def test_torch_is_imported_when_it_is_used() -> None:
 
 def test_a_forked_process_is_a_child_with_its_own_command_and_files(tmp_path: Path) -> None:
     own, other = socket.socketpair()
-    command = [*WORKER, "--fd", str(other.fileno())]
+    command = [*WORKER, "--fds", str(other.fileno())]
     environment = {**os.environ, "OF_THIS_TEST": "a value"}
     with (
         own,

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import click
 
+from swiftchat.chat.options.duration import Duration
 from swiftchat.chat.options.parameter import ChoiceParameter, Parameter, shown
 from swiftchat.chat.options.size import Size
 from swiftchat.errors import UsageError
@@ -164,6 +165,8 @@ class ChatOption(click.Option):
                     return value
                 if isinstance(self.type, Number) and self.type.choices:
                     return str(value).lower()
+            case float() if isinstance(self.type, Duration):
+                return f"{value}s"
             case int() | float():
                 # Python writes no more than 4300 digits.
                 if isinstance(self.type, _NUMBERS) and _is_writable(value):

@@ -17,6 +17,7 @@ from swiftchat.chat.options.completion import (
     complete_templates,
     complete_variables,
 )
+from swiftchat.chat.options.duration import Duration
 from swiftchat.chat.options.option_types import (
     MAX_RANKS,
     Colors,
@@ -432,14 +433,19 @@ class Options:
         help="Random weights in this shape; only the tokenizer of a model is used.",
     )
     connect: str | None = option(
-        metavar="HOST:PORT|PATH",
+        metavar="HOST:PORT|PATH|URL",
         commands=_COMMANDS,
-        help="Use a running engine; see swiftchat help hosts.",
+        help="Use a running engine, or a model of serve --openai; see swiftchat help hosts.",
     )
     token_file: str | None = option(
         type=UserPath(), commands=_COMMANDS, help="File with the token of that engine."
     )
+    keep_alive: float | None = option(
+        type=Duration(),
+        commands=_ENGINES,
+        help="Leave the engine running until it is not used for this time: 90s, 10m, 2h.",
+    )
     no_attach: bool = flag(
-        commands=_COMMANDS, help="Load the model even if swiftchat serve has it."
+        commands=_COMMANDS, help="Load the model even if a running engine has it."
     )
     offline: bool = flag(commands=_ENGINES, help="Never use the network.")

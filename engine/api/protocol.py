@@ -94,8 +94,9 @@ class EngineStatus:
     """A running engine as `swiftchat ps` shows it.
 
     `memory_bytes` is the main memory of all its processes. `idle_s` is the time since it last
-    computed, 0 while it does. `device` is empty and `device_bytes` (weights and KV cache) 0 until
-    the model is loaded.
+    computed or a terminal left, 0 while it computes. `ends_in_s` is the time after which it ends if
+    nobody uses it, None if it does not. `device` is empty and `device_bytes` (weights and KV cache)
+    0 until the model is loaded.
     """
 
     name: str
@@ -107,6 +108,7 @@ class EngineStatus:
     device_bytes: int = 0
     ctx_size_tokens: int = 0
     keep_alive_s: float | None = None
+    ends_in_s: float | None = None
     endpoint: str | None = None
 
     def to_wire(self) -> Message:

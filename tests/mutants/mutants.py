@@ -39,6 +39,8 @@ _INDEX = "tests/chat/knowledge/test_index.py"
 _KNOWING = "tests/chat/knowledge/test_chats_with_knowledge.py"
 
 _BUDGET = "tests/engine/generation/test_reasoning_budget.py"
+_STAYING = "tests/chat/subcommands/test_staying_engines.py"
+_INSTALLED = "tests/chat/endpoint/test_installed_models.py"
 
 MUTANTS = (
     # Reasoning.
@@ -509,5 +511,34 @@ MUTANTS = (
         "        if _LINKED.fullmatch(address) is None:\n",
         "        if False:\n",
         ("tests/chat/render/test_web_page.py",),
+    ),
+    # Engines that stay, and several models in one server.
+    Mutant(
+        "an engine that stays ends with the chat that started it",
+        "engine/worker.py",
+        "        if self._stays:\n            return\n",
+        "",
+        (f"{_STAYING}::test_the_next_one_shot_uses_the_engine_of_the_first",),
+    ),
+    Mutant(
+        "an engine ends while a chat is connected",
+        "engine/server/serve.py",
+        "if self.keep_alive_s is None or self.num_guests:",
+        "if self.keep_alive_s is None:",
+        (f"{_STAYING}::test_an_open_chat_keeps_its_engine",),
+    ),
+    Mutant(
+        "a model leaves while it answers",
+        "chat/endpoint/installed_models.py",
+        "            while leaving.num_requests:\n",
+        "            while False:\n",
+        (f"{_INSTALLED}::test_a_model_that_answers_does_not_leave",),
+    ),
+    Mutant(
+        "a model leaves while a chat is attached to it",
+        "chat/endpoint/installed_models.py",
+        "if not chats.get(name)]",
+        "if name]",
+        (f"{_INSTALLED}::test_chats_attach_and_keep_their_model",),
     ),
 )

@@ -13,6 +13,7 @@ import pytest
 
 from swiftchat.chat.endpoint import answers as answers_module
 from swiftchat.chat.endpoint.body import MAX_BODY_BYTES
+from swiftchat.chat.endpoint.served_models import OneModel
 from swiftchat.chat.endpoint.server import EndpointServer
 from swiftchat.chat.endpoint.token import ApiToken, find_token
 from swiftchat.chat.model.chat_model import ChatModel
@@ -71,7 +72,7 @@ def serving(folder: Path, *answers: Any, **config: Any) -> Iterator[Served]:
     engine = FakeEngine(list(answers), ctx_size_tokens=4096)
     server = EndpointServer("127.0.0.1:0", ApiToken(TOKEN), allow_remote=False)
     chat_model = ChatModel(folder, ChatConfig(**config), engine.start)  # type: ignore[arg-type]
-    thread = threading.Thread(target=server.run, args=(chat_model,))
+    thread = threading.Thread(target=server.run, args=(OneModel(chat_model),))
     thread.start()
     try:
         yield Served(server, engine)
