@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import torch
 
-from swiftchat.engine.api.protocol import OnProgress
 from swiftchat.engine.cpu.library import choose_kernels
 from swiftchat.engine.cpu.native_decoder import NativeDecoder
 from swiftchat.engine.cpu.native_weights import NativeWeights
@@ -17,26 +16,18 @@ from swiftchat.engine.model.decoder import Decoder
 from swiftchat.engine.model.decoder_parts import DecoderParts
 from swiftchat.engine.model.kv_cache import KVCache
 from swiftchat.engine.model.memory import native_workspace_bytes
-from swiftchat.engine.model.prediction_head import PredictionHead
-from swiftchat.engine.model.weights import DecoderWeights
-from swiftchat.engine.reference.ops import TorchOps
+from swiftchat.engine.reference.back_end import TorchBackEnd
 from swiftchat.engine.schedule.chunk import ChunkLimit, cpu_chunk_limit
-from swiftchat.engine.schedule.scheduler import Scheduler
 from swiftchat.weights.architectures.parts.model import ModelConfig
 
 
 @dataclass(frozen=True)
-class NativeBackEnd:
-    """Computes with a variant of the native kernels; `factory` makes its weights."""
+class NativeBackEnd(TorchBackEnd):
+    """Computes with a variant of the native kernels, and with torch what these do not have."""
 
-    variant: str
     pool: Pool
-    factory: NativeWeights
 
     is_reference: ClassVar[bool] = False
-    has_spare_states: ClassVar[bool] = False
-    default_chunk_tokens: ClassVar[int] = 512
-    gpu: ClassVar[None] = None
 
     @classmethod
     def open(cls, environ: Mapping[str, str], num_threads: int) -> "NativeBackEnd | str":
@@ -51,11 +42,8 @@ class NativeBackEnd:
         if fault := self_test(pool):
             pool.close()
             return f"the {choice.variant} kernels failed their test: {fault}"
-        return cls(choice.variant, pool, NativeWeights(pool))
-
-    @property
-    def description(self) -> str:
-        return f"{self.variant} kernels"
+        description, cpu = f"{choice.variant} kernels", torch.device("cpu")
+        return cls(cpu, description, NativeWeights(pool), pool)
 
     def workspace_bytes(
         self, config: ModelConfig, dtype: torch.dtype, chunk_tokens: int, max_num_seqs: int
@@ -85,21 +73,3 @@ class NativeBackEnd:
         # The kernels' threads compute everything but sampling; torch's would take their cores.
         torch.set_num_threads(1)
         return decoder, cache
-
-    def graphs(
-        self,
-        decoder: Decoder,
-        cache: KVCache,
-        scheduler: Scheduler,
-        ctx_size_tokens: int,
-        on_progress: OnProgress,
-    ) -> None:
-        return
-
-    def head_ops(
-        self, config: ModelConfig, weights: DecoderWeights, ctx_size_tokens: int
-    ) -> TorchOps:
-        return TorchOps(config, ctx_size_tokens, torch.device("cpu"))
-
-    def head_chain(self, head: PredictionHead, ctx_size_tokens: int) -> None:
-        return

@@ -24,6 +24,7 @@ from swiftchat.engine.schedule.batch import Batch
 from swiftchat.engine.schedule.sequence import Step, TokenSequence
 from swiftchat.engine.schedule.tuning import SequenceTuning
 from swiftchat.engine.schedule.twins import find_twins, fork
+from swiftchat.engine.speculation.speculation import Speculation
 from swiftchat.engine.steps.plain import PlainRunner
 from swiftchat.engine.steps.runner import SampledStep, StepInputs, StepLogits, first_result
 from swiftchat.errors import SwiftchatError
@@ -45,7 +46,6 @@ class Engine:
         self.cache = parts.cache
         self.scheduler = parts.scheduler
         self.allocator = parts.scheduler.allocator
-        self.speculation = parts.speculation
         self.ctx_size_tokens = parts.info.ctx_size_tokens
         self.vocab_size = parts.decoder.config.vocab_size
         self.checkpoint = parts.checkpoint
@@ -58,6 +58,7 @@ class Engine:
         self.generations = Generations(parts, self._beams, self._sampler)
         self._admission = Admission(parts, self._beams, self.generations.by_id)
         self.use_store(parts.store)
+        self.use_speculation(parts.speculation)
         self._pending: list[Outcome] = []  # reported by the next step
         self._num_computed = 0
         self._gpu_counters = GpuCounters(self.gpu, parts.device)
@@ -70,6 +71,10 @@ class Engine:
         """Use these tiers below the device; before any prompt is added."""
         self.store = self.generations.store = store
         self.scheduler.restorer = store if store.has_tiers else None
+
+    def use_speculation(self, speculation: Speculation) -> None:
+        """Let it propose tokens; before any prompt is added."""
+        self.speculation = self.generations.speculation = speculation
 
     def use_graphs(self, graphs: Graphs) -> None:
         """Replay these captured steps, and compute others one kernel after the other."""

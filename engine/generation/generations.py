@@ -30,7 +30,7 @@ class Generations:
         self.by_id: dict[int, Generation] = {}
         self.store = parts.store
         self.num_reused = 0  # tokens of prompts since loading
-        self._scheduler, self._speculation = parts.scheduler, parts.speculation
+        self._scheduler, self.speculation = parts.scheduler, parts.speculation
         self._decoder, self._cache = parts.decoder, parts.cache
         self._ctx_size_tokens = parts.info.ctx_size_tokens
         self._beams, self._sampler = beams, sampler
@@ -74,7 +74,7 @@ class Generations:
         Their `logits` fp32 [n, vocab_size] are those from the index on.
         """
         generation, outcomes = self.by_id[row.sequence.id], list[Outcome]()
-        self._speculation.sampled(row, len(tokens))
+        self.speculation.sampled(row, len(tokens))
         for i, token in enumerate(tokens):
             if i > 0:  # the step has computed the accepted token before
                 self._scheduler.advance(Row(row.sequence, 1))
@@ -152,7 +152,7 @@ class Generations:
         """End a generation with an error."""
         self._scheduler.remove(generation.sequence)
         self._beams.ended(generation.sequence)
-        self._speculation.ended(generation.sequence)
+        self.speculation.ended(generation.sequence)
         del self.by_id[generation.sequence.id]
         return generation.sequence.id, error
 
@@ -160,7 +160,7 @@ class Generations:
         """End a generation that the scheduler does not have, or no more; return its report."""
         sequence = generation.sequence
         self._beams.ended(sequence)
-        speculated = self._speculation.ended(sequence)
+        speculated = self.speculation.ended(sequence)
         del self.by_id[sequence.id]
         self.num_reused += sequence.num_cached
         return generation.finished(reason, speculated, self.store.finish(sequence))

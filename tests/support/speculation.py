@@ -49,5 +49,5 @@ def use_oracle(
     engine: Engine, answers: dict[int, list[int]], most: int = 8, *, eager: bool = False
 ) -> Engine:
     """Let the engine verify the oracle's proposals."""
-    engine.speculation = Oracle(engine, answers, most, eager=eager)
+    engine.use_speculation(Oracle(engine, answers, most, eager=eager))
     return engine

@@ -217,7 +217,7 @@ def test_verified_tokens_equal_those_of_plain_decoding(folder: Path) -> None:
     answers = []
     for speculate in ("off", "ngram"):
         engine = tiny.engine(folder)
-        engine.speculation = Speculation(StepCosts(0.05), 9, 256, measures=False)
+        engine.use_speculation(Speculation(StepCosts(0.05), 9, 256, measures=False))
         ids, ends = tiny.run(engine, {1: [5, 9, 12]}, replace(params, speculate=speculate))
         answers.append(ids[1])
     assert answers[0] == answers[1]

@@ -42,7 +42,7 @@ def with_draft(folder: Path, draft: Engine, **config: object) -> Engine:
     parts = (engine.decoder, *sizes, proposer, num_states)
     speculation = speculation_of(*parts, is_on_gpu=False)
     speculation.costs.slope, speculation._measures = 0.0, False
-    engine.speculation = speculation
+    engine.use_speculation(speculation)
     return engine
 
 

@@ -89,7 +89,7 @@ def test_look_up_speeds_up_a_loop(folder: Path) -> None:
     plain = tiny.engine(folder)
     expected, _ = tiny.run(plain, {1: PROMPT}, params)
     engine = tiny.engine(folder)
-    engine.speculation = Speculation(StepCosts(0.05), 9, 256, measures=False)
+    engine.use_speculation(Speculation(StepCosts(0.05), 9, 256, measures=False))
     engine.add(1, PROMPT, replace(params, speculate="ngram"))
     ids, num_steps = list[int](), 0
     while engine.has_work:

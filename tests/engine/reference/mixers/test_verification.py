@@ -216,7 +216,7 @@ def test_look_up_speeds_up_a_loop(folder: Path) -> None:
     params = replace(OFF, max_tokens=120, logit_bias=((5, 50.0), (9, 50.0), (12, 50.0)))
     expected, _ = tiny.run(tiny.engine(folder), {1: PROMPT}, params)
     engine = tiny.engine(folder)
-    engine.speculation = Speculation(StepCosts(0.05), 9, 256, measures=False)
+    engine.use_speculation(Speculation(StepCosts(0.05), 9, 256, measures=False))
     ids, ends = tiny.run(engine, {1: PROMPT}, replace(params, speculate="ngram"))
     assert ids == expected
     assert ends[1].speculated is not None and ends[1].speculated.num_accepted > 20
@@ -234,7 +234,7 @@ def test_a_draft_model_proposes_tokens(folder: Path, tmp_path: Path) -> None:
     speculation = speculation_of(*parts, is_on_gpu=False)
     # Steps with proposed tokens cost no more than others.
     speculation.costs.slope, speculation._measures = 0.0, False
-    engine.speculation = speculation
+    engine.use_speculation(speculation)
     ids, ends = tiny.run(engine, {1: PROMPT}, replace(OFF, speculate="draft"))
     assert ids == plain
     assert ends[1].speculated is not None and ends[1].speculated.proposer == "draft"
