@@ -1,14 +1,10 @@
 """SmolLM2-135M end to end on the CPU, against transformers on the same weights."""
 
-import dataclasses
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig, SamplingParams
@@ -16,8 +12,7 @@ from swiftchat.engine.generation.build import build_engine
 from swiftchat.engine.generation.engine import Engine
 from swiftchat.tokenizer import Tokenizer
 from swiftchat.weights.convert.convert import convert
-from swiftchat.weights.model.directory import Model
-from tests.support import llama_layouts, tiny
+from tests.support import tiny
 from tests.support.worker_processes import generate_concurrently
 
 CHATS = [
@@ -126,31 +121,6 @@ def test_a_second_turn_with_prefix_reuse_equals_one_prefill(
     assert with_reuse[2] == fresh[2]
     assert ends[2].cached_tokens >= len(first) + len(answer[1]) - 1
     assert fresh_ends[2].cached_tokens == 0
-
-
-@pytest.mark.parametrize(
-    ("write", "options"),
-    [
-        (llama_layouts.write_meta, {"parts": 3, "embed_rows": True}),
-        (llama_layouts.write_megatron, {"tp": 3, "pp": 2}),
-    ],
-)
-def test_other_checkpoint_layouts_give_the_same_model(
-    smollm2: Path, tmp_path: Path, write: Callable[..., None], options: dict[str, int]
-) -> None:
-    """Equal tensors and, except for end tokens and context, equal configs give equal logits."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2).requires_grad_(False)
-    write(tmp_path / "in", model, **options)
-    convert(tmp_path / "in", tmp_path / "out")
-    found, expected = (load_file(p / "model.safetensors") for p in (tmp_path / "out", smollm2))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    ignored = {"bos_id": None, "eos_ids": (), "max_context_tokens": 0}
-    ours, theirs = (
-        dataclasses.replace(Model.open(p).config, **ignored) for p in (tmp_path / "out", smollm2)
-    )
-    assert ours == theirs
-    shutil.rmtree(tmp_path)
 
 
 def test_bf16_answers_a_question_correctly(smollm2: Path) -> None:

@@ -22,6 +22,7 @@ from tests.kills.processes import (
 from tests.support import fake_hub
 from tests.support.fake_hub import FakeHub, Fault
 from tests.support.terminal import EMULATED, Terminal
+from tests.support.zero_model import make_zero_model
 
 _LIMIT_S = 120.0
 _MAX_STOPPED_S = 0.1
@@ -145,13 +146,8 @@ def _downloader(url: str) -> Callable[[], None]:
 
 
 def make_source(folder: Path) -> Path:
-    """Write the GGUF file that all conversions share."""
-    from tests.support.gguf import tiny as tiny_gguf
-    from tests.support.tiny_llama import tiny_llama
-
-    folder.mkdir()
-    tiny_gguf.write(folder / "tiny.gguf", tiny_llama(num_hidden_layers=8))
-    return folder / "tiny.gguf"
+    """Write the model directory that all conversions share."""
+    return make_zero_model(folder, num_hidden_layers=8)
 
 
 def kill_conversion(target: str, name: str, random: Random, source: Path, home: Path) -> Outcome:

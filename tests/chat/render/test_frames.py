@@ -213,6 +213,6 @@ def test_the_work_grows_with_the_answer_and_not_with_its_square(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = "\n\n".join(ANSWERS.values()) + "\n\n"
-    short, long = text * (25_000 // len(text)), text * (100_000 // len(text))
+    short, long = text * (15_000 // len(text)), text * (60_000 // len(text))
     ratio = work(long, monkeypatch) / work(short, monkeypatch)
     assert ratio < 1.05 * len(long) / len(short)

@@ -10,7 +10,6 @@ from pathlib import Path
 import anyio
 import psutil
 import pytest
-from mcp.client import stdio
 
 from swiftchat.chat.tools import connection as connection_module
 from swiftchat.chat.tools.connection import Connections, ServerError, bound_messages
@@ -18,12 +17,12 @@ from swiftchat.chat.tools.result import result_text
 from swiftchat.chat.tools.servers import ServerSpec
 from swiftchat.chat.tools.toolbox import Toolbox
 from swiftchat.errors import UsageError
-from tests.support import mcp_sdk_server, mcp_server
+from tests.support import mcp_server
 from tests.support.worker_processes import command_line
 
 SCRIPT = str(Path(mcp_server.__file__))
 COMMAND = (sys.executable, SCRIPT)
-SDK_COMMAND = (sys.executable, str(Path(mcp_sdk_server.__file__)))
+SDK_COMMAND = (sys.executable, str(Path(SCRIPT).with_name("mcp_sdk_server.py")))
 
 
 def free_port() -> int:
@@ -102,6 +101,8 @@ def test_a_message_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_only_what_is_too_long_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mcp.client import stdio
+
     monkeypatch.setattr(connection_module, "_MAX_MESSAGE_CHARACTERS", 10)
     bound_messages()
     chunks = ["ab\n", "x" * 8, "x" * 8, "x" * 99, "x\ncd\ne", "f\n"]

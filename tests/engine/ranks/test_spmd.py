@@ -315,7 +315,8 @@ def test_ranks_end_after_a_hangup(tmp_path: Path) -> None:
 
 def test_start_and_stop_leave_no_processes_or_files() -> None:
     script = Path(__file__).parents[3] / "benchmarks" / "start_stop.py"
-    subprocess.run([sys.executable, str(script), "--cycles", "3"], check=True)
+    command = [sys.executable, str(script), "--cycles", "3"]
+    subprocess.run(command, env={**os.environ, "SWIFTCHAT_DEVICE": "cpu"}, check=True)
 
 
 def test_progress_is_that_of_the_slowest_rank() -> None:

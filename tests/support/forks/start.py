@@ -14,7 +14,7 @@ _OPTION = "-P"
 PATCH = "sitecustomize"  # the module that Python imports when it starts
 _LIMITED = "swiftchat.tokenizer.template.worker"
 SCRIPTS = tuple(str(Path(sys.executable).parent / n) for n in ("swiftchat", "swiftchat-engine"))
-_FOLDERS = (ROOT / "tests/chat", ROOT / "tests/engine", ROOT / "tests/support")
+_FOLDERS = (ROOT / "benchmarks", ROOT / "tests/chat", ROOT / "tests/engine", ROOT / "tests/support")
 # Variables that Python and libraries written in C read when they are loaded, by their beginning.
 _READ_WHEN_LOADED = (
     *("PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "GLIBC_", "TZ"),

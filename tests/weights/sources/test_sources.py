@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,15 +99,30 @@ def test_bin_files_run_without_conversion(
 
 
 @pytest.mark.parametrize(
-    "write", [llama_layouts.write_bin, llama_layouts.write_megatron, llama_layouts.write_meta]
+    ("write", "options"),
+    [
+        (llama_layouts.write_bin, {}),
+        (llama_layouts.write_megatron, {"tp": 3, "pp": 2}),
+        (llama_layouts.write_meta, {"parts": 3, "embed_rows": True}),
+    ],
 )
-def test_tied_embeddings_are_written_once(tmp_path: Path, write: Callable[..., None]) -> None:
-    model = model_of(tie_word_embeddings=True)
-    write(tmp_path / "in", model)
+def test_tied_embeddings_are_written_once(
+    tmp_path: Path, write: Callable[..., None], options: dict[str, Any]
+) -> None:
+    """With the nine heads and three KV heads of SmolLM2, in three parts."""
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72}
+    model = model_of(tie_word_embeddings=True, **heads, vocab_size=105)
+    write(tmp_path / "in", model, **options)
     convert(tmp_path / "in", tmp_path / "out")
-    found = load_file(tmp_path / "out" / "model.safetensors")
+    found, expected = load_file(tmp_path / "out" / "model.safetensors"), model.state_dict()
     assert set(found) == {name for name, _ in model.named_parameters()}
-    assert Model.open(tmp_path / "out").config.head.tied
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    model.save_pretrained(tmp_path / "theirs")
+    ignored = {"bos_id": None, "eos_ids": (), "max_context_tokens": 0}
+    ours, theirs = (
+        replace(Model.open(tmp_path / name).config, **ignored) for name in ("out", "theirs")
+    )
+    assert ours.head.tied and ours == theirs
 
 
 def test_split_gguf_behind_symlinks_of_the_hub_cache(tmp_path: Path) -> None:
