@@ -1,5 +1,6 @@
 """The index of a folder: what it finds, changes of files, interruptions, damage, embeddings."""
 
+import contextlib
 import os
 import sqlite3
 import stat
@@ -13,7 +14,7 @@ from swiftchat.chat.knowledge.index import Index, clear_indexes, index_path
 from swiftchat.chat.knowledge.knowledge import Knowledge, open_knowledge, passages_in
 from swiftchat.chat.knowledge.words import words_of_question
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.errors import UsageError
+from swiftchat.errors import FileSystemError, UsageError
 from tests.support import documents, handbook
 from tests.support.remote_engine import chat_model_folder
 
@@ -185,6 +186,16 @@ def test_passages_are_bounded_and_not_repeated(folder: Path) -> None:
         assert again is None
         message = whole.attachment.fenced + "\n\nWhy?"
         assert passages_in(message).startswith("knowledge of ") and not passages_in("Why?")
+
+
+def test_an_index_that_is_damaged_later_is_an_error_of_one_line(folder: Path) -> None:
+    with Knowledge(str(folder)) as knowledge:
+        knowledge.update(ignore)
+        with contextlib.closing(sqlite3.connect(index_path(folder, ""))) as db:
+            db.execute("DROP TABLE words")
+        with pytest.raises(FileSystemError, match="no such table: words") as error:
+            knowledge.passages("coffee", len, 2000)
+        assert error.value.hint == "swiftchat cache clear removes all indexes"
 
 
 def test_a_removed_folder_keeps_its_index(folder: Path) -> None:
