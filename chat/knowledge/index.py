@@ -243,10 +243,6 @@ def index_folder() -> Path:
     return platformdirs.user_cache_path("swiftchat") / "knowledge"
 
 
-def clear_indexes() -> tuple[int, int]:
-    """Remove all indexes; return the number of files and of bytes."""
-    files = [file for file in index_folder().glob("*") if file.is_file()]
-    num_bytes = sum(file.stat().st_size for file in files)
-    for file in files:
-        file.unlink(missing_ok=True)
-    return len(files), num_bytes
+def index_files() -> list[Path]:
+    """Return the files of all indexes."""
+    return [file for file in index_folder().glob("*") if file.is_file()]
