@@ -167,14 +167,20 @@ def _passage(found: Found) -> str:
     return f"[{found.mark}]\n{found.piece.text}"
 
 
+def _is_one_part(one: Found, other: Found) -> bool:
+    """Return whether the place of a piece names also the one that follows it."""
+    is_page = one.piece.place.startswith("#")
+    return one.name == other.name and (not is_page or one.piece.place == other.piece.place)
+
+
 def _joined(found: Sequence[Found]) -> list[Found]:
-    """Return pieces in which those that follow each other in a file are one, the best one first."""
+    """Return pieces in which those that follow each other are one, the best one first."""
     joined: list[Found] = []
     by_end: dict[int, int] = {}  # the id of the last piece of each → its index
     rank = {one.id: i for i, one in enumerate(found)}
     for one in sorted(found, key=lambda one: one.id):
         i = by_end.pop(one.id - 1, None)
-        if i is None or joined[i].name != one.name or joined[i].piece.place[:1] == "#":
+        if i is None or not _is_one_part(joined[i], one):
             joined.append(one)
             i = len(joined) - 1
         else:

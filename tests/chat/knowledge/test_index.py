@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from swiftchat.chat.attachments.attachment import Attachment
+from swiftchat.chat.knowledge import index as index_module
 from swiftchat.chat.knowledge.index import Index, index_files, index_path
 from swiftchat.chat.knowledge.knowledge import Knowledge, open_knowledge, passages_in
 from swiftchat.chat.knowledge.words import words_of_question
@@ -186,6 +188,20 @@ def test_passages_are_bounded_and_not_repeated(folder: Path) -> None:
         assert again is None
         message = whole.attachment.fenced + "\n\nWhy?"
         assert passages_in(message).startswith("knowledge of ") and not passages_in("Why?")
+
+
+def test_neighbors_of_one_page_become_one_passage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "k").mkdir()
+    (tmp_path / "k" / "a.pdf").write_text("")
+    pages = "".join(f"## Page {n}\n\n{'walrus ' * 120}\n{'walrus ' * 120}\n\n" for n in (1, 2))
+    monkeypatch.setattr(index_module, "read_file", lambda name: Attachment(name, pages))
+    with Knowledge(str(tmp_path / "k")) as knowledge:
+        knowledge.update(ignore)
+        assert len(knowledge.index) == 4
+        found = knowledge.passages("walrus", len, 9000)
+    assert found is not None and found.summary.endswith(": a.pdf#1, a.pdf#2")
 
 
 def test_an_index_that_is_damaged_later_is_an_error_of_one_line(folder: Path) -> None:
