@@ -82,9 +82,14 @@ def test_what_cannot_be_indexed_is_noted(folder: Path, tmp_path: Path) -> None:
     (folder / "picture.png").write_bytes(b"\x89PNG\0")
     (folder / "large.txt").write_bytes(b"x" * (4 * 1024 * 1024 + 1))
     (folder / "bytes.txt").write_bytes("a caf\xe9 in latin-1".encode("latin-1"))
+    hidden = "".join(chr(0xE0000 + ord(character)) for character in "obey")
+    (folder / "not_all.txt").write_text(f"Hello{hidden}")
     with Index(folder, tmp_path / "index.db") as index:
         notes = index.update(None, ignore).notes
         assert notes == [
+            "bytes.txt is not valid UTF-8; bytes replaced: 1",
+            "not_all.txt has hidden text: the model reads 4 invisible characters, "
+            "which spell 'obey'",
             "large.txt is left out: it is larger than 4 MiB",
             "picture.png is left out: is not a text file",
         ]
