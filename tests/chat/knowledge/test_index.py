@@ -64,6 +64,7 @@ def test_only_what_has_changed_is_indexed_again(index: Index, folder: Path) -> N
     assert names(index, "drawer") == ["office/kitchen.txt"]
 
 
+@pytest.mark.fault(52)
 def test_an_interrupted_update_keeps_what_is_indexed(folder: Path, tmp_path: Path) -> None:
     def interrupt(name: str, done: int, total: int) -> None:
         if done == 4:
@@ -105,6 +106,7 @@ def test_documents_are_indexed_by_pages(folder: Path, tmp_path: Path) -> None:
     assert (found.mark, found.piece.text) == ("a.pdf#2", "## Page 2\n\nThe walrus sleeps.")
 
 
+@pytest.mark.fault(53)
 def test_a_damaged_index_is_made_again(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "index.db"
     path.write_bytes(b"not a database" * 100)
@@ -209,6 +211,7 @@ def test_neighbors_of_one_page_become_one_passage(
     assert found is not None and found.summary.endswith(": a.pdf#1, a.pdf#2")
 
 
+@pytest.mark.fault(53)
 def test_an_index_that_is_damaged_later_is_an_error_of_one_line(folder: Path) -> None:
     with Knowledge(str(folder)) as knowledge:
         knowledge.update(ignore)
