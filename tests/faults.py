@@ -290,6 +290,21 @@ FAULTS = {
         "progress is shown within a second and at least every second after it; Ctrl-C brings "
         "the prompt back within half a second.",
     ),
+    51: Fault(
+        "an attached document is damaged, encrypted, unpacks to too much, or has no text",
+        "its process ends within limits of time and memory; exit code 2; a pattern leaves it out "
+        "with a note.",
+    ),
+    52: Fault(
+        "the program is interrupted or killed while it indexes a folder of knowledge",
+        "what was indexed stays so, and the next question goes on with the rest; a message at the "
+        "prompt returns to the input line.",
+    ),
+    53: Fault(
+        "the index of a folder of knowledge is damaged",
+        "it is made again when it is opened; damage that shows later is exit code 8 with the "
+        "command that removes it.",
+    ),
 }
 
 

@@ -1,8 +1,9 @@
 """The index of a folder: one SQLite file with the pieces of its texts, their words and embeddings.
 
 `files` has a row for each file, with the digest of what was indexed; `note` says why a file has no
-pieces. `vector` is an embedding in 16 bits, NULL in an index without embeddings. Every file is one
-transaction: whatever ends the program, the files that were indexed stay so.
+pieces, or what a user should know about it. `vector` is an embedding in 16 bits, NULL in an index
+without embeddings. Every file is one transaction: whatever ends the program, the files that were
+indexed stay so.
 """
 
 import contextlib
@@ -60,7 +61,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Update:
-    """What an update of the index has found: names of files, and notes on those left out."""
+    """What an update of the index has found: names of files, and notes on all that have one."""
 
     new: Sequence[str]
     changed: Sequence[str]
@@ -149,8 +150,11 @@ class Index:
                 continue
             self._add(name, stamp, digest, embed)
             (new if before is None else changed).append(name)
-        notes = [row[0] for row in self._db.execute("SELECT note FROM files WHERE note != ''")]
-        return Update(new, changed, removed, notes)
+        # Those on files that are read come first.
+        notes = self._db.execute(
+            "SELECT note FROM files WHERE note != '' ORDER BY note LIKE '% is left out: %', name"
+        )
+        return Update(new, changed, removed, [row[0] for row in notes])
 
     def _digest(self, name: str, size: int) -> bytes:
         """Return the digest of a file, an empty one if it is too large or cannot be read."""
@@ -183,17 +187,19 @@ class Index:
                 self._db.execute("INSERT INTO words (rowid, name, text) VALUES (?, ?, ?)", words)
 
     def _read(self, name: str, digest: bytes) -> tuple[list[Piece], str]:
-        """Return the pieces of a file, and why it is left out."""
+        """Return the pieces of a file, and why it is left out or what to know about it."""
         if not digest:
             return [], f"{name} is left out: it is larger than {_max_bytes(name) >> 20} MiB"
         try:
-            text = read_file(str(self.folder / name)).text
+            read = read_file(str(self.folder / name))
         except SwiftchatError as error:
             reason = error.message.removeprefix(f"{self.folder / name} ")
             return [], f"{name} is left out: {reason}"
-        text = text.encode("utf-8", "replace").decode()
+        text = read.text.encode("utf-8", "replace").decode()
         has_pages = name.lower().endswith(DOCUMENT_SUFFIXES)
-        return list(pieces_of(text, has_pages=has_pages)), ""
+        # Such as hidden text, which only a model would see.
+        notes = "; ".join(read.notes).replace(f"{self.folder}{os.sep}", "")
+        return list(pieces_of(text, has_pages=has_pages)), notes
 
     def by_words(self, words: Sequence[str], most: int) -> list[int]:
         """Return the ids of pieces with these words, the best first; rare words count more."""
@@ -243,10 +249,6 @@ def index_folder() -> Path:
     return platformdirs.user_cache_path("swiftchat") / "knowledge"
 
 
-def clear_indexes() -> tuple[int, int]:
-    """Remove all indexes; return the number of files and of bytes."""
-    files = [file for file in index_folder().glob("*") if file.is_file()]
-    num_bytes = sum(file.stat().st_size for file in files)
-    for file in files:
-        file.unlink(missing_ok=True)
-    return len(files), num_bytes
+def index_files() -> list[Path]:
+    """Return the files of all indexes."""
+    return [file for file in index_folder().glob("*") if file.is_file()]

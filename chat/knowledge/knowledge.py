@@ -1,7 +1,8 @@
 """A folder as knowledge: before each question come the pieces of its texts that may answer it."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from swiftchat.chat.attachments.attachment import Attachment, parts_of
 from swiftchat.chat.knowledge.embedder import Embedder
@@ -9,7 +10,7 @@ from swiftchat.chat.knowledge.index import Found, Index, Update, index_path
 from swiftchat.chat.knowledge.pieces import Piece
 from swiftchat.chat.knowledge.words import words_of_question
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.errors import UsageError
+from swiftchat.errors import FileSystemError, UsageError
 from swiftchat.weights.files.paths import user_path
 
 _NAME = "knowledge of "  # the beginning of the name of such an attachment
@@ -56,6 +57,16 @@ class Knowledge:
         if not self.folder.is_dir():
             raise UsageError(f"{self.name} is not a folder", "name a folder with texts, or none")
 
+    @contextmanager
+    def _converted_errors(self) -> Iterator[None]:
+        """Convert errors of SQLite into `FileSystemError`."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise FileSystemError(
+                f"the index of {self.name}: {error}", "swiftchat cache clear removes all indexes"
+            ) from error
+
     @property
     def index(self) -> Index:
         """The index, which is opened when it is first used."""
@@ -70,10 +81,11 @@ class Knowledge:
         Raises `UsageError` if the folder was removed; its index stays.
         """
         self._check()
-        return self.index.update(
-            self.embedder,
-            lambda name, done, total: on_progress(f"indexing {self.name}", done, total),
-        )
+        label = f"indexing {self.name}"
+        with self._converted_errors():
+            return self.index.update(
+                self.embedder, lambda name, done, total: on_progress(label, done, total)
+            )
 
     def passages(
         self, question: str, num_tokens: Callable[[str], int], max_tokens: int, known: str = ""
@@ -83,7 +95,9 @@ class Knowledge:
         They have at most `max_tokens` together, with their marks, and are not in the text `known`.
         """
         found, size = list[Found](), num_tokens(_INSTRUCTION)
-        for one in self.index.found(self._ranked(question)):
+        with self._converted_errors():
+            ranked = self.index.found(self._ranked(question))
+        for one in ranked:
             text = _passage(one)
             size_with = size + num_tokens(text) + 2
             if size_with <= max_tokens and one.piece.text not in known:
@@ -153,14 +167,20 @@ def _passage(found: Found) -> str:
     return f"[{found.mark}]\n{found.piece.text}"
 
 
+def _is_one_part(one: Found, other: Found) -> bool:
+    """Return whether the place of a piece names also the one that follows it."""
+    is_page = one.piece.place.startswith("#")
+    return one.name == other.name and (not is_page or one.piece.place == other.piece.place)
+
+
 def _joined(found: Sequence[Found]) -> list[Found]:
-    """Return pieces in which those that follow each other in a file are one, the best one first."""
+    """Return pieces in which those that follow each other are one, the best one first."""
     joined: list[Found] = []
     by_end: dict[int, int] = {}  # the id of the last piece of each → its index
     rank = {one.id: i for i, one in enumerate(found)}
     for one in sorted(found, key=lambda one: one.id):
         i = by_end.pop(one.id - 1, None)
-        if i is None or joined[i].name != one.name or joined[i].piece.place[:1] == "#":
+        if i is None or not _is_one_part(joined[i], one):
             joined.append(one)
             i = len(joined) - 1
         else:

@@ -70,7 +70,7 @@ def _changes(knowledge: Knowledge, update: Update) -> list[str]:
         lines.append(f"{knowledge.name}: {knowledge.index.num_files()} files are indexed; {told}")
         lines += update.notes[:_MAX_NAMED]
         if len(update.notes) > _MAX_NAMED:
-            lines.append(f"{len(update.notes) - _MAX_NAMED} more files are left out")
+            lines.append(f"{len(update.notes) - _MAX_NAMED} more files are left out or have a note")
     return lines
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from swiftchat.chat.history.listing import Column, format_time, print_table
+from swiftchat.chat.knowledge.index import index_files
 from swiftchat.chat.terminal.amounts import format_bytes
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
@@ -40,6 +41,9 @@ def list_caches(as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(one) for one in entries], indent=2))
         return
+    if indexes := index_files():
+        size = format_bytes(sum(file.stat().st_size for file in indexes))
+        print_notice(f"indexes of --knowledge: {size}; swiftchat cache clear removes them")
     if not entries:
         print_notice("no KV cache is on the disk; chats write one while the engine is idle")
         return
@@ -66,8 +70,8 @@ def clear() -> None:
 
     The indexes of --knowledge are removed, too, and made again when they are used.
     """
-    from swiftchat.chat.knowledge.index import clear_indexes
-
-    removed = [KVFolder(user_kv_folder()).clear(), clear_indexes()]
-    num_files, num_bytes = (sum(counts) for counts in zip(*removed, strict=True))
+    num_files, num_bytes = KVFolder(user_kv_folder()).clear()
+    for file in index_files():
+        num_files, num_bytes = num_files + 1, num_bytes + file.stat().st_size
+        file.unlink(missing_ok=True)
     print_notice(f"removed {num_files} files, {format_bytes(num_bytes)}")

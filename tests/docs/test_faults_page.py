@@ -15,7 +15,7 @@ def test_faults_page_is_up_to_date() -> None:
 def test_every_fault_has_a_test_that_needs_no_gpu() -> None:
     tests = [test for test in faults.marked_tests() if not test.needs_gpu]
     assert {number for test in tests for number in test.faults} == faults.FAULTS.keys()
-    assert list(faults.FAULTS) == list(range(1, 51))
+    assert list(faults.FAULTS) == list(range(1, 54))
 
 
 def file_of(folder: Path, *lines: str) -> Path:
@@ -32,7 +32,7 @@ def test_markers_are_read_from_decorators(tmp_path: Path) -> None:
     assert list(faults.marked_tests_of(file_of(tmp_path, "# pytest.mark.fault(2)"))) == []
 
 
-@pytest.mark.parametrize("arguments", ["", "()", "(0)", "(51)", "(1, 99)", "(NUMBER)", "(n=1)"])
+@pytest.mark.parametrize("arguments", ["", "()", "(0)", "(54)", "(1, 99)", "(NUMBER)", "(n=1)"])
 def test_a_marker_without_a_fault_is_an_error(tmp_path: Path, arguments: str) -> None:
     file = file_of(tmp_path, f"@pytest.mark.fault{arguments}")
     with pytest.raises(ValueError, match="test_one"):

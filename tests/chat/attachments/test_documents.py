@@ -113,6 +113,7 @@ def encrypted(content: bytes, password: str) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.fault(51)
 @needs_libraries
 def test_encrypted_documents(tmp_path: Path, book: Path) -> None:
     path = tmp_path / "locked.pdf"
@@ -128,6 +129,7 @@ def test_encrypted_documents(tmp_path: Path, book: Path) -> None:
             text_of(tmp_path / name)
 
 
+@pytest.mark.fault(51)
 @needs_libraries
 def test_pictures_of_pages_have_no_text(tmp_path: Path) -> None:
     path = tmp_path / "scan.pdf"
@@ -139,6 +141,7 @@ def test_pictures_of_pages_have_no_text(tmp_path: Path) -> None:
     assert found.notes == [f"{path}: pages without text, empty or pictures: 2"]
 
 
+@pytest.mark.fault(51)
 @needs_libraries
 def test_damaged_documents(tmp_path: Path, book: Path) -> None:
     whole = {
@@ -155,6 +158,7 @@ def test_damaged_documents(tmp_path: Path, book: Path) -> None:
         assert error.value.message.startswith(f"{path} ") and "\n" not in error.value.message
 
 
+@pytest.mark.fault(51)
 @needs_libraries
 def test_archives_that_unpack_to_too_much(tmp_path: Path) -> None:
     """A bomb is refused by the sizes that it announces, and by the limit of memory without them."""
@@ -186,6 +190,7 @@ def test_a_text_about_documents_is_a_text(tmp_path: Path) -> None:
     assert text_of(tmp_path / "a.docx") == "not an archive"
 
 
+@pytest.mark.fault(51)
 @needs_libraries
 def test_patterns_take_documents_and_say_what_is_wrong_with_others(
     tmp_path: Path, book: Path

@@ -1,12 +1,16 @@
 """Knowledge in one-shots and chats: what the model gets, what is shown, saved and repeated."""
 
+import contextlib
 import json
 import shutil
+import sqlite3
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from swiftchat.chat.history.store import SessionStore, sessions_path
+from swiftchat.chat.knowledge.index import index_path
 from swiftchat.errors import UsageError
 from tests.chat.slash.test_commands import Chat, chat
 from tests.support import fake_engine, handbook
@@ -136,6 +140,38 @@ def test_an_edited_question_keeps_its_passages(chat: Chat, folder: Path) -> None
     assert chat.path() == [f"{draft} Exactly?", "In the upper one."]
 
 
+@pytest.mark.fault(52)
+def test_a_killed_index_goes_on(program: Program, tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for number in range(2000):
+        (folder / f"{number}.md").write_text(f"# Note {number}\n\n{'walrus ' * 300}")
+    options = ("-p", "Which walrus?", "--knowledge", str(folder))
+    killed = subprocess.Popen(
+        program.command(ENGINE, "So.", options=options), stderr=subprocess.DEVNULL
+    )
+    path = index_path(folder.resolve(), "")
+    while num_indexed(path) == 0:
+        assert killed.poll() is None
+    killed.kill()
+    killed.wait()
+    before = num_indexed(path)
+    assert 0 < before < 2000
+    done = program.run(*options, answers=(ENGINE, "So."))
+    assert done.returncode == 0, done.stderr
+    assert f"2000 files are indexed; new: {2000 - before}" in done.stderr.decode()
+
+
+def num_indexed(path: Path) -> int:
+    """Return the number of files in an index, 0 as long as there is none."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
+            return int(db.execute("SELECT count(*) FROM files").fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0
+
+
+@pytest.mark.fault(52)
 def test_an_interrupted_index_returns_the_message(
     chat: Chat, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """The index of a folder: what it finds, changes of files, interruptions, damage, embeddings."""
 
+import contextlib
 import os
 import sqlite3
 import stat
@@ -9,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swiftchat.chat.knowledge.index import Index, clear_indexes, index_path
+from swiftchat.chat.attachments.attachment import Attachment
+from swiftchat.chat.knowledge import index as index_module
+from swiftchat.chat.knowledge.index import Index, index_files, index_path
 from swiftchat.chat.knowledge.knowledge import Knowledge, open_knowledge, passages_in
 from swiftchat.chat.knowledge.words import words_of_question
 from swiftchat.chat.options.config import ChatConfig
-from swiftchat.errors import UsageError
+from swiftchat.errors import FileSystemError, UsageError
 from tests.support import documents, handbook
 from tests.support.remote_engine import chat_model_folder
 
@@ -61,6 +64,7 @@ def test_only_what_has_changed_is_indexed_again(index: Index, folder: Path) -> N
     assert names(index, "drawer") == ["office/kitchen.txt"]
 
 
+@pytest.mark.fault(52)
 def test_an_interrupted_update_keeps_what_is_indexed(folder: Path, tmp_path: Path) -> None:
     def interrupt(name: str, done: int, total: int) -> None:
         if done == 4:
@@ -79,9 +83,14 @@ def test_what_cannot_be_indexed_is_noted(folder: Path, tmp_path: Path) -> None:
     (folder / "picture.png").write_bytes(b"\x89PNG\0")
     (folder / "large.txt").write_bytes(b"x" * (4 * 1024 * 1024 + 1))
     (folder / "bytes.txt").write_bytes("a caf\xe9 in latin-1".encode("latin-1"))
+    hidden = "".join(chr(0xE0000 + ord(character)) for character in "obey")
+    (folder / "not_all.txt").write_text(f"Hello{hidden}")
     with Index(folder, tmp_path / "index.db") as index:
         notes = index.update(None, ignore).notes
         assert notes == [
+            "bytes.txt is not valid UTF-8; bytes replaced: 1",
+            "not_all.txt has hidden text: the model reads 4 invisible characters, "
+            "which spell 'obey'",
             "large.txt is left out: it is larger than 4 MiB",
             "picture.png is left out: is not a text file",
         ]
@@ -97,6 +106,7 @@ def test_documents_are_indexed_by_pages(folder: Path, tmp_path: Path) -> None:
     assert (found.mark, found.piece.text) == ("a.pdf#2", "## Page 2\n\nThe walrus sleeps.")
 
 
+@pytest.mark.fault(53)
 def test_a_damaged_index_is_made_again(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "index.db"
     path.write_bytes(b"not a database" * 100)
@@ -187,6 +197,31 @@ def test_passages_are_bounded_and_not_repeated(folder: Path) -> None:
         assert passages_in(message).startswith("knowledge of ") and not passages_in("Why?")
 
 
+def test_neighbors_of_one_page_become_one_passage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "k").mkdir()
+    (tmp_path / "k" / "a.pdf").write_text("")
+    pages = "".join(f"## Page {n}\n\n{'walrus ' * 120}\n{'walrus ' * 120}\n\n" for n in (1, 2))
+    monkeypatch.setattr(index_module, "read_file", lambda name: Attachment(name, pages))
+    with Knowledge(str(tmp_path / "k")) as knowledge:
+        knowledge.update(ignore)
+        assert len(knowledge.index) == 4
+        found = knowledge.passages("walrus", len, 9000)
+    assert found is not None and found.summary.endswith(": a.pdf#1, a.pdf#2")
+
+
+@pytest.mark.fault(53)
+def test_an_index_that_is_damaged_later_is_an_error_of_one_line(folder: Path) -> None:
+    with Knowledge(str(folder)) as knowledge:
+        knowledge.update(ignore)
+        with contextlib.closing(sqlite3.connect(index_path(folder, ""))) as db:
+            db.execute("DROP TABLE words")
+        with pytest.raises(FileSystemError, match="no such table: words") as error:
+            knowledge.passages("coffee", len, 2000)
+        assert error.value.hint == "swiftchat cache clear removes all indexes"
+
+
 def test_a_removed_folder_keeps_its_index(folder: Path) -> None:
     with Knowledge(str(folder)) as knowledge:
         knowledge.update(ignore)
@@ -217,6 +252,4 @@ def test_the_index_of_a_folder_is_private_and_its_own(folder: Path, tmp_path: Pa
             assert db.execute("SELECT count(*) FROM files").fetchone()[0] == len(handbook.FILES)
         db.close()
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    num_files, num_bytes = clear_indexes()
-    assert num_files >= 1 and num_bytes > 0 and not list(path.parent.iterdir())
-    assert clear_indexes() == (0, 0)
+    assert path in index_files()

@@ -11,7 +11,10 @@ from click.testing import CliRunner
 from swiftchat.chat.cli import swiftchat
 from swiftchat.chat.history.conversation import Conversation
 from swiftchat.chat.history.store import open_store
+from swiftchat.chat.knowledge.index import index_files
+from swiftchat.chat.knowledge.knowledge import Knowledge
 from swiftchat.chat.options.size import Size
+from swiftchat.chat.terminal.amounts import format_bytes
 from swiftchat.engine.api.kv_folder import KVFolder, user_kv_folder
 from swiftchat.weights.formats.safetensors import header_bytes
 
@@ -43,6 +46,17 @@ def test_list_and_clear() -> None:
     code, _, err = run("cache", "clear")
     assert code == 0 and "removed 4 files" in err
     assert not any(file.exists() for file in files) and run("cache")[1] == ""
+
+
+def test_indexes_of_knowledge_are_listed_and_removed(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("some words")
+    with Knowledge(str(tmp_path)) as knowledge:
+        knowledge.update(lambda label, done, total: None)
+    (file, *others) = index_files()
+    size = format_bytes(sum(one.stat().st_size for one in (file, *others)))
+    assert f"indexes of --knowledge: {size}" in run("cache", "list")[2]
+    assert f"removed {1 + len(others)} files, {size}" in run("cache", "clear")[2]
+    assert index_files() == [] and "indexes" not in run("cache", "list")[2]
 
 
 def test_damaged_metadata_does_not_count() -> None:
