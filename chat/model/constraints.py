@@ -60,8 +60,16 @@ class AnswerConstraints:
             return prompt, params
         is_open = opens_reasoning(prompt, reasoning)
         if is_open and params.reasoning_budget == 0:
-            prompt, is_open = prompt.extended(*self._ending), False
+            prompt, is_open = self._ended(prompt), False
         return prompt, replace(params, reasoning=replace(self._markers, is_open=is_open))
+
+    def _ended(self, prompt: "Prompt") -> "Prompt":
+        """Return a prompt with the end of its reasoning."""
+        from swiftchat.tokenizer.prompt import Prompt, PromptSpan
+
+        text, ids = self._ending
+        # As control, whether or not it is: no message of a later turn with this text gets its ids.
+        return Prompt((*prompt.spans, PromptSpan(text, tuple(ids), is_control=True)))
 
     @cached_property
     def _reasoning(self) -> ReasoningFormat | None:

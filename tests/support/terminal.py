@@ -26,6 +26,8 @@ class Terminal:
         self, command: str, args: list[str], columns: int = 80, rows: int = 24, **env: str
     ) -> None:
         environment = {**os.environ, **EMULATED, **env}
+        # pytest-xdist sets the size of its own; that of the terminal would not count.
+        environment |= {name: "" for name in ("COLUMNS", "LINES") if name not in env}
         self._show(columns, rows)
         self.process = pexpect.spawn(
             command, args, dimensions=(rows, columns), env=environment, timeout=60
