@@ -161,6 +161,8 @@ class InstalledModels:
         name = (idle or free)[0]
         leaving = self._loaded[name]
         leaving.is_leaving = True
+        if leaving.num_requests:
+            print_notice(f"{name} leaves when it has answered")
         try:
             while leaving.num_requests:
                 self._request_ended.clear()

@@ -112,16 +112,17 @@ def test_what_is_not_installed(client: openai.OpenAI, models: Path) -> None:
 
 
 @pytest.mark.parametrize("served", [1], indirect=True)
-def test_a_model_that_answers_does_not_leave(client: openai.OpenAI) -> None:
+def test_a_model_that_answers_does_not_leave(served: ServeProcess, client: openai.OpenAI) -> None:
     """The request for another model waits; new ones for the first come after it."""
     stream = client.completions.create(model="alpha", stream=True, **ENDLESS)
     pieces = iter(stream)
     next(pieces)
     with ThreadPoolExecutor(2) as executor:
         other = executor.submit(answer, client, "beta")
+        served.wait_for("alpha leaves when it has answered")
+        again = executor.submit(answer, client, "alpha")
         for _ in range(500):
             next(pieces)
-        again = executor.submit(answer, client, "alpha")
         assert not other.done() and engines().keys() == {"alpha"}
         stream.close()
         assert other.result(END_S) != again.result(END_S)
