@@ -104,7 +104,12 @@ class InstalledModels:
         path = await asyncio.to_thread(self._path, full_name)
         await self._make_room(path)
         while True:
-            chat_model = await asyncio.to_thread(self._started, full_name, path)
+            starting = asyncio.create_task(asyncio.to_thread(self._started, full_name, path))
+            try:
+                chat_model = await asyncio.shield(starting)
+            except asyncio.CancelledError:  # the thread goes on: its engine must end
+                await asyncio.to_thread((await starting).close)
+                raise
             try:
                 await asyncio.to_thread(chat_model.wait_ready)
             except BaseException as error:

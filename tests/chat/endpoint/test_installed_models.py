@@ -7,8 +7,10 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -126,6 +128,20 @@ def test_a_model_that_answers_does_not_leave(served: ServeProcess, client: opena
         assert not other.done() and engines().keys() == {"alpha"}
         stream.close()
         assert other.result(END_S) != again.result(END_S)
+
+
+@pytest.mark.parametrize("served", [1], indirect=True)
+def test_a_client_that_goes_waits_for_no_model(served: ServeProcess, client: openai.OpenAI) -> None:
+    """The model that should have left takes new requests again."""
+    stream = client.completions.create(model="alpha", stream=True, **ENDLESS)
+    next(iter(stream))
+    connection = HTTPConnection(urlsplit(url_of(served)).netloc, timeout=END_S)
+    body = json.dumps({"model": "beta", "prompt": "hello", "max_tokens": 2})
+    connection.request("POST", "/v1/completions", body, {"Authorization": f"Bearer {TOKEN}"})
+    served.wait_for("alpha leaves when it has answered")
+    connection.close()
+    assert answer(client, "alpha") and engines().keys() == {"alpha"}
+    stream.close()
 
 
 def test_others_answer_while_one_is_loaded(served: ServeProcess, client: openai.OpenAI) -> None:

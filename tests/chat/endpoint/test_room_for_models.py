@@ -1,6 +1,7 @@
 """Which model leaves for another one, with scripted engines on an event loop of the test."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,8 @@ class Scripted:
         self.events: list[str] = []
         self.errors: list[SwiftchatError] = []
         self.chats: dict[str, int] = {}
+        self.may_start = threading.Event()
+        self.may_start.set()
         store: Any = SimpleNamespace(stored=lambda name: [SimpleNamespace(name=name)])
         self.pool = InstalledModels(store, ChatConfig(quiet=True), room, "http://x/v1")
         monkeypatch.setattr(self.pool, "_path", Path)
@@ -36,6 +39,7 @@ class Scripted:
     def _started(self, name: str, path: Path) -> Any:
         engine = SimpleNamespace(name=name, info=object(), has_ended=False)
         self.events.append(f"+{name}")
+        assert self.may_start.wait(60)
         error = self.errors.pop(0) if self.errors else None
         return SimpleNamespace(
             name=name,
@@ -139,6 +143,22 @@ def test_a_canceled_request_leaves_everything_as_it_was(scripted: Scripted) -> N
 
     asyncio.run(run())
     assert scripted.events == ["+a", "+b"]
+
+
+def test_an_engine_for_a_canceled_request_ends(scripted: Scripted) -> None:
+    async def run() -> None:
+        scripted.may_start.clear()
+        waiting = asyncio.create_task(scripted.use("a"))
+        await until(lambda: scripted.events == ["+a"])
+        waiting.cancel()
+        await asyncio.sleep(0)
+        scripted.may_start.set()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled() and scripted.events == ["+a", "-a"]
+        await scripted.use("a")
+
+    asyncio.run(run())
+    assert scripted.events == ["+a", "-a", "+a"]
 
 
 def test_chats_keep_their_models(scripted: Scripted) -> None:
