@@ -44,8 +44,7 @@ def open_model(state: ChatState, name: str) -> tuple[Path, "Model"]:
 
     if state.config.connect is not None:
         raise UsageError(
-            "the remote engine determines the model",
-            "start another chat: with -m and the URL of a server, or without --connect",
+            "the remote engine determines the model", "start without --connect to use another"
         )
     path = find_model(name, offline=state.config.offline, quiet=state.config.quiet)
     # A broken model must raise here, while the current one still runs.

@@ -19,8 +19,15 @@ from swiftchat.chat.model.model_server import ModelServer
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.errors import UsageError
+from tests.support.open_terminals import terminals
 from tests.support.remote_engine import chat_model_folder
-from tests.support.serve_processes import END_S, ServeProcess, serve_process, swiftchat
+from tests.support.serve_processes import (
+    END_S,
+    SWIFTCHAT,
+    ServeProcess,
+    serve_process,
+    swiftchat,
+)
 from tests.support.worker_processes import running_programs, wait_until
 
 OPTIONS = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
@@ -216,6 +223,23 @@ def test_chats_attach_and_keep_their_model(served: ServeProcess, client: openai.
         assert caught.value.status_code == 503
     wait_until(lambda: json.loads(swiftchat("ps", "--json").stdout)[0]["num_terminals"] == 0)
     assert answer(client, "beta")
+
+
+@pytest.mark.parametrize("served", [1], indirect=True)
+def test_a_chat_changes_its_model(served: ServeProcess) -> None:
+    command = [*SWIFTCHAT, "--connect", url_of(served), "-m", "alpha", "-n", "4"]
+    with terminals() as open_terminal:
+        terminal = open_terminal(command, SWIFTCHAT_API_TOKEN=TOKEN)
+        terminal.type("/model beta\r")
+        terminal.wait_for("the conversation continues with beta")
+        assert engines().keys() == {"beta"}
+        terminal.type("/model delta\r")
+        terminal.wait_for("'delta' is not installed")
+        terminal.type("hello\r")
+        wait_until(lambda: terminal.look().count(">>> ") >= 4 and terminal.is_at_prompt)
+        assert engines().keys() == {"beta"} and "error: no" not in terminal.look()
+        terminal.type("\x04")
+        assert terminal.wait_end() == 0
 
 
 def test_a_chat_finds_a_new_token_by_the_port() -> None:
