@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # After the terminal has disconnected, to write what the disk does not have yet.
 _SAVE_S = 1.5
-_LOG_CHECK_S = 1.0
+_WATCH_S = 1.0
 
 
 class Worker:
@@ -73,8 +73,9 @@ class Worker:
     def run(self) -> None:
         """Load the model, then run the engine."""
         threading.Thread(target=self._serve, name="commands", daemon=True).start()
-        if self._stays:
-            threading.Thread(target=self._shorten_log, daemon=True).start()
+        if self._serve_config is not None and self._stays:
+            socket_path = Path(self._serve_config.socket)
+            threading.Thread(target=self._watch, args=(socket_path,), daemon=True).start()
         try:
             if self._serve_config is not None:
                 self._listen(self._serve_config)
@@ -151,10 +152,14 @@ class Worker:
         message = f"the engine ended: it was not used for {self._server.keep_alive_s:g} s"
         self._exit(EngineStopped(message, RESTART_HINT))
 
-    def _shorten_log(self) -> None:
+    def _watch(self, socket_path: Path) -> None:
+        """Bound the log of an engine that stays; end one that no terminal can find any more."""
         while True:
             shorten_log(sys.stderr.fileno())
-            time.sleep(_LOG_CHECK_S)
+            if not (socket_path.exists() or self._server.num_terminals):
+                message = "the engine ended: its socket was removed"
+                self._exit(EngineStopped(message, RESTART_HINT))
+            time.sleep(_WATCH_S)
 
     def _exit(self, error: SwiftchatError) -> None:
         """Send the error and exit, even if the main thread is blocked."""

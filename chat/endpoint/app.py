@@ -117,7 +117,8 @@ class Api:
         async def handle(request: Request) -> Response:
             body = await read_body(request, kind)
             stack = contextlib.AsyncExitStack()
-            chat_model = await stack.enter_async_context(self._models.use(body.model))
+            used = stack.enter_async_context(self._models.use(body.model))
+            chat_model = await complete(request, used)  # a client need not wait for a model
             try:
                 response = await answer(request, chat_model, body)
             except BaseException:

@@ -104,7 +104,12 @@ class InstalledModels:
         path = await asyncio.to_thread(self._path, full_name)
         await self._make_room(path)
         while True:
-            chat_model = await asyncio.to_thread(self._started, full_name, path)
+            starting = asyncio.create_task(asyncio.to_thread(self._started, full_name, path))
+            try:
+                chat_model = await asyncio.shield(starting)
+            except asyncio.CancelledError:  # the thread goes on: its engine must end
+                await asyncio.to_thread((await starting).close)
+                raise
             try:
                 await asyncio.to_thread(chat_model.wait_ready)
             except BaseException as error:
@@ -161,6 +166,8 @@ class InstalledModels:
         name = (idle or free)[0]
         leaving = self._loaded[name]
         leaving.is_leaving = True
+        if leaving.num_requests:
+            print_notice(f"{name} leaves when it has answered")
         try:
             while leaving.num_requests:
                 self._request_ended.clear()

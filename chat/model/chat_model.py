@@ -99,10 +99,13 @@ class ChatModel:
         self.engine.close()
         self.is_closed = True
 
-    def for_model(self, path: Path, name: str) -> "ChatModel":
-        """Return a ChatModel for another model with the same options and changes."""
+    def for_model(self, path: Path, name: str, start: StartEngine | None = None) -> "ChatModel":
+        """Return a ChatModel for another model with the same options and changes.
+
+        Without `start` its engine starts as this one's.
+        """
         config = draft_kept(replace(self.config, model=name), path)
-        other = ChatModel(path, config, self._start)
+        other = ChatModel(path, config, start or self._start)
         other.changes, other.prompts.think = dict(self.changes), self.prompts.think
         other.output_format = self.output_format
         return other

@@ -2,7 +2,9 @@
 
 import os
 import shlex
+from dataclasses import replace
 
+from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.render.style import is_accessible
 from swiftchat.chat.slash.command import Command
 from swiftchat.chat.slash.compact import compact
@@ -20,11 +22,8 @@ def change_model(state: ChatState, argument: str) -> None:
     name = only_path(argument, "/model") if argument else _picked(state)
     if name is None:
         return
-    path, _ = open_model(state, name)
-    state.close_compared()
     adapters = state.chat_model.adapters
-    state.chat_model.close()  # first: there may not be memory for both
-    state.chat_model = state.chat_model.for_model(path, name)
+    state.chat_model = _of_server(state, name) if _is_served(state) else _of_machine(state, name)
     # The ids belong to the old vocabulary.
     state.conversation.last_turn = state.last_answer = None
     state.count_context()
@@ -33,6 +32,35 @@ def change_model(state: ChatState, argument: str) -> None:
     if adapters.soft_prompt is not None:
         print("the soft prompt belongs to the other model and is off")
     print(sanitize(f"the conversation continues with {state.chat_model.name}"))
+
+
+def _is_served(state: ChatState) -> bool:
+    from swiftchat.chat.model.model_server import is_server_url
+
+    return state.config.connect is not None and is_server_url(state.config.connect)
+
+
+def _of_machine(state: ChatState, name: str) -> ChatModel:
+    """Return a model of this machine. Raises an error if it cannot be used."""
+    path, _ = open_model(state, name)
+    state.close_compared()
+    state.chat_model.close()  # first: there may not be memory for both
+    return state.chat_model.for_model(path, name)
+
+
+def _of_server(state: ChatState, name: str) -> ChatModel:
+    """Return a model of the server of --connect; after an error the old one is used again."""
+    from swiftchat.chat.model.remote import RemoteEngineFactory
+
+    old = state.chat_model
+    old.close()  # first: a model that a chat is attached to does not leave
+    try:
+        with state.status.waiting("loading the model"):
+            engine = RemoteEngineFactory(replace(old.config, model=name))
+    except BaseException:
+        old.restart()
+        raise
+    return old.for_model(engine.folder, name, engine.start)
 
 
 def _picked(state: ChatState) -> str | None:

@@ -62,12 +62,15 @@ class RuntimeFolder:
 
 
 def check_socket(path: Path) -> None:
-    """Raise `FileSystemError` if the socket belongs to another user."""
+    """Raise `FileSystemError` if the socket belongs to another user, or lets others connect."""
     found = path.lstat()
     if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.getuid():
-        raise FileSystemError(
-            f"{path} is not a socket of this user", "check who made it, then remove it"
-        )
+        reason = "is not a socket of this user"
+    elif found.st_mode & 0o077:
+        reason = f"has the mode {stat.S_IMODE(found.st_mode):o}, not 600"
+    else:
+        return
+    raise FileSystemError(f"{path} {reason}", "check who made it, then remove it")
 
 
 def _user_path() -> Path:

@@ -40,7 +40,7 @@ _KNOWING = "tests/chat/knowledge/test_chats_with_knowledge.py"
 
 _BUDGET = "tests/engine/generation/test_reasoning_budget.py"
 _STAYING = "tests/chat/subcommands/test_staying_engines.py"
-_INSTALLED = "tests/chat/endpoint/test_installed_models.py"
+_ROOM = "tests/chat/endpoint/test_room_for_models.py"
 
 MUTANTS = (
     # Reasoning.
@@ -532,13 +532,13 @@ MUTANTS = (
         "chat/endpoint/installed_models.py",
         "            while leaving.num_requests:\n",
         "            while False:\n",
-        (f"{_INSTALLED}::test_a_model_that_answers_does_not_leave",),
+        (f"{_ROOM}::test_one_that_answers_leaves_after_that",),
     ),
     Mutant(
         "a model leaves while a chat is attached to it",
         "chat/endpoint/installed_models.py",
         "if not chats.get(name)]",
         "if name]",
-        (f"{_INSTALLED}::test_chats_attach_and_keep_their_model",),
+        (f"{_ROOM}::test_chats_keep_their_models",),
     ),
 )

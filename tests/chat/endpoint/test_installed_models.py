@@ -7,8 +7,10 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -17,8 +19,15 @@ from swiftchat.chat.model.model_server import ModelServer
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import EngineConfig
 from swiftchat.errors import UsageError
+from tests.support.open_terminals import terminals
 from tests.support.remote_engine import chat_model_folder
-from tests.support.serve_processes import END_S, ServeProcess, serve_process, swiftchat
+from tests.support.serve_processes import (
+    END_S,
+    SWIFTCHAT,
+    ServeProcess,
+    serve_process,
+    swiftchat,
+)
 from tests.support.worker_processes import running_programs, wait_until
 
 OPTIONS = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
@@ -112,19 +121,34 @@ def test_what_is_not_installed(client: openai.OpenAI, models: Path) -> None:
 
 
 @pytest.mark.parametrize("served", [1], indirect=True)
-def test_a_model_that_answers_does_not_leave(client: openai.OpenAI) -> None:
+def test_a_model_that_answers_does_not_leave(served: ServeProcess, client: openai.OpenAI) -> None:
     """The request for another model waits; new ones for the first come after it."""
     stream = client.completions.create(model="alpha", stream=True, **ENDLESS)
     pieces = iter(stream)
     next(pieces)
     with ThreadPoolExecutor(2) as executor:
         other = executor.submit(answer, client, "beta")
+        served.wait_for("alpha leaves when it has answered")
+        again = executor.submit(answer, client, "alpha")
         for _ in range(500):
             next(pieces)
-        again = executor.submit(answer, client, "alpha")
         assert not other.done() and engines().keys() == {"alpha"}
         stream.close()
         assert other.result(END_S) != again.result(END_S)
+
+
+@pytest.mark.parametrize("served", [1], indirect=True)
+def test_a_client_that_goes_waits_for_no_model(served: ServeProcess, client: openai.OpenAI) -> None:
+    """The model that should have left takes new requests again."""
+    stream = client.completions.create(model="alpha", stream=True, **ENDLESS)
+    next(iter(stream))
+    connection = HTTPConnection(urlsplit(url_of(served)).netloc, timeout=END_S)
+    body = json.dumps({"model": "beta", "prompt": "hello", "max_tokens": 2})
+    connection.request("POST", "/v1/completions", body, {"Authorization": f"Bearer {TOKEN}"})
+    served.wait_for("alpha leaves when it has answered")
+    connection.close()
+    assert answer(client, "alpha") and engines().keys() == {"alpha"}
+    stream.close()
 
 
 def test_others_answer_while_one_is_loaded(served: ServeProcess, client: openai.OpenAI) -> None:
@@ -199,6 +223,23 @@ def test_chats_attach_and_keep_their_model(served: ServeProcess, client: openai.
         assert caught.value.status_code == 503
     wait_until(lambda: json.loads(swiftchat("ps", "--json").stdout)[0]["num_terminals"] == 0)
     assert answer(client, "beta")
+
+
+@pytest.mark.parametrize("served", [1], indirect=True)
+def test_a_chat_changes_its_model(served: ServeProcess) -> None:
+    command = [*SWIFTCHAT, "--connect", url_of(served), "-m", "alpha", "-n", "4"]
+    with terminals() as open_terminal:
+        terminal = open_terminal(command, SWIFTCHAT_API_TOKEN=TOKEN)
+        terminal.type("/model beta\r")
+        terminal.wait_for("the conversation continues with beta")
+        assert engines().keys() == {"beta"}
+        terminal.type("/model delta\r")
+        terminal.wait_for("'delta' is not installed")
+        terminal.type("hello\r")
+        wait_until(lambda: terminal.look().count(">>> ") >= 4 and terminal.is_at_prompt)
+        assert engines().keys() == {"beta"} and "error: no" not in terminal.look()
+        terminal.type("\x04")
+        assert terminal.wait_end() == 0
 
 
 def test_a_chat_finds_a_new_token_by_the_port() -> None:

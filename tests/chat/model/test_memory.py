@@ -38,16 +38,23 @@ def test_a_second_model_fits_with_a_context_as_large(
     enough = (model.weights_bytes + 2048 * per_token) * 2
     scarce = model.weights_bytes + 1024 * per_token
 
-    def fits(info: EngineInfo, *free: int) -> bool:
-        devices = [DeviceMemory("x", 10**12, count) for count in free]
+    def fits(*infos: EngineInfo | int, total: int = 10**12, context: int | None = None) -> bool:
+        free = [one for one in infos if isinstance(one, int)]
+        devices = [DeviceMemory("x", total, count) for count in free]
         monkeypatch.setattr(memory, "device_memory", lambda: devices)
-        return fits_beside(model, [info])
+        loaded = [one for one in infos if isinstance(one, EngineInfo)]
+        return fits_beside(model, loaded, context_tokens=context)
 
     assert fits(INFO, enough) and not fits(INFO, scarce)
     assert fits(replace(INFO, ctx_size_tokens=512), scarce)
     gpu = replace(INFO, device="NVIDIA H200")
     assert fits(gpu, scarce, enough) and not fits(gpu, enough, scarce)
     assert not fits(replace(gpu, tp=2), enough, enough, enough)
+    assert fits(INFO, scarce, context=512) and not fits(INFO, enough, context=4096)
+    # The system counts the mapped weights of loaded models as free.
+    mapped = replace(INFO, weights_bytes=enough, cache_bytes=0)
+    assert fits(INFO, mapped, 4 * enough, total=4 * enough)
+    assert not fits(INFO, *[mapped] * 4, 4 * enough, total=4 * enough)
 
 
 @pytest.fixture

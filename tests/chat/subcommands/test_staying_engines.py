@@ -122,6 +122,14 @@ def test_other_engine_options_start_another(folder: Path) -> None:
     assert len(listed()) == 2
 
 
+def test_an_engine_that_nobody_can_find_ends(folder: Path) -> None:
+    """Systems remove the folder of sockets when their user leaves."""
+    one_shot(folder, *STAY)
+    (engine,) = listed()
+    Path(engine["socket"]).unlink()
+    wait_until(lambda: not running_programs(), END_S)
+
+
 def test_a_killed_engine_does_not_break_the_next(folder: Path) -> None:
     expected, _ = one_shot(folder, *STAY)
     (engine,) = listed()

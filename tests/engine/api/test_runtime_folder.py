@@ -71,6 +71,10 @@ def test_a_socket_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     path = folder.socket("key")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
+        path.chmod(0o620)
+        with pytest.raises(FileSystemError, match="has the mode 620, not 600"):
+            check_socket(path)
+        path.chmod(0o600)
         check_socket(path)
         monkeypatch.setattr(os, "getuid", lambda: 12345)
         with pytest.raises(FileSystemError, match="not a socket of this user"):
