@@ -9,6 +9,7 @@ from torch import Tensor
 
 from swiftchat.cuda.packed_layout import PACKED_SCHEMES
 from swiftchat.cuda.packed_matrix import (
+    LARGEST_MXFP4_SCALE,
     PackedMatrix,
     pack_fp8,
     pack_int4,
@@ -63,7 +64,8 @@ def packed(
         shape = rows, k // group
         low = round(math.log2(magnitude / 3)) + 127  # elements are about 3
         stored = make.integers(low - 2, low + 3, *shape, dtype=torch.uint8)
-        stored[rows // 2] += round(math.log2(uneven))
+        larger = stored[rows // 2].int() + round(math.log2(uneven))
+        stored[rows // 2] = larger.clamp(max=LARGEST_MXFP4_SCALE).byte()
         table = torch.tensor(E2M1, dtype=torch.float64, device=elements.device)
         powers = 2.0 ** (stored.double() - 127)
         exact = table[elements.long()] * powers.repeat_interleave(group, 1)
