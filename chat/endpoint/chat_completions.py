@@ -17,7 +17,6 @@ from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.context_budget import message_versions
-from swiftchat.chat.tools.typed_arguments import typed_arguments
 
 
 def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable[[], AnswerGroup]:
@@ -32,7 +31,6 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
     def start() -> AnswerGroup:
         tools = body.offered_tools
         variables = _template_variables(chat_model, body)
-        tool_format = chat_model.prompts.require_tools().tool_format if tools else None
         encode = chat_model.prompts.encoder(tools=tools, more_variables=variables)
         return chat_model.start_answers(
             message_versions(messages),
@@ -40,7 +38,7 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
             params,
             stops,
             body.num_answers,
-            tool_format=tool_format,
+            tools=tools or (),
             output_format=output_format,
         )
 
@@ -137,8 +135,8 @@ class ChatFormat(Format):
         return {**chunk, "usage": None} if self._body.includes_usage else chunk
 
     def _call_object(self, call: ToolCall) -> dict[str, Any]:
-        values = typed_arguments(call.arguments, self._body.parameters_of(call.name))
-        function = {"name": call.name, "arguments": json.dumps(values, ensure_ascii=False)}
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        function = {"name": call.name, "arguments": arguments}
         return {"id": call.id, "type": "function", "function": function}
 
     def _new_logprobs(self, choice: Choice, num_tokens: int) -> dict[str, Any] | None:

@@ -208,14 +208,6 @@ class ChatCompletionRequest(GenerationRequest):
         """The tools for the chat template, None if there are none or they must not be called."""
         return None if self.tool_choice == "none" else self.tools or None
 
-    def parameters_of(self, name: str) -> object:
-        """Return what the request says about the parameters of a tool, usually a JSON schema."""
-        for tool in self.tools or ():
-            function = tool.get("function")
-            if isinstance(function, dict) and function.get("name") == name:
-                return function.get("parameters")
-        return None
-
     @property
     def output_format(self) -> OutputFormat | None:
         """The format of the answer; raises `ApiError` for a schema that cannot be enforced."""

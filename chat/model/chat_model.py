@@ -277,7 +277,6 @@ class ChatModel:
         """
         params = replace(self.params, seed=None) if new_seed else self.params
         is_kept = not (self.config.no_save or self.config.no_template)
-        tool_format = self.prompts.require_tools().tool_format if self.tools else None
         encode = (
             self.prompts.encode_plain_messages
             if self.config.no_template
@@ -293,7 +292,7 @@ class ChatModel:
             count,
             on_dropped=on_dropped,
             on_wait=on_wait,
-            tool_format=tool_format,
+            tools=self.tools,
             output_format=self.output_format,
         )
         first = group.started[0]
@@ -310,24 +309,23 @@ class ChatModel:
         *,
         on_dropped: Callable[[int], None] = lambda num_messages: None,
         on_wait: Callable[[Wait], None] | None = None,
-        tool_format: ToolFormat | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
         output_format: OutputFormat | None = None,
     ) -> AnswerGroup:
         """Start `count` answers to the version of the messages that the context has room for.
 
-        They end before any of `stops` and of the template's ends. Calls of tools are text without
-        `tool_format`. The answers match `output_format`.
+        They end before any of `stops`, and before the template's ends. Calls are text without
+        `tools`, which the template must take, else `UsageError` is raised. The answers match
+        `output_format`.
         """
+        tool_format = self._tool_format(tools)
         fitted, params = fit_prompt(versions, encode, params, self._prompt_context)
         prompt = fitted.prompt
         if not len(prompt):
             raise UsageError("the prompt is empty", "type a message")
         if fitted.num_messages:
             on_dropped(fitted.num_messages)
-        text_ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
-        if tool_format is None and not (self.config.raw or self.config.no_template):
-            tool_format = find_plain_format(self._files.template_source)
-
+        ends = [end for end in self.template.ends if end not in self.tokenizer.special_tokens]
         direct: Callable[[], Prompt] | None = None
         if tool_format is not None and tool_format.direct:
             direct = partial(encode, requesting_answer(fitted.messages, tool_format.direct))
@@ -337,14 +335,21 @@ class ChatModel:
             if output_format is not None:
                 constraint = self._constraints.of(output_format, prompt, params, self.prompts.think)
             answer = Answer(
-                *(self.engine, self.tokenizer, prompt, params, [*stops, *text_ends], on_wait),
+                *(self.engine, self.tokenizer, prompt, params, stops, on_wait),
                 *(self.prompts.reasoning_format(), tool_format, constraint, self.adapters.tuning),
-                direct,
+                *(direct, ends),
             )
             answer.num_left_out = fitted.num_tokens
             return answer
 
         return AnswerGroup(start, params, count)
+
+    def _tool_format(self, tools: Sequence[Mapping[str, Any]]) -> ToolFormat | None:
+        """Return the format of calls in answers, None if all of an answer is text."""
+        if tools:
+            return self.prompts.require_tools().tool_format.offering(tools)
+        has_marks = not (self.config.raw or self.config.no_template)
+        return find_plain_format(self._files.template_source) if has_marks else None
 
     @property
     def _prompt_context(self) -> int:
