@@ -12,8 +12,8 @@ from starlette.routing import Route
 
 from swiftchat.chat.endpoint.answers import Answers
 from swiftchat.chat.endpoint.body import read_body
-from swiftchat.chat.endpoint.chat_completions import ChatFormat, chat_answers
-from swiftchat.chat.endpoint.completions import CompletionFormat, completion_answers
+from swiftchat.chat.endpoint.chat_completions import chat_answers, chat_response
+from swiftchat.chat.endpoint.completions import completion_answers, completion_response
 from swiftchat.chat.endpoint.embeddings import EmbeddingJob, EmbeddingsRequest
 from swiftchat.chat.endpoint.errors import ApiError, api_error
 from swiftchat.chat.endpoint.generation import complete, respond
@@ -21,7 +21,6 @@ from swiftchat.chat.endpoint.requests import ChatCompletionRequest, CompletionRe
 from swiftchat.chat.endpoint.token import RequireToken
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.terminal.output import print_notice
-from swiftchat.errors import SwiftchatError
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -64,15 +63,16 @@ class Api:
         self._check_name(body.model)
         if body.reasoning_effort is not None:
             self._note_ignored_effort()
-        start, form = chat_answers(self._chat_model, body), ChatFormat(self._chat_model, body)
-        return await respond(request, self._answers, start, form, body)
+        start = chat_answers(self._chat_model, body)
+        response = chat_response(self._chat_model, body)
+        return await respond(request, self._answers, start, response, body)
 
     async def completion(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest)
         self._check_name(body.model)
         start = completion_answers(self._chat_model, body)
-        form = CompletionFormat(self._chat_model, body)
-        return await respond(request, self._answers, start, form, body)
+        response = completion_response(self._chat_model, body)
+        return await respond(request, self._answers, start, response, body)
 
     async def embeddings(self, request: Request) -> Response:
         body = await read_body(request, EmbeddingsRequest)
@@ -100,13 +100,8 @@ def _reporting_errors(handler: Handler) -> Handler:
     async def handle(request: Request) -> Response:
         try:
             return await handler(request)
-        except ApiError as error:
-            return error.response()
-        except SwiftchatError as error:
-            return api_error(error).response()
         except Exception as error:  # noqa: BLE001  (a failed request does not end the server)
-            print_notice(f"error: {request.url.path}: {type(error).__name__}: {error}")
-            return ApiError(500, "internal error", "internal_error").response()
+            return api_error(error, request.url.path).response()
 
     return handle
 
