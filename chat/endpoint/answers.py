@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from swiftchat.chat.endpoint.errors import ApiError
@@ -27,14 +28,14 @@ class Answers:
 
     def __init__(self) -> None:
         self._num_open = 0
-        # Rendering and encoding share caches of the tokenizer.
-        self._encoding = threading.Lock()
+        # Rendering and encoding share caches of the tokenizer: one at a time, in order.
+        self._encoder = ThreadPoolExecutor(1, "encoder")
 
     @contextlib.asynccontextmanager
     async def open(
         self, start: Callable[[], OneJob], num_answers: int = 1
     ) -> AsyncGenerator[OneJob]:
-        """Call `start` on a thread and yield its job, of `num_answers`; cancel it at the end.
+        """Call `start` as `encoded` does and yield its job, of `num_answers`; cancel it at the end.
 
         Raises `ApiError` if too many answers are open, and what `start` raises.
         """
@@ -43,7 +44,7 @@ class Answers:
             raise ApiError(503, message, "busy")
         self._num_open += num_answers
         try:
-            job = await asyncio.to_thread(self._started, start)
+            job = await self.encoded(start)
             try:
                 yield job
             finally:
@@ -51,9 +52,9 @@ class Answers:
         finally:
             self._num_open -= num_answers
 
-    def _started(self, start: Callable[[], OneJob]) -> OneJob:
-        with self._encoding:
-            return start()
+    async def encoded(self, encode: Callable[[], T]) -> T:
+        """Return what a function returns that renders or encodes text."""
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, encode)
 
 
 async def posted(

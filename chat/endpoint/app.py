@@ -48,7 +48,7 @@ class Api:
         return Starlette(
             routes=routes,
             middleware=[Middleware(RequireToken, token=token)],
-            exception_handlers={HTTPException: _report_http_error},
+            exception_handlers={HTTPException: _report_http_error, Exception: _report_error},
         )
 
     async def models(self, request: Request) -> Response:
@@ -78,7 +78,7 @@ class Api:
         body = await read_body(request, EmbeddingsRequest)
         self._check_name(body.model)
         async with self._answers.open(lambda: EmbeddingJob(self._chat_model, body)) as job:
-            return JSONResponse(await complete(request, job.response()))
+            return JSONResponse(await complete(request, job.response(self._answers)))
 
     def _check_name(self, name: str) -> None:
         if name not in (self._chat_model.name, self._chat_model.config.model):
@@ -101,9 +101,13 @@ def _reporting_errors(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except Exception as error:  # noqa: BLE001  (a failed request does not end the server)
-            return api_error(error, request.url.path).response()
+            return await _report_error(request, error)
 
     return handle
+
+
+async def _report_error(request: Request, error: Exception) -> Response:
+    return api_error(error, request.url.path).response()
 
 
 async def _report_http_error(request: Request, error: Exception) -> Response:
