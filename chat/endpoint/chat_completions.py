@@ -15,6 +15,7 @@ from swiftchat.chat.model.answer_group import AnswerGroup
 from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.context_budget import message_versions
 from swiftchat.chat.model.reasoning import ReasoningText
+from swiftchat.chat.tools.call_stream import CallDelta, CallText
 from swiftchat.tokenizer import Tokenizer
 
 
@@ -74,18 +75,15 @@ class ChatChoice(Choice):
         return self._chunk({"role": "assistant", "content": ""}, None)
 
     def push(self, piece: str) -> dict[str, Any] | None:
-        if not piece:
+        if isinstance(piece, CallDelta):
+            return self._chunk({"tool_calls": [_call_delta(piece)]}, self._logprobs.next())
+        if not piece or isinstance(piece, CallText):  # the client has that in pieces of a call
             return None
         name = "reasoning_content" if isinstance(piece, ReasoningText) else "content"
         return self._chunk({name: piece}, self._logprobs.next())
 
     def end(self) -> dict[str, Any]:
-        calls = [
-            {"index": index, **_call_object(call)}
-            for index, call in enumerate(self.answer.tool_calls)
-        ]
-        delta = {"tool_calls": calls} if calls else {}
-        return self._chunk(delta, self._logprobs.next(), self.finish_reason)
+        return self._chunk({}, self._logprobs.next(), self.finish_reason)
 
     def whole(self) -> dict[str, Any]:
         answer = self.answer
@@ -118,6 +116,13 @@ class ChatChoice(Choice):
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
+
+
+def _call_delta(piece: CallDelta) -> dict[str, Any]:
+    if not piece.name:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
 
 
 def _call_object(call: ToolCall) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from swiftchat.chat.model.reasoning import (
     opens_reasoning,
 )
 from swiftchat.chat.tools.call_splitter import ToolCallSplitter
+from swiftchat.chat.tools.call_stream import CallDelta, CallText
 from swiftchat.chat.tools.formats import ToolFormat
 from swiftchat.engine.api.client import EngineClient
 from swiftchat.engine.api.params import SamplingParams
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 class Answer:
     """Iterate for pieces of text; pieces of reasoning are `ReasoningText`.
 
-    While the text of a call of a tool is held back, the pieces are empty.
+    While the text of a call of a tool is held back, the pieces are empty; a `CallDelta` has what is
+    certain of the call.
 
     `text` is the answer so far, `reasoning` the text of the reasoning. `ids` are the sampled ids,
     which may be more than `text` uses (`num_tokens`); `logprobs` are theirs, if the parameters
@@ -294,7 +296,11 @@ class Answer:
 
     def _record_text(self, pieces: Iterator[str]) -> Iterator[str]:
         for piece in pieces:
-            yield from self._add_text(self._stops.push(piece))
+            if isinstance(piece, CallDelta):
+                yield piece
+                continue
+            text = self._stops.push(piece)
+            yield from self._add_text(CallText(text) if isinstance(piece, CallText) else text)
         if self._calls.is_in_call and self.finish_reason is None:
             yield ""  # for the display of progress
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from swiftchat.chat.history.tool_call import ToolCall
+from swiftchat.chat.tools.call_stream import CallDelta, CallStream, CallText
 from swiftchat.chat.tools.formats import ToolFormat
 from swiftchat.chat.tools.parsers import parse_offered
 from swiftchat.chat.tools.typed_arguments import typed_arguments
@@ -32,7 +33,7 @@ class _OpenCall:
     """A call whose text is held back: the mark before it, the one that ends it, and its parser.
 
     It is `loose` without the marks of the format. In the strings of JSON the closing mark is none,
-    unless `ends_in_strings`.
+    unless `ends_in_strings`. `stream` yields what is certain before the end.
     """
 
     mark: str
@@ -40,6 +41,8 @@ class _OpenCall:
     parse: Callable[[str], list[ToolCall]]
     is_loose: bool = False
     ends_in_strings: bool = False
+    stream: CallStream | None = None
+    _num_streamed: int = 0
     _is_json: bool = False
     _is_in_string: bool = False
     _num_scanned: int = 0  # characters without the beginning of a closing mark
@@ -56,6 +59,12 @@ class _OpenCall:
                 return end
             self._is_json, self._num_scanned = True, 0
         return self._find_outside_strings(text)
+
+    def write(self, text: str) -> Iterator[CallDelta]:
+        """Yield what is certain of the call, whose text so far is given."""
+        if self.stream is not None:
+            start, self._num_streamed = self._num_streamed, len(text)
+            yield from self.stream.push(text[start:])
 
     def _find_outside_strings(self, text: str) -> int:
         while True:
@@ -78,11 +87,13 @@ class _OpenCall:
 
 
 class ToolCallSplitter:
-    """Splits streamed text of an answer into text and calls of tools.
+    """Splits streamed text of an answer into text and pieces of calls of tools.
 
     A marker may be spread over several pieces. The text of a call is held back until its end; text
-    that is not a call after all is yielded then. `calls` are the calls so far, with arguments of
-    the types that the offered tools ask for. Without a format all is text.
+    that is not a call after all is yielded then. Pieces of a call are `CallDelta`, which are empty
+    texts; if text of the call follows them, because it is none, that is `CallText`. `calls` are the
+    calls so far, with arguments of the types that the offered tools ask for. Without a format all
+    is text.
 
     Small models leave out the markers: an answer, a fenced block or a text between tags that is
     nothing but the JSON of a call, with the name of an offered tool and arguments, is one too.
@@ -96,6 +107,7 @@ class ToolCallSplitter:
         self._open: _OpenCall | None = None
         self._at_start = True
         self._ends_in_strings = False  # the JSON of a call was damaged
+        self._num_begun = 0  # calls of which a piece has been yielded
         self._held: list[str] = []  # the texts of the calls
         self._blank = ""  # behind calls: it is left out before another one, and at the end
         self._schemas = tool_format.schemas if tool_format else {}
@@ -110,7 +122,7 @@ class ToolCallSplitter:
         return self._open is not None
 
     def push(self, text: str) -> Iterator[str]:
-        """Yield the pieces that are certain to be text."""
+        """Yield the pieces that are certain."""
         self._buffer += text
         yield from self._read()
 
@@ -125,7 +137,7 @@ class ToolCallSplitter:
         yield from self._text(len(self._buffer))
         if not is_complete and self.calls:
             self.calls = []
-            yield "".join(self._held)
+            yield CallText("".join(self._held))
 
     def _read(self) -> Iterator[str]:
         while self._buffer:
@@ -137,6 +149,7 @@ class ToolCallSplitter:
                     continue
                 end = call.find_end(self._buffer)
                 if end < 0:
+                    yield from call.write(self._buffer)
                     return
                 inside = self._take(end)
                 self._take(len(call.close))
@@ -180,8 +193,11 @@ class ToolCallSplitter:
                 self._open = self._loose(mark, f"</{tag}>" if tag else "```")
                 return
             if match[0] != tool_format.plain:
-                close, parse = tool_format.close, tool_format.parse
-                self._open = _OpenCall(mark, close, parse, ends_in_strings=self._ends_in_strings)
+                self._open = _OpenCall(
+                    *(mark, tool_format.close, tool_format.parse),
+                    ends_in_strings=self._ends_in_strings,
+                    stream=CallStream(self._schemas, self._num_begun),
+                )
                 return
         unfinished = _UNFINISHED.search(self._buffer) if self._schemas else None
         end = len(self._buffer) - max(map(self._overlap, tool_format.opens))
@@ -205,8 +221,8 @@ class ToolCallSplitter:
 
     def _end_unclosed(self, call: _OpenCall) -> Iterator[str]:
         """End a call without its closing mark; what is none is read again, as text."""
-        if calls := self._parsed(call, self._buffer):
-            self._keep(calls, call.mark + self._take(len(self._buffer)))
+        if self._parsed(call, self._buffer):
+            yield from self._end_call(call, self._take(len(self._buffer)), "")
         elif call.is_loose:
             yield from self._reject(call)
         elif call.close and (end := self._buffer.find(call.close)) >= 0:
@@ -218,23 +234,36 @@ class ToolCallSplitter:
     def _end_call(self, call: _OpenCall, inside: str, close: str) -> Iterator[str]:
         """Parse a held text; yield it with its markers if it is not a call."""
         raw, self._open = f"{call.mark}{inside}{close}", None
-        if calls := self._parsed(call, inside):
-            self._keep(calls, raw)
-        else:
-            yield raw
+        stream = call.stream or CallStream(self._schemas, self._num_begun)
+        yield from call.write(inside)
+        parsed = self._parsed(call, inside)
+        if not parsed:
+            self._num_begun += len(stream.written)
+            yield CallText(raw) if stream.written else raw
+            return
+        self._blank = ""
+        self._held.append(raw)
+        direct = self._format.direct if self._format else ""
+        kept = self._kept(parsed, stream)
+        yield from stream.end([call for call in kept if call.name != direct])
+        self._num_begun += len(stream.written)
 
     def _parsed(self, call: _OpenCall, inside: str) -> list[ToolCall]:
         is_possible = not call.is_loose or self._may_be_call(inside)
         return call.parse(inside) if is_possible else []
 
-    def _keep(self, calls: list[ToolCall], raw: str) -> None:
-        self._open, self._blank = None, ""
-        self._held.append(raw)
-        for call in calls:
+    def _kept(self, parsed: list[ToolCall], stream: CallStream) -> list[ToolCall]:
+        """Add calls to `calls`, with typed arguments and an id of their own, and return them."""
+        found = []
+        for number, call in enumerate(parsed):
+            written = stream.written[number : number + 1]
             is_known = any(call.id == other.id for other in self.calls)
-            call_id = ToolCall(call.name, {}).id if is_known else call.id
+            new_id = ToolCall(call.name, {}).id if is_known else call.id
+            call_id = written[0].id if written else new_id
             arguments = typed_arguments(call.arguments, self._schemas.get(call.name))
-            self.calls.append(replace(call, id=call_id, arguments=arguments))
+            found.append(replace(call, id=call_id, arguments=arguments))
+            self.calls.append(found[-1])
+        return found
 
     def _reject(self, call: _OpenCall) -> Iterator[str]:
         """Yield the mark before what is not a call; the text behind it is read again."""

@@ -27,9 +27,10 @@ def typed_arguments(arguments: Mapping[str, Any], schema: object) -> dict[str, A
     return typed
 
 
-def takes_text(schema: object, root: object) -> bool:
-    """Return whether a text may match a part of the schema `root`, or whether it does not say."""
-    return any("string" in _kinds(one) for one in _alternatives(schema, root))
+def takes_text(name: str, schema: object) -> bool:
+    """Return whether a schema of all arguments takes a text for one of them, or does not say."""
+    root = schema if isinstance(schema, dict) else {}
+    return any("string" in _kinds(one) for one in _alternatives(_part(name, root), root))
 
 
 def _typed(value: Any, schema: object, root: Schema) -> Any:
@@ -49,10 +50,7 @@ def _typed(value: Any, schema: object, root: Schema) -> Any:
 def _typed_parts(value: Any, schema: Schema, root: Schema) -> Any:
     """Return an object or a list with the typed values of its parts."""
     if isinstance(value, Mapping):
-        properties = schema.get("properties")
-        known = properties if isinstance(properties, dict) else {}
-        others = schema.get("additionalProperties")
-        return {name: _typed(part, known.get(name, others), root) for name, part in value.items()}
+        return {name: _typed(part, _part(name, schema), root) for name, part in value.items()}
     if isinstance(value, list):
         first = schema.get("prefixItems")
         schemas = first if isinstance(first, list) else []
@@ -62,6 +60,13 @@ def _typed_parts(value: Any, schema: Schema, root: Schema) -> Any:
             for i, part in enumerate(value)
         ]
     return value
+
+
+def _part(name: str, schema: Schema) -> object:
+    """Return the schema of a part of an object."""
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, dict) else {}
+    return known.get(name, schema.get("additionalProperties"))
 
 
 def _alternatives(schema: object, root: object) -> Iterator[Schema]:

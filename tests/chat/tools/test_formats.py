@@ -411,7 +411,8 @@ def test_several_calls_keep_their_order_and_get_different_ids() -> None:
     assert split(HERMES, answer) == ("First. Then.", [("add", ARGUMENTS)] * 2)
     mistral = '[{"name": "a", "id": "abcdefghi"}, {"name": "b", "id": "abcdefghi"}]'
     splitter = ToolCallSplitter(BY_SIGNATURE["[TOOL_CALLS]"])
-    assert not list(splitter.push(f"[TOOL_CALLS]{mistral}")) + list(splitter.flush(True))
+    pieces = [*splitter.push(f"[TOOL_CALLS]{mistral}"), *splitter.flush(True)]
+    assert not "".join(pieces)
     first, second = splitter.calls
     assert first.id == "abcdefghi" != second.id
 
