@@ -120,9 +120,9 @@ class ChatChoice(Choice):
 
 def _call_delta(piece: CallDelta) -> dict[str, Any]:
     if not piece.name:
-        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+        return {"index": piece.number, "function": {"arguments": piece.arguments}}
     function = {"name": piece.name, "arguments": piece.arguments}
-    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+    return {"index": piece.number, "id": piece.id, "type": "function", "function": function}
 
 
 def _call_object(call: ToolCall) -> dict[str, Any]:

@@ -85,7 +85,8 @@ class Answer:
             *(reasoning, tool_format, constraint, tuning, None, ends),
         )
         self._start = partial(
-            *(self._generate, engine, tokenizer, stops, ends),
+            self._generate,
+            *(engine, tokenizer, stops, ends),
             *(reasoning, tool_format, constraint, tuning),
         )
         self._start(prompt)

@@ -40,17 +40,17 @@ _PARAMETER_END = "</parameter>"
 class CallDelta(str):
     """A piece of a call, without text: `arguments` goes on with the JSON of its arguments.
 
-    `name` is empty but for the first piece of a call. `index` counts the calls of an answer.
+    `name` is empty but for the first piece of a call. `number` counts the calls of an answer.
     """
 
-    index: int
+    number: int
     id: str
     name: str
     arguments: str
 
-    def __new__(cls, index: int, call_id: str, name: str, arguments: str) -> "CallDelta":
+    def __new__(cls, number: int, call_id: str, name: str, arguments: str) -> "CallDelta":
         made = super().__new__(cls)
-        made.index, made.id, made.name, made.arguments = index, call_id, name, arguments
+        made.number, made.id, made.name, made.arguments = number, call_id, name, arguments
         return made
 
 
@@ -78,9 +78,9 @@ class CallStream:
     `schemas` are those of the offered tools.
     """
 
-    def __init__(self, schemas: Mapping[str, object], first_index: int) -> None:
+    def __init__(self, schemas: Mapping[str, object], first_number: int) -> None:
         self.written: list[_Written] = []
-        self._schemas, self._first_index = schemas, first_index
+        self._schemas, self._first_number = schemas, first_number
         self._buffer = ""
         self._steps = self._calls()
 
@@ -106,7 +106,7 @@ class CallStream:
         written = self.written[number]
         name = "" if written.has_begun else written.name
         written.has_begun, written.sent = True, written.sent + arguments
-        return CallDelta(self._first_index + number, written.id, name, arguments)
+        return CallDelta(self._first_number + number, written.id, name, arguments)
 
     def _calls(self) -> Iterator[str | None]:
         """Yield arguments; None where more text is needed, and for ever after the last."""

@@ -122,6 +122,30 @@ def test_stop_texts_count_in_the_answer_only(tmp_path: Path) -> None:
     assert "".join(delta.get("content") or "" for delta in deltas) == "Four. "
 
 
+def test_a_call_that_is_cut_has_its_pieces_only(tmp_path: Path) -> None:
+    """The client has seen its beginning; as a whole answer it is text."""
+    folder = make_folder(tmp_path / "model", TOOLS_TEMPLATE)
+    answer = f"I look. {CALL_TEXT}"
+    limit = answer.index("slo")
+    with serving(folder, answer, answer, f"{CALL_TEXT} More.") as served:
+        events = served.chat(tools=[WEATHER], stream=True, max_tokens=limit)[1]
+        whole = served.chat(tools=[WEATHER], max_tokens=limit)[1]["choices"][0]
+        more = served.chat(tools=[WEATHER], stream=True, max_tokens=len(CALL_TEXT) + 3)[1]
+    assert whole["message"]["content"] == answer[:limit] and whole["finish_reason"] == "length"
+    assert collected(events) == ("I look. ", ["weather"], '{"city": "O', "length")
+    assert collected(more) == (" Mo", ["weather"], '{"city": "Oslo"}', "length")
+
+
+def collected(events: list[Any]) -> tuple[str, list[str], str, str]:
+    """Return the text, the names and arguments of calls, and the reason of the end."""
+    deltas = [event["choices"][0]["delta"] for event in events]
+    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    names = [call["name"] for call in calls if "name" in call]
+    arguments = "".join(call["arguments"] for call in calls)
+    return text, names, arguments, events[-1]["choices"][0]["finish_reason"]
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [

@@ -44,7 +44,7 @@ def assert_streamed(tool_format: ToolFormat, answer: str, seed: int = 0) -> list
     streamed: dict[int, list[CallDelta]] = {}
     for piece in pieces:
         if isinstance(piece, CallDelta):
-            streamed.setdefault(piece.index, []).append(piece)
+            streamed.setdefault(piece.number, []).append(piece)
     assert list(streamed) == list(range(len(splitter.calls)))
     for call, deltas in zip(splitter.calls, streamed.values(), strict=True):
         assert [delta.name for delta in deltas] == [call.name] + [""] * (len(deltas) - 1)
