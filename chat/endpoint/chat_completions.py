@@ -9,6 +9,7 @@ from swiftchat.chat.endpoint.choice import Choice, Response
 from swiftchat.chat.endpoint.logprobs import ChatLogprobs
 from swiftchat.chat.endpoint.messages import template_messages
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest
+from swiftchat.chat.endpoint.tool_choice import answer_format, offered
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.model.answer import Answer
 from swiftchat.chat.model.answer_group import AnswerGroup
@@ -26,19 +27,19 @@ def chat_answers(chat_model: ChatModel, body: ChatCompletionRequest) -> Callable
     """
     params = replace(chat_model.params_with(body.sampling()), logit_bias=body.bias())
     stops = body.stops()
-    messages, output_format = template_messages(body.messages), body.output_format
+    messages, offer = template_messages(body.messages), offered(body)
+    output_format = answer_format(body, offer)
 
     def start() -> AnswerGroup:
-        tools = body.offered_tools
         variables = _template_variables(chat_model, body)
-        encode = chat_model.prompts.encoder(tools=tools, more_variables=variables)
+        encode = chat_model.prompts.encoder(tools=offer.tools, more_variables=variables)
         return chat_model.start_answers(
             message_versions(messages),
             encode,
             params,
             stops,
             body.num_answers,
-            tools=tools or (),
+            offer=offer,
             output_format=output_format,
         )
 

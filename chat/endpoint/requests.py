@@ -182,6 +182,7 @@ class ChatCompletionRequest(GenerationRequest):
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -204,11 +205,6 @@ class ChatCompletionRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools for the chat template, None if there are none or they must not be called."""
-        return None if self.tool_choice == "none" else self.tools or None
-
-    @property
     def output_format(self) -> OutputFormat | None:
         """The format of the answer; raises `ApiError` for a schema that cannot be enforced."""
         wanted = self.response_format
@@ -228,14 +224,6 @@ class ChatCompletionRequest(GenerationRequest):
 
     def check(self) -> None:
         super().check()
-        is_json = self.response_format is not None and self.response_format.type != "text"
-        has_tools = self.offered_tools is not None
-        refuse(is_json and has_tools, "response_format", "an answer with a format calls no tools")
-        refuse(
-            self.tool_choice not in (None, "auto", "none"),
-            "tool_choice",
-            "only the tool choices auto and none are supported",
-        )
         refuse(not is_shallow(self.tools or []), "tools", "the tools are nested too deeply")
         variables = self.chat_template_kwargs or {}
         for name in _OWN_VARIABLES & variables.keys():

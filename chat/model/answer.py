@@ -177,7 +177,7 @@ class Answer:
                     self.prompt_logprobs += logprobs
                 case Prefill() | Searching() if self._on_wait is not None:
                     self._on_wait(event)
-            has_stopped = self._stops.stopped or self._ends.stopped
+            has_stopped = self._stops.stopped or self._ends.stopped or self._calls.is_done
             if has_stopped and self.finish_reason is None:
                 # With async decode the engine may send another token, which is ignored.
                 self._generation.cancel()

@@ -23,6 +23,7 @@ from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.options.token_texts import check_texts
 from swiftchat.chat.terminal.output import print_notice
 from swiftchat.chat.tools.formats import ToolFormat, find_plain_format
+from swiftchat.chat.tools.offer import NO_TOOLS, Offer
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.engine.api.protocol import EngineInfo, Progress, Wait
 from swiftchat.engine.api.vocabulary import ConstraintSpec
@@ -292,7 +293,7 @@ class ChatModel:
             count,
             on_dropped=on_dropped,
             on_wait=on_wait,
-            tools=self.tools,
+            offer=Offer(self.tools),
             output_format=self.output_format,
         )
         first = group.started[0]
@@ -309,16 +310,16 @@ class ChatModel:
         *,
         on_dropped: Callable[[int], None] = lambda num_messages: None,
         on_wait: Callable[[Wait], None] | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
+        offer: Offer = NO_TOOLS,
         output_format: OutputFormat | None = None,
     ) -> AnswerGroup:
         """Start `count` answers to the version of the messages that the context has room for.
 
         They end before any of `stops`, and before the template's ends. Calls are text without
-        `tools`, which the template must take, else `UsageError` is raised. The answers match
-        `output_format`.
+        tools on `offer`, which the template must take, else `UsageError` is raised. The answers
+        match `output_format`.
         """
-        tool_format = self._tool_format(tools)
+        tool_format = self._tool_format(offer)
         fitted, params = fit_prompt(versions, encode, params, self._prompt_context)
         prompt = fitted.prompt
         if not len(prompt):
@@ -344,10 +345,10 @@ class ChatModel:
 
         return AnswerGroup(start, params, count)
 
-    def _tool_format(self, tools: Sequence[Mapping[str, Any]]) -> ToolFormat | None:
+    def _tool_format(self, offer: Offer) -> ToolFormat | None:
         """Return the format of calls in answers, None if all of an answer is text."""
-        if tools:
-            return self.prompts.require_tools().tool_format.offering(tools)
+        if offer.tools:
+            return self.prompts.require_tools().tool_format.offering(offer)
         has_marks = not (self.config.raw or self.config.no_template)
         return find_plain_format(self._files.template_source) if has_marks else None
 

@@ -8,6 +8,7 @@ from functools import partial
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.tools.call_stream import CallDelta, CallStream, CallText
 from swiftchat.chat.tools.formats import ToolFormat
+from swiftchat.chat.tools.offer import NO_TOOLS
 from swiftchat.chat.tools.parsers import parse_offered
 from swiftchat.chat.tools.typed_arguments import typed_arguments
 
@@ -110,7 +111,8 @@ class ToolCallSplitter:
         self._num_begun = 0  # calls of which a piece has been yielded
         self._held: list[str] = []  # the texts of the calls
         self._blank = ""  # behind calls: it is left out before another one, and at the end
-        self._schemas = tool_format.schemas if tool_format else {}
+        self._offer = tool_format.offer if tool_format else NO_TOOLS
+        self._schemas = self._offer.schemas
         marks = (tool_format.plain, *tool_format.opens) if tool_format else ()
         own = "|".join(map(re.escape, filter(None, marks))) or r"(?!)"
         loose = f"|(?P<fence>{_FENCE})|{_TAG}" if self._schemas else ""
@@ -120,6 +122,11 @@ class ToolCallSplitter:
     def is_in_call(self) -> bool:
         """Whether the text of a call is held back."""
         return self._open is not None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing may follow the call that has been found."""
+        return self._offer.is_single and bool(self.calls)
 
     def push(self, text: str) -> Iterator[str]:
         """Yield the pieces that are certain."""
@@ -141,7 +148,9 @@ class ToolCallSplitter:
 
     def _read(self) -> Iterator[str]:
         while self._buffer:
-            if self._format is None:
+            if self.is_done:
+                self._take(len(self._buffer))
+            elif self._format is None:
                 yield self._take(len(self._buffer))
             elif (call := self._open) is not None:
                 if call.is_loose and not self._may_be_call(self._buffer):
@@ -171,6 +180,7 @@ class ToolCallSplitter:
             return True
         if begin[0] in "[{" and not begin.startswith(tool_format.opens):
             self._open, self._at_start = self._loose("", ""), False
+            self._open.stream = self._stream() if self._offer.is_required else None
         return False
 
     def _loose(self, mark: str, close: str) -> _OpenCall:
@@ -196,7 +206,7 @@ class ToolCallSplitter:
                 self._open = _OpenCall(
                     *(mark, tool_format.close, tool_format.parse),
                     ends_in_strings=self._ends_in_strings,
-                    stream=CallStream(self._schemas, self._num_begun),
+                    stream=self._stream(),
                 )
                 return
         unfinished = _UNFINISHED.search(self._buffer) if self._schemas else None
@@ -234,7 +244,7 @@ class ToolCallSplitter:
     def _end_call(self, call: _OpenCall, inside: str, close: str) -> Iterator[str]:
         """Parse a held text; yield it with its markers if it is not a call."""
         raw, self._open = f"{call.mark}{inside}{close}", None
-        stream = call.stream or CallStream(self._schemas, self._num_begun)
+        stream = call.stream or self._stream()
         yield from call.write(inside)
         parsed = self._parsed(call, inside)
         if not parsed:
@@ -248,6 +258,9 @@ class ToolCallSplitter:
         yield from stream.end([call for call in kept if call.name != direct])
         self._num_begun += len(stream.written)
 
+    def _stream(self) -> CallStream:
+        return CallStream(self._schemas, self._num_begun, self._offer.is_single)
+
     def _parsed(self, call: _OpenCall, inside: str) -> list[ToolCall]:
         is_possible = not call.is_loose or self._may_be_call(inside)
         return call.parse(inside) if is_possible else []
@@ -255,7 +268,7 @@ class ToolCallSplitter:
     def _kept(self, parsed: list[ToolCall], stream: CallStream) -> list[ToolCall]:
         """Add calls to `calls`, with typed arguments and an id of their own, and return them."""
         found = []
-        for number, call in enumerate(parsed):
+        for number, call in enumerate(parsed[:1] if self._offer.is_single else parsed):
             written = stream.written[number : number + 1]
             is_known = any(call.id == other.id for other in self.calls)
             new_id = ToolCall(call.name, {}).id if is_known else call.id

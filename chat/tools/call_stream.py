@@ -78,7 +78,11 @@ class CallStream:
     `schemas` are those of the offered tools.
     """
 
-    def __init__(self, schemas: Mapping[str, object], first_number: int) -> None:
+    def __init__(
+        self, schemas: Mapping[str, object], first_number: int, is_single: bool = False
+    ) -> None:
+        """With `is_single` the first call is all."""
+        self._is_single = is_single
         self.written: list[_Written] = []
         self._schemas, self._first_number = schemas, first_number
         self._buffer = ""
@@ -127,7 +131,7 @@ class CallStream:
             schema = self._schemas[name]
             is_json = self._buffer.startswith("{")
             is_done = yield from self._object(schema) if is_json else self._parameters(schema)
-            if not is_done:
+            if self._is_single or not is_done:
                 break
         while True:
             self._buffer = ""

@@ -1,11 +1,11 @@
 """The formats in which models write calls of tools."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.tools.listings import DEEPSEEK_R1, DEEPSEEK_V3_1, SMOLLM3
+from swiftchat.chat.tools.offer import NO_TOOLS, Offer
 from swiftchat.chat.tools.parsers import (
     MINIMAX_MARK,
     parse_deepseek,
@@ -45,8 +45,8 @@ class ToolFormat:
     `opens` and `close`, in formats of which some templates leave calls out. `listing` is the text
     that lists tools in place of `TOOLS`, for families of which some templates do not. `plain` marks
     text. `prompted` is the beginning of a first marker with which the prompt ends. A call of
-    `direct` is none: it requests a prompt without tools, for an answer. `schemas` are those of the
-    parameters of the offered tools, by name.
+    `direct` is none: it requests a prompt without tools, for an answer. `offer` has the tools that
+    the answer may call.
     """
 
     signature: str
@@ -59,17 +59,16 @@ class ToolFormat:
     plain: str = ""
     prompted: str = ""
     direct: str = ""
-    schemas: Mapping[str, object] = field(default_factory=dict)
+    offer: Offer = NO_TOOLS
 
     @property
     def markers(self) -> tuple[str, ...]:
         return (*self.opens, self.close, *self.marks)
 
-    def offering(self, tools: Sequence[Mapping[str, Any]]) -> "ToolFormat":
-        """Return the format with the schemas of tools, which are described as OpenAI does it."""
-        functions = [found for tool in tools if isinstance(found := tool.get("function"), Mapping)]
-        named = {str(one.get("name")): one.get("parameters") for one in functions}
-        return replace(self, schemas=named)
+    def offering(self, offer: Offer) -> "ToolFormat":
+        """Return the format of an answer that may call the tools on offer."""
+        # An answer that must be a call is JSON, without a marker.
+        return replace(self, offer=offer, prompted="" if offer.is_required else self.prompted)
 
 
 def _tags(

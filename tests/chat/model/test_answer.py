@@ -10,6 +10,7 @@ from swiftchat.chat.model.chat_model import ChatModel
 from swiftchat.chat.model.reasoning import ReasoningFormat, ReasoningText
 from swiftchat.chat.options.config import ChatConfig
 from swiftchat.chat.tools.formats import ToolFormat, find_tool_format
+from swiftchat.chat.tools.offer import Offer
 from swiftchat.engine.api.params import SamplingParams
 from swiftchat.errors import DeviceError
 from swiftchat.tokenizer import Tokenizer
@@ -96,7 +97,7 @@ def test_a_stop_string_counts_in_the_answer_only(
 def test_a_stop_string_does_not_cut_a_call(folder: Path, text: str) -> None:
     tool_format = find_tool_format("<tool_call>")
     assert tool_format is not None
-    made = answer(folder, text, ("end",), None, tool_format.offering([TOOL]))
+    made = answer(folder, text, ("end",), None, tool_format.offering(Offer([TOOL])))
     made.complete()
     assert [call.arguments for call in made.tool_calls] == [{"a": "the end"}] * text.startswith("<")
     assert "end" not in made.text and made.finish_reason == "stop"
@@ -117,7 +118,7 @@ def test_the_end_of_a_turn_counts_everywhere(
     """What the answer holds back until then is not lost."""
     tool_format = find_tool_format("<tool_call>")
     assert tool_format is not None
-    tools = tool_format.offering([TOOL])
+    tools = tool_format.offering(Offer([TOOL]))
     made = answer(folder, text, (), THINKING, tools, ends=("<|end|>",))
     pieces = "".join(piece for piece in made if not isinstance(piece, ReasoningText))
     assert (made.reasoning, made.text, made.finish_reason) == (reasoning, expected, "stop")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from swiftchat.chat.tools.call_splitter import ToolCallSplitter
 from swiftchat.chat.tools.call_stream import CallDelta, CallText
 from swiftchat.chat.tools.formats import FORMATS, ToolFormat
+from swiftchat.chat.tools.offer import Offer
 from tests.chat.tools.test_formats import ANSWERS, BY_SIGNATURE, HERMES, PIECES
 
 PARAMETERS = {
@@ -39,7 +40,7 @@ def pieces_of(splitter: ToolCallSplitter, answer: str, seed: int) -> list[str]:
 
 def assert_streamed(tool_format: ToolFormat, answer: str, seed: int = 0) -> list[dict[str, Any]]:
     """Check that the pieces of an answer are its calls; return their arguments."""
-    splitter = ToolCallSplitter(tool_format.offering(TOOLS))
+    splitter = ToolCallSplitter(tool_format.offering(Offer(TOOLS)))
     pieces = pieces_of(splitter, answer, seed)
     streamed: dict[int, list[CallDelta]] = {}
     for piece in pieces:
@@ -149,7 +150,7 @@ def test_a_long_text_comes_as_it_is_written() -> None:
         ('<tool_call>{"name": "add", "arguments": {"text": "', '"}}</tool_call>'),
         ("<tool_call><function=add><parameter=text>", "</parameter></function></tool_call>"),
     ):
-        splitter = ToolCallSplitter(HERMES.offering(TOOLS))
+        splitter = ToolCallSplitter(HERMES.offering(Offer(TOOLS)))
         assert [one.name for one in deltas_of(splitter, begin)][:1] == ["add"]
         for word in ("many ", "words ", "of text"):
             assert "".join(one.arguments for one in deltas_of(splitter, word)) == word
@@ -172,13 +173,13 @@ def deltas_of(splitter: ToolCallSplitter, text: str) -> list[CallDelta]:
 )
 def test_text_of_a_call_that_has_begun_and_is_none_is_told_apart(answer: str) -> None:
     for seed in range(10):
-        splitter = ToolCallSplitter(HERMES.offering(TOOLS))
+        splitter = ToolCallSplitter(HERMES.offering(Offer(TOOLS)))
         pieces = pieces_of(splitter, answer, seed)
         assert not splitter.calls and "".join(pieces) == answer
         has_begun = any(isinstance(piece, CallDelta) for piece in pieces)
         assert has_begun == any(isinstance(piece, CallText) for piece in pieces)
     unknown = call_text("{}", "other").replace("{}", "[]")
-    pieces = pieces_of(ToolCallSplitter(HERMES.offering(TOOLS)), unknown, 0)
+    pieces = pieces_of(ToolCallSplitter(HERMES.offering(Offer(TOOLS))), unknown, 0)
     assert not any(isinstance(piece, CallDelta | CallText) for piece in pieces)
 
 
@@ -209,4 +210,4 @@ def test_any_arguments(
 
 @given(st.sampled_from(FORMATS), PIECES)
 def test_random_text_never_fails(tool_format: ToolFormat, pieces: list[str]) -> None:
-    pieces_of(ToolCallSplitter(tool_format.offering(TOOLS)), "".join(pieces), 1)
+    pieces_of(ToolCallSplitter(tool_format.offering(Offer(TOOLS))), "".join(pieces), 1)

@@ -17,6 +17,7 @@ from swiftchat.chat.tools.formats import (
     find_plain_format,
     find_tool_format,
 )
+from swiftchat.chat.tools.offer import Offer
 from swiftchat.chat.tools.parsers import MINIMAX_MARK
 
 BY_SIGNATURE = {tool_format.signature: tool_format for tool_format in FORMATS}
@@ -162,7 +163,7 @@ def split_everywhere(tool_format: ToolFormat, answer: str) -> tuple[str, list[An
 def test_a_call_is_split_from_the_answer(signature: str, answer: str) -> None:
     tool_format = find_tool_format(f"{{{{ {signature} }}}}")
     assert tool_format is BY_SIGNATURE[signature]
-    tool_format = tool_format.offering(TOOLS)
+    tool_format = tool_format.offering(Offer(TOOLS))
     for seed in range(20):
         assert split(tool_format, answer, seed) == ("", [("add", ARGUMENTS)])
         if not answer.startswith("{") and not tool_format.prompted:
@@ -172,7 +173,7 @@ def test_a_call_is_split_from_the_answer(signature: str, answer: str) -> None:
 
 @pytest.mark.parametrize(("signature", "answer"), ANSWERS)
 def test_an_answer_may_be_cut_anywhere(signature: str, answer: str) -> None:
-    tool_format = BY_SIGNATURE[signature].offering(TOOLS)
+    tool_format = BY_SIGNATURE[signature].offering(Offer(TOOLS))
     assert split_everywhere(tool_format, answer) == ("", [("add", ARGUMENTS)])
 
 
@@ -313,7 +314,7 @@ LIST = '{"name": "list", "arguments": {}}'
 def test_calls_without_the_marks_of_the_template(answer: str, text: str, names: list[str]) -> None:
     """So Qwen2.5-Coder and other small models write them; Llama 3 indents its JSON."""
     for tool_format in (HERMES, LLAMA):
-        found, calls = split_everywhere(tool_format.offering(TOOLS), answer)
+        found, calls = split_everywhere(tool_format.offering(Offer(TOOLS)), answer)
         assert (found.strip(), [name for name, _ in calls]) == (text.strip(), names)
 
 
@@ -344,19 +345,19 @@ def test_calls_without_the_marks_of_the_template(answer: str, text: str, names: 
 )
 def test_json_that_is_no_call_of_an_offered_tool_is_text(answer: str) -> None:
     for tool_format in (HERMES, LLAMA):
-        assert split_everywhere(tool_format.offering(TOOLS), answer) == (answer, [])
+        assert split_everywhere(tool_format.offering(Offer(TOOLS)), answer) == (answer, [])
 
 
 def test_a_call_behind_json_that_is_none() -> None:
     marked = f"<tool_call>{CALL}</tool_call>"
     for answer in ('{"a": 1}\n', f"{CALL} or ", '```json\n{"a": 1}\n```\n', "```json\n["):
-        found, calls = split_everywhere(HERMES.offering(TOOLS), answer + marked)
+        found, calls = split_everywhere(HERMES.offering(Offer(TOOLS)), answer + marked)
         assert (found, len(calls)) == (answer, 1)
 
 
 def test_text_that_cannot_become_a_call_arrives_at_once() -> None:
     for begin in ('{"city": ', '```json\n{"city": ', '{"name": "other"', "[1", "<b>text"):
-        splitter = ToolCallSplitter(HERMES.offering(TOOLS))
+        splitter = ToolCallSplitter(HERMES.offering(Offer(TOOLS)))
         assert "".join(splitter.push(begin)) == begin and not splitter.is_in_call
 
 
@@ -392,7 +393,7 @@ def test_arguments_have_the_types_that_the_tool_asks_for() -> None:
     parameters = {"properties": {"b": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
     for signature, answer in ANSWERS:
-        found = split(BY_SIGNATURE[signature].offering([tool]), answer)
+        found = split(BY_SIGNATURE[signature].offering(Offer([tool])), answer)
         assert found == ("", [("add", {"a": "x y", "b": 2})])
 
 
@@ -401,7 +402,7 @@ def test_arguments_are_text_that_every_program_reads(signature: str, answer: str
     for value in ("\ud83d", "NaN", "-Infinity", "1e999"):
         written = answer.replace('"2"', f'"{value}"' if value == "\ud83d" else value)
         for text in (written, written.replace("\ud83d", "\\ud83d")):
-            _, calls = split(BY_SIGNATURE[signature].offering(TOOLS), text)
+            _, calls = split(BY_SIGNATURE[signature].offering(Offer(TOOLS)), text)
             for _, arguments in calls:
                 json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
 
@@ -465,7 +466,7 @@ def test_random_text_never_fails_and_does_not_depend_on_the_pieces(
     tool_format: ToolFormat, pieces: list[str], is_complete: bool, has_tools: bool
 ) -> None:
     answer = "".join(pieces)
-    tool_format = tool_format.offering(TOOLS) if has_tools else tool_format
+    tool_format = tool_format.offering(Offer(TOOLS)) if has_tools else tool_format
     found = split(tool_format, answer, 1, is_complete)
     assert found == split(tool_format, answer, 2, is_complete)
     text, calls = found
