@@ -62,7 +62,8 @@ class Response:
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the object of all answers, which have ended."""
         whole = [choice.whole() for choice in choices]
-        return {**self._common, "object": self.kind, "choices": whole, "usage": _usage(choices)}
+        numbers = usage([choice.answer for choice in choices])
+        return {**self._common, "object": self.kind, "choices": whole, "usage": numbers}
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         """Return an object of a stream."""
@@ -73,13 +74,12 @@ class Response:
         """Return the object with the numbers of tokens, None if it was not requested."""
         if not self.includes_usage:
             return None
-        common = {**self._common, "object": self.chunk_kind}
-        return {**common, "choices": [], "usage": _usage(choices)}
+        numbers = usage([choice.answer for choice in choices])
+        return {**self._common, "object": self.chunk_kind, "choices": [], "usage": numbers}
 
 
-def _usage(choices: Sequence[Choice]) -> dict[str, Any]:
+def usage(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return the numbers of tokens of answers that have ended; their prompt counts once."""
-    answers = [choice.answer for choice in choices]
     first = answers[0]
     num_tokens = sum(answer.num_tokens for answer in answers)
     num_reasoning = sum(answer.num_reasoning_tokens for answer in answers)

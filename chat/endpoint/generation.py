@@ -100,8 +100,12 @@ async def _complete(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
 async def _complete_all(group: AnswerGroup, response: Response, choices: list[Choice]) -> None:
     """Complete the answers of a group and append them to `choices`."""
     while new := _next_choices(group, response, choices):
-        async for _ in posted([lambda post, one=one: one.answer.complete() for one in new]):
+        async for _ in posted([partial(_complete_one, choice) for choice in new]):
             pass
+
+
+def _complete_one(choice: Choice, post: Post[None]) -> None:
+    choice.answer.complete()
 
 
 async def _events(group: AnswerGroup, response: Response, path: str) -> AsyncGenerator[bytes]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from swiftchat.chat.endpoint.errors import ApiError
 from swiftchat.chat.endpoint.requests import ChatCompletionRequest, refuse
 from swiftchat.chat.model.output_format import OutputFormat, json_schema_format
 from swiftchat.chat.tools.offer import NO_TOOLS, Offer
@@ -28,8 +29,8 @@ def offered(body: ChatCompletionRequest) -> Offer:
     if isinstance(allowed, dict) and isinstance(wanted, list) and allowed.get("mode") in _MODES:
         chosen = _named(tools, [_function_name(one) for one in wanted])
         return Offer(chosen, allowed["mode"] == "required", is_single)
-    refuse(True, "tool_choice", "tool_choice: auto, none, required, a function or allowed_tools")
-    raise AssertionError
+    text = "tool_choice is auto, none, required, a function, or allowed_tools with a mode"
+    raise ApiError(400, text, "unsupported_value", "tool_choice")
 
 
 def answer_format(body: ChatCompletionRequest, offer: Offer) -> OutputFormat | None:
@@ -41,14 +42,14 @@ def answer_format(body: ChatCompletionRequest, offer: Offer) -> OutputFormat | N
     refuse(not offer.schemas, "tools", "tools: none has a function with a name")
     other = None
     if wanted is not None and not offer.is_required:
-        schema = wanted.grammar.get("json_schema")
-        refuse(schema is None, "tools", "tools go together with JSON formats only")
+        schema = wanted.grammar.get("json_schema", {})
+        refuse(not schema, "tools", "tools go together with JSON formats only")
         other = {name: value for name, value in schema.items() if name != "x-guidance"}
     try:
         return json_schema_format(offer.answer_schema(other), has_instruction=False)
     except UsageError:  # what cannot be enforced of the arguments is not
-        schema = offer.answer_schema(other, has_types=False)
-        return json_schema_format(schema, has_instruction=False)
+        loose = offer.answer_schema(other, has_types=False)
+        return json_schema_format(loose, has_instruction=False)
 
 
 def _function_name(choice: Any) -> str:

@@ -32,11 +32,11 @@ class Offer:
 
         Without `has_types` the arguments are any objects.
         """
-        parameters = [schema if has_types else _ANY for schema in self.schemas.values()]
+        parameters = [_parameters(one) if has_types else _ANY for one in self.schemas.values()]
         definitions = {f"tool{i}": schema for i, schema in enumerate(parameters)}
         calls = [_call(name, i) for i, name in enumerate(self.schemas)]
         several = {"type": "array", "items": {"anyOf": calls}, "minItems": 1}
-        choices = calls if self.is_single else [*calls, several]
+        choices = [*calls] if self.is_single else [*calls, several]
         if other is not None:
             definitions["answer"] = other
             choices.append({"$ref": "#/$defs/answer"})
@@ -49,6 +49,11 @@ class Offer:
 NO_TOOLS = Offer()
 
 
+def _parameters(schema: object) -> Mapping[str, Any]:
+    """Return a schema of parameters as one of objects."""
+    return {"type": "object", **schema} if isinstance(schema, Mapping) else _NO_ARGUMENTS
+
+
 def _call(name: str, number: int) -> dict[str, Any]:
     arguments = {"$ref": f"#/$defs/tool{number}"}
     return {
@@ -59,19 +64,15 @@ def _call(name: str, number: int) -> dict[str, Any]:
     }
 
 
-def _moved(schema: Any, name: str) -> Any:
+def _moved(value: Any, name: str) -> Any:
     """Return a schema whose references are right if it is the definition `name` of another."""
-    if schema is None:
-        return _NO_ARGUMENTS
-    if isinstance(schema, list):
-        return [_moved(one, name) if one is not None else None for one in schema]
-    if not isinstance(schema, Mapping):
-        return schema
+    if isinstance(value, list):
+        return [_moved(part, name) for part in value]
+    if not isinstance(value, Mapping):
+        return value
     return {
-        key: f"#/$defs/{name}{value[1:]}"
-        if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else _moved(value, name)
-        if isinstance(value, Mapping | list)
-        else value
-        for key, value in schema.items()
+        key: f"#/$defs/{name}{part[1:]}"
+        if key == "$ref" and isinstance(part, str) and part.startswith("#")
+        else _moved(part, name)
+        for key, part in value.items()
     }

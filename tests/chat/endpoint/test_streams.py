@@ -62,7 +62,7 @@ LAYERS: list[tuple[Any, str]] = [
     (ChatChoice, "begin"),
     (ChatChoice, "push"),
     (ChatChoice, "end"),
-    (choice, "_usage"),
+    (choice, "usage"),
     (generation, "_stream"),
 ]
 
