@@ -9,14 +9,20 @@ from swiftchat.chat.history.tool_call import ToolCall
 from swiftchat.chat.tools.call_stream import CallDelta, CallStream, CallText
 from swiftchat.chat.tools.formats import ToolFormat
 from swiftchat.chat.tools.offer import NO_TOOLS
-from swiftchat.chat.tools.parsers import parse_offered
+from swiftchat.chat.tools.parsers import parse_function, parse_offered
 from swiftchat.chat.tools.typed_arguments import typed_arguments
 
 # What stands before a call that a model writes without the marks of its template: a code fence, or
-# any tag; and the end of a text that may become that.
-_FENCE = r"```\w{0,20}\s{0,32}(?=[\[{])"
-_TAG = r"<(?P<tag>\w{1,30})>\s{0,32}(?=[\[{])"
-_UNFINISHED = re.compile(r"(?:`{1,2}|```\w{0,20}\s{0,32}|<\w{0,30}(?:>\s{0,32})?)$")
+# the marks of another; and the end of a text that may become that.
+_LOOSE = (
+    r"(?:(?P<fence>```)\w{0,20}|<(?P<tag>\|?\w{1,30}\|?)>|\[TOOL_CALLS\])\s{0,32}(?=[\[{])"
+    r"|(?P<function><function=)(?=(?:NAMES)>\s{0,32}(?:<parameter=|</function>|\{))"
+)
+_UNFINISHED = re.compile(
+    r"(?:`{1,2}|```\w{0,20}\s{0,32}|<\|?\w{0,30}\|?(?:>\s{0,32})?|"
+    r"<function=[^<>\s]{0,128}(?:>\s{0,32}(?:<[a-z/]{0,10})?)?|"
+    r"\[(?:T[A-Z_]{0,9}(?:\]\s{0,32})?)?)$"
+)
 # The beginning of a call without marks: as far as it is undecided, and with a first key of a call.
 _UNDECIDED = re.compile(r'\s*(?:\[\s*)?(?:\{\s*(?:"[^"\\]{0,20}(?:"\s*)?)?)?')
 _FIRST_KEY = re.compile(
@@ -96,8 +102,9 @@ class ToolCallSplitter:
     calls so far, with arguments of the types that the offered tools ask for. Without a format all
     is text.
 
-    Small models leave out the markers: an answer, a fenced block or a text between tags that is
-    nothing but the JSON of a call, with the name of an offered tool and arguments, is one too.
+    Models leave out the markers, or take others: an answer, a fenced block or a text behind a tag
+    that is nothing but the JSON of a call, with the name of an offered tool and arguments, is one
+    too, and so is `<function=NAME>`.
     """
 
     def __init__(self, tool_format: ToolFormat | None) -> None:
@@ -115,8 +122,9 @@ class ToolCallSplitter:
         self._schemas = self._offer.schemas
         marks = (tool_format.plain, *tool_format.opens) if tool_format else ()
         own = "|".join(map(re.escape, filter(None, marks))) or r"(?!)"
-        loose = f"|(?P<fence>{_FENCE})|{_TAG}" if self._schemas else ""
-        self._marks = re.compile(f"(?P<own>{own}){loose}")
+        names = "|".join(map(re.escape, self._schemas))
+        loose = _LOOSE.replace("NAMES", names) if names else r"(?!)(?P<function>)"
+        self._marks = re.compile(f"(?P<own>{own})|{loose}")
 
     @property
     def is_in_call(self) -> bool:
@@ -198,17 +206,21 @@ class ToolCallSplitter:
         while (match := self._marks.search(self._buffer)) and not self._may_be_plain(match):
             yield from self._text(match.start())
             mark, self._at_start = self._take(len(match[0])), False
-            if match["own"] is None:
+            if match[0] == tool_format.plain:
+                continue
+            if match["own"] is None and not match["function"]:
                 tag = match["tag"]
-                self._open = self._loose(mark, f"</{tag}>" if tag else "```")
+                self._open = self._loose(mark, f"</{tag}>" if tag else match["fence"] or "")
                 return
-            if match[0] != tool_format.plain:
-                self._open = _OpenCall(
-                    *(mark, tool_format.close, tool_format.parse),
-                    ends_in_strings=self._ends_in_strings,
-                    stream=self._stream(),
-                )
-                return
+            is_own = match["own"] is not None
+            self._open = _OpenCall(
+                mark,
+                tool_format.close if is_own else "</function>",
+                tool_format.parse if is_own else parse_function,
+                ends_in_strings=self._ends_in_strings,
+                stream=self._stream(),
+            )
+            return
         unfinished = _UNFINISHED.search(self._buffer) if self._schemas else None
         end = len(self._buffer) - max(map(self._overlap, tool_format.opens))
         end = min(end, unfinished.start()) if unfinished else end

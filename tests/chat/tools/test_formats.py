@@ -304,6 +304,10 @@ LIST = '{"name": "list", "arguments": {}}'
         (f"<tools>\n{CALL}\n</tools>", "", ["add"]),
         (f"<function_call>{CALL}</function_call>", "", ["add"]),
         (f"Then <tools>{CALL}", "Then ", ["add"]),
+        (f"<|tool_call|>[{CALL}]", "", ["add"]),
+        (f"[TOOL_CALLS] [{CALL}, {LIST}]", "", ["add", "list"]),
+        ("I add.\n<function=add>\n<parameter=a>\nx\n</parameter>\n</function>", "I add.", ["add"]),
+        (f"<function=add>{JSON}</function>\n<function=list>{{}}</function>", "", ["add", "list"]),
         ('{"type": "function", "function": {"name": "add", "parameters": {}}}', "", ["add"]),
         ('{"function": "add", "parameters": {}}', "", ["add"]),
         ('{"arguments": "{}", "name": "add"}', "", ["add"]),
@@ -341,6 +345,11 @@ def test_calls_without_the_marks_of_the_template(answer: str, text: str, names: 
         "```\n```",
         "<b>[</b>",
         f"<tools>{CALL} text</tools>",
+        f"[{CALL}, text]",
+        "[TOOL_CALLS] [1, 2]",
+        "<function=other>{}</function>",
+        "<function=add",
+        "<function=add> is how it begins",
     ],
 )
 def test_json_that_is_no_call_of_an_offered_tool_is_text(answer: str) -> None:
@@ -451,7 +460,15 @@ def test_text_arrives_before_the_answer_ends() -> None:
 
 
 MARKERS = sorted({marker for f in FORMATS for marker in f.markers if marker})
-LOOSE = ["```json\n", "```", "<tools>\n", "</tools>", '{"name": "add", "arguments": {"a": "']
+LOOSE = [
+    "```json\n",
+    "```",
+    "<tools>\n",
+    "</tools>",
+    "<function=add>",
+    "<|x|>",
+    '{"name": "add", "arguments": {"a": "',
+]
 PIECES = st.lists(
     st.sampled_from(
         [*MARKERS, *LOOSE, CALL, JSON, "[", "]", "{", '"', "<", ">", "\\", "\n", "\x1b", "x="]
