@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from swiftchat.chat.history.tool_call import ToolCall
-from swiftchat.chat.tools.call_stream import CallDelta, CallStream, CallText
+from swiftchat.chat.tools.call_stream import CallDelta, CallStream, CallText, overlap
 from swiftchat.chat.tools.formats import ToolFormat
 from swiftchat.chat.tools.offer import NO_TOOLS
 from swiftchat.chat.tools.parsers import parse_function, parse_offered
@@ -67,11 +67,12 @@ class _OpenCall:
             self._is_json, self._num_scanned = True, 0
         return self._find_outside_strings(text)
 
-    def write(self, text: str) -> Iterator[CallDelta]:
+    def write(self, text: str, *, is_whole: bool = False) -> Iterator[CallDelta]:
         """Yield what is certain of the call, whose text so far is given."""
         if self.stream is not None:
-            start, self._num_streamed = self._num_streamed, len(text)
-            yield from self.stream.push(text[start:])
+            end = len(text) - (0 if is_whole else overlap(text, self.close))
+            start, self._num_streamed = self._num_streamed, max(self._num_streamed, end)
+            yield from self.stream.push(text[start:end])
 
     def _find_outside_strings(self, text: str) -> int:
         while True:
@@ -222,7 +223,7 @@ class ToolCallSplitter:
             )
             return
         unfinished = _UNFINISHED.search(self._buffer) if self._schemas else None
-        end = len(self._buffer) - max(map(self._overlap, tool_format.opens))
+        end = len(self._buffer) - max(overlap(self._buffer, mark) for mark in tool_format.opens)
         end = min(end, unfinished.start()) if unfinished else end
         yield from self._text(match.start() if match else end)
 
@@ -257,7 +258,7 @@ class ToolCallSplitter:
         """Parse a held text; yield it with its markers if it is not a call."""
         raw, self._open = f"{call.mark}{inside}{close}", None
         stream = call.stream or self._stream()
-        yield from call.write(inside)
+        yield from call.write(inside, is_whole=True)
         parsed = self._parsed(call, inside)
         if not parsed:
             self._num_begun += len(stream.written)
@@ -293,6 +294,7 @@ class ToolCallSplitter:
     def _reject(self, call: _OpenCall) -> Iterator[str]:
         """Yield the mark before what is not a call; the text behind it is read again."""
         self._open = None
+        self._num_begun += len(call.stream.written) if call.stream else 0
         if call.mark:
             yield call.mark
 
@@ -301,8 +303,3 @@ class ToolCallSplitter:
         num_prompted = min(self._num_prompted, num_characters)
         self._num_prompted -= num_prompted
         return taken[num_prompted:]
-
-    def _overlap(self, marker: str) -> int:
-        """Return the length of the longest end of the buffer that is a beginning of `marker`."""
-        buffer = self._buffer
-        return max((n for n in range(1, len(marker)) if buffer.endswith(marker[:n])), default=0)

@@ -34,7 +34,9 @@ _STRING_PART = re.compile(
     re.DOTALL,
 )
 _PARAMETER = re.compile(r"<parameter=([^<>]*)>|</function>")
-_PARAMETER_END = "</parameter>"
+# A parameter that is not closed ends with the call, whose mark is read again.
+_PARAMETER_END = re.compile("</parameter>|(?=</function>)")
+_PARAMETER_MARKS = ["</parameter>", "\n</parameter>", "</function>", "\n</function>"]
 
 
 class CallDelta(str):
@@ -216,26 +218,30 @@ class CallStream:
                 yield from self._parameter_text()
                 yield '"'
                 continue
-            while _PARAMETER_END not in self._buffer:
+            while not (end := _PARAMETER_END.search(self._buffer)):
                 yield None
-            text, _, self._buffer = self._buffer.partition(_PARAMETER_END)
-            yield prefix + _typed(key, text.removeprefix("\n").removesuffix("\n"), schema)
+            text = self._until(end).removeprefix("\n").removesuffix("\n")
+            yield prefix + _typed(key, text, schema)
 
     def _parameter_text(self) -> Iterator[str | None]:
         """Yield the text of a parameter without the line ends at its tags."""
         while not self._buffer:
             yield None
         self._buffer = self._buffer.removeprefix("\n")
-        while (end := self._buffer.find(_PARAMETER_END)) < 0:
+        while not (end := _PARAMETER_END.search(self._buffer)):
             # The line end before the tag is none of the text.
-            held = _overlap(self._buffer, f"\n{_PARAMETER_END}")
-            held = held or _overlap(self._buffer, _PARAMETER_END)
-            text, self._buffer = self._buffer[: len(self._buffer) - len(held)], held
+            num_held = max(overlap(self._buffer, mark) for mark in _PARAMETER_MARKS)
+            at = len(self._buffer) - num_held
+            text, self._buffer = self._buffer[:at], self._buffer[at:]
             if text:
                 yield _dumped(text)[1:-1]
             yield None
-        text, self._buffer = self._buffer[:end], self._buffer[end + len(_PARAMETER_END) :]
-        yield _dumped(text.removesuffix("\n"))[1:-1]
+        yield _dumped(self._until(end).removesuffix("\n"))[1:-1]
+
+    def _until(self, end: re.Match[str]) -> str:
+        """Remove the text before the end of a parameter from the buffer, and return it."""
+        text, self._buffer = self._buffer[: end.start()], self._buffer[end.end() :]
+        return text
 
     def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """Remove what a pattern matches from the buffer."""
@@ -244,10 +250,9 @@ class CallStream:
         return found
 
 
-def _overlap(text: str, mark: str) -> str:
-    """Return the longest end of a text that is a beginning of a mark."""
-    lengths = range(min(len(text), len(mark) - 1), 0, -1)
-    return next((mark[:n] for n in lengths if text.endswith(mark[:n])), "")
+def overlap(text: str, mark: str) -> int:
+    """Return the length of the longest end of a text that is a beginning of a mark."""
+    return max((n for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
 
 
 def _typed(key: str, value: object, schema: object) -> str:

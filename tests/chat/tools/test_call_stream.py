@@ -99,6 +99,17 @@ def test_texts_and_types_of_parameters(text: str) -> None:
         assert list(map(type, found["days"])) == [int, int]
 
 
+def test_a_parameter_that_is_not_closed_ends_with_the_call() -> None:
+    for answer, expected in (
+        ("<function=add><parameter=text>\na\n</function>", {"text": "a"}),
+        ("<function=add><parameter=count>7</function>", {"count": 7}),
+        ("<function=add>\n<parameter=text>a", {"text": "a"}),
+        ("<function=add>\n<parameter=count>7", {"count": 7}),
+    ):
+        for seed in range(10):
+            assert assert_streamed(HERMES, f"<tool_call>{answer}</tool_call>", seed) == [expected]
+
+
 def call_text(arguments: str, name: str = "add") -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
