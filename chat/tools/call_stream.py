@@ -25,7 +25,8 @@ _MAX_HEAD_CHARACTERS = 600
 _BETWEEN = re.compile(r"(?:[\s\[\]},;]|</function>)*")
 _KEY = re.compile(r'\s*,?\s*("(?:[^"\\]|\\.)*")\s*:\s*(?=\S)', re.DOTALL)
 _END = re.compile(r"\s*\}")
-_VALUE_PART = re.compile(r'[^"{}\[\],]+|[{}\[\],]|"(?:[^"\\]|\\.)*"', re.DOTALL)
+_VALUE_PART = re.compile(r'[^"{}\[\],]+|["{}\[\],]')
+_STRING = re.compile(r'(?:[^"\\]+|\\.)+|"', re.DOTALL)
 # Of a string of JSON, without an escape that more text may complete: the first half of a pair.
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _STRING_PART = re.compile(
@@ -186,14 +187,18 @@ class CallStream:
     def _value(self) -> Generator[str | None, None, str]:
         """Return the text of a value that is complete."""
         depth = at = 0
+        is_in_string = False
         while True:
-            while found := _VALUE_PART.match(self._buffer, at):
+            while found := (_STRING if is_in_string else _VALUE_PART).match(self._buffer, at):
                 part = found[0]
-                if depth == 0 and part in ("}", ",", "]"):
+                if depth == 0 and part in ("}", ",", "]") and not is_in_string:
                     raw, self._buffer = self._buffer[:at], self._buffer[at:]
                     return raw
-                depth += (part in ("{", "[")) - (part in ("}", "]"))
                 at = found.end()
+                if part == '"':
+                    is_in_string = not is_in_string
+                elif not is_in_string:
+                    depth += (part in ("{", "[")) - (part in ("}", "]"))
             yield None
 
     def _parameters(self, schema: object) -> Generator[str | None, None, bool]:

@@ -219,6 +219,25 @@ def test_any_arguments(
         assert list(found) == list(arguments)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        call_text(json.dumps({"text": "a line\n" * 15_000})),
+        call_text(json.dumps({"x": [{"y": "a line\n" * 15_000}]})),
+        call_text('{"text": "' + "a line " * 15_000),
+        XML.replace("{}", "a line\n" * 15_000),
+        "```json\n" + json.dumps({"name": "add", "arguments": {"text": "a line\n" * 15_000}}),
+        "`" * 100_000,
+        "[" * 100_000,
+        "<function=" * 10_000,
+    ],
+    ids=lambda answer: answer[:30],
+)
+def test_long_answers_take_a_bounded_time(answer: str) -> None:
+    """Time grows with the length, not with its square; the test has a time limit."""
+    pieces_of(ToolCallSplitter(HERMES.offering(Offer(TOOLS))), answer, 1)
+
+
 @given(st.sampled_from(FORMATS), PIECES)
 def test_random_text_never_fails(tool_format: ToolFormat, pieces: list[str]) -> None:
     pieces_of(ToolCallSplitter(tool_format.offering(Offer(TOOLS))), "".join(pieces), 1)
